@@ -1,0 +1,563 @@
+// The kernels as torch sees them: allocation, devices, autograd, and one quick way in from Python.
+//
+//   relu(x)              what users call. Autograd saves one bit an element.
+//   relu_with_mask(x)    the forward of that: the output, and a byte for each 8 of its elements in
+//                        memory order
+//   relu_backward(grad_output, mask, stride)    its backward; stride is that of the output
+//
+// Where no kernel of ours serves, torch's own op does, and only these places say so:
+//   - relu, below: a dtype without a kernel, for which torch raises its error
+//   - relu_autograd: sparse, nested, quantized and mkldnn tensors, forward-mode AD, torch.func
+//   - the registrations at the end: other devices, meta tensors (shapes only), vmap
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/Parallel.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include "launchers.h"
+
+#ifdef KERNELS_WITH_CUDA
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace kernels {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// ------------------------------------------------------------------------------------ kernels
+
+std::optional<DType> kernel_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    case at::kByte:
+      return DType::kUInt8;
+    default:
+      return std::nullopt;
+  }
+}
+
+// From this size on an output is memory fresh from the system, and faulting it in by 4 KiB pages
+// takes longer than computing it. glibc serves smaller blocks from memory it has already touched.
+constexpr size_t kHugePageBytes = 32 << 20;
+
+// Uninitialised memory without a trip through the dispatcher, which small tensors would notice.
+Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::IntArrayRef> strides,
+                at::ScalarType type) {
+  if (like.is_cpu()) {
+    Tensor out = strides ? Tensor(at::detail::empty_strided_cpu(sizes, *strides, type))
+                         : Tensor(at::detail::empty_cpu(sizes, type));
+    if (out.nbytes() >= kHugePageBytes) {
+      cpu::advise_huge_pages(out.mutable_data_ptr(), out.nbytes());
+    }
+    return out;
+  }
+#ifdef KERNELS_WITH_CUDA
+  return strides ? at::detail::empty_strided_cuda(sizes, *strides, type, like.device())
+                 : at::detail::empty_cuda(sizes, type, like.device(), std::nullopt);
+#else
+  TORCH_CHECK(false, "expected a tensor on the CPU, got one on ", like.device(),
+              ": these kernels were built without CUDA, because torch.cuda.is_available() was "
+              "false when model_new was imported");
+#endif
+}
+
+// An output with the strides that torch's elementwise ops (TensorIterator) give theirs. The first
+// two rules matter where a dimension of size 1 has a stride that no other would give it.
+Tensor allocate_output(const Tensor& x) {
+  if (x.is_contiguous()) return allocate(x, x.sizes(), std::nullopt, x.scalar_type());
+  if (x.is_contiguous(at::MemoryFormat::ChannelsLast)) {
+    return allocate(x, x.sizes(), c10::get_channels_last_strides_2d(x.sizes()), x.scalar_type());
+  }
+  if (x.is_non_overlapping_and_dense()) {
+    return allocate(x, x.sizes(), x.strides(), x.scalar_type());
+  }
+  return allocate(x, x.sizes(), at::infer_dense_strides(x.sizes(), x.strides()), x.scalar_type());
+}
+
+Tensor allocate_mask(const Tensor& x) {
+  return allocate(x, {(x.numel() + 7) / 8}, std::nullopt, at::kByte);
+}
+
+// Whether element i in memory order is the same element in both. `dense` has no gaps.
+bool same_order(const Tensor& tensor, at::IntArrayRef dense) {
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) != dense[d]) return false;
+  }
+  return true;
+}
+
+bool is_contiguous(at::IntArrayRef sizes, at::IntArrayRef stride) {
+  int64_t expected = 1;
+  for (int64_t d = static_cast<int64_t>(sizes.size()) - 1; d >= 0; --d) {
+    if (sizes[d] > 1 && stride[d] != expected) return false;
+    expected *= sizes[d];
+  }
+  return true;
+}
+
+// The walk over up to two strided operands in the memory order of a dense result, with neighbouring
+// dimensions joined where every operand allows it.
+Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef first,
+                 at::IntArrayRef second) {
+  c10::SmallVector<int64_t, 8> order;
+  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
+    if (sizes[d] > 1) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(),
+            [&](int64_t a, int64_t b) { return result[a] < result[b]; });
+  Layout layout;
+  layout.ndim = 1;
+  layout.size[0] = 1;
+  layout.stride[0][0] = layout.stride[1][0] = 0;
+  for (const int64_t d : order) {
+    const int last = layout.ndim - 1;
+    const int64_t size = layout.size[last];
+    const bool joins =
+        layout.stride[0][last] * size == first[d] && layout.stride[1][last] * size == second[d];
+    const bool is_first = size == 1;
+    const int to = is_first || joins ? last : layout.ndim++;
+    if (!is_first && joins) {
+      layout.size[to] *= sizes[d];
+    } else {
+      layout.size[to] = sizes[d];
+      layout.stride[0][to] = first[d];
+      layout.stride[1][to] = second[d];
+    }
+  }
+  return layout;
+}
+
+// Fewer elements than this are not worth a second thread (at::internal::GRAIN_SIZE).
+constexpr int64_t kGrain = 32768;
+
+#ifdef KERNELS_WITH_CUDA
+// Launches on the current stream of the tensor's device and checks the launch.
+template <typename Launch>
+void on_device(const Tensor& x, const Launch& launch) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const int status = launch(c10::cuda::getCurrentCUDAStream().stream());
+  C10_CUDA_CHECK(static_cast<cudaError_t>(status));
+}
+#define KERNELS_ON_CUDA(x, call)                                          \
+  if ((x).is_cuda()) {                                                    \
+    return on_device(x, [&](cudaStream_t stream) { return cuda::call; }); \
+  }
+#else
+#define KERNELS_ON_CUDA(x, call)
+#endif
+
+void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
+  const int64_t n = x.numel();
+  if (n == 0) return;
+  const void* from = x.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  if (same_order(x, out.strides())) {
+    KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
+    at::parallel_for(0, n, kGrain,
+                     [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
+  } else {
+    const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
+    KERNELS_ON_CUDA(x, relu_strided(dtype, from, to, n, layout, stream))
+    at::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+      cpu::relu_strided(dtype, from, to, begin, end, layout);
+    });
+  }
+}
+
+// x may be out.
+void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const Tensor& mask) {
+  const int64_t n = x.numel();
+  if (n == 0) return;
+  const void* from = x.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
+  KERNELS_ON_CUDA(x, relu_with_mask(dtype, from, to, bits, n, stream))
+  at::parallel_for(0, mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
+    cpu::relu_with_mask(dtype, from, to, bits, begin * 8, std::min(end * 8, n));
+  });
+}
+
+void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
+                       at::IntArrayRef stride, const Tensor& grad_input) {
+  const int64_t n = grad_output.numel();
+  if (n == 0) return;
+  const void* from = grad_output.const_data_ptr();
+  const uint8_t* bits = mask.const_data_ptr<uint8_t>();
+  void* to = grad_input.mutable_data_ptr();
+  if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
+    KERNELS_ON_CUDA(grad_output, relu_backward(dtype, from, bits, to, n, stream))
+    at::parallel_for(0, mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
+      cpu::relu_backward(dtype, from, bits, to, begin * 8, std::min(end * 8, n));
+    });
+  } else {
+    const Layout layout =
+        layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides(), stride);
+    KERNELS_ON_CUDA(grad_output, relu_backward_strided(dtype, from, bits, to, n, layout, stream))
+    at::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+      cpu::relu_backward_strided(dtype, from, bits, to, begin, end, layout);
+    });
+  }
+}
+
+// ------------------------------------------------------------------------------------ operators
+
+Tensor relu_kernel(const Tensor& x) {
+  const std::optional<DType> dtype = kernel_dtype(x.scalar_type());
+  if (!dtype) return at::relu(x);
+  Tensor out = allocate_output(x);
+  run_relu(*dtype, x, out);
+  return out;
+}
+
+DType floating_dtype(const Tensor& tensor, const char* name) {
+  const std::optional<DType> dtype = kernel_dtype(tensor.scalar_type());
+  TORCH_CHECK(dtype && at::isFloatingType(tensor.scalar_type()), name,
+              " must be float32, float64, float16 or bfloat16, got ", tensor.scalar_type());
+  return *dtype;
+}
+
+std::tuple<Tensor, Tensor> relu_with_mask_kernel(const Tensor& x) {
+  const DType dtype = floating_dtype(x, "input");
+  Tensor out = allocate_output(x);
+  Tensor mask = allocate_mask(x);
+  if (same_order(x, out.strides())) {
+    run_relu_with_mask(dtype, x, out, mask);
+  } else {
+    // The mask is in the output's order, so it is read off the output: relu(x) > 0 where x > 0.
+    run_relu(dtype, x, out);
+    run_relu_with_mask(dtype, out, out, mask);
+  }
+  return {out, mask};
+}
+
+// An output with the strides of threshold_backward's: the elementwise rule over the forward's
+// output, whose strides are `stride`, and the gradient.
+Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
+  const at::IntArrayRef sizes = grad_output.sizes();
+  const at::ScalarType type = grad_output.scalar_type();
+  const auto strides = grad_output.strides();
+  const bool is_constant =
+      std::all_of(strides.begin(), strides.end(), [](auto s) { return s == 0; });
+  if ((is_constant || grad_output.is_contiguous()) && is_contiguous(sizes, stride)) {
+    return allocate(grad_output, sizes, std::nullopt, type);
+  }
+  const auto meta = [&](at::IntArrayRef strides) {
+    return Tensor(at::detail::empty_strided_meta(sizes, strides, type));
+  };
+  const at::TensorIterator rule = at::TensorIteratorConfig()
+                                      .add_owned_output(Tensor())
+                                      .add_owned_const_input(meta(stride))
+                                      .add_owned_const_input(meta(strides))
+                                      .build();
+  return allocate(grad_output, sizes, rule.output().strides(), type);
+}
+
+Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask, at::IntArrayRef stride) {
+  const DType dtype = floating_dtype(grad_output, "grad_output");
+  TORCH_CHECK(mask.scalar_type() == at::kByte && mask.is_contiguous() &&
+                  mask.numel() == (grad_output.numel() + 7) / 8,
+              "mask must be contiguous, of dtype uint8 and of ", (grad_output.numel() + 7) / 8,
+              " elements, got ", mask.numel(), " of ", mask.scalar_type());
+  TORCH_CHECK(mask.device() == grad_output.device(), "mask must be on the gradient's device, ",
+              grad_output.device(), ", got ", mask.device());
+  TORCH_CHECK(static_cast<int64_t>(stride.size()) == grad_output.dim(), "stride must have ",
+              grad_output.dim(), " entries, got ", stride.size());
+  Tensor grad_input = allocate_grad_input(grad_output, stride);
+  run_relu_backward(dtype, grad_output, mask, stride, grad_input);
+  return grad_input;
+}
+
+// The same out of torch's own ops, for the transforms that take an operator apart.
+Tensor relu_backward_composite(const Tensor& grad_output, const Tensor& mask,
+                               at::IntArrayRef stride) {
+  const Tensor places = at::arange(8, mask.options());
+  const Tensor bits = mask.unsqueeze(1).bitwise_right_shift(places).bitwise_and(1).to(at::kBool);
+  const Tensor keep = bits.flatten().as_strided(grad_output.sizes(), stride);
+  return at::where(keep, grad_output, at::zeros_like(grad_output));
+}
+
+// ----------------------------------------------------------------------------------- autograd
+
+#define KERNELS_STRING_(x) #x
+#define KERNELS_STRING(x) KERNELS_STRING_(x)
+#define KERNELS_NAMESPACE KERNELS_STRING(TORCH_EXTENSION_NAME)
+
+Tensor call_relu(const Tensor& x) {
+  static const auto handle = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow(KERNELS_NAMESPACE "::relu", "")
+                                 .typed<Tensor(const Tensor&)>();
+  return handle.call(x);
+}
+
+std::tuple<Tensor, Tensor> call_relu_with_mask(const Tensor& x) {
+  static const auto handle = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow(KERNELS_NAMESPACE "::relu_with_mask", "")
+                                 .typed<std::tuple<Tensor, Tensor>(const Tensor&)>();
+  return handle.call(x);
+}
+
+Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
+                          c10::SymIntArrayRef stride) {
+  static const auto handle =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(KERNELS_NAMESPACE "::relu_backward", "")
+          .typed<Tensor(const Tensor&, const Tensor&, c10::SymIntArrayRef)>();
+  return handle.call(grad_output, mask, stride);
+}
+
+bool has_tangent(const Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
+
+// Whether a transform of torch.func is at work.
+bool in_functorch() {
+  return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+// Tensors that stand for a dense one while torch traces; other subclasses with dispatch of their
+// own may store something else, a shard say, whose memory order is not that of the whole.
+bool is_traced(const Tensor& x) {
+  const pybind11::gil_scoped_acquire gil;
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(x));
+  const std::string_view name = Py_TYPE(object.ptr())->tp_name;
+  return name == "FakeTensor" || name == "FunctionalTensor";
+}
+bool is_wrapper(const Tensor& x) {
+  return x.key_set().has(at::DispatchKey::Python) && !is_traced(x);
+}
+
+struct ReluBackward : torch::autograd::Function<ReluBackward> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& grad_output, const Tensor& mask,
+                        c10::SymIntArrayRef stride) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    ctx->save_for_backward({mask});
+    ctx->saved_data["stride"] = stride;
+    return call_relu_backward(grad_output, mask, stride);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto stride = ctx->saved_data["stride"].toSymIntVector();
+    return {call_relu_backward(grads[0], saved[0], stride), Tensor(), Tensor()};
+  }
+};
+
+Tensor relu_backward_autograd(const Tensor& grad_output, const Tensor& mask,
+                              c10::SymIntArrayRef stride) {
+  if (has_tangent(grad_output) || in_functorch()) {
+    return relu_backward_composite(grad_output, mask, C10_AS_INTARRAYREF_SLOW(stride));
+  }
+  if (at::GradMode::is_enabled() && grad_output.requires_grad()) {
+    return ReluBackward::apply(grad_output, mask, stride);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_relu_backward(grad_output, mask, stride);
+}
+
+struct Relu : torch::autograd::Function<Relu> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [out, mask] = call_relu_with_mask(x);
+    ctx->save_for_backward({mask});
+    ctx->saved_data["stride"] = out.sym_strides();
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    return {call_relu_backward(grads[0], saved[0], ctx->saved_data["stride"].toSymIntVector())};
+  }
+};
+
+// For wrapper subclasses: keeps the output, as torch does, and reads the mask off that.
+struct ReluOfWrapper : torch::autograd::Function<ReluOfWrapper> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    Tensor out = call_relu(x);
+    ctx->save_for_backward({out});
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {at::threshold_backward(grads[0], ctx->get_saved_variables()[0], 0)};
+  }
+};
+
+Tensor relu_autograd(const Tensor& x) {
+  if (x.layout() != at::kStrided || x.is_quantized() || x.is_nested() || has_tangent(x) ||
+      in_functorch()) {
+    return at::relu(x);
+  }
+  if (at::GradMode::is_enabled() && x.requires_grad()) {
+    return is_wrapper(x) ? ReluOfWrapper::apply(x) : Relu::apply(x);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_relu(x);
+}
+
+std::tuple<Tensor, Tensor> relu_with_mask_meta(const Tensor& x) {
+  Tensor out = at::relu(x);
+  const c10::SymInt bytes = (x.sym_numel() + 7) / 8;
+  return {out, at::empty_symint({bytes}, x.options().dtype(at::kByte))};
+}
+
+Tensor relu_backward_meta(const Tensor& grad_output, const Tensor& mask,
+                          c10::SymIntArrayRef stride) {
+  const Tensor out =
+      at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
+  return at::threshold_backward(grad_output, out, 0);
+}
+
+#define KERNELS_LIBRARY(name, m) TORCH_LIBRARY(name, m)
+#define KERNELS_LIBRARY_IMPL(name, key, m) TORCH_LIBRARY_IMPL(name, key, m)
+
+KERNELS_LIBRARY(TORCH_EXTENSION_NAME, m) {
+  m.def("relu(Tensor input) -> Tensor");
+  m.def("relu_with_mask(Tensor input) -> (Tensor, Tensor)");
+  m.def("relu_backward(Tensor grad_output, Tensor mask, SymInt[] stride) -> Tensor");
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("relu", relu_kernel);
+  m.impl("relu_with_mask", relu_with_mask_kernel);
+  m.impl("relu_backward", relu_backward_kernel);
+}
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { register_kernels(m); }
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) { register_kernels(m); }
+
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Meta, m) {
+  m.impl("relu", at::relu);
+  m.impl("relu_with_mask", relu_with_mask_meta);
+  m.impl("relu_backward", relu_backward_meta);
+}
+
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
+  m.impl("relu", relu_autograd);
+  m.impl("relu_backward", relu_backward_autograd);
+}
+
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, FuncTorchBatched, m) {
+  m.impl("relu", at::relu);
+  m.impl("relu_backward", relu_backward_composite);
+}
+
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
+  m.impl("relu", at::relu);
+}
+
+// -------------------------------------------------------------------------------------- Python
+
+// Where the dispatcher would do nothing but call our kernel: a dense tensor on the CPU or a GPU,
+// no transform, no mode, nothing to record. Autocast and ADInplaceOrView leave relu alone.
+bool is_plain(const Tensor& x) {
+  using at::DispatchKey;
+  constexpr c10::DispatchKeySet kPlain({DispatchKey::CPU, DispatchKey::CUDA,
+                                        DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
+                                        DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect,
+                                        DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet keys = (x.key_set() | local.included_) - local.excluded_;
+  return kPlain.isSupersetOf(keys) && !(x.requires_grad() && at::GradMode::is_enabled()) &&
+         !has_tangent(x);
+}
+
+// What the entry calls for a tensor with a Python side of its own; set once, at import.
+PyObject* fallback = nullptr;
+
+// relu(x) from Python: for a plain tensor the kernel at once, else the operator. Subclasses,
+// proxies and modes see the operator through Python, as they expect.
+PyObject* relu_entry(PyObject*, PyObject* argument) {
+  HANDLE_TH_ERRORS
+  const bool is_tensor = THPVariable_CheckExact(argument);
+  if (!is_tensor && !THPVariable_Check(argument) &&
+      !PyObject_HasAttrString(argument, "__torch_function__")) {
+    PyErr_Format(PyExc_TypeError, "relu(): argument 'input' (position 1) must be Tensor, not %s",
+                 Py_TYPE(argument)->tp_name);
+    return nullptr;
+  }
+  if (!is_tensor || at::impl::torch_function_mode_enabled()) {
+    return PyObject_CallOneArg(fallback, argument);
+  }
+  const Tensor& x = THPVariable_Unpack(argument);
+  auto* const compute = is_plain(x) ? relu_kernel : call_relu;
+  if (x.is_cpu() && x.numel() < kGrain) {  // done before another thread would have the GIL
+    return THPVariable_Wrap(compute(x));
+  }
+  Tensor out;
+  {
+    const pybind11::gil_scoped_release no_gil;
+    out = compute(x);
+  }
+  return THPVariable_Wrap(std::move(out));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* set_fallback(PyObject*, PyObject* callable) {
+  Py_INCREF(callable);
+  Py_XSETREF(fallback, callable);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {
+    {"relu", relu_entry, METH_O, "relu(x): x where x > 0 or x is NaN, else 0. Fresh memory."},
+    {"set_fallback", set_fallback, METH_O, "set_fallback(op): what relu calls off its quick way."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                      KERNELS_NAMESPACE,
+                      nullptr,
+                      -1,
+                      methods,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
+
+}  // namespace
+}  // namespace kernels
+
+#define KERNELS_INIT_(name) PyInit_##name
+#define KERNELS_INIT(name) KERNELS_INIT_(name)
+PyMODINIT_FUNC KERNELS_INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&kernels::module); }

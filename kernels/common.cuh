@@ -1,0 +1,89 @@
+// 16-byte accesses with an L2 policy, and the walk over a strided operand.
+
+#ifndef KERNELS_COMMON_CUH_
+#define KERNELS_COMMON_CUH_
+
+#include <cstdint>
+
+#include "launchers.h"
+
+namespace kernels {
+
+// The elements of one 16-byte access.
+template <typename T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
+  T value[kSize];
+};
+
+// How L2 is to treat the lines of a load. sm_80 and newer; older GPUs load without a policy.
+__device__ inline uint64_t l2_policy(bool evict_last) {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 800
+  if (evict_last) {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  }
+#endif
+  return policy;
+}
+
+// Not ld.global.nc: the operand may be the result (in-place).
+template <typename T>
+__device__ Vector<T> load_vector(const T* address, uint64_t policy) {
+#if __CUDA_ARCH__ >= 800
+  uint4 bits;
+  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(__cvta_generic_to_global(address)), "l"(policy)
+               : "memory");
+#else
+  const uint4 bits = *reinterpret_cast<const uint4*>(address);
+#endif
+  Vector<T> vector;
+  static_assert(sizeof(vector) == sizeof(bits), "a vector is one 16-byte access");
+  memcpy(&vector, &bits, sizeof(vector));
+  return vector;
+}
+
+template <typename T>
+__device__ void store_vector(T* address, const Vector<T>& vector) {
+  uint4 bits;
+  memcpy(&bits, &vector, sizeof(bits));
+  *reinterpret_cast<uint4*>(address) = bits;
+}
+
+inline bool is_vector_aligned(const void* a, const void* b) {
+  return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
+}
+
+// The offsets of element i in both operands of a layout. Division is a loop of some 20 (32-bit)
+// or 70 (64-bit) instructions, so Index is as narrow as the number of elements allows.
+struct Offsets {
+  int64_t first;
+  int64_t second;
+};
+
+template <typename Index>
+__device__ Offsets offsets_of(Index i, const Layout& layout) {
+  Offsets offsets{0, 0};
+  for (int d = 0; d < layout.ndim; ++d) {
+    const Index size = static_cast<Index>(layout.size[d]);
+    const Index rest = i / size;
+    const int64_t coordinate = i - rest * size;
+    offsets.first += coordinate * layout.stride[0][d];
+    offsets.second += coordinate * layout.stride[1][d];
+    i = rest;
+  }
+  return offsets;
+}
+
+__device__ inline Offsets offsets_of(int64_t i, int64_t n, const Layout& layout) {
+  return n <= UINT32_MAX ? offsets_of(static_cast<uint32_t>(i), layout)
+                         : offsets_of(static_cast<uint64_t>(i), layout);
+}
+
+}  // namespace kernels
+
+#endif  // KERNELS_COMMON_CUH_

@@ -1,0 +1,262 @@
+// The kernels of launchers.h for the CPU, one thread's share at a time.
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "launchers.h"
+
+// A function compiled for each vector width; the loader picks the widest that the machine has. All
+// that such a function calls must be inlined into it, or it would be compiled for the narrowest.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
+#define KERNELS_EVERY_VECTOR_WIDTH \
+  __attribute__((target_clones("default", "avx2", "arch=skylake-avx512")))
+#else
+#define KERNELS_EVERY_VECTOR_WIDTH
+#endif
+#define KERNELS_INLINE __attribute__((always_inline))
+
+namespace kernels {
+namespace {
+
+// How the elements of a dtype are compared: Integer by value, Float by its bits, where Infinity are
+// those of +inf and larger magnitudes are NaN. Bits serve every width of float alike, and are
+// deaf to torch.set_flush_denormal, under which a compare takes a subnormal for zero.
+template <typename T>
+struct Integer {
+  using Type = T;
+  static bool is_negative(T x) { return x < T{0}; }
+};
+
+template <typename Bits, Bits Infinity>
+struct Float {
+  using Type = Bits;
+  static constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
+  // x < 0, false for NaN and for -0, which ReLU therefore keeps as they are.
+  static bool is_negative(Bits x) { return static_cast<Bits>(x - kSign - 1) < Infinity; }
+  // !(x <= 0), true for NaN: torch lets the gradient through there.
+  static bool keeps_gradient(Bits x) { return static_cast<Bits>(x - kSign) > Infinity && x != 0; }
+};
+using Float64 = Float<uint64_t, 0x7ff0000000000000>;
+using Float32 = Float<uint32_t, 0x7f800000>;
+using Float16 = Float<uint16_t, 0x7c00>;
+using BFloat16 = Float<uint16_t, 0x7f80>;
+
+template <typename E, typename T = typename E::Type>
+inline KERNELS_INLINE void relu_body(const T* x, T* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = E::is_negative(x[i]) ? T{0} : x[i];
+}
+
+// Eight flags of a byte each, 0 or 1, to the eight bits of a byte: the product moves flag i to bit
+// 56 + i, and no two partial products meet.
+inline uint8_t pack_flags(const uint8_t* flags) {
+  uint64_t bytes;
+  memcpy(&bytes, flags, sizeof(bytes));
+  return static_cast<uint8_t>(bytes * 0x0102040810204080u >> 56);
+}
+
+template <typename E, typename T = typename E::Type>
+inline KERNELS_INLINE void relu_with_mask_body(const T* x, T* out, uint8_t* mask, int64_t n) {
+  constexpr int64_t kBlock = 64;
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    uint8_t flags[kBlock];
+    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(x[i + j]);
+    for (int64_t j = 0; j < kBlock; j += 8) mask[(i + j) / 8] = pack_flags(flags + j);
+    relu_body<E>(x + i, out + i, kBlock);
+  }
+  for (; i < n; i += 8) {
+    const int64_t end = i + 8 < n ? i + 8 : n;
+    uint8_t bits = 0;
+    for (int64_t j = i; j < end; ++j) {
+      bits |= static_cast<uint8_t>(E::keeps_gradient(x[j]) << (j - i));
+    }
+    mask[i / 8] = bits;
+    relu_body<E>(x + i, out + i, end - i);
+  }
+}
+
+// The reverse: byte i of the result is not zero where bit i of `bits` is set.
+inline uint64_t spread_bits(uint8_t bits) {
+  return bits * 0x0101010101010101u & 0x8040201008040201u;
+}
+
+// Where an element of the dense result is found in both operands of a layout.
+struct Offsets {
+  int64_t first;
+  int64_t second;
+};
+
+// Splits begin <= i < end at the ends of dimension 0, so that offsets are divided out once a run:
+// body(i, count, offsets of element i).
+template <typename Body>
+inline KERNELS_INLINE void for_each_run(int64_t begin, int64_t end, const Layout& layout,
+                                        const Body& body) {
+  for (int64_t i = begin; i < end;) {
+    const int64_t start = i % layout.size[0];
+    Offsets at{start * layout.stride[0][0], start * layout.stride[1][0]};
+    int64_t rest = i / layout.size[0];
+    for (int d = 1; d < layout.ndim; ++d) {
+      const int64_t coordinate = rest % layout.size[d];
+      rest /= layout.size[d];
+      at.first += coordinate * layout.stride[0][d];
+      at.second += coordinate * layout.stride[1][d];
+    }
+    const int64_t count = layout.size[0] - start < end - i ? layout.size[0] - start : end - i;
+    body(i, count, at);
+    i += count;
+  }
+}
+
+// Selection on the bits, for the gradient may be NaN or inf where the mask is 0.
+template <typename Bits>
+inline KERNELS_INLINE void relu_backward_body(const Bits* grad_output, const uint8_t* mask,
+                                              Bits* grad_input, int64_t n) {
+  constexpr int64_t kBlock = 64;
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    uint8_t flags[kBlock];
+    for (int64_t j = 0; j < kBlock; j += 8) {
+      const uint64_t bytes = spread_bits(mask[(i + j) / 8]);
+      memcpy(flags + j, &bytes, sizeof(bytes));
+    }
+    for (int64_t j = 0; j < kBlock; ++j) {
+      grad_input[i + j] = grad_output[i + j] & static_cast<Bits>(-(flags[j] != 0));
+    }
+  }
+  for (; i < n; ++i) grad_input[i] = mask[i / 8] >> (i % 8) & 1 ? grad_output[i] : Bits{0};
+}
+
+template <typename E, typename T = typename E::Type>
+inline KERNELS_INLINE void relu_strided_body(const T* x, T* out, int64_t begin, int64_t end,
+                                             const Layout& layout) {
+  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) KERNELS_INLINE {
+    const int64_t stride = layout.stride[0][0];
+    for (int64_t j = 0; j < count; ++j) {
+      const T value = x[at.first + j * stride];
+      out[i + j] = E::is_negative(value) ? T{0} : value;
+    }
+  });
+}
+
+template <typename Bits>
+inline KERNELS_INLINE void relu_backward_strided_body(const Bits* grad_output, const uint8_t* mask,
+                                                      Bits* grad_input, int64_t begin, int64_t end,
+                                                      const Layout& layout) {
+  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) KERNELS_INLINE {
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t bit = at.second + j * layout.stride[1][0];
+      const bool keep = mask[bit / 8] >> (bit % 8) & 1;
+      grad_input[i + j] = keep ? grad_output[at.first + j * layout.stride[0][0]] : Bits{0};
+    }
+  });
+}
+
+// Calls body with the element type of a dtype.
+template <typename Body>
+inline KERNELS_INLINE void for_floating(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(Float32{});
+    case DType::kFloat64:
+      return body(Float64{});
+    case DType::kFloat16:
+      return body(Float16{});
+    case DType::kBFloat16:
+      return body(BFloat16{});
+    default:
+      return;
+  }
+}
+
+template <typename Body>
+inline KERNELS_INLINE void for_any(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kInt8:
+      return body(Integer<int8_t>{});
+    case DType::kInt16:
+      return body(Integer<int16_t>{});
+    case DType::kInt32:
+      return body(Integer<int32_t>{});
+    case DType::kInt64:
+      return body(Integer<int64_t>{});
+    case DType::kUInt8:
+      return body(Integer<uint8_t>{});
+    default:
+      return for_floating(dtype, body);
+  }
+}
+
+}  // namespace
+
+namespace cpu {
+
+KERNELS_EVERY_VECTOR_WIDTH
+void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end) {
+  for_any(dtype, [&](auto element) KERNELS_INLINE {
+    using T = typename decltype(element)::Type;
+    relu_body<decltype(element)>(static_cast<const T*>(x) + begin, static_cast<T*>(out) + begin,
+                                 end - begin);
+  });
+}
+
+KERNELS_EVERY_VECTOR_WIDTH
+void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t end,
+                  const Layout& layout) {
+  for_any(dtype, [&](auto element) KERNELS_INLINE {
+    using T = typename decltype(element)::Type;
+    relu_strided_body<decltype(element)>(static_cast<const T*>(x), static_cast<T*>(out), begin, end,
+                                         layout);
+  });
+}
+
+KERNELS_EVERY_VECTOR_WIDTH
+void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
+                    int64_t end) {
+  for_floating(dtype, [&](auto element) KERNELS_INLINE {
+    using T = typename decltype(element)::Type;
+    relu_with_mask_body<decltype(element)>(static_cast<const T*>(x) + begin,
+                                           static_cast<T*>(out) + begin, mask + begin / 8,
+                                           end - begin);
+  });
+}
+
+KERNELS_EVERY_VECTOR_WIDTH
+void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
+                   int64_t begin, int64_t end) {
+  for_floating(dtype, [&](auto element) KERNELS_INLINE {
+    using Bits = typename decltype(element)::Type;
+    relu_backward_body(static_cast<const Bits*>(grad_output) + begin, mask + begin / 8,
+                       static_cast<Bits*>(grad_input) + begin, end - begin);
+  });
+}
+
+KERNELS_EVERY_VECTOR_WIDTH
+void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
+                           void* grad_input, int64_t begin, int64_t end, const Layout& layout) {
+  for_floating(dtype, [&](auto element) KERNELS_INLINE {
+    using Bits = typename decltype(element)::Type;
+    relu_backward_strided_body(static_cast<const Bits*>(grad_output), mask,
+                               static_cast<Bits*>(grad_input), begin, end, layout);
+  });
+}
+
+void advise_huge_pages(void* data, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  // Only advice: where the kernel declines it, nothing changes but the time.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
+
+}  // namespace cpu
+}  // namespace kernels

@@ -1,0 +1,42 @@
+"""Drop-in replacements for the modules of `model.py`. Importing this builds their kernels.
+
+Works imported, and as text given to `exec`: only the package `kernels` beside it must be found.
+"""
+
+import torch
+
+import kernels
+
+if not hasattr(kernels, "load_extension"):
+    raise ImportError(
+        "expected the package 'kernels' that lies beside model_new.py, got another of that name "
+        f"from {list(kernels.__path__)}: put this project's folder first on sys.path"
+    )
+
+_extension = kernels.load_extension()
+_reference = kernels.load_reference()
+_relu = _extension.relu
+_relu_operator = _extension.operators.relu.default
+_is_traced = torch.compiler.is_dynamo_compiling
+
+
+class ModelNew(_reference.Model):
+    """ReLU of a tensor of any shape, layout and device, by a kernel of this project.
+
+    The forward takes what `torch.relu` takes and returns what it returns, in fresh memory.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if _is_traced():  # a graph holds the operator, not the C function
+            return _relu_operator(x)
+        return _relu(x)
+
+
+SOLUTIONS: dict[str, type[torch.nn.Module]] = {"relu": ModelNew}
+
+
+def __getattr__(name: str) -> object:
+    """The names of a problem file, for harnesses that ask the solution for them."""
+    if name in ("batch_size", "dim", "get_inputs", "get_init_inputs"):
+        return getattr(_reference, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,116 @@
+"""Inputs and exact comparisons that several tests share."""
+
+import random
+
+import torch
+
+FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGER = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+DTYPES = FLOATING + INTEGER
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(x):
+    """The bits of x as integers, with one pattern for every NaN."""
+    if x.is_floating_point():
+        x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
+    return x.contiguous().view(BITS[x.element_size()])
+
+
+def relu_by_definition(x):
+    """x < 0 ? 0 : x, which keeps NaN and -0: torch.relu, but for the sign of zero on some GPUs."""
+    return torch.where(x < 0, torch.zeros_like(x), x)
+
+
+def assert_same_bits(got, want):
+    assert got.dtype == want.dtype
+    assert got.device == want.device
+    assert got.shape == want.shape
+    wrong = bits(got) != bits(want)
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {at}: "
+            f"got {got[at].item()!r}, expected {want[at].item()!r}"
+        )
+
+
+def assert_is_relu(got, x):
+    """got is what torch.relu(x) returns: bits, strides, and memory of its own."""
+    assert_same_bits(got, relu_by_definition(x))
+    reference = torch.relu(x)
+    assert got.stride() == reference.stride()
+    assert torch.equal(bits(got + 0), bits(reference + 0))  # + 0 drops the sign of zero
+    if x.numel():
+        assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def draw(shape, dtype, device="cpu"):
+    """Values of both signs."""
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=dtype, device=device)
+    info = torch.iinfo(dtype)
+    return torch.randint(info.min, info.max, shape, dtype=dtype, device=device)
+
+
+def special_values(dtype, device="cpu"):
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return torch.tensor([info.min, info.max, 0, 1, info.max // 2], dtype=dtype, device=device)
+    info = torch.finfo(dtype)
+    positive = [0.0, info.smallest_normal, info.smallest_normal / 2, 1.0, info.max, float("inf")]
+    values = positive + [-value for value in positive] + [float("nan"), -float("nan")]
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def views(dtype, device="cpu"):
+    """Name and tensor of many layouts, aligned and not, with and without gaps and overlaps."""
+    base = draw((6, 10, 8, 12), dtype, device)
+    flat = draw((4099,), dtype, device)
+    yield "contiguous", base
+    yield "channels_last", base.contiguous(memory_format=torch.channels_last)
+    yield "permuted", base.permute(2, 0, 3, 1)
+    yield "transposed", base[0, 0].t()
+    yield "channels_last one channel", base[:, :1].contiguous(memory_format=torch.channels_last)
+    yield "columns", base[..., 1:]
+    yield "every other", base[:, ::2, :, ::3]
+    yield "every other, permuted", base[:, ::2].permute(3, 1, 0, 2)
+    yield "expanded", base[:1].expand(6, 10, 8, 12)
+    yield "expanded inside", base[:, :, :1, :].expand(6, 10, 8, 12)
+    yield "expanded scalar", base[0, 0, 0, 0].expand(3, 5)
+    yield "overlapping", flat.as_strided((20, 30), (7, 1))
+    yield "size 1 with odd strides", flat.as_strided((1, 9, 1, 4), (3, 4, 77, 1))
+    yield "flipped", base.flip(0)
+    yield "0-d", base[0, 0, 0, 0]
+    yield "empty", base[:0]
+    yield "empty, strided", base[:, :0].permute(1, 0, 3, 2)
+    for offset in (1, 2, 3, 5, 8):
+        yield f"offset {offset}", flat[offset:]
+        yield f"offset {offset}, ends early", flat[offset : -offset - 1]
+
+
+def random_views(count, dtype, device="cpu", seed=0):
+    """Views of random rank, shape, order, steps and offset, some expanded."""
+    choose = random.Random(seed)
+    for _ in range(count):
+        rank = choose.randint(1, 5)
+        shape = [choose.choice([1, 1, 2, 3, 4, 5, 8]) for _ in range(rank)]
+        base = draw([s * 2 + 1 for s in shape], dtype, device)
+        order = list(range(rank))
+        choose.shuffle(order)
+        x = base
+        for d in range(rank):
+            start, step = choose.randint(0, 1), choose.choice([1, 1, 2])
+            if choose.random() < 0.5:
+                x = x.narrow(d, start, shape[d] * step)
+                x = x[(slice(None),) * d + (slice(None, None, step),)]
+        if choose.random() < 0.5:
+            x = x.contiguous()
+        x = x.permute(order)
+        if choose.random() < 0.2:
+            d = choose.randrange(rank)
+            x = x.narrow(d, 0, 1).expand(
+                [choose.randint(1, 3) if e == d else -1 for e in range(rank)]
+            )
+        yield x

@@ -1,0 +1,207 @@
+"""The forward: bit for bit torch.relu's, on every dtype, shape and layout."""
+
+import pytest
+import torch
+from tensors import (
+    BITS,
+    DTYPES,
+    assert_is_relu,
+    assert_same_bits,
+    draw,
+    random_views,
+    relu_by_definition,
+    special_values,
+    views,
+)
+
+from model_new import ModelNew
+
+SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 1000, 4097, 70001]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sizes(device, dtype):
+    for size in SIZES:
+        x = draw((size,), dtype, device)
+        before = x.clone()
+        assert_is_relu(ModelNew()(x), x)
+        assert_same_bits(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layouts(device, dtype):
+    for name, x in views(dtype, device):
+        print(name, tuple(x.shape), x.stride())
+        before = x.clone()
+        assert_is_relu(ModelNew()(x), x)
+        assert_same_bits(x, before)
+
+
+def test_random_layouts(device):
+    for x in random_views(2000 if device == "cpu" else 500, torch.float32, device):
+        print(tuple(x.shape), x.stride())
+        assert_is_relu(ModelNew()(x), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_special_values(device, dtype):
+    values = special_values(dtype, device)
+    for repeat in (1, 40):  # off and on the vectors' way
+        x = values.repeat(repeat)
+        assert_is_relu(ModelNew()(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_all_16_bit_patterns(device, dtype):
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).to(device)
+    x = patterns.view(dtype)
+    assert_is_relu(ModelNew()(x), x)
+
+
+@pytest.mark.gpu
+def test_all_float32_patterns_on_the_gpu():
+    model, step = ModelNew(), 2**28
+    for start in range(-(2**31), 2**31, step):
+        patterns = torch.arange(start, start + step, dtype=torch.int64, device="cuda")
+        x = patterns.to(torch.int32).view(torch.float32)
+        del patterns
+        out = model(x)
+        assert torch.equal(out.view(torch.int32), relu_by_definition(x).view(torch.int32))
+        reference = torch.relu(x)
+        same = (out == reference) | (out.isnan() & reference.isnan())
+        assert bool(same.all())
+
+
+def test_many_float32_patterns_on_the_cpu():
+    model = ModelNew()
+    for start in range(-(2**31), 2**31, 2**26):
+        x = torch.arange(start, start + 2**26, 41, dtype=torch.int64)
+        x = x.to(torch.int32).view(torch.float32)
+        assert_same_bits(model(x), torch.relu(x))
+
+
+def test_subnormals_under_flush_denormal():
+    """torch flushes them to zeros; ours selects by the bits. Equal as long as the mode is on."""
+    x = torch.tensor([-1e-40, 1e-40]).repeat(50)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    got = ModelNew()(x)
+    same_in_the_mode = torch.equal(got, torch.relu(x))
+    torch.set_flush_denormal(False)
+    assert same_in_the_mode
+    assert_same_bits(got, relu_by_definition(x))
+
+
+def test_several_threads_and_huge_pages():
+    x = draw((3, 5_000_011), torch.float32)
+    assert_is_relu(ModelNew()(x), x)
+    assert_is_relu(ModelNew()(x.t()), x.t())
+    assert_is_relu(ModelNew()(x[:, ::2]), x[:, ::2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=str)
+def test_more_than_2_to_the_31_elements(dtype):
+    n = 2**31 + 12345
+    x = torch.empty(n, dtype=dtype, device="cuda")
+    for part in x.split(2**28):
+        part.copy_(draw((part.numel(),), torch.int8, "cuda"))
+    for view in (x, x[1:], x[: n - n % 2].view(2, -1)[:, ::2]):
+        out = ModelNew()(view)
+        for start in range(0, view.shape[-1], 2**28):
+            got = out[..., start : start + 2**28]
+            want = torch.relu(view[..., start : start + 2**28])
+            assert torch.equal(got, want)
+        del out
+
+
+@pytest.mark.gpu
+def test_current_stream():
+    x = draw((1 << 24,), torch.float32, "cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # holds the stream back; the default stream is free
+        x.fill_(-1)
+        out = ModelNew()(x)
+    stream.synchronize()
+    assert int(out.count_nonzero()) == 0
+
+
+@pytest.mark.gpu
+def test_device_that_is_not_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    x = draw((1000,), torch.float32, "cuda:1")
+    assert_is_relu(ModelNew()(x), x)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+def test_cuda_graph():
+    x = draw((1000,), torch.float32, "cuda")
+    model = ModelNew()
+    model(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = model(x)
+    x.copy_(draw((1000,), torch.float32, "cuda"))
+    graph.replay()
+    assert_same_bits(out, relu_by_definition(x))
+
+
+def test_fresh_memory_every_time(device):
+    x = torch.rand(100, device=device)
+    first, second = ModelNew()(x), ModelNew()(x)
+    assert first.data_ptr() not in (x.data_ptr(), second.data_ptr())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.tensor([True, False]),
+        lambda: torch.zeros(3, dtype=torch.complex64),
+        lambda: torch.zeros(3, dtype=torch.uint16),
+        lambda: torch.zeros(3, dtype=torch.uint32),
+        lambda: torch.zeros(3, dtype=torch.uint64),
+        lambda: torch.zeros(3).to(torch.float8_e4m3fn),
+        lambda: [1.0, 2.0],
+        lambda: 1.0,
+        lambda: None,
+    ],
+)
+def test_what_torch_refuses_is_refused(device, make):
+    x = make()
+    x = x.to(device) if isinstance(x, torch.Tensor) else x
+    with pytest.raises(Exception) as want:
+        torch.relu(x)
+    with pytest.raises(type(want.value)) as got:
+        ModelNew()(x)
+    assert str(got.value).splitlines()[0] == str(want.value).splitlines()[0]
+
+
+def test_opinfo_samples(device):
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    (info,) = [op for op in op_db if op.name == "nn.functional.relu"]
+    for dtype in DTYPES:
+        for sample in info.sample_inputs(device, dtype):
+            if not sample.kwargs.get("inplace"):
+                assert_is_relu(ModelNew()(sample.input), sample.input)
+
+
+def test_cuda_tensors_without_cuda_kernels():
+    """The operator's CUDA kernel, called as the dispatcher would call it for a CUDA tensor."""
+    import model_new
+
+    if torch.cuda.is_available():
+        pytest.skip("the kernels were built with CUDA")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    x = torch.empty(3, device="meta")
+    with pytest.raises(RuntimeError, match="built without CUDA"):
+        model_new._relu_operator.redispatch(keys, x)
+
+
+def test_bits_of_every_width_are_compared():
+    for size, dtype in BITS.items():
+        assert torch.empty(0, dtype=dtype).element_size() == size
