@@ -1,0 +1,220 @@
+"""Every speed figure beside the headline: `python -m referee.benchmark [what] [options]`.
+
+sizes   ModelNew against torch.relu over powers of two
+host    what a call costs the host, 1,024 elements
+import  seconds to import the solution, beyond torch's
+l2      GPU: how fast an L2-resident loop runs right after each of the two
+thp     CPU: 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
+all     all of them, as far as the device goes
+"""
+
+import argparse
+import importlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch.cuda import Event, synchronize
+
+from model import PROBLEMS
+from referee import cases
+from referee.memory import free_bytes
+from referee.report import environment, table
+from referee.timing import EAGER, FLUSH_BYTES, SOLUTION
+
+SIZES = {"cpu": range(4, 29), "cuda": range(10, 32)}  # exponents of two
+ROUNDS, LEAST, SECONDS = 101, 9, 3.0  # fewer rounds, but not below LEAST, if they take longer
+CPU_SAMPLE = 500e-6  # s; short calls are repeated to fill a sample
+HOST_ELEMENTS, HOST_CALLS = 1024, 500  # a GPU's queue holds about 1,000 launches
+LOOP_BYTES, LOOP_PASSES = 16 << 20, 20  # a tensor well inside the L2, and passes over it
+GIB_ROWS = 683  # rows of the headline input in 1 GiB of float32
+
+Modules = dict[str, torch.nn.Module]
+Samplers = dict[str, Callable[[], float]]
+
+
+def sizes(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
+    """Time of a call by size: device time with a cold L2 on a GPU, wall-clock time on a CPU."""
+    rows = [["elements", f"{SOLUTION} us", f"{EAGER} us", f"{EAGER} / {SOLUTION}"]]
+    generator = torch.Generator(device=device)
+    for exponent in SIZES[device.type]:
+        if 3 * 2**exponent * dtype.itemsize > free_bytes(device):
+            break
+        x = cases.random((2**exponent,), dtype, device, generator)
+        sampler = _cold_gpu if device.type == "cuda" else _repeated
+        samplers = {name: sampler(module, x) for name, module in modules.items()}
+        rows.append([f"2^{exponent}", *_columns(_alternate(samplers), 1e6)])
+        print(f"2^{exponent}", end=" ", file=sys.stderr, flush=True)
+        del x, samplers
+    print(file=sys.stderr)
+    print(table(rows))
+
+
+def host(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
+    """What a call costs the host, launches not waited for."""
+
+    def sampler(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
+        def sample() -> float:
+            if x.is_cuda:
+                synchronize()
+            start = perf_counter()
+            for _ in range(HOST_CALLS):
+                module(x)
+            return (perf_counter() - start) / HOST_CALLS
+
+        return sample
+
+    rows = [["host time", f"{SOLUTION} ns", f"{EAGER} ns", f"{EAGER} / {SOLUTION}"]]
+    for name in dict.fromkeys(("cpu", device.type)):
+        x = torch.ones(HOST_ELEMENTS, device=name, dtype=dtype)
+        samplers = {who: sampler(module, x) for who, module in modules.items()}
+        rows.append([f"{HOST_ELEMENTS:,} elements, {name}", *_columns(_alternate(samplers), 1e9)])
+    print(table(rows))
+
+
+def import_() -> None:
+    """The first import, which builds, and the median of three later ones, in fresh processes."""
+    code = (
+        "import torch, time; start = time.perf_counter(); import model_new; "
+        "print(time.perf_counter() - start)"
+    )
+    command = [sys.executable, "-c", code]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "TORCH_EXTENSIONS_DIR": folder}
+        seconds = [float(subprocess.check_output(command, env=env)) for _ in range(4)]
+    print()
+    cold, warm = f"{seconds[0]:.2f}", f"{median(seconds[1:]):.2f}"
+    print(table([["import beyond torch", "cold s", "warm s"], ["model_new", cold, warm]]))
+
+
+def l2(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
+    """Time of repeated passes over a small tensor that start as the headline call ends."""
+    with torch.device("meta"):
+        [headline] = PROBLEMS["relu"].get_inputs()
+    x = cases.random(tuple(headline.shape), dtype, device, torch.Generator(device=device))
+    small = torch.zeros(LOOP_BYTES // 4, device=device)
+    start, end = Event(enable_timing=True), Event(enable_timing=True)
+
+    def sampler(module: torch.nn.Module) -> Callable[[], float]:
+        def sample() -> float:
+            module(x)  # milliseconds, in which the host queues all that follows
+            start.record()
+            for _ in range(LOOP_PASSES):
+                small.add_(1)
+            end.record()
+            synchronize()
+            return start.elapsed_time(end) * 1e-3
+
+        return sample
+
+    times = _alternate({name: sampler(module) for name, module in modules.items()})
+    ours, eager = (median(times[name]) * 1e6 for name in (SOLUTION, EAGER))
+    titles = ["L2-resident loop", f"after {SOLUTION} us", f"after {EAGER} us", "difference us"]
+    name = f"{LOOP_PASSES} passes over {LOOP_BYTES >> 20} MiB"
+    print(table([titles, [name, f"{ours:.1f}", f"{eager:.1f}", f"{ours - eager:+.1f}"]]))
+
+
+def thp() -> None:
+    """The headline comparison at 1 GiB, without and with torch's own huge pages."""
+    command = [sys.executable, "run.py", "--device", "cpu", "--rows", str(GIB_ROWS)]
+    plain = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
+    for name, extra in (
+        ("default environment", {}),
+        ("THP_MEM_ALLOC_ENABLE=1", {"THP_MEM_ALLOC_ENABLE": "1"}),
+    ):
+        print(f"\n{name}", flush=True)
+        subprocess.run(command, env={**plain, **extra}, check=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ["sizes", "host", "import", "l2", "thp", "all"]
+    parser.add_argument("what", nargs="?", default="all", choices=names)
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=torch.device, default=torch.device(best))
+    parser.add_argument("--dtype", choices=list(cases.DTYPES), default="float32")
+    args = parser.parse_args(arguments)
+    device, dtype = args.device, cases.DTYPES[args.dtype]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    about = environment(device)
+    print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}, {args.dtype}")
+
+    skipped = "thp" if device.type == "cuda" else "l2"
+    todo = [n for n in names[:-1] if n != skipped] if args.what == "all" else [args.what]
+    if skipped in todo:
+        parser.error(f"{skipped} is no figure of {device}")
+    if "import" in todo:  # first, so that nothing else has built the kernels
+        import_()
+    if "thp" in todo:
+        thp()
+    measures = [f for f in (sizes, host, l2) if f.__name__ in todo]
+    if measures:
+        solution = importlib.import_module("model_new").SOLUTIONS["relu"]
+        modules = {SOLUTION: solution().to(device), EAGER: PROBLEMS["relu"].reference().to(device)}
+        for measure in measures:
+            print()
+            measure(modules, device, dtype)
+
+
+def _cold_gpu(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=x.device)
+    start, end = Event(enable_timing=True), Event(enable_timing=True)
+
+    def sample() -> float:
+        flush.zero_()  # not waited for: the host queues the call while it runs
+        start.record()
+        module(x)
+        end.record()
+        synchronize()
+        return start.elapsed_time(end) * 1e-3
+
+    return sample
+
+
+def _repeated(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
+    module(x)
+    start = perf_counter()
+    module(x)
+    calls = max(1, int(CPU_SAMPLE / (perf_counter() - start)))
+
+    def sample() -> float:
+        start = perf_counter()
+        for _ in range(calls):
+            module(x)
+        return (perf_counter() - start) / calls
+
+    return sample
+
+
+def _alternate(samplers: Samplers) -> dict[str, list[float]]:
+    """Samples in random order within every round; one round more, unrecorded, comes first."""
+    times: dict[str, list[float]] = {name: [] for name in samplers}
+    started = perf_counter()
+    for done in range(-1, ROUNDS):
+        if done >= LEAST and perf_counter() - started > SECONDS:
+            break
+        for name in random.sample(list(samplers), len(samplers)):
+            seconds = samplers[name]()
+            if done >= 0:
+                times[name].append(seconds)
+    return times
+
+
+def _columns(times: dict[str, list[float]], unit: float) -> list[str]:
+    ours, eager = (median(times[name]) for name in (SOLUTION, EAGER))
+    ratio = median(e / o for e, o in zip(times[EAGER], times[SOLUTION], strict=True))
+    return [f"{ours * unit:.2f}", f"{eager * unit:.2f}", f"{ratio:.3f}"]
+
+
+if __name__ == "__main__":
+    main()

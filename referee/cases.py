@@ -1,0 +1,144 @@
+"""Inputs for an elementwise function: values, shapes and layouts that kernels get wrong."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+    )
+}
+
+# Around the widths of vectors, warps and blocks; the last ones span several blocks or threads.
+SHAPES = [
+    (), (0,), (3, 0, 5), (1,), (2,), (3,), (7,), (15,), (16,), (17,), (31,), (32,), (33,),
+    (127,), (128,), (129,), (1000,), (4097,), (1, 1), (5, 7), (2, 3, 4, 5, 6), (64, 257),
+    (3, 4097), (300_007,),
+]  # fmt: skip
+
+# A name, the shape of the dense tensor underneath, and the view taken of it.
+LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
+    ("x[::2]", (257,), lambda x: x[::2]),
+    ("x[::3, 1::2]", (33, 65), lambda x: x[::3, 1::2]),
+    ("x[:, 1:]", (33, 65), lambda x: x[:, 1:]),
+    ("x[:, 1:], large", (300, 401), lambda x: x[:, 1:]),
+    ("x[:, :1]", (33, 65), lambda x: x[:, :1]),
+    ("x[:, 5:5]", (33, 65), lambda x: x[:, 5:5]),
+    ("x[1]", (3, 129), lambda x: x[1]),
+    ("x[7], 0-d", (9,), lambda x: x[7]),
+    ("transposed", (17, 129), lambda x: x.t()),
+    ("transposed, large", (301, 401), lambda x: x.t()),
+    ("transposed slice", (33, 65), lambda x: x[:, 1:].t()),
+    ("permuted", (5, 6, 7), lambda x: x.permute(2, 0, 1)),
+    ("permuted slice", (5, 6, 7), lambda x: x.permute(1, 2, 0)[1:, ::2]),
+    ("channels_last", (2, 3, 5, 7), lambda x: x.to(memory_format=torch.channels_last)),
+    ("channels_last, one channel", (2, 1, 5, 7),
+     lambda x: x.to(memory_format=torch.channels_last)),
+    ("channels_last_3d", (2, 3, 4, 5, 3), lambda x: x.to(memory_format=torch.channels_last_3d)),
+    ("expanded rows", (1, 33), lambda x: x.expand(5, 33)),
+    ("expanded columns", (33, 1), lambda x: x.expand(33, 5)),
+    ("expanded scalar", (), lambda x: x.expand(3, 4)),
+    ("overlapping", (40,), lambda x: x.unfold(0, 5, 2)),
+    *((f"storage offset {k}", (1024 + k,), lambda x, k=k: x[k:]) for k in (1, 2, 3, 4, 5, 8, 15)),
+    ("storage offset 1, 2-d", (1 + 12 * 33,), lambda x: x[1:].view(12, 33)),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input, made when it is asked for."""
+
+    name: str
+    make: Callable[[], torch.Tensor]
+
+
+def elementwise(device: torch.device, seed: int) -> Iterator[Case]:
+    """All small inputs, of every dtype, for a function of one tensor of any shape and layout."""
+    for name, dtype in DTYPES.items():
+        for k in range(3):
+            generator = torch.Generator().manual_seed(seed + k)
+            make = partial(random, (64, 257), dtype, torch.device("cpu"), generator)
+            yield Case(f"{name}, random, seed {seed + k}", lambda make=make: make().to(device))
+        # A prime number of repetitions, so that every value visits every lane, and the tail.
+        yield Case(
+            f"{name}, special values",
+            lambda dtype=dtype: special_values(dtype).repeat(127).to(device),
+        )
+        generator = torch.Generator(device=device).manual_seed(seed)
+        yield Case(f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator))
+        for shape in SHAPES:
+            make = partial(random, shape, dtype, device, generator)
+            yield Case(f"{name}, shape {list(shape)}", make)
+        for layout, shape, view in LAYOUTS:
+            make = partial(random, shape, dtype, device, generator)
+            yield Case(f"{name}, {layout}", lambda make=make, view=view: view(make()))
+
+
+def refill(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Overwrites x: floats uniform in -1..1, integers uniform over their whole range.
+
+    The public harness draws 0..1, on which ReLU is the identity: a kernel that returns its input,
+    or copies it, would be right there.
+    """
+    if x.is_floating_point():
+        return x.uniform_(-1, 1, generator=generator)
+    limits = torch.iinfo(x.dtype)
+    end = None if x.dtype == torch.int64 else limits.max + 1  # None: 2**63 is no int64
+    return x.random_(limits.min, end, generator=generator)
+
+
+def random(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """A dense tensor filled by `refill`."""
+    return refill(torch.empty(shape, dtype=dtype, device=device), generator)
+
+
+def special_values(dtype: torch.dtype) -> torch.Tensor:
+    """The values at the edges of a dtype, each with its negative, on the CPU, `[n]`."""
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        low = [limits.min, limits.min + 1, -1] if limits.min else [limits.max // 2 + 1]
+        return torch.tensor([*low, 0, 1, limits.max - 1, limits.max], dtype=dtype)
+    limits = torch.finfo(dtype)
+    normal = limits.smallest_normal
+    smallest = normal * limits.eps  # the smallest subnormal
+    values = [0.0, smallest, normal - smallest, normal, limits.eps, 1.0, limits.max]
+    values += [torch.inf, torch.nan]
+    return torch.tensor([*values, *(-v for v in values)], dtype=dtype)
+
+
+def bit_patterns(
+    dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    """Every pattern of an 8- or 16-bit dtype, else 100,003 random ones, NaN payloads among them."""
+    bits = 8 * dtype.itemsize
+    if bits <= 16:
+        integer = torch.int8 if bits == 8 else torch.int16
+        patterns = torch.arange(-(1 << bits - 1), 1 << bits - 1, device=device).to(integer)
+        return patterns.view(dtype)
+    integer = torch.int32 if bits == 32 else torch.int64
+    return random((100_003,), integer, device, generator).view(dtype)
+
+
+def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Overwrites up to 4,096 random elements of a contiguous x with the special values."""
+    values = special_values(x.dtype).to(x.device).repeat(4096 // 7)[:4096]
+    where = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
+    x.view(-1)[where] = values
+    return x

@@ -1,0 +1,83 @@
+"""How much memory is free, and how large an input fits."""
+
+import os
+from pathlib import Path
+
+import torch
+
+# Input-sized tensors alive at once. CPU: the input, its clone or the copy's target, an output.
+# GPU: a ring of three inputs, the copy's target, an output.
+BUFFERS = {"cpu": 3, "cuda": 5}
+RING = {"cpu": 1, "cuda": 3}
+# On a CPU the default leaves the machine to its owner; a GPU is taken whole.
+DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
+LARGEST_SHARE = 0.9
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated on the device; on the CPU within the control group's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([_system_free(), *_cgroup_free()])
+
+
+def choose_rows(
+    wanted: int | None, rows: int, row_bytes: int, device: torch.device
+) -> tuple[int, str]:
+    """The number of rows to measure, and a sentence that says why it is not `rows`, or "".
+
+    Without `wanted`, as many of `rows` as fit in the default share of the free memory.
+
+    Raises:
+        ValueError: `wanted` rows, or a single one, need more memory than there is.
+    """
+    free = free_bytes(device)
+    each = BUFFERS[device.type] * row_bytes
+    share = LARGEST_SHARE if wanted else DEFAULT_SHARE[device.type]
+    largest = int(free * share) // each
+    count = wanted or min(rows, largest)
+    if count > largest or count < 1:
+        raise ValueError(
+            f"{max(count, 1):,} rows need {max(count, 1) * each / 2**30:,.1f} GiB of memory on "
+            f"{device}, and {free * share / 2**30:,.1f} GiB can be used"
+        )
+    if wanted or count == rows:
+        return count, ""
+    part = "a quarter" if device.type == "cpu" else "90%"
+    return count, (
+        f"{count:,} of {rows:,} rows: input and outputs together take {part} of the "
+        f"{free / 2**30:,.1f} GiB free"
+    )
+
+
+def _system_free() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux: the memory there is, the nearest thing os can say
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kilobytes) * 1024
+
+
+def _cgroup_free(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """What each limited control group (version 2) above this process has left, in bytes."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    left = []
+    for group in (root / own, *(root / own).parents):
+        if not group.is_relative_to(root):
+            break
+        try:
+            limit = (group / "memory.max").read_text().strip()
+            used = int((group / "memory.current").read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").open())
+        except OSError:
+            continue
+        if limit != "max":  # cached files count as used, but make room on demand
+            left.append(max(0, int(limit) - used + int(stat["inactive_file"])))
+    return left

@@ -1,0 +1,352 @@
+"""The referee accepts the reference and fails every cheat; the comparison misses no bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from model import Model
+from referee import cases, compare, correctness, memory, report, stats, timing
+from referee.progress import Progress
+
+CPU = torch.device("cpu")
+
+
+class Cheat(nn.Module):
+    """A candidate that refuses what it must, and otherwise does as the function does."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        served = isinstance(x, torch.Tensor) and x.dtype in cases.DTYPES.values()
+        return self.function(x) if served else torch.relu(x)
+
+
+def zero_nan(x):
+    return torch.where(x > 0, x, torch.zeros_like(x))
+
+
+def skip_tail(x):
+    output = torch.relu(x)
+    if output.is_contiguous() and (tail := output.numel() % 4):
+        output.view(-1)[-tail:] = x.reshape(-1)[-tail:]
+    return output
+
+
+def leave_tail_unwritten(x):
+    output = torch.empty_like(x)
+    if not x.is_contiguous():
+        return torch.relu(x)
+    body = x.numel() // 4 * 4
+    output.view(-1)[:body] = torch.relu(x.reshape(-1)[:body])
+    return output
+
+
+def change_input(x):
+    output = torch.relu(x)
+    if x.numel() > 1000:
+        x[(-1,) * x.dim()] += 1
+    return output
+
+
+def change_hidden_memory(x):
+    output = torch.relu(x)
+    if x.storage_offset():
+        x.as_strided((1,), (1,), 0).zero_()
+    return output
+
+
+def flush_subnormals(x):
+    if not x.is_floating_point():
+        return torch.relu(x)
+    return torch.relu(torch.where(x.abs() < torch.finfo(x.dtype).smallest_normal, 0, x))
+
+
+def first_row_only(x):
+    output = torch.relu(x)
+    if x.dim() > 1 and len(x) > 1:
+        output[1:] = output[:1]
+    return output
+
+
+class Replay:
+    """Answers from memory when address, layout and version are known."""
+
+    def __init__(self) -> None:
+        self.seen = {}
+
+    def __call__(self, x):
+        key = (x.data_ptr(), x.shape, x.stride(), x.dtype, x._version)
+        if key not in self.seen:
+            self.seen[key] = x, torch.relu(x)  # x is kept, so that its address stays its own
+        return self.seen[key][1].clone()
+
+
+class OneBuffer:
+    """Returns the same memory for every input of one layout."""
+
+    def __init__(self) -> None:
+        self.buffers = {}
+
+    def __call__(self, x):
+        expected = torch.relu(x)
+        key = (x.shape, x.stride(), x.dtype)
+        return self.buffers.setdefault(key, expected).copy_(expected)
+
+
+# What each does, and what the first failure must name.
+CHEATS = {
+    "identity": (lambda x: x, "random, seed 5: the output shares memory with the input"),
+    "clone": (torch.clone, "random, seed 5: 8,"),
+    "zeros": (torch.zeros_like, "random, seed 5: 8,"),
+    "in place": (torch.relu_, "random, seed 5: the input's memory was changed"),
+    "nan becomes 0": (zero_nan, "special values"),
+    "tail skipped": (skip_tail, "special values: 1 of"),
+    "tail unwritten": (leave_tail_unwritten, "special values: "),
+    "contiguous strides": (
+        lambda x: torch.relu(x).contiguous(),
+        "transposed: the output's strides",
+    ),
+    "input changed": (change_input, "random, seed 5: the input's memory was changed"),
+    "hidden memory changed": (change_hidden_memory, "the input's memory was changed: 1 of"),
+    "input resized": (lambda x: torch.relu(x.resize_(x.numel())), "shape, strides or address"),
+    "subnormals flushed": (flush_subnormals, "special values"),
+    "first row only": (first_row_only, "random, seed 5"),
+    "half precision": (lambda x: torch.relu(x.half().to(x.dtype)), "random, seed 5"),
+    "through float32": (lambda x: torch.relu(x.float()).to(x.dtype), "float64, random"),
+    "another dtype": (lambda x: torch.relu(x).double(), "the output's dtype is torch.float64"),
+    "no tensor": (lambda x: torch.relu(x).tolist(), "the output is a list"),
+    "a crash": (lambda x: x / [], "TypeError"),
+    "replay": (Replay(), "calls in a row"),
+    "one buffer": (OneBuffer(), "calls in a row: two outputs share memory"),
+}
+
+
+def small(candidate: nn.Module) -> correctness.Checks:
+    return correctness.check_small(Model(), candidate, CPU, 5, Progress())
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_cheats_fail(name):
+    function, reason = CHEATS[name]
+    assert reason in small(Cheat(function)).failures[0]
+
+
+class Lenient(Model):
+    """Takes what torch refuses."""
+
+    def forward(self, x):
+        return super().forward(torch.as_tensor(x).float())
+
+
+def test_errors_must_match():
+    assert correctness.check_error(Model(), Model(), [1.0]) is None
+    assert (
+        correctness.check_error(Model(), Lenient(), [1.0]) == "raised nothing, expected TypeError"
+    )
+
+
+def test_reference_passes():
+    checks = small(Model())
+    assert checks.failures == []
+    assert checks.count > 400
+
+
+def test_unwritten_tail_shows():
+    generator = torch.Generator().manual_seed(1)
+    cheat = Cheat(leave_tail_unwritten)
+    problem = correctness.check_tails(Model(), cheat, CPU, generator)
+    assert problem.startswith("length 1: 1 of 1 elements differ, the first at [0]: got nan")
+    assert correctness.check_tails(Model(), Model(), CPU, generator) is None
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_headline():
+    def check(candidate):
+        generator = torch.Generator().manual_seed(1)
+        x = cases.random((3, 5001), torch.float32, CPU, generator)
+        return correctness.check_headline(Model(), candidate, x, generator, Progress()).failures
+
+    assert check(Model()) == []
+    assert "nan" in check(Cheat(zero_nan))[0]
+    assert check(Cheat(skip_tail))
+
+
+def test_failures_are_described():
+    [first, *_] = small(Cheat(torch.clone)).failures
+    assert "elements differ, the first at [" in first
+    assert "got -0." in first
+    assert "expected 0.0" in first
+
+
+def test_changed_torch_is_noticed(monkeypatch):
+    before = correctness.global_state()
+    assert correctness.global_state() == before
+    monkeypatch.setattr(torch, "relu", torch.clone)
+    assert correctness.global_state() != before
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES.values(), ids=str)
+def test_equal_tensors(dtype):
+    x = cases.special_values(dtype)
+    assert compare.first_mismatch(x, x.clone()) is None
+    assert compare.first_mismatch(x, x.clone(), exact=True) is None
+
+
+@pytest.mark.parametrize("dtype", [d for d in cases.DTYPES.values() if d.is_floating_point])
+def test_what_counts_as_equal(dtype):
+    def differ(got, expected):
+        return compare.first_mismatch(*(torch.tensor([v], dtype=dtype) for v in (got, expected)))
+
+    zero, nan, inf = 0.0, torch.nan, torch.inf
+    largest, smallest = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal / 4
+    for got, expected in [(zero, -zero), (nan, -nan), (inf, inf)]:
+        assert differ(got, expected) is None
+    for got, expected in [(nan, inf), (zero, nan), (inf, -inf), (largest, inf), (smallest, zero)]:
+        assert differ(got, expected)
+        assert differ(expected, got)
+
+
+def test_exact_sees_signs_and_payloads():
+    x = torch.tensor([0.0, torch.nan])
+    assert compare.first_mismatch(x, -x) is None
+    assert compare.first_mismatch(x, -x, exact=True).count == 2
+
+
+@pytest.mark.parametrize("shape", [(7, 101), (7 * 101,)])
+def test_one_wrong_bit_in_the_last_chunk(monkeypatch, shape):
+    monkeypatch.setattr(compare, "CHUNK", 100)
+    x = torch.rand(shape)
+    x.view(-1)[3] = torch.nan
+    y = x.clone()
+    y.view(torch.int32).view(-1)[-1] ^= 1
+    mismatch = compare.first_mismatch(y, x)
+    assert (mismatch.count, mismatch.total) == (1, 707)
+    assert mismatch.index == tuple(size - 1 for size in shape)
+    assert mismatch.got == y.view(-1)[-1].item()
+    y.view(-1)[[50, 250]] = -1
+    mismatch = compare.first_mismatch(y.t() if x.dim() == 2 else y, x.t() if x.dim() == 2 else x)
+    assert mismatch.count == 3
+
+
+def test_shapes_without_elements_or_dimensions():
+    assert compare.first_mismatch(torch.empty(0, 3), torch.empty(0, 3)) is None
+    assert compare.first_mismatch(torch.tensor(1.0), torch.tensor(2.0)).index == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (None, "NoneType"),
+        (nn.Parameter(torch.zeros(2, 3)), "Parameter"),
+        (torch.zeros(2, 3, dtype=torch.float64), "dtype"),
+        (torch.zeros(2, 3, device="meta"), "device"),
+        (torch.zeros(6), "shape"),
+        (torch.zeros(3, 2).t(), "strides"),
+    ],
+)
+def test_layout(other, word):
+    assert word in compare.layout_mismatch(other, torch.zeros(2, 3))
+    assert compare.layout_mismatch(torch.ones(2, 3), torch.zeros(2, 3)) is None
+
+
+def test_shared_memory():
+    x = torch.zeros(10)
+    assert compare.share_memory(x[:2], x[5:])
+    assert not compare.share_memory(x, x.clone())
+    assert not compare.share_memory(torch.empty(0), torch.empty(0))
+
+
+class Forgetful(nn.Module):
+    """Computes its first few answers, then repeats the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.kept = None
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls < 4:
+            self.kept = torch.relu(x)
+        return self.kept.clone()
+
+
+def timed(candidate: nn.Module) -> timing.Timings:
+    generator = torch.Generator().manual_seed(1)
+    ring = [cases.random((4, 64), torch.float32, CPU, generator)]
+    inputs = timing.Inputs(ring, Model(), generator)
+    return timing.measure(Model(), candidate, inputs, 5, Progress())
+
+
+def test_timing_takes_every_round():
+    timings = timed(Model())
+    assert timings.problems == []
+    assert {len(times) for times in timings.seconds.values()} == {5}
+    assert timings.moved_bytes == 2 * 4 * 64 * 4
+    assert timing.AGAIN in report.results(timings)
+
+
+def test_replay_is_caught_while_timing():
+    assert "a timed call was wrong in rows" in timed(Forgetful()).problems[0]
+
+
+def test_incredible_times():
+    ms = {name: [value * 1e-3] * 3 for name, value in {timing.SOLUTION: 1, timing.COPY: 3}.items()}
+    honest = {**ms, timing.SOLUTION: [2.9e-3] * 3}
+    assert timing.incredible(timing.Timings("cuda", 1, honest, honest)) == []
+    [fast, hidden] = timing.incredible(timing.Timings("cuda", 1, ms, honest))
+    assert "not credible" in fast
+    assert "another stream" in hidden
+
+
+def test_speed_up():
+    draw = random.Random(1)
+    base = [draw.uniform(1, 2) for _ in range(50)]
+    ratio, low, high = stats.speed_up(base, [t / 2 for t in base])
+    assert ratio == low == high == 2
+    ratio, low, high = stats.speed_up(base, [t * draw.uniform(0.9, 1.1) for t in base])
+    assert low < ratio < high
+    assert stats.speed_up([1.0], [2.0]) == (0.5, 0.5, 0.5)
+    assert stats.spread([1.0]) == (1.0, 1.0)
+    assert stats.spread([float(i) for i in range(11)]) == (1.0, 9.0)
+
+
+def test_rows_that_fit(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1200)
+    assert memory.choose_rows(None, 4, 10, CPU) == (4, "")
+    rows, note = memory.choose_rows(None, 4096, 10, CPU)
+    assert rows == 10
+    assert note.startswith("10 of 4,096 rows")
+    assert memory.choose_rows(36, 4096, 10, CPU) == (36, "")
+    for wanted, size in [(37, 10), (None, 101)]:
+        with pytest.raises(ValueError, match="GiB"):
+            memory.choose_rows(wanted, 4096, size, CPU)
+
+
+def test_control_groups(tmp_path: Path):
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for group, limit in ((inner, "max"), (inner.parent, "1000")):
+        (group / "memory.max").write_text(limit + "\n")
+        (group / "memory.current").write_text("700\n")
+        (group / "memory.stat").write_text("anon 500\ninactive_file 100\n")
+    membership = tmp_path / "cgroup"
+    membership.write_text("1:cpu:/\n0::/outer/inner\n")
+    assert memory._cgroup_free(tmp_path, membership) == [400]
+    assert memory._cgroup_free(tmp_path, tmp_path / "absent") == []
+
+
+def test_writing_is_atomic(tmp_path: Path):
+    path = tmp_path / "file"
+    report.check_writable(path)
+    assert list(tmp_path.iterdir()) == []
+    report.write(path, "one")
+    report.write(path, "two")
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["two"]
+    with pytest.raises(OSError, match="directory"):
+        report.check_writable(tmp_path)

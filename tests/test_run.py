@@ -1,0 +1,122 @@
+"""The command line: bad input, exit statuses, and one tiny run of the real thing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import run
+from model import Model
+
+ROOT = Path(run.__file__).parent
+
+
+class Clone(Model):
+    """A wrong solution."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+
+@pytest.fixture
+def solution(monkeypatch):
+    """Puts a stand-in where run.py imports the solution from."""
+
+    def place(solution_type: type) -> None:
+        module = SimpleNamespace(SOLUTIONS={"relu": solution_type})
+        monkeypatch.setitem(sys.modules, "model_new", module)
+
+    return place
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no_such_problem"],
+        ["--rows", "0"],
+        ["--rows", "-1"],
+        ["--rows", "many"],
+        ["--rows", "9" * 30],
+        ["--trials", "0"],
+        ["--dtype", "bool"],
+        ["--device", "tpu"],
+        ["--device", "meta"],
+        ["--device", "cuda:99"],
+        ["--json", "/no/such/folder/file"],
+        ["--json", str(ROOT)],
+        ["--bundle", "/no/such/folder/file"],
+        ["--no-such-option"],
+    ],
+    ids=" ".join,
+)
+def test_bad_input(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run.main(arguments)
+    output = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert output.out == ""
+    assert output.err.startswith("run.py: ")
+    assert output.err.count("\n") == 1
+
+
+def test_wrong_solution(solution, capsys, tmp_path):
+    solution(Clone)
+    path = tmp_path / "result.json"
+    assert run.main(["--device", "cpu", "--rows", "1", "--json", str(path)]) == 1
+    output = capsys.readouterr().out
+    assert "nothing was timed" in output
+    assert "WRONG  float32, random" in output
+    assert "elements differ, the first at [" in output
+    record = json.loads(path.read_text())
+    assert record["checks"]["failures"]
+    assert "timings" not in record
+
+
+def test_solution_that_does_not_build(monkeypatch, capsys):
+    def fail(name: str) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(run.importlib, "import_module", fail)
+    assert run.main(["--device", "cpu", "--rows", "1"]) == 1
+    assert "no compiler" in capsys.readouterr().err
+
+
+def test_solution_that_changes_settings(solution, capsys):
+    class Sabotage(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.set_default_dtype(torch.float16)
+
+    solution(Sabotage)
+    try:
+        assert run.main(["--device", "cpu", "--rows", "1", "--trials", "1"]) == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert "WRONG  the solution changed the default dtype" in capsys.readouterr().out
+
+
+def test_bundle(monkeypatch, capsys, tmp_path):
+    bundles = SimpleNamespace(bundle=lambda problem: f"# {problem}\n")
+    monkeypatch.setattr(run.importlib, "import_module", {"kernels.bundle": bundles}.get)
+    path = tmp_path / "solution.py"
+    assert run.main(["relu", "--bundle", str(path)]) == 0
+    assert path.read_text() == "# relu\n"
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_from_end_to_end(tmp_path):
+    path = tmp_path / "result.json"
+    options = ["--rows", "1", "--trials", "3", "--device", "cpu", "--json", str(path)]
+    command = [sys.executable, str(ROOT / "run.py"), *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "building the kernels" in done.stderr
+    assert "torch.relu (again)" in done.stdout
+    record = json.loads(path.read_text())
+    assert record["shape"] == [1, 393216]
+    assert record["checks"] == {"count": record["checks"]["count"], "failures": []}
+    assert {len(times) for times in record["timings"]["seconds"].values()} == {3}
