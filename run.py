@@ -145,10 +145,11 @@ def _device(name: str | None) -> torch.device:
     if device.type not in RING:
         raise ValueError(f"device {name} is neither a CPU nor a CUDA GPU")
     if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= torch.cuda.device_count():
             raise ValueError(f"device {device} is not there: torch sees no such GPU")
         torch.cuda.set_device(device)
-        return torch.device("cuda", torch.cuda.current_device())
+        return device
     return torch.device("cpu")
 
 

@@ -10,6 +10,8 @@
 //   - relu_autograd: sparse, nested, quantized and mkldnn tensors, forward-mode AD, torch.func
 //   - the registrations at the end: other devices, meta tensors (shapes only), vmap
 
+#include <Python.h>
+// Python.h comes first, as it demands.
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
@@ -24,14 +26,22 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
+#include <vector>
 
 #include "launchers.h"
 
@@ -42,12 +52,28 @@
 #include <c10/cuda/CUDAStream.h>
 #endif
 
+// From torch/csrc/autograd/python_variable.h and torch/csrc/Exceptions.h, which would take 3 of the
+// 10 seconds that this file compiles: they bring pybind11 in. A torch without these symbols makes
+// the import fail at once.
+extern PyObject* THPVariableClass;
+extern PyObject* ParameterClass;
+PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+namespace torch {
+void translate_exception_to_python(const std::exception_ptr& error);
+}
+
 namespace kernels {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// A RuntimeError. The message is put together without streams: c10::str would use them, and they
+// crash in an extension that was linked with a libstdc++ of its own, as some toolchains do.
+[[noreturn]] void fail(const std::string& message) {
+  TORCH_CHECK(false, message);
+  std::abort();  // not reached
+}
 
 // ------------------------------------------------------------------------------------ kernels
 
@@ -95,9 +121,9 @@ Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::Int
   return strides ? at::detail::empty_strided_cuda(sizes, *strides, type, like.device())
                  : at::detail::empty_cuda(sizes, type, like.device(), std::nullopt);
 #else
-  TORCH_CHECK(false, "expected a tensor on the CPU, got one on ", like.device(),
-              ": these kernels were built without CUDA, because torch.cuda.is_available() was "
-              "false when model_new was imported");
+  fail("expected a tensor on the CPU, got one on " + like.device().str() +
+       ": these kernels were built without CUDA, because torch.cuda.is_available() was false when "
+       "model_new was imported");
 #endif
 }
 
@@ -251,8 +277,10 @@ Tensor relu_kernel(const Tensor& x) {
 
 DType floating_dtype(const Tensor& tensor, const char* name) {
   const std::optional<DType> dtype = kernel_dtype(tensor.scalar_type());
-  TORCH_CHECK(dtype && at::isFloatingType(tensor.scalar_type()), name,
-              " must be float32, float64, float16 or bfloat16, got ", tensor.scalar_type());
+  if (!dtype || !at::isFloatingType(tensor.scalar_type())) {
+    fail(std::string(name) + " must be float32, float64, float16 or bfloat16, got " +
+         c10::toString(tensor.scalar_type()));
+  }
   return *dtype;
 }
 
@@ -292,16 +320,23 @@ Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
   return allocate(grad_output, sizes, rule.output().strides(), type);
 }
 
-Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask, at::IntArrayRef stride) {
+Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,
+                            const c10::IValue& strides) {
+  const std::vector<int64_t> stride = strides.toIntVector();
   const DType dtype = floating_dtype(grad_output, "grad_output");
-  TORCH_CHECK(mask.scalar_type() == at::kByte && mask.is_contiguous() &&
-                  mask.numel() == (grad_output.numel() + 7) / 8,
-              "mask must be contiguous, of dtype uint8 and of ", (grad_output.numel() + 7) / 8,
-              " elements, got ", mask.numel(), " of ", mask.scalar_type());
-  TORCH_CHECK(mask.device() == grad_output.device(), "mask must be on the gradient's device, ",
-              grad_output.device(), ", got ", mask.device());
-  TORCH_CHECK(static_cast<int64_t>(stride.size()) == grad_output.dim(), "stride must have ",
-              grad_output.dim(), " entries, got ", stride.size());
+  const int64_t bytes = (grad_output.numel() + 7) / 8;
+  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.numel() != bytes) {
+    fail("mask must be contiguous, uint8 and of " + std::to_string(bytes) + " elements, got " +
+         std::to_string(mask.numel()) + " of " + c10::toString(mask.scalar_type()));
+  }
+  if (mask.device() != grad_output.device()) {
+    fail("mask must be on the gradient's device, " + grad_output.device().str() + ", got " +
+         mask.device().str());
+  }
+  if (static_cast<int64_t>(stride.size()) != grad_output.dim()) {
+    fail("stride must have " + std::to_string(grad_output.dim()) + " entries, got " +
+         std::to_string(stride.size()));
+  }
   Tensor grad_input = allocate_grad_input(grad_output, stride);
   run_relu_backward(dtype, grad_output, mask, stride, grad_input);
   return grad_input;
@@ -309,145 +344,216 @@ Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask, at::I
 
 // The same out of torch's own ops, for the transforms that take an operator apart.
 Tensor relu_backward_composite(const Tensor& grad_output, const Tensor& mask,
-                               at::IntArrayRef stride) {
+                               const c10::IValue& stride) {
   const Tensor places = at::arange(8, mask.options());
   const Tensor bits = mask.unsqueeze(1).bitwise_right_shift(places).bitwise_and(1).to(at::kBool);
-  const Tensor keep = bits.flatten().as_strided(grad_output.sizes(), stride);
+  const Tensor keep = bits.flatten().as_strided(grad_output.sizes(), stride.toIntVector());
   return at::where(keep, grad_output, at::zeros_like(grad_output));
 }
 
-// ----------------------------------------------------------------------------------- autograd
+// ---------------------------------------------------------------------------------- dispatcher
 
 #define KERNELS_STRING_(x) #x
 #define KERNELS_STRING(x) KERNELS_STRING_(x)
-#define KERNELS_NAMESPACE KERNELS_STRING(TORCH_EXTENSION_NAME)
+#define KERNELS_NAME KERNELS_STRING(TORCH_EXTENSION_NAME)
 
-Tensor call_relu(const Tensor& x) {
-  static const auto handle = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow(KERNELS_NAMESPACE "::relu", "")
-                                 .typed<Tensor(const Tensor&)>();
-  return handle.call(x);
+using torch::jit::Stack;
+
+// Where the dispatcher would do nothing below autograd but call our kernel: a dense tensor on the
+// CPU or a GPU, no transform, no mode. Autocast and ADInplaceOrView leave relu alone.
+bool is_dense(const Tensor& x) {
+  using at::DispatchKey;
+  constexpr c10::DispatchKeySet kDense({DispatchKey::CPU, DispatchKey::CUDA,
+                                        DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
+                                        DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect,
+                                        DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  return kDense.isSupersetOf((x.key_set() | local.included_) - local.excluded_);
 }
 
-std::tuple<Tensor, Tensor> call_relu_with_mask(const Tensor& x) {
-  static const auto handle = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow(KERNELS_NAMESPACE "::relu_with_mask", "")
-                                 .typed<std::tuple<Tensor, Tensor>(const Tensor&)>();
-  return handle.call(x);
-}
+bool wants_gradient(const Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
 
-Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
-                          c10::SymIntArrayRef stride) {
-  static const auto handle =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow(KERNELS_NAMESPACE "::relu_backward", "")
-          .typed<Tensor(const Tensor&, const Tensor&, c10::SymIntArrayRef)>();
-  return handle.call(grad_output, mask, stride);
-}
-
-bool has_tangent(const Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
+bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
 // Whether a transform of torch.func is at work.
 bool in_functorch() {
   return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
+// Calls an operator of this library through the dispatcher.
+void call(const char* name, Stack& stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+}
+
+// The operator from the top, autograd included.
+Tensor call_relu_operator(const Tensor& x) {
+  Stack stack{x};
+  call(KERNELS_NAME "::relu", stack);
+  return stack[0].toTensor();
+}
+
+// The operators below autograd. A dense tensor's go to the kernel straight away.
+Tensor call_relu(const Tensor& x) {
+  if (is_dense(x)) return relu_kernel(x);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_relu_operator(x);
+}
+
+std::tuple<Tensor, Tensor> call_relu_with_mask(const Tensor& x) {
+  if (is_dense(x)) return relu_with_mask_kernel(x);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Stack stack{x};
+  call(KERNELS_NAME "::relu_with_mask", stack);
+  return {stack[0].toTensor(), stack[1].toTensor()};
+}
+
+Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
+                          const c10::IValue& stride) {
+  if (is_dense(grad_output) && is_dense(mask) && !wants_gradient(grad_output) &&
+      !has_tangent(grad_output)) {
+    return relu_backward_kernel(grad_output, mask, stride);
+  }
+  Stack stack{grad_output, mask, stride};
+  call(KERNELS_NAME "::relu_backward", stack);
+  return stack[0].toTensor();
+}
+
+// ------------------------------------------------------------------------------------ autograd
+
 // Tensors that stand for a dense one while torch traces; other subclasses with dispatch of their
 // own may store something else, a shard say, whose memory order is not that of the whole.
-bool is_traced(const Tensor& x) {
-  const pybind11::gil_scoped_acquire gil;
-  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(x));
-  const std::string_view name = Py_TYPE(object.ptr())->tp_name;
-  return name == "FakeTensor" || name == "FunctionalTensor";
-}
 bool is_wrapper(const Tensor& x) {
-  return x.key_set().has(at::DispatchKey::Python) && !is_traced(x);
+  if (!x.key_set().has(at::DispatchKey::Python)) return false;
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* object = THPVariable_Wrap(x);
+  const std::string_view name = Py_TYPE(object)->tp_name;
+  const bool is_traced = name == "FakeTensor" || name == "FunctionalTensor";
+  Py_DECREF(object);
+  PyGILState_Release(gil);
+  return !is_traced;
 }
 
-struct ReluBackward : torch::autograd::Function<ReluBackward> {
-  static constexpr bool is_traceable = true;
+using torch::autograd::Node;
+// A std::shared_ptr up to torch 2.12, a c10::intrusive_ptr from 2.13 on.
+using NodePointer = decltype(torch::autograd::Edge::function);
 
-  static Tensor forward(AutogradContext* ctx, const Tensor& grad_output, const Tensor& mask,
-                        c10::SymIntArrayRef stride) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    ctx->save_for_backward({mask});
-    ctx->saved_data["stride"] = stride;
-    return call_relu_backward(grad_output, mask, stride);
+template <typename Pointer, typename T>
+Pointer own_node(std::unique_ptr<T> node) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return Pointer(node.release(), [](auto* node) { deleteNode(node); });
+  } else {
+    return Pointer::unsafe_steal_from_new(node.release());
   }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    const auto stride = ctx->saved_data["stride"].toSymIntVector();
-    return {call_relu_backward(grads[0], saved[0], stride), Tensor(), Tensor()};
-  }
-};
-
-Tensor relu_backward_autograd(const Tensor& grad_output, const Tensor& mask,
-                              c10::SymIntArrayRef stride) {
-  if (has_tangent(grad_output) || in_functorch()) {
-    return relu_backward_composite(grad_output, mask, C10_AS_INTARRAYREF_SLOW(stride));
-  }
-  if (at::GradMode::is_enabled() && grad_output.requires_grad()) {
-    return ReluBackward::apply(grad_output, mask, stride);
-  }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_relu_backward(grad_output, mask, stride);
 }
 
-struct Relu : torch::autograd::Function<Relu> {
-  static constexpr bool is_traceable = true;
+// What autograd records of relu and of relu_backward: both have the same derivative. Written out
+// as a Node, for torch::autograd::Function would take 3 s more to compile and more time a call.
+struct SelectBackward : Node {
+  torch::autograd::SavedVariable saved;  // the mask, or the output if there is no stride
+  std::optional<c10::IValue> stride;
 
-  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    auto [out, mask] = call_relu_with_mask(x);
-    ctx->save_for_backward({mask});
-    ctx->saved_data["stride"] = out.sym_strides();
-    return out;
+  std::string name() const override { return "SelectBackward"; }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {Tensor()};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Tensor tensor = saved.unpack();
+    return {stride ? call_relu_backward(grads[0], tensor, *stride)
+                   : at::threshold_backward(grads[0], tensor, 0)};
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    return {call_relu_backward(grads[0], saved[0], ctx->saved_data["stride"].toSymIntVector())};
-  }
-};
-
-// For wrapper subclasses: keeps the output, as torch does, and reads the mask off that.
-struct ReluOfWrapper : torch::autograd::Function<ReluOfWrapper> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    Tensor out = call_relu(x);
-    ctx->save_for_backward({out});
-    return out;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {at::threshold_backward(grads[0], ctx->get_saved_variables()[0], 0)};
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    saved.reset_data();
   }
 };
+
+// Makes `output` the result of a selection from `input`.
+void record(const Tensor& input, const Tensor& output, const Tensor& saved,
+            std::optional<c10::IValue> stride) {
+  auto node = std::make_unique<SelectBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  node->saved = torch::autograd::SavedVariable(saved, /*is_output=*/false);
+  node->stride = std::move(stride);
+  const uint32_t output_number = node->add_input_metadata(output);
+  torch::autograd::impl::set_gradient_edge(output,
+                                           {own_node<NodePointer>(std::move(node)), output_number});
+}
 
 Tensor relu_autograd(const Tensor& x) {
   if (x.layout() != at::kStrided || x.is_quantized() || x.is_nested() || has_tangent(x) ||
       in_functorch()) {
     return at::relu(x);
   }
-  if (at::GradMode::is_enabled() && x.requires_grad()) {
-    return is_wrapper(x) ? ReluOfWrapper::apply(x) : Relu::apply(x);
+  if (!wants_gradient(x)) return call_relu(x);
+  if (is_wrapper(x)) {  // keeps the output, as torch does
+    const Tensor out = call_relu(x);
+    record(x, out, out.detach(), std::nullopt);
+    return out;
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_relu(x);
+  const auto [out, mask] = call_relu_with_mask(x);
+  record(x, out, mask, c10::IValue(out.sym_strides()));
+  return out;
 }
+
+Tensor relu_backward_autograd(const Tensor& grad_output, const Tensor& mask,
+                              const c10::IValue& stride) {
+  if (has_tangent(grad_output) || in_functorch()) {
+    return relu_backward_composite(grad_output, mask, stride);
+  }
+  Tensor grad_input;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    grad_input = call_relu_backward(grad_output, mask, stride);
+  }
+  if (wants_gradient(grad_output)) record(grad_output, grad_input, mask, stride);
+  return grad_input;
+}
+
+// -------------------------------------------------------------------------------- registration
 
 std::tuple<Tensor, Tensor> relu_with_mask_meta(const Tensor& x) {
-  Tensor out = at::relu(x);
   const c10::SymInt bytes = (x.sym_numel() + 7) / 8;
-  return {out, at::empty_symint({bytes}, x.options().dtype(at::kByte))};
+  return {at::relu(x), at::empty_symint({bytes}, x.options().dtype(at::kByte))};
 }
 
-Tensor relu_backward_meta(const Tensor& grad_output, const Tensor& mask,
-                          c10::SymIntArrayRef stride) {
-  const Tensor out =
-      at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
+Tensor relu_backward_meta(const Tensor& grad_output, const Tensor&, const c10::IValue& stride) {
+  const Tensor out = at::empty_strided_symint(grad_output.sym_sizes(), stride.toSymIntVector(),
+                                              grad_output.options());
   return at::threshold_backward(grad_output, out, 0);
+}
+
+// The kernels as the dispatcher takes them, on a stack. One functor for all: torch's own wrappers
+// would be made anew for every function, which takes seconds to compile.
+struct Boxed : c10::OperatorKernel {
+  explicit Boxed(void (*function)(Stack&)) : function(function) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+    function(*stack);
+  }
+  void (*function)(Stack&);
+};
+
+torch::CppFunction boxed(void (*function)(Stack&)) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(function));
+}
+
+template <Tensor (*kernel)(const Tensor&)>
+void box_relu(Stack& stack) {
+  stack.back() = kernel(stack.back().toTensor());
+}
+
+template <std::tuple<Tensor, Tensor> (*kernel)(const Tensor&)>
+void box_relu_with_mask(Stack& stack) {
+  auto [out, mask] = kernel(stack.back().toTensor());
+  stack.back() = std::move(out);
+  stack.emplace_back(std::move(mask));
+}
+
+template <Tensor (*kernel)(const Tensor&, const Tensor&, const c10::IValue&)>
+void box_relu_backward(Stack& stack) {
+  const size_t first = stack.size() - 3;
+  stack[first] = kernel(stack[first].toTensor(), stack[first + 1].toTensor(), stack[first + 2]);
+  stack.resize(first + 1);
 }
 
 #define KERNELS_LIBRARY(name, m) TORCH_LIBRARY(name, m)
@@ -460,78 +566,95 @@ KERNELS_LIBRARY(TORCH_EXTENSION_NAME, m) {
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("relu", relu_kernel);
-  m.impl("relu_with_mask", relu_with_mask_kernel);
-  m.impl("relu_backward", relu_backward_kernel);
+  m.impl("relu", boxed(box_relu<relu_kernel>));
+  m.impl("relu_with_mask", boxed(box_relu_with_mask<relu_with_mask_kernel>));
+  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_kernel>));
 }
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { register_kernels(m); }
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) { register_kernels(m); }
 
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Meta, m) {
-  m.impl("relu", at::relu);
-  m.impl("relu_with_mask", relu_with_mask_meta);
-  m.impl("relu_backward", relu_backward_meta);
+  m.impl("relu", boxed(box_relu<at::relu>));
+  m.impl("relu_with_mask", boxed(box_relu_with_mask<relu_with_mask_meta>));
+  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_meta>));
 }
 
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
-  m.impl("relu", relu_autograd);
-  m.impl("relu_backward", relu_backward_autograd);
+  m.impl("relu", boxed(box_relu<relu_autograd>));
+  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_autograd>));
 }
 
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, FuncTorchBatched, m) {
-  m.impl("relu", at::relu);
-  m.impl("relu_backward", relu_backward_composite);
+  m.impl("relu", boxed(box_relu<at::relu>));
+  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_composite>));
 }
 
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("relu", at::relu);
+  m.impl("relu", boxed(box_relu<at::relu>));
 }
 
 // -------------------------------------------------------------------------------------- Python
 
-// Where the dispatcher would do nothing but call our kernel: a dense tensor on the CPU or a GPU,
-// no transform, no mode, nothing to record. Autocast and ADInplaceOrView leave relu alone.
-bool is_plain(const Tensor& x) {
-  using at::DispatchKey;
-  constexpr c10::DispatchKeySet kPlain({DispatchKey::CPU, DispatchKey::CUDA,
-                                        DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
-                                        DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect,
-                                        DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  const c10::DispatchKeySet keys = (x.key_set() | local.included_) - local.excluded_;
-  return kPlain.isSupersetOf(keys) && !(x.requires_grad() && at::GradMode::is_enabled()) &&
-         !has_tangent(x);
-}
-
 // What the entry calls for a tensor with a Python side of its own; set once, at import.
 PyObject* fallback = nullptr;
+// Where a torch.Tensor object holds its at::Tensor.
+size_t tensor_offset = 0;
+
+const Tensor& unwrap(PyObject* tensor) {
+  return *reinterpret_cast<const Tensor*>(reinterpret_cast<char*>(tensor) + tensor_offset);
+}
+
+// Finds tensor_offset, which differs between versions of torch, by looking for a known tensor in
+// its Python object.
+bool find_tensor_offset() {
+  const Tensor tensor = at::detail::empty_cpu({0}, at::kFloat);
+  const void* const impl = tensor.unsafeGetTensorImpl();
+  PyObject* object = THPVariable_Wrap(tensor);
+  const size_t size = Py_TYPE(object)->tp_basicsize;
+  for (size_t at = sizeof(PyObject); at + sizeof(impl) <= size; at += sizeof(impl)) {
+    if (memcmp(reinterpret_cast<char*>(object) + at, &impl, sizeof(impl)) == 0) {
+      tensor_offset = at;
+      break;
+    }
+  }
+  Py_DECREF(object);
+  return tensor_offset != 0;
+}
 
 // relu(x) from Python: for a plain tensor the kernel at once, else the operator. Subclasses,
 // proxies and modes see the operator through Python, as they expect.
 PyObject* relu_entry(PyObject*, PyObject* argument) {
-  HANDLE_TH_ERRORS
-  const bool is_tensor = THPVariable_CheckExact(argument);
-  if (!is_tensor && !THPVariable_Check(argument) &&
-      !PyObject_HasAttrString(argument, "__torch_function__")) {
+  PyTypeObject* const type = Py_TYPE(argument);
+  const bool is_tensor = type == reinterpret_cast<PyTypeObject*>(THPVariableClass) ||
+                         type == reinterpret_cast<PyTypeObject*>(ParameterClass);
+  if (!is_tensor && !PyObject_HasAttrString(argument, "__torch_function__")) {
     PyErr_Format(PyExc_TypeError, "relu(): argument 'input' (position 1) must be Tensor, not %s",
-                 Py_TYPE(argument)->tp_name);
+                 type->tp_name);
     return nullptr;
   }
   if (!is_tensor || at::impl::torch_function_mode_enabled()) {
     return PyObject_CallOneArg(fallback, argument);
   }
-  const Tensor& x = THPVariable_Unpack(argument);
-  auto* const compute = is_plain(x) ? relu_kernel : call_relu;
-  if (x.is_cpu() && x.numel() < kGrain) {  // done before another thread would have the GIL
-    return THPVariable_Wrap(compute(x));
+  try {
+    const Tensor& x = unwrap(argument);
+    const bool is_plain = is_dense(x) && !wants_gradient(x) && !has_tangent(x);
+    // A short kernel on the CPU is done before another thread would have the GIL.
+    const bool holds_gil = x.is_cpu() && x.numel() < kGrain;
+    PyThreadState* const thread = holds_gil ? nullptr : PyEval_SaveThread();
+    Tensor out;
+    std::exception_ptr error;
+    try {
+      out = is_plain ? relu_kernel(x) : call_relu_operator(x);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (thread != nullptr) PyEval_RestoreThread(thread);
+    if (error) std::rethrow_exception(error);
+    return THPVariable_Wrap(out);
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
   }
-  Tensor out;
-  {
-    const pybind11::gil_scoped_release no_gil;
-    out = compute(x);
-  }
-  return THPVariable_Wrap(std::move(out));
-  END_HANDLE_TH_ERRORS
 }
 
 PyObject* set_fallback(PyObject*, PyObject* callable) {
@@ -545,19 +668,20 @@ PyMethodDef methods[] = {
     {"set_fallback", set_fallback, METH_O, "set_fallback(op): what relu calls off its quick way."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT,
-                      KERNELS_NAMESPACE,
-                      nullptr,
-                      -1,
-                      methods,
-                      nullptr,
-                      nullptr,
-                      nullptr,
-                      nullptr};
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, KERNELS_NAME, nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+PyObject* create_module() {
+  if (!find_tensor_offset()) {
+    PyErr_SetString(PyExc_ImportError, "torch.Tensor objects of this torch hold no at::Tensor");
+    return nullptr;
+  }
+  return PyModule_Create(&module);
+}
 
 }  // namespace
 }  // namespace kernels
 
 #define KERNELS_INIT_(name) PyInit_##name
 #define KERNELS_INIT(name) KERNELS_INIT_(name)
-PyMODINIT_FUNC KERNELS_INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&kernels::module); }
+PyMODINIT_FUNC KERNELS_INIT(TORCH_EXTENSION_NAME)() { return kernels::create_module(); }

@@ -47,7 +47,8 @@ class BuildError(RuntimeError):
 def expand(name: str, sources: dict[str, str], seen: set[str]) -> str:
     """The text of a source with the project's own headers in the place of their `#include`s.
 
-    `load_inline` joins its sources into one file; `#line` lets the compiler name the real one.
+    `load_inline` joins its sources into one file; `#line` lets the compiler name the real one,
+    relative to the build's folder, where `load` writes them all.
     """
     seen.add(name)
     lines = [f'#line 1 "kernels/{name}"']
@@ -137,10 +138,11 @@ def check_nvcc(nvcc: Path, architectures: list[str]) -> None:
     """Raises BuildError where nvcc is not of torch's CUDA version or too old for a GPU."""
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     release = re.search(r"release (\d+)\.(\d+)", version)
+    found = release[0] if release else repr(version)
     if release is None or release[1] != torch.version.cuda.split(".")[0]:
         raise BuildError(
             f"expected an nvcc of CUDA {torch.version.cuda}, as torch {torch.__version__} was "
-            f"built with, got {release[0] if release else version!r} at {nvcc}. Install that CUDA "
+            f"built with, got {found} at {nvcc}. Install that CUDA "
             "toolkit and set CUDA_HOME to its folder"
         )
     listing = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True)
@@ -148,7 +150,7 @@ def check_nvcc(nvcc: Path, architectures: list[str]) -> None:
     unknown = [number for number in architectures if number.rstrip("a") not in known]
     if unknown:
         raise BuildError(
-            f"{nvcc} ({release[0]}) can't compile for sm_{unknown[0]}; it knows "
+            f"{nvcc} ({found}) can't compile for sm_{unknown[0]}; it knows "
             f"{', '.join(sorted(known, key=int))}. Install a CUDA toolkit that does"
         )
 
@@ -219,8 +221,14 @@ def load(sources: dict[str, str]) -> ModuleType:
         if name in sys.modules:
             return sys.modules[name]
         (directory / "lock").unlink(missing_ok=True)
-        if architectures and not (directory / f"{name}.so").exists():
-            check_nvcc(compilers[1], architectures)
+        if not (directory / f"{name}.so").exists():
+            if architectures:
+                check_nvcc(compilers[1], architectures)
+            # The files that #line names: nvcc lists them as what its output depends on, and ninja
+            # would build again for as long as they were missing.
+            (directory / "kernels").mkdir(exist_ok=True)
+            for file, text in sources.items():
+                (directory / "kernels" / file).write_text(text)
         with FirstErrorFirst():
             module = cpp_extension.load_inline(
                 name,

@@ -145,6 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     device, dtype = args.device, cases.DTYPES[args.dtype]
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     about = environment(device)
     print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}, {args.dtype}")

@@ -1,0 +1,67 @@
+"""One self-contained file a problem, for harnesses that take a single source text.
+
+The file holds the sources of the kernels, the text of `build.py` and the replacement class, and
+imports nothing of this project. It defines none of the names that a problem file uses.
+"""
+
+import ast
+from pathlib import Path
+
+from kernels import read_sources
+
+_FOLDER = Path(__file__).resolve().parent
+# The class of model_new.py behind each problem.
+_CLASSES = {"relu": "ModelNew"}
+
+_HEADER = '''\
+"""{doc}
+
+One file for harnesses that take a single source text, made by `python run.py {problem} --bundle`.
+The kernels are compiled when this text is executed. Needs torch 2.9 or newer, ninja, a C++
+compiler, and for GPUs the CUDA toolkit of torch's version.
+"""
+'''
+
+_LOADING = """\
+_extension = load(SOURCES)
+_relu = _extension.relu
+_relu_operator = _extension.operators.relu.default
+_is_traced = torch.compiler.is_dynamo_compiling
+"""
+
+
+def bundle(problem: str) -> str:
+    """The solution of a problem as one text; the same text every time.
+
+    Raises:
+        ValueError: there is no such problem.
+    """
+    if problem not in _CLASSES:
+        raise ValueError(f"expected a problem among {', '.join(_CLASSES)}, got {problem!r}")
+    solution = _class_source(_CLASSES[problem])
+    doc = ast.get_docstring(ast.parse(solution).body[0]).splitlines()[0]
+    parts = [
+        _HEADER.format(doc=doc, problem=problem),
+        _without_docstring((_FOLDER / "build.py").read_text()),
+        "# The sources by file name.\nSOURCES = {}\n" + "\n".join(_sources()),
+        _LOADING,
+        solution,
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _class_source(name: str) -> str:
+    """The class `name` of model_new.py as `ModelNew`, with no base of this project."""
+    text = (_FOLDER.parent / "model_new.py").read_text()
+    (node,) = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name]
+    lines = ast.get_source_segment(text, node).splitlines()
+    return "\n".join(["class ModelNew(torch.nn.Module):", *lines[1:]])
+
+
+def _without_docstring(text: str) -> str:
+    docstring = ast.parse(text).body[0]
+    return "\n".join(text.splitlines()[docstring.end_lineno :])
+
+
+def _sources() -> list[str]:
+    return [f'SOURCES["{name}"] = r"""{text}"""\n' for name, text in read_sources().items()]
