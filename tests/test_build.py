@@ -43,7 +43,7 @@ def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
         import model_new
         from kernels.bundle import bundle
         text = pathlib.Path({str(ROOT / "model_new.py")!r}).read_text()
-        other = bundle("relu").replace("// The kernels of launchers.h", "// Another version of them")
+        other = bundle("relu").replace("// The kernels of", "// Another version of")
         assert other != bundle("relu")
         x = torch.randn(1000)
         for source in (text, text, bundle("relu"), other):
@@ -192,9 +192,7 @@ def test_missing_nvcc(monkeypatch):
     FakeCuda(monkeypatch, [(9, 0)])
     monkeypatch.delenv("PYTORCH_NVCC", raising=False)
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
-    with pytest.raises(
-        build.BuildError, match=r"needs nvcc, which was not found.*Install the CUDA"
-    ):
+    with pytest.raises(build.BuildError, match=r"needs nvcc, which was not found.*Install"):
         build.find_nvcc()
 
 
