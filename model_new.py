@@ -16,6 +16,7 @@ if not hasattr(kernels, "load_extension"):
 _extension = kernels.load_extension()
 _reference = kernels.load_reference()
 _relu = _extension.relu
+_relu_in_place = _extension.relu_
 _relu_operator = _extension.operators.relu.default
 _is_traced = torch.compiler.is_dynamo_compiling
 
@@ -23,13 +24,25 @@ _is_traced = torch.compiler.is_dynamo_compiling
 class ModelNew(_reference.Model):
     """ReLU of a tensor of any shape, layout and device, by a kernel of this project.
 
-    The forward takes what `torch.relu` takes and returns what it returns, in fresh memory.
+    The forward takes what `torch.relu` takes and returns what it returns, in fresh memory. In
+    place, it takes what `torch.relu_` takes, overwrites it and returns it.
+
+    Args:
+        inplace: as for `torch.nn` ReLU; off by default.
     """
 
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if _is_traced():  # a graph holds the operator, not the C function
-            return _relu_operator(x)
-        return _relu(x)
+        if _is_traced():  # a graph holds the operator, not the C functions
+            out = _relu_operator(x)
+            return x.copy_(out) if self.inplace else out
+        return _relu_in_place(x) if self.inplace else _relu(x)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
 
 
 SOLUTIONS: dict[str, type[torch.nn.Module]] = {"relu": ModelNew}

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels.build import load
+from kernels.subclasses import serve_subclasses
 
 _FOLDER = Path(__file__).resolve().parent
 
@@ -23,7 +24,9 @@ def read_sources() -> dict[str, str]:
 
 def load_extension() -> ModuleType:
     """The extension: built when nobody has built it on this machine yet, which takes seconds."""
-    return load(read_sources())
+    extension = load(read_sources())
+    serve_subclasses(extension)
+    return extension
 
 
 def load_reference() -> ModuleType:

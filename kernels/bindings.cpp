@@ -14,6 +14,7 @@
 // Python.h comes first, as it demands.
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TensorIterator.h>
@@ -26,6 +27,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -212,12 +214,13 @@ void on_device(const Tensor& x, const Launch& launch) {
 #define KERNELS_ON_CUDA(x, call)
 #endif
 
+// x may be out, whether dense or not.
 void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
   const int64_t n = x.numel();
   if (n == 0) return;
   const void* from = x.const_data_ptr();
   void* to = out.mutable_data_ptr();
-  if (same_order(x, out.strides())) {
+  if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
     KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
     at::parallel_for(0, n, kGrain,
                      [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
@@ -468,16 +471,26 @@ struct SelectBackward : Node {
   }
 };
 
-// Makes `output` the result of a selection from `input`.
-void record(const Tensor& input, const Tensor& output, const Tensor& saved,
-            std::optional<c10::IValue> stride) {
+// In two steps, for the edges of an input that is overwritten must be taken before it is.
+std::unique_ptr<SelectBackward> select_from(const Tensor& input) {
   auto node = std::make_unique<SelectBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
+  return node;
+}
+
+torch::autograd::Edge select_to(const Tensor& output, const Tensor& saved,
+                                std::optional<c10::IValue> stride,
+                                std::unique_ptr<SelectBackward> node) {
   node->saved = torch::autograd::SavedVariable(saved, /*is_output=*/false);
   node->stride = std::move(stride);
   const uint32_t output_number = node->add_input_metadata(output);
-  torch::autograd::impl::set_gradient_edge(output,
-                                           {own_node<NodePointer>(std::move(node)), output_number});
+  return {own_node<NodePointer>(std::move(node)), output_number};
+}
+
+void record(const Tensor& input, const Tensor& output, const Tensor& saved,
+            std::optional<c10::IValue> stride) {
+  torch::autograd::impl::set_gradient_edge(
+      output, select_to(output, saved, std::move(stride), select_from(input)));
 }
 
 Tensor relu_autograd(const Tensor& x) {
@@ -508,6 +521,33 @@ Tensor relu_backward_autograd(const Tensor& grad_output, const Tensor& mask,
   }
   if (wants_gradient(grad_output)) record(grad_output, grad_input, mask, stride);
   return grad_input;
+}
+
+// relu in place, with torch's rules for leaves, views, versions and overlapping memory. No
+// operator: graphs hold relu and copy_.
+void relu_in_place(const Tensor& x) {
+  const std::optional<DType> dtype = kernel_dtype(x.scalar_type());
+  if (!dtype || !is_dense(x) || has_tangent(x)) {
+    Tensor same = x;
+    at::relu_(same);
+    return;
+  }
+  const bool records = wants_gradient(x);
+  torch::autograd::check_inplace(x, records);
+  at::assert_no_internal_overlap(x);
+  auto node = records ? select_from(x) : nullptr;
+  torch::autograd::impl::bump_version(x);
+  if (!records) return run_relu(*dtype, x, x);
+  if (x.is_non_overlapping_and_dense()) {
+    const Tensor mask = allocate_mask(x);
+    run_relu_with_mask(*dtype, x, x, mask);
+    torch::autograd::impl::rebase_history(x, select_to(x, mask, x.sym_strides(), std::move(node)));
+  } else {  // a mask has no gaps, so it is taken from a dense result
+    const auto [out, mask] = relu_with_mask_kernel(x);
+    run_relu(*dtype, x, x);
+    torch::autograd::impl::rebase_history(x,
+                                          select_to(x, mask, out.sym_strides(), std::move(node)));
+  }
 }
 
 // -------------------------------------------------------------------------------- registration
@@ -595,8 +635,10 @@ KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
 
 // -------------------------------------------------------------------------------------- Python
 
-// What the entry calls for a tensor with a Python side of its own; set once, at import.
+// What the entries call for a tensor with a Python side of its own; set once, at import.
 PyObject* fallback = nullptr;
+PyObject* fallback_in_place = nullptr;
+
 // Where a torch.Tensor object holds its at::Tensor.
 size_t tensor_offset = 0;
 
@@ -621,35 +663,48 @@ bool find_tensor_offset() {
   return tensor_offset != 0;
 }
 
-// relu(x) from Python: for a plain tensor the kernel at once, else the operator. Subclasses,
-// proxies and modes see the operator through Python, as they expect.
-PyObject* relu_entry(PyObject*, PyObject* argument) {
+// Whether an argument is a torch.Tensor or a Parameter to be served here. If not, `result` is what
+// the entry returns: for subclasses, proxies and modes, which expect to see an operator through
+// Python, what `otherwise` makes of it, and torch's error for no tensor at all.
+bool is_served(PyObject* argument, PyObject* otherwise, PyObject** result) {
   PyTypeObject* const type = Py_TYPE(argument);
   const bool is_tensor = type == reinterpret_cast<PyTypeObject*>(THPVariableClass) ||
                          type == reinterpret_cast<PyTypeObject*>(ParameterClass);
-  if (!is_tensor && !PyObject_HasAttrString(argument, "__torch_function__")) {
+  if (is_tensor && !at::impl::torch_function_mode_enabled()) return true;
+  if (is_tensor || PyObject_HasAttrString(argument, "__torch_function__")) {
+    *result = PyObject_CallOneArg(otherwise, argument);
+  } else {
     PyErr_Format(PyExc_TypeError, "relu(): argument 'input' (position 1) must be Tensor, not %s",
                  type->tp_name);
-    return nullptr;
+    *result = nullptr;
   }
-  if (!is_tensor || at::impl::torch_function_mode_enabled()) {
-    return PyObject_CallOneArg(fallback, argument);
+  return false;
+}
+
+// Runs work(x) without the GIL, unless it is so short that another thread would not get it.
+template <typename Work>
+void without_gil(const Tensor& x, const Work& work) {
+  if (x.is_cpu() && x.numel() < kGrain) return work();
+  PyThreadState* const thread = PyEval_SaveThread();
+  std::exception_ptr error;
+  try {
+    work();
+  } catch (...) {
+    error = std::current_exception();
   }
+  PyEval_RestoreThread(thread);
+  if (error) std::rethrow_exception(error);
+}
+
+// relu(x): for a plain tensor the kernel at once, else the operator.
+PyObject* relu_entry(PyObject*, PyObject* argument) {
+  PyObject* result;
+  if (!is_served(argument, fallback, &result)) return result;
   try {
     const Tensor& x = unwrap(argument);
     const bool is_plain = is_dense(x) && !wants_gradient(x) && !has_tangent(x);
-    // A short kernel on the CPU is done before another thread would have the GIL.
-    const bool holds_gil = x.is_cpu() && x.numel() < kGrain;
-    PyThreadState* const thread = holds_gil ? nullptr : PyEval_SaveThread();
     Tensor out;
-    std::exception_ptr error;
-    try {
-      out = is_plain ? relu_kernel(x) : call_relu_operator(x);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    if (thread != nullptr) PyEval_RestoreThread(thread);
-    if (error) std::rethrow_exception(error);
+    without_gil(x, [&] { out = is_plain ? relu_kernel(x) : call_relu_operator(x); });
     return THPVariable_Wrap(out);
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
@@ -657,15 +712,36 @@ PyObject* relu_entry(PyObject*, PyObject* argument) {
   }
 }
 
-PyObject* set_fallback(PyObject*, PyObject* callable) {
+// relu_(x): in place; returns x.
+PyObject* relu_in_place_entry(PyObject*, PyObject* argument) {
+  PyObject* result;
+  if (!is_served(argument, fallback_in_place, &result)) return result;
+  try {
+    const Tensor& x = unwrap(argument);
+    without_gil(x, [&] { relu_in_place(x); });
+    Py_INCREF(argument);
+    return argument;
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* set_fallbacks(PyObject*, PyObject* arguments) {
+  PyObject *callable, *in_place;
+  if (!PyArg_ParseTuple(arguments, "OO", &callable, &in_place)) return nullptr;
   Py_INCREF(callable);
   Py_XSETREF(fallback, callable);
+  Py_INCREF(in_place);
+  Py_XSETREF(fallback_in_place, in_place);
   Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {
     {"relu", relu_entry, METH_O, "relu(x): x where x > 0 or x is NaN, else 0. Fresh memory."},
-    {"set_fallback", set_fallback, METH_O, "set_fallback(op): what relu calls off its quick way."},
+    {"relu_", relu_in_place_entry, METH_O, "relu_(x): relu in place. Returns x."},
+    {"set_fallbacks", set_fallbacks, METH_VARARGS,
+     "set_fallbacks(relu, relu_): what serves subclasses, proxies and modes."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

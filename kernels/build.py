@@ -176,14 +176,19 @@ def build_name(sources: dict[str, str], flags: list[str], compilers: list[Path])
 class FirstErrorFirst:
     """Raises a failed build again with the compiler's first error at the head of its output."""
 
+    def __init__(self, versions: dict, name: str) -> None:
+        self.versions, self.name = versions, name
+
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not isinstance(error, RuntimeError):
+        if error is None:
             return
+        # torch would take the next attempt of this process for built already.
+        self.versions.pop(self.name, None)
         first = re.search(r"^.*\b(?:fatal )?error\b.*$", str(error), re.MULTILINE)
-        if first is not None:
+        if isinstance(error, RuntimeError) and first is not None:
             raise BuildError(f"{first[0]}\n\nThe whole output:\n{error}") from None
 
 
@@ -229,7 +234,7 @@ def load(sources: dict[str, str]) -> ModuleType:
             (directory / "kernels").mkdir(exist_ok=True)
             for file, text in sources.items():
                 (directory / "kernels" / file).write_text(text)
-        with FirstErrorFirst():
+        with FirstErrorFirst(cpp_extension.JIT_EXTENSION_VERSIONER.entries, name):
             module = cpp_extension.load_inline(
                 name,
                 cpp_sources=join(sources, ".cpp"),
@@ -241,7 +246,6 @@ def load(sources: dict[str, str]) -> ModuleType:
                 no_implicit_headers=True,
             )
         module.operators = getattr(torch.ops, name)
-        module.set_fallback(module.operators.relu.default)
         # One library a process, however often its text is executed: operators register once.
         sys.modules[name] = module
     return module

@@ -24,9 +24,7 @@ compiler, and for GPUs the CUDA toolkit of torch's version.
 
 _LOADING = """\
 _extension = load(SOURCES)
-_relu = _extension.relu
-_relu_operator = _extension.operators.relu.default
-_is_traced = torch.compiler.is_dynamo_compiling
+serve_subclasses(_extension)
 """
 
 
@@ -43,8 +41,9 @@ def bundle(problem: str) -> str:
     parts = [
         _HEADER.format(doc=doc, problem=problem),
         _without_docstring((_FOLDER / "build.py").read_text()),
+        _without_docstring((_FOLDER / "subclasses.py").read_text()),
         "# The sources by file name.\nSOURCES = {}\n" + "\n".join(_sources()),
-        _LOADING,
+        _LOADING + _shortcuts(),
         solution,
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
@@ -56,6 +55,14 @@ def _class_source(name: str) -> str:
     (node,) = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name]
     lines = ast.get_source_segment(text, node).splitlines()
     return "\n".join(["class ModelNew(torch.nn.Module):", *lines[1:]])
+
+
+def _shortcuts() -> str:
+    """The names that model_new.py gives to parts of the extension."""
+    text = (_FOLDER.parent / "model_new.py").read_text()
+    assignments = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    lines = [ast.get_source_segment(text, node) for node in assignments]
+    return "\n".join(line for line in lines if "kernels." not in line)
 
 
 def _without_docstring(text: str) -> str:

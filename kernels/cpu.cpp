@@ -165,9 +165,11 @@ inline KERNELS_INLINE void relu_strided_body(const T* x, T* out, int64_t begin, 
                                              const Layout& layout) {
   for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) KERNELS_INLINE {
     const int64_t stride = layout.stride[0][0];
+    T* const to = x == out ? out + at.first : out + i;
+    const int64_t to_stride = x == out ? stride : 1;
     for (int64_t j = 0; j < count; ++j) {
       const T value = x[at.first + j * stride];
-      out[i + j] = E::is_negative(value) ? T{0} : value;
+      to[j * to_stride] = E::is_negative(value) ? T{0} : value;
     }
   });
 }

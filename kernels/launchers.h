@@ -29,7 +29,8 @@ struct Layout {
 // The masks exist for the floating dtypes only.
 //
 //   relu                   out[i] = x[i] < 0 ? 0 : x[i]; both dense, in one order. x may be out.
-//   relu_strided           the same with x read through layout.stride[0]
+//   relu_strided           the same with x read through layout.stride[0], and written through it
+//                          where x is out
 //   relu_with_mask         relu, and mask bit i = !(x[i] <= 0), which is true for NaN
 //   relu_backward          grad_input[i] = mask bit i ? grad_output[i] : 0. They may be the same.
 //   relu_backward_strided  the same with grad_output read through layout.stride[0] and the mask

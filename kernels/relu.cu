@@ -141,7 +141,10 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = start + u * kBlock;
-    if (i < n) out[i] = relu_of(x[offsets_of(i, n, layout).first]);
+    if (i < n) {
+      const int64_t from = offsets_of(i, n, layout).first;
+      out[x == out ? from : i] = relu_of(x[from]);
+    }
   }
 }
 

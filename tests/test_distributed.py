@@ -1,0 +1,95 @@
+"""Several processes on torch's own engine: DTensor, DistributedDataParallel and FSDP2."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from model import Model
+from model_new import ModelNew
+
+WORLD = 2
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def spawn(check, device, folder):
+    if device == "cuda" and torch.cuda.device_count() < WORLD:
+        pytest.skip(f"needs {WORLD} CUDA devices")
+    mp.spawn(worker, (check, device, f"file://{folder}/rendezvous"), nprocs=WORLD)
+
+
+def worker(rank, check, device, rendezvous):
+    dist.init_process_group(BACKENDS[device], rendezvous, rank=rank, world_size=WORLD)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.manual_seed(0)
+    try:
+        check(device)
+    finally:
+        dist.destroy_process_group()
+
+
+def network(relu):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), relu, nn.Linear(8, 4))
+
+
+def check_dtensor(device):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh(device, (WORLD,))
+    for shape in ((4, 6), (5, 7), (1, 3)):
+        whole, grad_output = torch.randn(shape, device=device), torch.randn(shape, device=device)
+        want = whole.clone().requires_grad_()
+        torch.relu(want).backward(grad_output)
+        for placement in (Replicate(), Shard(0), Shard(1)):
+            x = distribute_tensor(whole, mesh, [placement])
+            with torch.no_grad():
+                out = ModelNew()(x)
+            if min(shape) >= WORLD:  # else a process would hold nothing
+                assert out.placements == (placement,)
+            assert torch.equal(out.full_tensor(), torch.relu(whole))
+            x.requires_grad_()
+            ModelNew()(x).backward(distribute_tensor(grad_output, mesh, [placement]))
+            assert torch.equal(x.grad.full_tensor(), want.grad)
+    part = torch.full((4,), [3.0, -4.0][dist.get_rank()], device=device)
+    sum_of_parts = DTensor.from_local(part, mesh, [Partial()])
+    assert torch.equal(ModelNew()(sum_of_parts).full_tensor(), torch.zeros(4, device=device))
+
+
+def check_ddp(device):
+    from torch.nn.parallel import DistributedDataParallel
+
+    ids = [dist.get_rank()] if device == "cuda" else None
+    mine = DistributedDataParallel(network(ModelNew()).to(device), device_ids=ids)
+    theirs = DistributedDataParallel(network(Model()).to(device), device_ids=ids)
+    x = torch.randn(5, 6, device=device) + dist.get_rank()
+    for module in (mine, theirs):
+        module(x).pow(2).sum().backward()
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def check_fsdp(device):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device, (WORLD,))
+    modules = []
+    for relu in (ModelNew(), Model()):
+        module = network(relu).to(device)
+        for layer in module:
+            fully_shard(layer, mesh=mesh)
+        modules.append(fully_shard(module, mesh=mesh))
+    x = torch.randn(5, 6, device=device) + dist.get_rank()
+    for module in modules:
+        module(x).pow(2).sum().backward()
+    for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        assert torch.equal(a.grad.to_local(), b.grad.to_local())
+
+
+@pytest.mark.parametrize("check", [check_dtensor, check_ddp, check_fsdp])
+def test_two_processes(device, check, tmp_path):
+    spawn(check, device, tmp_path)
