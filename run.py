@@ -10,14 +10,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import NoReturn
 
+from referee import correctness, report  # before torch, of whose warnings it silences one
+
+# isort: split
 import torch
 
 from model import PROBLEMS, Problem
-from referee import correctness, report
 from referee.cases import DTYPES, random
 from referee.memory import RING, choose_rows
 from referee.progress import Progress
-from referee.timing import Inputs, Timings, measure
+from referee.step import Step, measure_step
+from referee.timing import Inputs, Timings, fastest_copy, measure
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         progress.clear()
         print(f"run.py: the solution cannot be imported: {error}", file=sys.stderr)
         return 1
-    checks, timings = _compare(args, solution_type, shape, device, progress)
+    checks, timings, step = _compare(args, solution_type, shape, device, progress)
     now = correctness.global_state()
     checks.failures += [f"the solution changed {name}" for name in now if now[name] != state[name]]
     progress.clear()
@@ -60,13 +63,15 @@ def main(arguments: list[str] | None = None) -> int:
         f"kernels ready in {seconds:.1f} s; {checks.count} cases compared with the reference, "
         f"{len(checks.failures) or 'none'} wrong"
     )
-    problems = checks.failures + (timings.problems if timings else [])
+    problems = checks.failures + [p for timed in (timings, step) if timed for p in timed.problems]
     print(f"\n{report.results(timings)}" if timings else "nothing was timed")
+    if step:
+        print(f"\n{report.step_results(step)}")
     for problem in problems:
         print(f"WRONG  {problem}")
     if args.json:
         facts = {"environment": about, "shape": shape, "dtype": args.dtype, "checks": vars(checks)}
-        report.write(args.json, report.json_text(facts, timings))
+        report.write(args.json, report.json_text(facts, timings, step))
     return 1 if problems else 0
 
 
@@ -76,8 +81,8 @@ def _compare(
     shape: tuple[int, ...],
     device: torch.device,
     progress: Progress,
-) -> tuple[correctness.Checks, Timings | None]:
-    """Checks the outputs and, if all are right, takes the times."""
+) -> tuple[correctness.Checks, Timings | None, Step | None]:
+    """Checks outputs and gradients; if all are right, takes the times: integers have no step."""
     problem = PROBLEMS[args.problem]
     reference = problem.reference(*problem.get_init_inputs()).to(device)
     solution = solution_type(*problem.get_init_inputs()).to(device)
@@ -85,17 +90,25 @@ def _compare(
     seed = generator.seed() % 2**31  # new in every run
     checks = correctness.check_small(reference, solution, device, seed, progress)
     if checks.failures:
-        return checks, None
+        return checks, None, None
     progress("drawing the input")
     x = random(shape, DTYPES[args.dtype], device, generator)
     full = correctness.check_headline(reference, solution, x, generator, progress)
     checks.count += full.count
     checks.failures += full.failures
     if checks.failures:
-        return checks, None
+        return checks, None, None
     ring = [x, *(x.clone() for _ in range(RING[device.type] - 1))]
     inputs = Inputs(ring, reference, generator)
-    return checks, measure(reference, solution, inputs, args.trials, progress)
+    timings = measure(reference, solution, inputs, args.trials, progress)
+    if timings.problems or not x.is_floating_point():
+        return checks, timings, None
+    progress("drawing the output's gradient")
+    grad_output = random(shape, x.dtype, device, generator)
+    step = measure_step(
+        reference, solution, inputs, grad_output, args.trials, fastest_copy(timings), progress
+    )
+    return checks, timings, step
 
 
 def _parser() -> Parser:

@@ -6,3 +6,8 @@ usual short cuts (returned inputs, replayed results, unwritten tails, work on an
 a program that sets out to rewrite the interpreter. Import the package before the replacement: the
 functions that decide are bound at import.
 """
+
+import warnings
+
+# NumPy is not needed, and requirements.txt does not install it. Before torch is imported.
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")

@@ -1,7 +1,7 @@
 """Every speed figure beside the headline: `python -m referee.benchmark [what] [options]`.
 
 sizes   ModelNew against torch.relu over powers of two
-host    what a call costs the host, 1,024 elements
+host    what a forward, and a training step, cost the host, 1,024 elements
 import  seconds to import the solution, beyond torch's
 l2      GPU: how fast an L2-resident loop runs right after each of the two
 thp     CPU: 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
@@ -24,14 +24,15 @@ from torch.cuda import Event, synchronize
 
 from model import PROBLEMS
 from referee import cases
+from referee.clock import FLUSH_BYTES
 from referee.memory import free_bytes
 from referee.report import environment, table
-from referee.timing import EAGER, FLUSH_BYTES, SOLUTION
+from referee.timing import EAGER, SOLUTION
 
 SIZES = {"cpu": range(4, 29), "cuda": range(10, 32)}  # exponents of two
 ROUNDS, LEAST, SECONDS = 101, 9, 3.0  # fewer rounds, but not below LEAST, if they take longer
 CPU_SAMPLE = 500e-6  # s; short calls are repeated to fill a sample
-HOST_ELEMENTS, HOST_CALLS = 1024, 500  # a GPU's queue holds about 1,000 launches
+HOST_ELEMENTS, HOST_CALLS = 1024, 250  # a GPU's queue holds about 1,000 launches; a step has 2
 LOOP_BYTES, LOOP_PASSES = 16 << 20, 20  # a tensor well inside the L2, and passes over it
 GIB_ROWS = 683  # rows of the headline input in 1 GiB of float32
 
@@ -59,22 +60,36 @@ def sizes(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
 def host(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
     """What a call costs the host, launches not waited for."""
 
-    def sampler(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
+    def sampler(call: Callable, x: torch.Tensor) -> Callable[[], float]:
         def sample() -> float:
             if x.is_cuda:
                 synchronize()
             start = perf_counter()
             for _ in range(HOST_CALLS):
-                module(x)
+                call(x)
             return (perf_counter() - start) / HOST_CALLS
 
         return sample
 
-    rows = [["host time", f"{SOLUTION} ns", f"{EAGER} ns", f"{EAGER} / {SOLUTION}"]]
+    def step(module: torch.nn.Module, grad_output: torch.Tensor) -> Callable:
+        return lambda x: torch.autograd.grad(module(x), x, grad_output)
+
+    rows = [
+        [
+            f"host time, {HOST_ELEMENTS:,} elements",
+            f"{SOLUTION} ns",
+            f"{EAGER} ns",
+            f"{EAGER} / {SOLUTION}",
+        ]
+    ]
     for name in dict.fromkeys(("cpu", device.type)):
         x = torch.ones(HOST_ELEMENTS, device=name, dtype=dtype)
         samplers = {who: sampler(module, x) for who, module in modules.items()}
-        rows.append([f"{HOST_ELEMENTS:,} elements, {name}", *_columns(_alternate(samplers), 1e9)])
+        rows.append([f"forward, {name}", *_columns(_alternate(samplers), 1e9)])
+        if dtype.is_floating_point:
+            leaf = x.clone().requires_grad_()
+            samplers = {who: sampler(step(module, x), leaf) for who, module in modules.items()}
+            rows.append([f"forward + backward, {name}", *_columns(_alternate(samplers), 1e9)])
     print(table(rows))
 
 
@@ -84,7 +99,7 @@ def import_() -> None:
         "import torch, time; start = time.perf_counter(); import model_new; "
         "print(time.perf_counter() - start)"
     )
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-c", code]
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "TORCH_EXTENSIONS_DIR": folder}
         seconds = [float(subprocess.check_output(command, env=env)) for _ in range(4)]

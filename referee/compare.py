@@ -52,16 +52,16 @@ def first_mismatch(
     return Mismatch(count, total, index, a[first].item(), b[first].item())
 
 
-def layout_mismatch(actual: object, expected: torch.Tensor) -> str | None:
+def layout_mismatch(actual: object, expected: torch.Tensor, what: str = "output") -> str | None:
     """What differs in type, dtype, device, shape or strides, in words; None if nothing does."""
     if type(actual) is not type(expected):
-        return f"the output is a {type(actual).__name__}, not a {type(expected).__name__}"
+        return f"the {what} is a {type(actual).__name__}, not a {type(expected).__name__}"
     for name in ("dtype", "device", "shape"):
         got, want = getattr(actual, name), getattr(expected, name)
         if got != want:
-            return f"the output's {name} is {got}, expected {want}"
+            return f"the {what}'s {name} is {got}, expected {want}"
     if actual.stride() != expected.stride():
-        return f"the output's strides are {actual.stride()}, expected {expected.stride()}"
+        return f"the {what}'s strides are {actual.stride()}, expected {expected.stride()}"
     return None
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from referee.cases import Case, elementwise, random, sprinkle
 from referee.compare import first_mismatch, layout_mismatch, share_memory
+from referee.gradients import gradient_checks
 from referee.progress import Progress
 
 ENOUGH = 10  # failures after which nothing more is learnt, and a crashed GPU only repeats itself
@@ -41,7 +42,7 @@ class Checks:
 def check_small(
     reference: nn.Module, solution: nn.Module, device: torch.device, seed: int, progress: Progress
 ) -> Checks:
-    """Every small case, the life of outputs, what must be refused, and every short tail."""
+    """Every small case, what must be refused, the life of outputs, every short tail, gradients."""
     checks = Checks()
     for case in elementwise(device, seed):
         progress("checking small cases:", case.name)
@@ -60,6 +61,9 @@ def check_small(
     generator = torch.Generator(device=device).manual_seed(seed)
     checks.record("calls in a row", lambda: check_calls(reference, solution, device, generator))
     checks.record("tails", lambda: check_tails(reference, solution, device, generator))
+    for name, check in gradient_checks(reference, solution, device, seed):
+        progress("checking gradients:", name)
+        checks.record(name, check)
     return checks
 
 
@@ -161,6 +165,7 @@ def global_state() -> dict[str, object]:
         "torch.relu": torch.relu,
         "torch.equal": torch.equal,
         "torch.empty": torch.empty,
+        "torch.autograd.grad": torch.autograd.grad,
         "torch.cuda.synchronize": torch.cuda.synchronize,
         "torch.cuda.Event": torch.cuda.Event,
         "time.perf_counter": time.perf_counter,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-# Input-sized tensors alive at once. CPU: the input, its clone or the copy's target, an output.
-# GPU: a ring of three inputs, the copy's target, an output.
-BUFFERS = {"cpu": 3, "cuda": 5}
+# Input-sized tensors alive at once in a training step: the inputs, the output, its gradient, the
+# input's gradient, and one for what is kept for the backward. Forwards alone need fewer.
+BUFFERS = {"cpu": 5, "cuda": 7}
 RING = {"cpu": 1, "cuda": 3}
 # On a CPU the default leaves the machine to its owner; a GPU is taken whole.
 DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
@@ -45,7 +45,7 @@ def choose_rows(
         return count, ""
     part = "a quarter" if device.type == "cpu" else "90%"
     return count, (
-        f"{count:,} of {rows:,} rows: input and outputs together take {part} of the "
+        f"{count:,} of {rows:,} rows: a training step takes up to {part} of the "
         f"{free / 2**30:,.1f} GiB free"
     )
 

@@ -10,7 +10,8 @@ from statistics import median
 import torch
 
 from referee.stats import speed_up, spread
-from referee.timing import AGAIN, COPY, EAGER, Timings
+from referee.step import Step
+from referee.timing import AGAIN, COPY, EAGER, SOLUTION, Timings
 
 LEFT_ALIGNED = 1  # the first column holds names
 
@@ -38,27 +39,37 @@ def headline(about: dict, shape: tuple[int, ...], dtype: str) -> str:
     return f"{about['device']}{threads}, torch {about['torch']}, {cuda}, {list(shape)} {dtype}"
 
 
-def summary(timings: Timings) -> list[dict[str, float | str]]:
-    """One row a contestant; times in ms, bandwidth in 1e9 bytes a second."""
-    copy = median(timings.seconds[COPY])
+def summary(timed: dict[str, list[float]]) -> list[dict[str, float | str]]:
+    """One row a contestant out of its seconds; times in ms, ratios to eager's."""
     rows = []
-    for name, seconds in timings.seconds.items():
-        middle, (low, high) = median(seconds), spread(seconds)
-        ratio, ratio_low, ratio_high = speed_up(timings.seconds[EAGER], seconds)
+    for name, seconds in timed.items():
+        low, high = spread(seconds)
+        ratio, ratio_low, ratio_high = speed_up(timed[EAGER], seconds)
         rows.append(
             {
                 "name": name,
-                "median_ms": middle * 1e3,
+                "median_ms": median(seconds) * 1e3,
                 "p10_ms": low * 1e3,
                 "p90_ms": high * 1e3,
-                "gb_per_s": timings.moved_bytes / middle / 1e9,
-                "percent_of_copy": 100 * copy / middle,
                 "ratio": ratio,
                 "ratio_low": ratio_low,
                 "ratio_high": ratio_high,
             }
         )
     return rows
+
+
+def bandwidths(timings: Timings) -> list[dict[str, float | str]]:
+    """`summary` with the bandwidth, in 1e9 bytes a second and in percent of the copy's."""
+    copy = median(timings.seconds[COPY]) * 1e3
+    return [
+        {
+            **row,
+            "gb_per_s": timings.moved_bytes / row["median_ms"] / 1e6,
+            "percent_of_copy": 100 * copy / row["median_ms"],
+        }
+        for row in summary(timings.seconds)
+    ]
 
 
 def table(rows: list[list[str]]) -> str:
@@ -76,41 +87,67 @@ def table(rows: list[list[str]]) -> str:
 
 def results(timings: Timings) -> str:
     """The table, and how to read it."""
-    rows = [["", "median ms", "p10 - p90 ms", "GB/s", "of copy", f"{EAGER} / this"]]
-    by_name = {row["name"]: row for row in summary(timings)}
-    for row in by_name.values():
-        rows.append(
-            [
-                row["name"],
-                f"{row['median_ms']:.3f}",
-                f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}",
-                f"{row['gb_per_s']:.1f}",
-                f"{row['percent_of_copy']:.1f}%",
-                f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]",
-            ]
-        )
-    same = by_name[AGAIN]
+    rows = [["forward", "median ms", "p10 - p90 ms", "GB/s", "of copy", f"{EAGER} / this"]]
+    by_name = {row["name"]: row for row in bandwidths(timings)}
+    for name, row in by_name.items():
+        bandwidth = [f"{row['gb_per_s']:.1f}", f"{row['percent_of_copy']:.1f}%"]
+        rows.append([name, *_times(row), *bandwidth, _ratio(row)])
     rounds = len(timings.seconds[EAGER])
     lines = [
         table(rows),
         f"{rounds} rounds; ratios are medians over rounds with a 95% interval, and the same code "
-        f"timed twice gave {same['ratio']:.3f} [{same['ratio_low']:.3f}, {same['ratio_high']:.3f}]",
+        f"timed twice gave {_ratio(by_name[AGAIN])}",
         *timings.notes,
     ]
     return "\n".join(lines)
 
 
-def json_text(facts: dict, timings: Timings | None) -> str:
-    """`facts` and all timings, raw ones included, as JSON; None if the checks failed."""
+def step_results(step: Step) -> str:
+    """The table of the training step, and what was kept for its backward."""
+    rows = [["training step", "median ms", "p10 - p90 ms", f"{EAGER} / this"]]
+    for half, timed in step.seconds().items():
+        for row in summary(timed):
+            rows.append([f"{half}, {row['name']}", *_times(row), _ratio(row)])
+    ours, eager = step.kept[SOLUTION], step.kept[EAGER]
+    part = f" (1/{eager / ours:.4g})" if ours else ""
+    lines = [
+        table(rows),
+        f"{len(step.forward.seconds[EAGER])} rounds; a step is the forward and backward of a round",
+        f"kept for backward: {SOLUTION} {ours:,} bytes, {EAGER} {eager:,} bytes{part}",
+        *step.forward.notes,
+    ]
+    return "\n".join(lines)
+
+
+def _times(row: dict) -> list[str]:
+    return [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
+
+
+def _ratio(row: dict) -> str:
+    return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+
+
+def json_text(facts: dict, timings: Timings | None, step: Step | None) -> str:
+    """`facts` and all timings, raw ones included, as JSON; what was not timed is absent."""
     whole = dict(facts)
     if timings:
         whole["timings"] = {
-            "summary": summary(timings),
+            "summary": bandwidths(timings),
             "seconds": timings.seconds,
             "wall_seconds": timings.wall,
             "moved_bytes": timings.moved_bytes,
             "problems": timings.problems,
             "notes": timings.notes,
+        }
+    if step:
+        seconds = step.seconds()
+        whole["step"] = {
+            "summary": {half: summary(timed) for half, timed in seconds.items()},
+            "seconds": seconds,
+            "wall_seconds": {"forward": step.forward.wall, "backward": step.backward.wall},
+            "kept_bytes": step.kept,
+            "problems": step.problems,
+            "notes": step.forward.notes,
         }
     return json.dumps(whole, indent=1) + "\n"
 

@@ -1,19 +1,19 @@
-"""Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2.
-
-The timers are bound here, before the solution is imported.
-"""
+"""Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.cuda import Event, synchronize
+from torch.autograd import grad
 
 from referee.cases import refill
+from referee.clock import CpuClock, CudaClock
 from referee.compare import first_mismatch
 from referee.progress import Progress
 
@@ -26,44 +26,15 @@ COPY_REUSED = "copy, reused memory"
 
 WARM_UP = {"cpu": 2, "cuda": 10}
 GPU_ROUNDS = 50
-CPU_SECONDS, CPU_LEAST, CPU_MOST = 40.0, 5, 50  # as many rounds as fit in the time
-FLUSH_BYTES = 256 << 20  # several times the largest L2
+CPU_SECONDS, CPU_LEAST, CPU_MOST = 25.0, 5, 50  # as many rounds as fit in the time
 # Times the copy's bandwidth, out of reach for what reads and writes as much. A CPU's copy may fetch
 # the lines that it overwrites, three transfers for two: streaming stores beat it by up to 1.5.
 FASTER_THAN_COPY = {"cpu": 1.9, "cuda": 1.25}
 GRAIN = 50e-6  # s; a launch and the clock's own cost, within which nothing is judged
 UNSEEN = 0.1  # the part of a call that device events may miss before they are called wrong
 
-
-class CpuClock:
-    """Wall-clock time of one call."""
-
-    def time(self, call: Callable, x: torch.Tensor) -> tuple[torch.Tensor, float, float]:
-        """The output, and the seconds that the call took, twice, as `CudaClock.time` does."""
-        start = perf_counter()
-        output = call(x)
-        seconds = perf_counter() - start
-        return output, seconds, seconds
-
-
-class CudaClock:
-    """Device time of one call with a cold L2, beside the wall-clock time until the GPU is idle."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-        self._start, self._end = Event(enable_timing=True), Event(enable_timing=True)
-
-    def time(self, call: Callable, x: torch.Tensor) -> tuple[torch.Tensor, float, float]:
-        """The output, the seconds between two events, the wall-clock seconds around both."""
-        self._flush.zero_()
-        synchronize()
-        began = perf_counter()
-        self._start.record()
-        output = call(x)
-        self._end.record()
-        synchronize()
-        wall = perf_counter() - began
-        return output, self._start.elapsed_time(self._end) * 1e-3, wall
+T = TypeVar("T")
+Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
 
 
 class Inputs:
@@ -89,10 +60,21 @@ class Inputs:
 
     def wrong(self, output: torch.Tensor) -> str | None:
         """Compares the altered row, the first, the last and a random one with the reference."""
-        x = self.ring[self._turn]
-        rows = [self._row, 0, len(x) - 1, random.randrange(len(x))]
+        x, rows = self.ring[self._turn], self._suspects()
         mismatch = first_mismatch(output[rows], self._reference(x[rows]))
         return f"a timed call was wrong in rows {rows}: {mismatch}" if mismatch else None
+
+    def wrong_gradient(self, gradient: torch.Tensor, grad_output: torch.Tensor) -> str | None:
+        """Compares the same rows of the input's gradient with the reference's."""
+        rows = self._suspects()
+        x = self.ring[self._turn][rows].requires_grad_()
+        [expected] = grad(self._reference(x), x, grad_output[rows])
+        mismatch = first_mismatch(gradient[rows], expected)
+        return f"a timed gradient was wrong in rows {rows}: {mismatch}" if mismatch else None
+
+    def _suspects(self) -> list[int]:
+        last = len(self.ring[self._turn]) - 1
+        return [self._row, 0, last, random.randint(0, last)]
 
 
 @dataclass
@@ -115,6 +97,17 @@ class Timings:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def start(self, names: Iterable[str]) -> None:
+        """Makes room for the times of these contestants, in this order."""
+        for name in names:
+            self.seconds[name], self.wall[name] = [], []
+
+    def add(self, samples: Samples) -> None:
+        """Appends the times of one round."""
+        for name, (seconds, wall) in samples.items():
+            self.seconds[name].append(seconds)
+            self.wall[name].append(wall)
+
 
 @torch.no_grad()
 def measure(
@@ -130,30 +123,47 @@ def measure(
     timings = Timings(device.type, 2 * x.numel() * x.element_size())
     calls = _contestants(reference, solution, x, timings)
     clock = CudaClock(device) if device.type == "cuda" else CpuClock()
-    for done in range(WARM_UP[device.type]):
-        progress("warming up", f"{done + 1} of {WARM_UP[device.type]} rounds")
-        _round(calls, inputs, clock)
-    timings.seconds, timings.wall = {name: [] for name in calls}, {name: [] for name in calls}
-    started, done = perf_counter(), 0
-    while _goes_on(done, perf_counter() - started, trials, device):
-        progress("timing", f"round {done + 1}, {perf_counter() - started:.0f} s")
-        samples, problem = _round(calls, inputs, clock)
-        for name, (seconds, wall) in samples.items():
-            timings.seconds[name].append(seconds)
-            timings.wall[name].append(wall)
-        done += 1
-        if problem:
-            timings.problems.append(problem)
-            break
-    timings.problems += incredible(timings)
+    timings.start(calls)
+    one_round = partial(_round, calls, inputs, clock)
+    for samples, problem in rounds(one_round, trials, device, "the forward", progress):
+        timings.add(samples)
+        timings.problems += [problem] if problem else []
+    timings.problems += incredible(timings, fastest_copy(timings))
     return timings
 
 
-def incredible(timings: Timings) -> list[str]:
-    """Times that no honest run gives: faster than memory, or mostly outside the timed stream."""
+def rounds(
+    one_round: Callable[[], tuple[T, str | None]],
+    trials: int | None,
+    device: torch.device,
+    what: str,
+    progress: Progress,
+) -> Iterator[tuple[T, str | None]]:
+    """What the rounds after the warm-up give, `trials` or the default number, until a problem."""
+    for done in range(WARM_UP[device.type]):
+        progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
+        one_round()
+    started, done, problem = perf_counter(), 0, None
+    while not problem and _goes_on(done, perf_counter() - started, trials, device):
+        progress(f"timing {what}", f"round {done + 1}, {perf_counter() - started:.0f} s")
+        samples, problem = one_round()
+        yield samples, problem
+        done += 1
+
+
+def fastest_copy(timings: Timings) -> float:
+    """Seconds of the fastest copy of one input into memory that is there."""
+    return min(timings.seconds[COPY_REUSED if COPY_REUSED in timings.seconds else COPY])
+
+
+def incredible(timings: Timings, fastest: float) -> list[str]:
+    """Times that no honest run gives: faster than memory, or mostly outside the timed stream.
+
+    Args:
+        timings: of calls that read and write at least as much as a copy of the input.
+        fastest: seconds of the fastest copy.
+    """
     problems = []
-    copy = COPY_REUSED if COPY_REUSED in timings.seconds else COPY
-    fastest = min(timings.seconds[copy])
     floor = fastest / FASTER_THAN_COPY[timings.device] - GRAIN
     for name, seconds in timings.seconds.items():
         typical = median(seconds)
@@ -178,20 +188,27 @@ def _contestants(
     calls = {SOLUTION: solution, EAGER: reference, AGAIN: reference}
     if not x.is_cuda:  # a CPU output is fresh memory, whose page faults the copy should pay too
         return {**calls, COPY: torch.clone, COPY_REUSED: target.copy_}
-    compiled = torch.compile(reference)
+    calls |= compiled(reference, lambda module: module(x), timings.notes)
+    return {**calls, COPY: target.copy_}  # cudaMemcpy from device to device
+
+
+def compiled(
+    reference: nn.Module, attempt: Callable[[Callable], object], notes: list[str]
+) -> dict[str, Callable]:
+    """The compiled reference by its name; empty, with a note, if an attempt to use it fails."""
+    module = torch.compile(reference)
     try:
-        compiled(x)
+        attempt(module)
     except Exception as error:  # no Triton, no compiler: the baseline is missing, nothing is wrong
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        timings.notes.append(f"{COMPILED} is left out: {reason[0]}")
-    else:
-        calls[COMPILED] = compiled
-    return {**calls, COPY: target.copy_}  # cudaMemcpy from device to device
+        notes.append(f"{COMPILED} is left out: {reason[0]}")
+        return {}
+    return {COMPILED: module}
 
 
 def _round(
     calls: dict[str, Callable], inputs: Inputs, clock: CpuClock | CudaClock
-) -> tuple[dict[str, tuple[float, float]], str | None]:
+) -> tuple[Samples, str | None]:
     samples, problem = {}, None
     for name in random.sample(list(calls), len(calls)):
         output, *samples[name] = clock.time(calls[name], inputs.next())

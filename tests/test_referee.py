@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from model import Model
-from referee import cases, compare, correctness, memory, report, stats, timing
+from referee import cases, compare, correctness, gradients, memory, report, stats, step, timing
 from referee.progress import Progress
 
 CPU = torch.device("cpu")
@@ -134,6 +134,80 @@ def small(candidate: nn.Module) -> correctness.Checks:
 def test_cheats_fail(name):
     function, reason = CHEATS[name]
     assert reason in small(Cheat(function)).failures[0]
+
+
+def by_multiplication(x, g):
+    return g * (x > 0)
+
+
+def change_gradient(x, g):
+    g.data.mul_(2)
+    return torch.where(x <= 0, 0, g)
+
+
+# What each gives as the input's gradient, and what the first failure must name.
+GRADIENT_CHEATS = {
+    "by multiplication": (by_multiplication, "special values: gradient"),
+    "passes at 0": (lambda x, g: torch.where(x < 0, 0, g), "special values: gradient"),
+    "stops at nan": (lambda x, g: torch.where(x > 0, g, 0), "special values: gradient"),
+    "identity": (lambda x, g: g, "shares memory with the output's gradient"),
+    "contiguous strides": (
+        lambda x, g: torch.where(x <= 0, 0, g).contiguous(),
+        "input transposed: the gradient's strides",
+    ),
+    "gradient changed": (change_gradient, "the output's gradient was changed"),
+    "another dtype": (
+        lambda x, g: torch.where(x <= 0, 0, g.half()).to(g.dtype),
+        "special values: gradient",
+    ),
+}
+
+
+class GradientCheat(Model):
+    """The right output and another gradient; the double backward is that of its expression."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return torch.relu(x)
+
+            @staticmethod
+            def backward(ctx, g):
+                return function(ctx.saved_tensors[0], g)
+
+        self.apply_function = Function.apply
+
+    def forward(self, x):
+        return self.apply_function(x) if isinstance(x, torch.Tensor) else torch.relu(x)
+
+
+@pytest.mark.parametrize("name", GRADIENT_CHEATS)
+def test_gradient_cheats_fail(name):
+    function, reason = GRADIENT_CHEATS[name]
+    failures = small(GradientCheat(function)).failures
+    assert failures[0].startswith("float32, ")
+    assert reason in failures[0]
+
+
+def test_double_backward_is_checked():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return torch.relu(x)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return torch.where(ctx.saved_tensors[0] <= 0, 0, g)
+
+    x = torch.tensor([-1.0, 2.0])
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        gradients.check_gradient(Model(), Once.apply, x, x)
 
 
 class Lenient(Model):
@@ -276,11 +350,20 @@ class Forgetful(nn.Module):
         return self.kept.clone()
 
 
-def timed(candidate: nn.Module) -> timing.Timings:
+def draw_inputs() -> timing.Inputs:
     generator = torch.Generator().manual_seed(1)
     ring = [cases.random((4, 64), torch.float32, CPU, generator)]
-    inputs = timing.Inputs(ring, Model(), generator)
-    return timing.measure(Model(), candidate, inputs, 5, Progress())
+    return timing.Inputs(ring, Model(), generator)
+
+
+def timed(candidate: nn.Module) -> timing.Timings:
+    return timing.measure(Model(), candidate, draw_inputs(), 5, Progress())
+
+
+def timed_step(candidate: nn.Module, trials: int = 5) -> step.Step:
+    inputs = draw_inputs()
+    grad_output = torch.rand(inputs.ring[0].shape)
+    return step.measure_step(Model(), candidate, inputs, grad_output, trials, 0.0, Progress())
 
 
 def test_timing_takes_every_round():
@@ -295,11 +378,41 @@ def test_replay_is_caught_while_timing():
     assert "a timed call was wrong in rows" in timed(Forgetful()).problems[0]
 
 
+def test_step_takes_every_round():
+    timings = timed_step(Model())
+    assert timings.problems == []
+    seconds = timings.seconds()
+    assert list(seconds) == ["forward", "backward", "step"]
+    for half in seconds.values():
+        assert list(half) == [timing.SOLUTION, timing.EAGER, timing.AGAIN]
+        assert {len(times) for times in half.values()} == {5}
+    assert seconds["step"][timing.EAGER][4] == sum(
+        seconds[half][timing.EAGER][4] for half in ("forward", "backward")
+    )
+    text = report.step_results(timings)
+    assert f"backward, {timing.AGAIN}" in text
+    assert "kept for backward: ModelNew 1,024 bytes, torch.relu 1,024 bytes (1/1)" in text
+
+
+def test_wrong_gradient_is_caught_while_timing():
+    half = timed_step(GradientCheat(lambda x, g: g / 2))
+    assert half.problems[0].startswith("step, backward: a timed gradient was wrong in rows")
+    assert len(half.forward.seconds[timing.SOLUTION]) == 1
+
+
+def test_kept_bytes():
+    x = torch.rand(8, 16)
+    halves = nn.Sequential(nn.ReLU(), nn.Softplus())  # Softplus saves its input, ReLU's output
+    assert step.kept_bytes(torch.relu, x) == x.nbytes
+    assert step.kept_bytes(torch.sin, x) == 0  # the input is there anyway
+    assert step.kept_bytes(halves, x) == x.nbytes
+
+
 def test_incredible_times():
     ms = {name: [value * 1e-3] * 3 for name, value in {timing.SOLUTION: 1, timing.COPY: 3}.items()}
     honest = {**ms, timing.SOLUTION: [2.9e-3] * 3}
-    assert timing.incredible(timing.Timings("cuda", 1, honest, honest)) == []
-    [fast, hidden] = timing.incredible(timing.Timings("cuda", 1, ms, honest))
+    assert timing.incredible(timing.Timings("cuda", 1, honest, honest), 3e-3) == []
+    [fast, hidden] = timing.incredible(timing.Timings("cuda", 1, ms, honest), 3e-3)
     assert "not credible" in fast
     assert "another stream" in hidden
 
@@ -317,7 +430,7 @@ def test_speed_up():
 
 
 def test_rows_that_fit(monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1200)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 2000)
     assert memory.choose_rows(None, 4, 10, CPU) == (4, "")
     rows, note = memory.choose_rows(None, 4096, 10, CPU)
     assert rows == 10

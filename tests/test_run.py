@@ -116,7 +116,23 @@ def test_from_end_to_end(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "building the kernels" in done.stderr
     assert "torch.relu (again)" in done.stdout
+    assert "NumPy" not in done.stderr
+    assert (
+        "kept for backward: ModelNew 49,152 bytes, torch.relu 1,572,864 bytes (1/32)" in done.stdout
+    )
     record = json.loads(path.read_text())
     assert record["shape"] == [1, 393216]
     assert record["checks"] == {"count": record["checks"]["count"], "failures": []}
     assert {len(times) for times in record["timings"]["seconds"].values()} == {3}
+    assert record["step"]["kept_bytes"] == {"ModelNew": 49152, "torch.relu": 1572864}
+    for half in ("forward", "backward", "step"):
+        assert {len(times) for times in record["step"]["seconds"][half].values()} == {3}
+
+
+def test_integers_have_no_step(solution, capsys, tmp_path):
+    solution(Model)
+    path = tmp_path / "result.json"
+    options = ["--dtype", "int8", "--rows", "1", "--trials", "1", "--device", "cpu"]
+    assert run.main([*options, "--json", str(path)]) == 0
+    assert "training step" not in capsys.readouterr().out
+    assert "step" not in json.loads(path.read_text())
