@@ -48,7 +48,7 @@
 #include "launchers.h"
 
 #ifdef KERNELS_WITH_CUDA
-#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -108,25 +108,46 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
 // takes longer than computing it. glibc serves smaller blocks from memory it has already touched.
 constexpr size_t kHugePageBytes = 32 << 20;
 
+// Makes the device of a tensor the current one for as long as it lives. The kernels below begin
+// with it; what they call relies on it.
+class DeviceOf {
+ public:
+  explicit DeviceOf(const Tensor& x) {
+#ifdef KERNELS_WITH_CUDA
+    // Seldom needed, and a guard asks the driver more than once.
+    if (x.is_cuda() && x.get_device() != c10::cuda::current_device()) guard_.emplace(x.device());
+#else
+    if (!x.is_cpu()) {
+      fail("expected a tensor on the CPU, got one on " + x.device().str() +
+           ": these kernels were built without CUDA, because torch.cuda.is_available() was false "
+           "when model_new was imported");
+    }
+#endif
+  }
+
+#ifdef KERNELS_WITH_CUDA
+ private:
+  std::optional<c10::cuda::CUDAGuard> guard_;
+#endif
+};
+
 // Uninitialised memory without a trip through the dispatcher, which small tensors would notice.
 Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::IntArrayRef> strides,
                 at::ScalarType type) {
-  if (like.is_cpu()) {
-    Tensor out = strides ? Tensor(at::detail::empty_strided_cpu(sizes, *strides, type))
-                         : Tensor(at::detail::empty_cpu(sizes, type));
-    if (out.nbytes() >= kHugePageBytes) {
-      cpu::advise_huge_pages(out.mutable_data_ptr(), out.nbytes());
-    }
-    return out;
-  }
+  c10::Allocator* allocator = c10::GetAllocator(at::kCPU);
+  c10::DispatchKeySet keys(at::DispatchKey::CPU);
 #ifdef KERNELS_WITH_CUDA
-  return strides ? at::detail::empty_strided_cuda(sizes, *strides, type, like.device())
-                 : at::detail::empty_cuda(sizes, type, like.device(), std::nullopt);
-#else
-  fail("expected a tensor on the CPU, got one on " + like.device().str() +
-       ": these kernels were built without CUDA, because torch.cuda.is_available() was false when "
-       "model_new was imported");
+  if (like.is_cuda()) {
+    allocator = c10::cuda::CUDACachingAllocator::get();
+    keys = c10::DispatchKeySet(at::DispatchKey::CUDA);
+  }
 #endif
+  Tensor out = strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
+                       : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
+  if (like.is_cpu() && out.nbytes() >= kHugePageBytes) {
+    cpu::advise_huge_pages(out.mutable_data_ptr(), out.nbytes());
+  }
+  return out;
 }
 
 // An output with the strides that torch's elementwise ops (TensorIterator) give theirs. The first
@@ -198,17 +219,23 @@ Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef 
 // Fewer elements than this are not worth a second thread (at::internal::GRAIN_SIZE).
 constexpr int64_t kGrain = 32768;
 
+// work(begin, end) over 0 <= i < n, on torch's threads if that is more than a grain.
+template <typename Work>
+void split(int64_t n, int64_t grain, const Work& work) {
+  if (n <= grain) return work(0, n);
+  at::parallel_for(0, n, grain, work);
+}
+
 #ifdef KERNELS_WITH_CUDA
-// Launches on the current stream of the tensor's device and checks the launch.
+// Launches on the current stream and checks the launch.
 template <typename Launch>
-void on_device(const Tensor& x, const Launch& launch) {
-  const c10::cuda::CUDAGuard guard(x.device());
+void launch_on_stream(const Launch& launch) {
   const int status = launch(c10::cuda::getCurrentCUDAStream().stream());
   C10_CUDA_CHECK(static_cast<cudaError_t>(status));
 }
-#define KERNELS_ON_CUDA(x, call)                                          \
-  if ((x).is_cuda()) {                                                    \
-    return on_device(x, [&](cudaStream_t stream) { return cuda::call; }); \
+#define KERNELS_ON_CUDA(x, call)                                              \
+  if ((x).is_cuda()) {                                                        \
+    return launch_on_stream([&](cudaStream_t stream) { return cuda::call; }); \
   }
 #else
 #define KERNELS_ON_CUDA(x, call)
@@ -222,12 +249,11 @@ void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
   void* to = out.mutable_data_ptr();
   if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
     KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
-    at::parallel_for(0, n, kGrain,
-                     [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
+    split(n, kGrain, [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
   } else {
     const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
     KERNELS_ON_CUDA(x, relu_strided(dtype, from, to, n, layout, stream))
-    at::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+    split(n, kGrain, [&](int64_t begin, int64_t end) {
       cpu::relu_strided(dtype, from, to, begin, end, layout);
     });
   }
@@ -241,7 +267,7 @@ void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const T
   void* to = out.mutable_data_ptr();
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
   KERNELS_ON_CUDA(x, relu_with_mask(dtype, from, to, bits, n, stream))
-  at::parallel_for(0, mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
+  split(mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
     cpu::relu_with_mask(dtype, from, to, bits, begin * 8, std::min(end * 8, n));
   });
 }
@@ -255,14 +281,14 @@ void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mas
   void* to = grad_input.mutable_data_ptr();
   if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
     KERNELS_ON_CUDA(grad_output, relu_backward(dtype, from, bits, to, n, stream))
-    at::parallel_for(0, mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
+    split(mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
       cpu::relu_backward(dtype, from, bits, to, begin * 8, std::min(end * 8, n));
     });
   } else {
     const Layout layout =
         layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides(), stride);
     KERNELS_ON_CUDA(grad_output, relu_backward_strided(dtype, from, bits, to, n, layout, stream))
-    at::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+    split(n, kGrain, [&](int64_t begin, int64_t end) {
       cpu::relu_backward_strided(dtype, from, bits, to, begin, end, layout);
     });
   }
@@ -273,6 +299,7 @@ void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mas
 Tensor relu_kernel(const Tensor& x) {
   const std::optional<DType> dtype = kernel_dtype(x.scalar_type());
   if (!dtype) return at::relu(x);
+  const DeviceOf device(x);
   Tensor out = allocate_output(x);
   run_relu(*dtype, x, out);
   return out;
@@ -289,6 +316,7 @@ DType floating_dtype(const Tensor& tensor, const char* name) {
 
 std::tuple<Tensor, Tensor> relu_with_mask_kernel(const Tensor& x) {
   const DType dtype = floating_dtype(x, "input");
+  const DeviceOf device(x);
   Tensor out = allocate_output(x);
   Tensor mask = allocate_mask(x);
   if (same_order(x, out.strides())) {
@@ -340,6 +368,7 @@ Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,
     fail("stride must have " + std::to_string(grad_output.dim()) + " entries, got " +
          std::to_string(stride.size()));
   }
+  const DeviceOf device(grad_output);
   Tensor grad_input = allocate_grad_input(grad_output, stride);
   run_relu_backward(dtype, grad_output, mask, stride, grad_input);
   return grad_input;
@@ -532,6 +561,7 @@ void relu_in_place(const Tensor& x) {
     at::relu_(same);
     return;
   }
+  const DeviceOf device(x);
   const bool records = wants_gradient(x);
   torch::autograd::check_inplace(x, records);
   at::assert_no_internal_overlap(x);

@@ -54,6 +54,30 @@ __device__ void store_vector(T* address, const Vector<T>& vector) {
   *reinterpret_cast<uint4*>(address) = bits;
 }
 
+// A byte of a mask. It goes with lines that are to be evicted last, and is treated like them.
+__device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t bits;
+  asm volatile("ld.global.L2::cache_hint.u8 %0, [%1], %2;"
+               : "=r"(bits)
+               : "l"(__cvta_generic_to_global(address)), "l"(policy)
+               : "memory");
+  return bits;
+#else
+  return *address;
+#endif
+}
+
+__device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t policy) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("st.global.L2::cache_hint.u8 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(address)),
+               "r"(bits), "l"(policy)
+               : "memory");
+#else
+  *address = static_cast<uint8_t>(bits);
+#endif
+}
+
 inline bool is_vector_aligned(const void* a, const void* b) {
   return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
 }

@@ -86,9 +86,10 @@ __global__ void __launch_bounds__(kBlock)
   constexpr int kSize = Vector<T>::kSize;
   const int64_t i = first_element<T>();
   const int64_t end = min(i + kSize, n);
+  const uint64_t policy = l2_policy(evict_last);
   uint32_t bits = 0;
   if (aligned && end - i == kSize) {
-    Vector<T> v = load_vector(x + i, l2_policy(evict_last));
+    Vector<T> v = load_vector(x + i, policy);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
       bits |= static_cast<uint32_t>(keeps_gradient(v.value[j])) << j;
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kBlock)
   for (int lane = 1; lane < kThreadsPerByte; lane *= 2) {
     bits |= __shfl_xor_sync(0xffffffff, bits, lane);
   }
-  if (place == 0 && i < n) mask[i / 8] = static_cast<uint8_t>(bits);
+  if (place == 0 && i < n) store_mask(mask + i / 8, bits, policy);
 }
 
 template <typename T>
@@ -121,13 +122,16 @@ __global__ void __launch_bounds__(kBlock)
   const int64_t i = first_element<T>();
   if (i >= n) return;
   const int64_t end = min(i + kSize, n);
-  const uint32_t bits = mask[i / 8] >> (i % 8);
+  const uint64_t policy = l2_policy(evict_last);
   if (aligned && end - i == kSize) {
-    Vector<T> v = load_vector(grad_output + i, l2_policy(evict_last));
+    // The gradient first: a use of the mask before it would keep this load waiting for that one.
+    Vector<T> v = load_vector(grad_output + i, policy);
+    const uint32_t bits = load_mask(mask + i / 8, policy) >> (i % 8);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) v.value[j] = bits >> j & 1 ? v.value[j] : zero<T>();
     store_vector(grad_input + i, v);
   } else {
+    const uint32_t bits = mask[i / 8] >> (i % 8);
     for (int64_t j = i; j < end; ++j) {
       grad_input[j] = bits >> (j - i) & 1 ? grad_output[j] : zero<T>();
     }
