@@ -412,15 +412,15 @@ bool in_functorch() {
   return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-// Calls an operator of this library through the dispatcher.
-void call(const char* name, Stack& stack) {
-  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+c10::OperatorHandle find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
 // The operator from the top, autograd included.
 Tensor call_relu_operator(const Tensor& x) {
   Stack stack{x};
-  call(KERNELS_NAME "::relu", stack);
+  static const auto handle = find_operator(KERNELS_NAME "::relu");
+  handle.callBoxed(stack);
   return stack[0].toTensor();
 }
 
@@ -435,7 +435,8 @@ std::tuple<Tensor, Tensor> call_relu_with_mask(const Tensor& x) {
   if (is_dense(x)) return relu_with_mask_kernel(x);
   const at::AutoDispatchBelowADInplaceOrView below;
   Stack stack{x};
-  call(KERNELS_NAME "::relu_with_mask", stack);
+  static const auto handle = find_operator(KERNELS_NAME "::relu_with_mask");
+  handle.callBoxed(stack);
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 
@@ -446,7 +447,8 @@ Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
     return relu_backward_kernel(grad_output, mask, stride);
   }
   Stack stack{grad_output, mask, stride};
-  call(KERNELS_NAME "::relu_backward", stack);
+  static const auto handle = find_operator(KERNELS_NAME "::relu_backward");
+  handle.callBoxed(stack);
   return stack[0].toTensor();
 }
 
@@ -726,15 +728,14 @@ void without_gil(const Tensor& x, const Work& work) {
   if (error) std::rethrow_exception(error);
 }
 
-// relu(x): for a plain tensor the kernel at once, else the operator.
+// relu(x): what the dispatcher would come to for a dense tensor, and the operator for all others.
 PyObject* relu_entry(PyObject*, PyObject* argument) {
   PyObject* result;
   if (!is_served(argument, fallback, &result)) return result;
   try {
     const Tensor& x = unwrap(argument);
-    const bool is_plain = is_dense(x) && !wants_gradient(x) && !has_tangent(x);
     Tensor out;
-    without_gil(x, [&] { out = is_plain ? relu_kernel(x) : call_relu_operator(x); });
+    without_gil(x, [&] { out = is_dense(x) ? relu_autograd(x) : call_relu_operator(x); });
     return THPVariable_Wrap(out);
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());

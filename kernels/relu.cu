@@ -64,18 +64,29 @@ __device__ int64_t first_element() {
   return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kBlock)
+// A block handles kVectors times its number of threads, each kVectors vectors that far apart.
+template <typename T, int kThreads, int kVectors>
+__global__ void __launch_bounds__(kThreads)
     relu_kernel(const T* x, T* out, int64_t n, bool aligned, bool evict_last) {
-  const int64_t i = first_element<T>();
-  const int64_t end = min(i + Vector<T>::kSize, n);
-  if (aligned && end - i == Vector<T>::kSize) {
-    Vector<T> v = load_vector(x + i, l2_policy(evict_last));
+  constexpr int kSize = Vector<T>::kSize;
+  const uint64_t policy = l2_policy(evict_last);
+  const int64_t start =
+      (static_cast<int64_t>(blockIdx.x) * (kThreads * kVectors) + threadIdx.x) * kSize;
+  constexpr int kStep = kThreads * kSize;
+  if (aligned && start + (kVectors - 1) * kStep + kSize <= n) {
+    Vector<T> v[kVectors];
 #pragma unroll
-    for (T& value : v.value) value = relu_of(value);
-    store_vector(out + i, v);
+    for (int u = 0; u < kVectors; ++u) v[u] = load_vector(x + start + u * kStep, policy);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+#pragma unroll
+      for (T& value : v[u].value) value = relu_of(value);
+      store_vector(out + start + u * kStep, v[u]);
+    }
   } else {
-    for (int64_t j = i; j < end; ++j) out[j] = relu_of(x[j]);
+    for (int64_t i = start; i < n && i < start + kVectors * kStep; i += kStep) {
+      for (int64_t j = i; j < min(i + kSize, n); ++j) out[j] = relu_of(x[j]);
+    }
   }
 }
 
@@ -168,6 +179,10 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+// Below this size two vectors a thread in smaller blocks do better, 7.7 instead of 8.1 us for 8 MiB
+// on an H200: half as many blocks, and less of a last wave. Above, one is enough, and 1% better.
+constexpr int64_t kTwoVectorsBytes = 32 << 20;
+
 // From this size on, loads ask L2 to evict their lines last, so that the lines to be written go to
 // memory in longer runs. Below, the data fits in L2 and there is nothing to gain.
 constexpr int64_t kEvictLastBytes = 64 << 20;
@@ -177,61 +192,55 @@ bool evicts_last(int64_t n) {
   return n * static_cast<int64_t>(sizeof(T)) >= kEvictLastBytes;
 }
 
-// A grid of one thread for each 16 bytes, or of kUnroll elements a thread.
-template <typename T>
-unsigned vector_grid(int64_t n) {
-  constexpr int64_t kPerBlock = kBlock * Vector<T>::kSize;
-  return static_cast<unsigned>((n + kPerBlock - 1) / kPerBlock);
-}
-unsigned scalar_grid(int64_t n) {
-  constexpr int64_t kPerBlock = kBlock * kUnroll;
-  return static_cast<unsigned>((n + kPerBlock - 1) / kPerBlock);
+// Blocks of kThreads threads with as many elements each as given.
+template <int kThreads = kBlock>
+unsigned blocks_of(int64_t n, int64_t elements_a_thread) {
+  const int64_t elements = kThreads * elements_a_thread;
+  return static_cast<unsigned>((n + elements - 1) / elements);
 }
 
-// Calls launch with a null pointer of the dtype's element type.
-template <typename Launch>
-int for_floating(DType dtype, const Launch& launch) {
+// What kernel<<<grid, block, 0, stream>>>(params...) and cudaGetLastError do, in one call of the
+// runtime instead of four. Small tensors are bound by the host's time.
+template <typename... Params>
+int launch(void (*kernel)(Params...), unsigned grid, int block, cudaStream_t stream,
+           Params... params) {
+  void* addresses[] = {&params...};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses, 0, stream);
+}
+
+// Returns what body makes of a null pointer of the dtype's element type.
+template <typename Body>
+int for_floating(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat32:
-      launch(static_cast<float*>(nullptr));
-      break;
+      return body(static_cast<float*>(nullptr));
     case DType::kFloat64:
-      launch(static_cast<double*>(nullptr));
-      break;
+      return body(static_cast<double*>(nullptr));
     case DType::kFloat16:
-      launch(static_cast<__half*>(nullptr));
-      break;
+      return body(static_cast<__half*>(nullptr));
     case DType::kBFloat16:
-      launch(static_cast<__nv_bfloat16*>(nullptr));
-      break;
+      return body(static_cast<__nv_bfloat16*>(nullptr));
     default:
       return cudaErrorInvalidValue;
   }
-  return cudaGetLastError();
 }
 
-template <typename Launch>
-int for_any(DType dtype, const Launch& launch) {
+template <typename Body>
+int for_any(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kInt8:
-      launch(static_cast<int8_t*>(nullptr));
-      break;
+      return body(static_cast<int8_t*>(nullptr));
     case DType::kInt16:
-      launch(static_cast<int16_t*>(nullptr));
-      break;
+      return body(static_cast<int16_t*>(nullptr));
     case DType::kInt32:
-      launch(static_cast<int32_t*>(nullptr));
-      break;
+      return body(static_cast<int32_t*>(nullptr));
     case DType::kInt64:
-      launch(static_cast<int64_t*>(nullptr));
-      break;
+      return body(static_cast<int64_t*>(nullptr));
     case DType::kUInt8:
-      launch(static_cast<uint8_t*>(nullptr));
-      break;
+      return body(static_cast<uint8_t*>(nullptr));
     default:
-      return for_floating(dtype, launch);
+      return for_floating(dtype, body);
   }
-  return cudaGetLastError();
 }
 
 }  // namespace
@@ -241,9 +250,16 @@ namespace cuda {
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) {
   return for_any(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    relu_kernel<<<vector_grid<T>(n), kBlock, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<T*>(out), n, is_vector_aligned(x, out),
-        evicts_last<T>(n));
+    constexpr int kSize = Vector<T>::kSize, kSmallBlock = kBlock / 2;
+    const T* from = static_cast<const T*>(x);
+    T* to = static_cast<T*>(out);
+    const bool aligned = is_vector_aligned(x, out);
+    if (n * static_cast<int64_t>(sizeof(T)) < kTwoVectorsBytes) {
+      return launch(relu_kernel<T, kSmallBlock, 2>, blocks_of<kSmallBlock>(n, 2 * kSize),
+                    kSmallBlock, stream, from, to, n, aligned, false);
+    }
+    return launch(relu_kernel<T, kBlock, 1>, blocks_of(n, kSize), kBlock, stream, from, to, n,
+                  aligned, evicts_last<T>(n));
   });
 }
 
@@ -251,8 +267,8 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
                  CUstream_st* stream) {
   return for_any(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    relu_strided_kernel<<<scalar_grid(n), kBlock, 0, stream>>>(static_cast<const T*>(x),
-                                                               static_cast<T*>(out), n, layout);
+    return launch(relu_strided_kernel<T>, blocks_of(n, kUnroll), kBlock, stream,
+                  static_cast<const T*>(x), static_cast<T*>(out), n, layout);
   });
 }
 
@@ -260,9 +276,9 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
                    CUstream_st* stream) {
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    relu_with_mask_kernel<<<vector_grid<T>(n), kBlock, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<T*>(out), mask, n, is_vector_aligned(x, out),
-        evicts_last<T>(n));
+    return launch(relu_with_mask_kernel<T>, blocks_of(n, Vector<T>::kSize), kBlock, stream,
+                  static_cast<const T*>(x), static_cast<T*>(out), mask, n,
+                  is_vector_aligned(x, out), evicts_last<T>(n));
   });
 }
 
@@ -270,9 +286,9 @@ int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, voi
                   int64_t n, CUstream_st* stream) {
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    relu_backward_kernel<<<vector_grid<T>(n), kBlock, 0, stream>>>(
-        static_cast<const T*>(grad_output), mask, static_cast<T*>(grad_input), n,
-        is_vector_aligned(grad_output, grad_input), evicts_last<T>(n));
+    return launch(relu_backward_kernel<T>, blocks_of(n, Vector<T>::kSize), kBlock, stream,
+                  static_cast<const T*>(grad_output), mask, static_cast<T*>(grad_input), n,
+                  is_vector_aligned(grad_output, grad_input), evicts_last<T>(n));
   });
 }
 
@@ -280,8 +296,8 @@ int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* m
                           void* grad_input, int64_t n, const Layout& layout, CUstream_st* stream) {
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    relu_backward_strided_kernel<<<scalar_grid(n), kBlock, 0, stream>>>(
-        static_cast<const T*>(grad_output), mask, static_cast<T*>(grad_input), n, layout);
+    return launch(relu_backward_strided_kernel<T>, blocks_of(n, kUnroll), kBlock, stream,
+                  static_cast<const T*>(grad_output), mask, static_cast<T*>(grad_input), n, layout);
   });
 }
 
