@@ -19,10 +19,10 @@ from types import ModuleType
 
 import torch
 
-# -O1 with vectors: -O3 compiles torch's headers 4 s longer and makes no CPU kernel faster where
-# memory is the limit.
+# -O3 compiles longer and makes no CPU kernel faster. -O1 is a second quicker to compile, but with
+# GCC 13 a call on a small CPU tensor then takes 0.51 and not 0.38 of torch.relu's time.
 CXX_FLAGS = [
-    "-O1",
+    "-O2",
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
     "-fopenmp",

@@ -13,8 +13,7 @@
 // A function compiled for each vector width; the loader picks the widest that the machine has. All
 // that such a function calls must be inlined into it, or it would be compiled for the narrowest.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-#define KERNELS_EVERY_VECTOR_WIDTH \
-  __attribute__((target_clones("default", "avx2", "arch=skylake-avx512")))
+#define KERNELS_EVERY_VECTOR_WIDTH __attribute__((target_clones("default", "avx2")))
 #else
 #define KERNELS_EVERY_VECTOR_WIDTH
 #endif
