@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -29,10 +28,6 @@ CXX_FLAGS = [
     "-fopenmp",
     "-fvisibility=hidden",
 ]
-if platform.machine() == "x86_64":
-    # GCC would use half of an AVX-512 vector, a tenth slower where the L2 cache holds the tensor.
-    CXX_FLAGS.append("-mprefer-vector-width=512")
-
 # What the names in TORCH_CUDA_ARCH_LIST stand for.
 ARCHITECTURES = {
     "volta": "7.0",

@@ -13,8 +13,7 @@
 // A function compiled for each vector width; the loader picks the widest that the machine has. All
 // that such a function calls must be inlined into it, or it would be compiled for the narrowest.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-#define KERNELS_EVERY_VECTOR_WIDTH \
-  __attribute__((target_clones("default", "avx2", "arch=skylake-avx512")))
+#define KERNELS_EVERY_VECTOR_WIDTH __attribute__((target_clones("default", "avx2")))
 #else
 #define KERNELS_EVERY_VECTOR_WIDTH
 #endif
@@ -46,7 +45,7 @@ using Float32 = Float<uint32_t, 0x7f800000>;
 using Float16 = Float<uint16_t, 0x7c00>;
 using BFloat16 = Float<uint16_t, 0x7f80>;
 
-// Elements that are handled together, four AVX-512 vectors of float.
+// Elements that are handled together.
 constexpr int64_t kBlock = 64;
 
 // Whether n elements are more than a cache holds, so that they come from memory.
