@@ -6,8 +6,9 @@
 //   relu_backward(grad_output, mask, stride)    its backward; stride is that of the output
 //
 // Where no kernel of ours serves, torch's own op does, and only these places say so:
-//   - relu, below: a dtype without a kernel, for which torch raises its error
+//   - relu_kernel: a dtype without a kernel, for which torch raises its error
 //   - relu_autograd: sparse, nested, quantized and mkldnn tensors, forward-mode AD, torch.func
+//   - relu_in_place: all of these, and everything else that is not plainly dense
 //   - the registrations at the end: other devices, meta tensors (shapes only), vmap
 
 #include <Python.h>
