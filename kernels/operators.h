@@ -1,0 +1,382 @@
+// The kernels on tensors: what to allocate, on which device, in which layout. Part of bindings.cpp.
+
+#ifndef KERNELS_OPERATORS_H_
+#define KERNELS_OPERATORS_H_
+
+#include <Python.h>
+// Python.h comes first, as it demands.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/Parallel.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "launchers.h"
+
+#ifdef KERNELS_WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+// From torch/csrc/autograd/python_variable.h and torch/csrc/Exceptions.h, which would take 3 of the
+// 10 seconds that this file compiles: they bring pybind11 in. A torch without these symbols makes
+// the import fail at once.
+extern PyObject* THPVariableClass;
+extern PyObject* ParameterClass;
+PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+namespace torch {
+void translate_exception_to_python(const std::exception_ptr& error);
+}
+
+namespace kernels {
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+// A RuntimeError. The message is put together without streams: c10::str would use them, and they
+// crash in an extension that was linked with a libstdc++ of its own, as some toolchains do.
+[[noreturn]] void fail(const std::string& message) {
+  TORCH_CHECK(false, message);
+  std::abort();  // not reached
+}
+
+// ------------------------------------------------------------------------------------ kernels
+
+std::optional<DType> kernel_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    case at::kByte:
+      return DType::kUInt8;
+    default:
+      return std::nullopt;
+  }
+}
+
+// From this size on an output is memory fresh from the system, and faulting it in by 4 KiB pages
+// takes longer than computing it. glibc serves smaller blocks from memory it has already touched.
+constexpr size_t kHugePageBytes = 32 << 20;
+
+// Makes the device of a tensor the current one for as long as it lives. The kernels below begin
+// with it; what they call relies on it.
+class DeviceOf {
+ public:
+  explicit DeviceOf(const Tensor& x) {
+#ifdef KERNELS_WITH_CUDA
+    // Seldom needed, and a guard asks the driver more than once.
+    if (x.is_cuda() && x.get_device() != c10::cuda::current_device()) guard_.emplace(x.device());
+#else
+    if (!x.is_cpu()) {
+      fail("expected a tensor on the CPU, got one on " + x.device().str() +
+           ": these kernels were built without CUDA, because torch.cuda.is_available() was false "
+           "when model_new was imported");
+    }
+#endif
+  }
+
+#ifdef KERNELS_WITH_CUDA
+ private:
+  std::optional<c10::cuda::CUDAGuard> guard_;
+#endif
+};
+
+// Uninitialised memory without a trip through the dispatcher, which small tensors would notice.
+Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::IntArrayRef> strides,
+                at::ScalarType type) {
+  c10::Allocator* allocator = c10::GetAllocator(at::kCPU);
+  c10::DispatchKeySet keys(at::DispatchKey::CPU);
+#ifdef KERNELS_WITH_CUDA
+  if (like.is_cuda()) {
+    allocator = c10::cuda::CUDACachingAllocator::get();
+    keys = c10::DispatchKeySet(at::DispatchKey::CUDA);
+  }
+#endif
+  Tensor out = strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
+                       : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
+  if (like.is_cpu() && out.nbytes() >= kHugePageBytes) {
+    cpu::advise_huge_pages(out.mutable_data_ptr(), out.nbytes());
+  }
+  return out;
+}
+
+// An output with the strides that torch's elementwise ops (TensorIterator) give theirs. The first
+// two rules matter where a dimension of size 1 has a stride that no other would give it.
+Tensor allocate_output(const Tensor& x) {
+  if (x.is_contiguous()) return allocate(x, x.sizes(), std::nullopt, x.scalar_type());
+  if (x.is_contiguous(at::MemoryFormat::ChannelsLast)) {
+    return allocate(x, x.sizes(), c10::get_channels_last_strides_2d(x.sizes()), x.scalar_type());
+  }
+  if (x.is_non_overlapping_and_dense()) {
+    return allocate(x, x.sizes(), x.strides(), x.scalar_type());
+  }
+  return allocate(x, x.sizes(), at::infer_dense_strides(x.sizes(), x.strides()), x.scalar_type());
+}
+
+Tensor allocate_mask(const Tensor& x) {
+  return allocate(x, {(x.numel() + 7) / 8}, std::nullopt, at::kByte);
+}
+
+// Whether element i in memory order is the same element in both. `dense` has no gaps.
+bool same_order(const Tensor& tensor, at::IntArrayRef dense) {
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) != dense[d]) return false;
+  }
+  return true;
+}
+
+bool is_contiguous(at::IntArrayRef sizes, at::IntArrayRef stride) {
+  int64_t expected = 1;
+  for (int64_t d = static_cast<int64_t>(sizes.size()) - 1; d >= 0; --d) {
+    if (sizes[d] > 1 && stride[d] != expected) return false;
+    expected *= sizes[d];
+  }
+  return true;
+}
+
+// The walk over up to two strided operands in the memory order of a dense result, with neighbouring
+// dimensions joined where every operand allows it.
+Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef first,
+                 at::IntArrayRef second) {
+  c10::SmallVector<int64_t, 8> order;
+  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
+    if (sizes[d] > 1) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(),
+            [&](int64_t a, int64_t b) { return result[a] < result[b]; });
+  Layout layout;
+  layout.ndim = 1;
+  layout.size[0] = 1;
+  layout.stride[0][0] = layout.stride[1][0] = 0;
+  for (const int64_t d : order) {
+    const int last = layout.ndim - 1;
+    const int64_t size = layout.size[last];
+    const bool joins =
+        layout.stride[0][last] * size == first[d] && layout.stride[1][last] * size == second[d];
+    const bool is_first = size == 1;
+    const int to = is_first || joins ? last : layout.ndim++;
+    if (!is_first && joins) {
+      layout.size[to] *= sizes[d];
+    } else {
+      layout.size[to] = sizes[d];
+      layout.stride[0][to] = first[d];
+      layout.stride[1][to] = second[d];
+    }
+  }
+  return layout;
+}
+
+// Fewer elements than this are not worth a second thread (at::internal::GRAIN_SIZE).
+constexpr int64_t kGrain = 32768;
+
+// work(begin, end) over 0 <= i < n, on torch's threads if that is more than a grain.
+template <typename Work>
+void split(int64_t n, int64_t grain, const Work& work) {
+  if (n <= grain) return work(0, n);
+  at::parallel_for(0, n, grain, work);
+}
+
+#ifdef KERNELS_WITH_CUDA
+// Launches on the current stream and checks the launch.
+template <typename Launch>
+void launch_on_stream(const Launch& launch) {
+  const int status = launch(c10::cuda::getCurrentCUDAStream().stream());
+  C10_CUDA_CHECK(static_cast<cudaError_t>(status));
+}
+#define KERNELS_ON_CUDA(x, call)                                              \
+  if ((x).is_cuda()) {                                                        \
+    return launch_on_stream([&](cudaStream_t stream) { return cuda::call; }); \
+  }
+#else
+#define KERNELS_ON_CUDA(x, call)
+#endif
+
+// x may be out, whether dense or not.
+void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
+  const int64_t n = x.numel();
+  if (n == 0) return;
+  const void* from = x.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
+    KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
+    split(n, kGrain, [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
+  } else {
+    const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
+    KERNELS_ON_CUDA(x, relu_strided(dtype, from, to, n, layout, stream))
+    split(n, kGrain, [&](int64_t begin, int64_t end) {
+      cpu::relu_strided(dtype, from, to, begin, end, layout);
+    });
+  }
+}
+
+// x may be out.
+void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const Tensor& mask) {
+  const int64_t n = x.numel();
+  if (n == 0) return;
+  const void* from = x.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
+  KERNELS_ON_CUDA(x, relu_with_mask(dtype, from, to, bits, n, stream))
+  split(mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
+    cpu::relu_with_mask(dtype, from, to, bits, begin * 8, std::min(end * 8, n));
+  });
+}
+
+void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
+                       at::IntArrayRef stride, const Tensor& grad_input) {
+  const int64_t n = grad_output.numel();
+  if (n == 0) return;
+  const void* from = grad_output.const_data_ptr();
+  const uint8_t* bits = mask.const_data_ptr<uint8_t>();
+  void* to = grad_input.mutable_data_ptr();
+  if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
+    KERNELS_ON_CUDA(grad_output, relu_backward(dtype, from, bits, to, n, stream))
+    split(mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
+      cpu::relu_backward(dtype, from, bits, to, begin * 8, std::min(end * 8, n));
+    });
+  } else {
+    const Layout layout =
+        layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides(), stride);
+    KERNELS_ON_CUDA(grad_output, relu_backward_strided(dtype, from, bits, to, n, layout, stream))
+    split(n, kGrain, [&](int64_t begin, int64_t end) {
+      cpu::relu_backward_strided(dtype, from, bits, to, begin, end, layout);
+    });
+  }
+}
+
+// ------------------------------------------------------------------------------------ operators
+
+Tensor relu_kernel(const Tensor& x) {
+  const std::optional<DType> dtype = kernel_dtype(x.scalar_type());
+  if (!dtype) return at::relu(x);
+  const DeviceOf device(x);
+  Tensor out = allocate_output(x);
+  run_relu(*dtype, x, out);
+  return out;
+}
+
+DType floating_dtype(const Tensor& tensor, const char* name) {
+  const std::optional<DType> dtype = kernel_dtype(tensor.scalar_type());
+  if (!dtype || !at::isFloatingType(tensor.scalar_type())) {
+    fail(std::string(name) + " must be float32, float64, float16 or bfloat16, got " +
+         c10::toString(tensor.scalar_type()));
+  }
+  return *dtype;
+}
+
+std::tuple<Tensor, Tensor> relu_with_mask_kernel(const Tensor& x) {
+  const DType dtype = floating_dtype(x, "input");
+  const DeviceOf device(x);
+  Tensor out = allocate_output(x);
+  Tensor mask = allocate_mask(x);
+  if (same_order(x, out.strides())) {
+    run_relu_with_mask(dtype, x, out, mask);
+  } else {
+    // The mask is in the output's order, so it is read off the output: relu(x) > 0 where x > 0.
+    run_relu(dtype, x, out);
+    run_relu_with_mask(dtype, out, out, mask);
+  }
+  return {out, mask};
+}
+
+// An output with the strides of threshold_backward's: the elementwise rule over the forward's
+// output, whose strides are `stride`, and the gradient.
+Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
+  const at::IntArrayRef sizes = grad_output.sizes();
+  const at::ScalarType type = grad_output.scalar_type();
+  const auto strides = grad_output.strides();
+  const bool is_constant =
+      std::all_of(strides.begin(), strides.end(), [](auto s) { return s == 0; });
+  if ((is_constant || grad_output.is_contiguous()) && is_contiguous(sizes, stride)) {
+    return allocate(grad_output, sizes, std::nullopt, type);
+  }
+  const auto meta = [&](at::IntArrayRef strides) {
+    return Tensor(at::detail::empty_strided_meta(sizes, strides, type));
+  };
+  const at::TensorIterator rule = at::TensorIteratorConfig()
+                                      .add_owned_output(Tensor())
+                                      .add_owned_const_input(meta(stride))
+                                      .add_owned_const_input(meta(strides))
+                                      .build();
+  return allocate(grad_output, sizes, rule.output().strides(), type);
+}
+
+Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,
+                            const c10::IValue& strides) {
+  const std::vector<int64_t> stride = strides.toIntVector();
+  const DType dtype = floating_dtype(grad_output, "grad_output");
+  const int64_t bytes = (grad_output.numel() + 7) / 8;
+  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.numel() != bytes) {
+    fail("mask must be contiguous, uint8 and of " + std::to_string(bytes) + " elements, got " +
+         std::to_string(mask.numel()) + " of " + c10::toString(mask.scalar_type()));
+  }
+  if (mask.device() != grad_output.device()) {
+    fail("mask must be on the gradient's device, " + grad_output.device().str() + ", got " +
+         mask.device().str());
+  }
+  if (static_cast<int64_t>(stride.size()) != grad_output.dim()) {
+    fail("stride must have " + std::to_string(grad_output.dim()) + " entries, got " +
+         std::to_string(stride.size()));
+  }
+  const DeviceOf device(grad_output);
+  Tensor grad_input = allocate_grad_input(grad_output, stride);
+  run_relu_backward(dtype, grad_output, mask, stride, grad_input);
+  return grad_input;
+}
+
+// The same out of torch's own ops, for the transforms that take an operator apart.
+Tensor relu_backward_composite(const Tensor& grad_output, const Tensor& mask,
+                               const c10::IValue& stride) {
+  const Tensor places = at::arange(8, mask.options());
+  const Tensor bits = mask.unsqueeze(1).bitwise_right_shift(places).bitwise_and(1).to(at::kBool);
+  const Tensor keep = bits.flatten().as_strided(grad_output.sizes(), stride.toIntVector());
+  return at::where(keep, grad_output, at::zeros_like(grad_output));
+}
+
+}  // namespace
+}  // namespace kernels
+
+#endif  // KERNELS_OPERATORS_H_
