@@ -106,7 +106,8 @@ CHEATS = {
     "in place": (torch.relu_, "random, seed 5: the input's memory was changed"),
     "nan becomes 0": (zero_nan, "special values"),
     "tail skipped": (skip_tail, "special values: 1 of"),
-    "tail unwritten": (leave_tail_unwritten, "special values: "),
+    # What is seen first depends on what the memory held.
+    "tail unwritten": (leave_tail_unwritten, "elements differ, the first at"),
     "contiguous strides": (
         lambda x: torch.relu(x).contiguous(),
         "transposed: the output's strides",
