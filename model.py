@@ -1,4 +1,7 @@
-"""The reference modules and the inputs they are graded on (KernelBench level 1 #19)."""
+"""The reference modules and the inputs they are graded on.
+
+`Model` is KernelBench level 1 #19, `LinearReluDivide` level 2 #63.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +17,27 @@ class Model(nn.Module):
         return torch.relu(x)
 
 
+class LinearReluDivide(nn.Module):
+    """relu(x weight^T + bias) / divisor, for x `[..., in_features]`."""
+
+    def __init__(self, in_features: int, out_features: int, divisor: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.divisor = divisor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        x = torch.relu(x)
+        return x / self.divisor
+
+
 batch_size = 4096
 dim = 393216
+
+linear_batch_size = 1024
+in_features = 8192
+out_features = 8192
+divisor = 2.0
 
 
 def get_inputs() -> list[torch.Tensor]:
@@ -27,8 +49,21 @@ def get_init_inputs() -> list:
     return []
 
 
+def get_linear_inputs() -> list[torch.Tensor]:
+    """x `[linear_batch_size, in_features]`, as `get_inputs` draws it."""
+    return _linear_inputs(linear_batch_size)
+
+
+def get_linear_init_inputs() -> list:
+    return [in_features, out_features, divisor]
+
+
 def _relu_inputs(rows: int) -> list[torch.Tensor]:
     return [torch.rand(rows, dim)]
+
+
+def _linear_inputs(rows: int) -> list[torch.Tensor]:
+    return [torch.rand(rows, in_features)]
 
 
 @dataclass(frozen=True)
@@ -52,4 +87,11 @@ class Problem:
 
 PROBLEMS: dict[str, Problem] = {
     "relu": Problem(Model, batch_size, get_inputs, get_init_inputs, _relu_inputs),
+    "linear_relu_divide": Problem(
+        LinearReluDivide,
+        linear_batch_size,
+        get_linear_inputs,
+        get_linear_init_inputs,
+        _linear_inputs,
+    ),
 }

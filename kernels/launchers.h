@@ -36,6 +36,26 @@ struct Layout {
 //   relu_backward_strided  the same with grad_output read through layout.stride[0] and the mask
 //                          through layout.stride[1]
 
+// Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /
+// divisor, with the ReLU of above and a true division in float (float64: in double).
+//
+// Masks of these kernels have a row of (n + 7) / 8 bytes for each row of out; bit j % 8 of byte j /
+// 8 is !(z <= 0) for the z that relu of column j sees. The bits behind column n - 1 are 0.
+struct Linear {
+  DType dtype;      // of everything: float32, float16 or bfloat16
+  int products;     // float32: 3 for float32 accuracy, 1 for TF32's
+  int64_t m, n, k;  // none is 0
+  const void* x;    // [m, k], rows x_stride elements apart, columns adjacent
+  int64_t x_stride;
+  const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
+  int64_t weight_stride;
+  const void* bias;  // [n], or null
+  float divisor;
+  void* out;        // [m, n], contiguous
+  uint8_t* mask;    // [m, (n + 7) / 8], or null
+  void* workspace;  // as many bytes as *_workspace says, aligned to 256, uninitialised
+};
+
 namespace cuda {
 
 // Each launches on `stream` of the current device and returns the launch's cudaError_t.
@@ -48,6 +68,26 @@ int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, voi
                   int64_t n, CUstream_st* stream);
 int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                           void* grad_input, int64_t n, const Layout& layout, CUstream_st* stream);
+
+// Tensor-core kernels, for compute capability 9.0 (wgmma) and for 8.0 and newer (mma.sync).
+// `serves` tells whether a problem meets a kernel's demands, `workspace` how many bytes it needs.
+bool linear_sm90_serves(const Linear& linear);
+size_t linear_sm90_workspace(const Linear& linear);
+int linear_sm90(const Linear& linear, CUstream_st* stream);
+bool linear_sm80_serves(const Linear& linear);
+size_t linear_sm80_workspace(const Linear& linear);
+int linear_sm80(const Linear& linear, CUstream_st* stream);
+
+// In place, out [m, n] being the finished product: out = relu(out + bias) / divisor. bias and mask
+// may be null. Any floating dtype.
+int linear_epilogue(DType dtype, void* out, const void* bias, double divisor, uint8_t* mask,
+                    int64_t m, int64_t n, CUstream_st* stream);
+// grad_z[m][n] = mask bit ? grad_output[m][n] / divisor : 0, both contiguous; where grad_bias [n]
+// is not null, it gets the column sums of grad_z.
+int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                             double divisor, void* grad_z, void* grad_bias, void* workspace,
+                             int64_t m, int64_t n, CUstream_st* stream);
+size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n);
 
 }  // namespace cuda
 
