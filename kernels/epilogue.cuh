@@ -35,7 +35,7 @@ __device__ T relu_divide(T z, const Divisor<T>& divisor) {
 
 // Whether the gradient passes: true for NaN, as in torch.
 template <typename T>
-__device__ bool keeps_gradient(T z) {
+__device__ bool mask_bit(T z) {
   return !(z <= T{0});
 }
 
