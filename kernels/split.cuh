@@ -1,0 +1,364 @@
+// float32 as pairs of scaled fp16, and the exact product of the rows that such pairs cannot carry.
+//
+// A row is scaled by a power of two that puts its largest element into [2^14, 2^15). Each element
+// is then high + low: fp16 rounded to nearest, and fp16 of what that leaves. It is carried to
+// 2^-23 of itself or to 2^-25 of the scaled unit, whichever is more, that is to 2^-39 of the row's
+// maximum. A float32 product errs by some 2^-25 of |x| |weight|^T on average, so the elements that
+// matter to a sum are carried well enough, unless the other operand makes up for their smallness.
+// Rows with many such elements are flagged, as are rows with infinity or NaN, and the elements of
+// the result that a flagged row leads to are computed again, in float32.
+
+#ifndef KERNELS_SPLIT_CUH_
+#define KERNELS_SPLIT_CUH_
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "epilogue.cuh"
+#include "launchers.h"
+
+namespace kernels {
+namespace split {
+
+// The rows of a split matrix are padded with zeros to a multiple of this.
+constexpr int64_t kPadding = 64;
+
+inline __host__ __device__ int64_t padded(int64_t k) {
+  return (k + kPadding - 1) / kPadding * kPadding;
+}
+
+// A float32 matrix [rows, k] with strides in elements, and what it is split into.
+struct Operand {
+  const float* from;
+  int64_t rows;
+  int64_t row_stride, column_stride;
+  __half* high;   // [rows, padded(k)]
+  __half* low;    // the same, or null where high is enough
+  int* exponent;  // [rows]: scaled = element * 2^exponent
+  int* flag;      // [rows]: 1 where the row has to take the exact path, else 0
+};
+
+// The order in which k is written: element g * kGroup + i of a row goes to g * kGroup +
+// position(i).
+struct InOrder {
+  static constexpr int kGroup = 8;
+  static constexpr int position(int i) { return i; }
+};
+
+// An element below this, after scaling, has lost more than two of the 22 bits of a pair, or any of
+// the 11 that a lone high, like TF32, has.
+constexpr float kSmallPair = 0x1p-6f;
+constexpr float kSmallHigh = 0x1p-14f;
+// A row is flagged where more than one in this many of its nonzero elements are that small.
+constexpr int64_t kTolerated = 32;
+
+constexpr int kThreads = 256;
+// Elements of the row that a thread keeps between the passes. It reads the rest twice.
+constexpr int kKept = 32;
+
+// 2^exponent, for -126 <= exponent <= 127.
+__device__ inline float power_of_two(int exponent) {
+  return __int_as_float((exponent + 127) << 23);
+}
+
+// sum * 2^-exponent with one rounding. exponent may be that of a row of x plus that of a row of
+// weight, which together leave float32's range.
+__device__ inline float unscale(float sum, int exponent) { return ldexpf(sum, -exponent); }
+
+// What op makes of the values of all threads of the block.
+template <typename Op>
+__device__ uint32_t reduce_block(uint32_t value, const Op& op) {
+  __shared__ uint32_t shared[kThreads / 32];
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) {
+    value = op(value, __shfl_xor_sync(0xffffffff, value, lane));
+  }
+  __syncthreads();  // of the reduction before
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = shared[0];
+#pragma unroll
+  for (int warp = 1; warp < kThreads / 32; ++warp) value = op(value, shared[warp]);
+  return value;
+}
+
+// One group of a row, zeros behind its end.
+template <int kGroup>
+__device__ void load_group(float (&v)[kGroup], const float* row, int64_t column_stride, int64_t i,
+                           int64_t k, bool aligned) {
+  if (aligned && i + kGroup <= k) {
+#pragma unroll
+    for (int j = 0; j < kGroup; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(row + i + j);
+      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? row[(i + j) * column_stride] : 0.0f;
+  }
+}
+
+__device__ inline uint32_t pack(__half first, __half second) {
+  return __half_as_ushort(first) | static_cast<uint32_t>(__half_as_ushort(second)) << 16;
+}
+
+template <int kGroup>
+__device__ void store_group(__half* to, const __half (&v)[kGroup]) {
+#pragma unroll
+  for (int j = 0; j < kGroup; j += 8) {
+    *reinterpret_cast<uint4*>(to + j) =
+        make_uint4(pack(v[j], v[j + 1]), pack(v[j + 2], v[j + 3]), pack(v[j + 4], v[j + 5]),
+                   pack(v[j + 6], v[j + 7]));
+  }
+}
+
+// A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
+template <typename Order>
+__global__ void __launch_bounds__(kThreads)
+    split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
+                      int64_t k, int* any_flag) {
+  constexpr int kGroup = Order::kGroup, kGroups = kKept / kGroup;
+  const int64_t padded_k = padded(k), step = kThreads * kGroup;
+  for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
+    const Operand& operand = index < first.rows ? first : second;
+    const int64_t row = index < first.rows ? index : index - first.rows;
+    const float* from = operand.from + row * operand.row_stride;
+    const bool aligned =
+        operand.column_stride == 1 && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
+    const auto load = [&](float (&v)[kGroup], int64_t i) {
+      load_group(v, from, operand.column_stride, i, k, aligned);
+    };
+
+    float kept[kGroups][kGroup];
+    uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
+    const auto compare = [&](const float (&v)[kGroup]) {
+#pragma unroll
+      for (const float element : v) largest = max(largest, __float_as_uint(fabsf(element)));
+    };
+    const int64_t start = threadIdx.x * kGroup;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      load(kept[g], start + g * step);
+      compare(kept[g]);
+    }
+    for (int64_t i = start + kGroups * step; i < k; i += step) {
+      float v[kGroup];
+      load(v, i);
+      compare(v);
+    }
+    largest = reduce_block(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+
+    const bool finite = largest < 0x7f800000;
+    const int exponent = finite && largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+    // In two steps, for 2^exponent is infinite where a row has nothing but subnormals. Both are
+    // exact where the result is not too small for fp16 anyway.
+    const float scale = power_of_two(exponent / 2);
+    const float rest = power_of_two(exponent - exponent / 2);
+    const float small = operand.low == nullptr ? kSmallHigh : kSmallPair;
+    uint32_t nonzeros = 0, smalls = 0;
+    const auto write = [&](const float (&v)[kGroup], int64_t i) {
+      __half high[kGroup], low[kGroup];
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        const float scaled = finite ? v[j] * scale * rest : 0.0f;
+        nonzeros += v[j] != 0.0f;
+        smalls += v[j] != 0.0f && fabsf(scaled) < small;
+        const __half rounded = __float2half_rn(scaled);
+        high[Order::position(j)] = rounded;
+        low[Order::position(j)] = __float2half_rn(scaled - __half2float(rounded));
+      }
+      store_group(operand.high + row * padded_k + i, high);
+      if (operand.low != nullptr) store_group(operand.low + row * padded_k + i, low);
+    };
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (start + g * step < padded_k) write(kept[g], start + g * step);
+    }
+    for (int64_t i = start + kGroups * step; i < padded_k; i += step) {
+      float v[kGroup];
+      load(v, i);
+      write(v, i);
+    }
+
+    const auto add = [](uint32_t a, uint32_t b) { return a + b; };
+    nonzeros = reduce_block(nonzeros, add);
+    smalls = reduce_block(smalls, add);
+    if (threadIdx.x == 0) {
+      const bool flagged = !finite || smalls * kTolerated > nonzeros;
+      operand.exponent[row] = exponent;
+      operand.flag[row] = flagged;
+      if (flagged) *any_flag = 1;
+    }
+  }
+}
+
+// Splits two matrices (the second may have no rows) and sets *any_flag to whether a row is flagged.
+template <typename Order>
+int split_rows(const Operand& first, const Operand& second, int64_t k, int* any_flag,
+               cudaStream_t stream) {
+  constexpr int64_t kMaxBlocks = 1 << 20;
+  const int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
+  if (status != cudaSuccess) return status;
+  const int64_t rows = first.rows + second.rows;
+  split_rows_kernel<Order>
+      <<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0, stream>>>(
+          first, second, k, any_flag);
+  return cudaGetLastError();
+}
+
+// ------------------------------------------------------------------------------ the exact path
+
+// Where the results go: out [m, n], float32; bias and mask may be null, as in struct Linear.
+struct Result {
+  const float* bias;
+  Divisor<float> divisor;
+  float* out;
+  uint8_t* mask;
+};
+
+constexpr int kExactTile = 64;   // rows and columns of a block's tile, 4 x 4 a thread
+constexpr int kExactK = 16;      // of K a step
+constexpr int kExactSum = 256;   // of K, summed before it is added to the total
+constexpr int kExactPitch = 68;  // keeps rows 16-byte aligned, and stores free of bank conflicts
+
+struct ExactMemory {
+  alignas(16) float x[kExactK][kExactPitch];
+  alignas(16) float weight[kExactK][kExactPitch];
+  int x_flag[kExactTile], weight_flag[kExactTile];
+};
+
+// One step of a tile on its way from memory: 8 neighbours of K in 4 rows a warp and load.
+struct ExactLoad {
+  static constexpr int kLoads = kExactTile * kExactK / kThreads;
+  float v[kLoads];
+
+  static __device__ int row(int j) { return threadIdx.x / 8 % 4 + threadIdx.x / 64 * 4 + j * 16; }
+  static __device__ int column() { return threadIdx.x % 8 + threadIdx.x / 32 % 2 * 8; }
+
+  __device__ void load(const Operand& operand, int64_t first_row, int64_t k_start, int64_t k) {
+    const int64_t at = k_start + column();
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int64_t r = first_row + row(j);
+      v[j] = r < operand.rows && at < k
+                 ? operand.from[r * operand.row_stride + at * operand.column_stride]
+                 : 0.0f;
+    }
+  }
+
+  __device__ void store(float (&to)[kExactK][kExactPitch]) const {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) to[column()][row(j)] = v[j];
+  }
+};
+
+// Writes the elements whose row of x or of weight is flagged; all of them where any_flag is null.
+// Runs behind the product, whose elements of the same bytes of the mask it leaves as they are.
+__global__ void __launch_bounds__(kThreads)
+    exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
+                 int64_t k, const Result result, const int* any_flag) {
+  if (any_flag != nullptr && *any_flag == 0) return;
+  __shared__ ExactMemory shared;
+  const int64_t m = x.rows, n = weight.rows;
+  const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
+  const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
+  const int thread_m = threadIdx.x / 16 * 4, thread_n = threadIdx.x % 16 * 4;
+  for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
+    const int64_t first_m = tile % tiles_m * kExactTile, first_n = tile / tiles_m * kExactTile;
+    bool flagged = false;
+    if (threadIdx.x < 2 * kExactTile) {
+      const bool of_x = threadIdx.x < kExactTile;
+      const Operand& operand = of_x ? x : weight;
+      const int i = threadIdx.x % kExactTile;
+      const int64_t row = (of_x ? first_m : first_n) + i;
+      flagged = row < operand.rows && (any_flag == nullptr || operand.flag[row] != 0);
+      (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
+    }
+    if (!__syncthreads_or(flagged)) continue;
+
+    float total[4][4] = {}, sum[4][4] = {};
+    const auto add_sum = [&] {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        total[i / 4][i % 4] += sum[i / 4][i % 4];
+        sum[i / 4][i % 4] = 0.0f;
+      }
+    };
+    ExactLoad next_x, next_weight;
+    next_x.load(x, first_m, 0, k);
+    next_weight.load(weight, first_n, 0, k);
+    for (int64_t k_start = 0; k_start < k; k_start += kExactK) {
+      next_x.store(shared.x);
+      next_weight.store(shared.weight);
+      __syncthreads();
+      next_x.load(x, first_m, k_start + kExactK, k);
+      next_weight.load(weight, first_n, k_start + kExactK, k);
+#pragma unroll
+      for (int i = 0; i < kExactK; ++i) {
+        const float4 a = *reinterpret_cast<const float4*>(&shared.x[i][thread_m]);
+        const float4 b = *reinterpret_cast<const float4*>(&shared.weight[i][thread_n]);
+        const float of_x[4] = {a.x, a.y, a.z, a.w}, of_weight[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+          sum[j / 4][j % 4] = fmaf(of_x[j / 4], of_weight[j % 4], sum[j / 4][j % 4]);
+        }
+      }
+      if ((k_start + kExactK) % kExactSum == 0) add_sum();
+      __syncthreads();
+    }
+    add_sum();
+
+    const bool low_columns = threadIdx.x % 2 == 0;  // of the two threads that share a byte
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t row = first_m + thread_m + i;
+      uint32_t bits = 0, written = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int64_t column = first_n + thread_n + j;
+        const bool writes = row < m && column < n &&
+                            (shared.x_flag[thread_m + i] | shared.weight_flag[thread_n + j]) != 0;
+        if (!writes) continue;
+        const float z = total[i][j] + (result.bias == nullptr ? 0.0f : result.bias[column]);
+        result.out[row * n + column] = relu_divide(z, result.divisor);
+        bits |= static_cast<uint32_t>(mask_bit(z)) << j;
+        written |= 1u << j;
+      }
+      if (result.mask == nullptr) continue;
+      bits |= __shfl_down_sync(0xffffffff, bits, 1) << 4;
+      written |= __shfl_down_sync(0xffffffff, written, 1) << 4;
+      if (low_columns && written != 0) {
+        uint8_t* byte = result.mask + row * ((n + 7) / 8) + (first_n + thread_n) / 8;
+        // Bits behind column n - 1 are 0 already, unless nobody has written the byte before.
+        const uint32_t others = any_flag == nullptr ? 0 : *byte & ~written;
+        *byte = static_cast<uint8_t>(others | bits);
+      }
+    }
+    __syncthreads();  // before the next tile's flags
+  }
+}
+
+// All of the result where any_flag is null; else what the flags of x and weight say.
+inline int exact(const Operand& x, const Operand& weight, int64_t k, const Result& result,
+                 const int* any_flag, cudaStream_t stream) {
+  int device, multiprocessors;
+  int status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (status != cudaSuccess) return status;
+  constexpr int64_t kBlocksEach = 4;  // resident on a multiprocessor
+  const int64_t tiles =
+      ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
+  const int64_t blocks =
+      tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
+  exact_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(x, weight, k, result,
+                                                                       any_flag);
+  return cudaGetLastError();
+}
+
+}  // namespace split
+}  // namespace kernels
+
+#endif  // KERNELS_SPLIT_CUH_
