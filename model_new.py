@@ -18,7 +18,10 @@ _reference = kernels.load_reference()
 _relu = _extension.relu
 _relu_in_place = _extension.relu_
 _relu_operator = _extension.operators.relu.default
+_linear_relu_divide = _extension.linear_relu_divide
+_linear_relu_divide_operator = _extension.operators.linear_relu_divide.default
 _is_traced = torch.compiler.is_dynamo_compiling
+are_plain, is_plain_linear = kernels.are_plain, kernels.is_plain_linear
 
 
 class ModelNew(_reference.Model):
@@ -45,7 +48,31 @@ class ModelNew(_reference.Model):
         return "inplace=True" if self.inplace else ""
 
 
-SOLUTIONS: dict[str, type[torch.nn.Module]] = {"relu": ModelNew}
+class LinearReluDivideNew(_reference.LinearReluDivide):
+    """relu(x weight^T + bias) / divisor, for x `[..., in_features]`, by kernels of this project.
+
+    Takes what the reference takes and returns what it returns, in the same dtype and shape.
+    Parameters and divisor are read in each call.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        linear, divisor = self.linear, self.divisor
+        if is_plain_linear(linear):
+            if not _is_traced():
+                out = _linear_relu_divide(x, linear.weight, linear.bias, divisor)
+                if out is not NotImplemented:
+                    return out
+            elif are_plain(x, linear, divisor):
+                return _linear_relu_divide_operator(x, linear.weight, linear.bias, divisor)
+        # Whoever hooked, wrapped or replaced `linear`, or gave it tensors of a class of its own
+        # (DTensor, say), expects it to be called.
+        return _relu(linear(x)) / divisor
+
+
+SOLUTIONS: dict[str, type[torch.nn.Module]] = {
+    "relu": ModelNew,
+    "linear_relu_divide": LinearReluDivideNew,
+}
 
 
 def __getattr__(name: str) -> object:

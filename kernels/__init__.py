@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels.build import load
+from kernels.linear import are_plain as are_plain
+from kernels.linear import is_plain_linear as is_plain_linear
 from kernels.subclasses import serve_subclasses
 
 _FOLDER = Path(__file__).resolve().parent

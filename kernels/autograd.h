@@ -16,17 +16,22 @@ namespace {
 
 using torch::jit::Stack;
 
-// Where the dispatcher would do nothing below autograd but call our kernel: a dense tensor on the
-// CPU or a GPU, no transform, no mode. Autocast and ADInplaceOrView leave relu alone.
-bool is_dense(const Tensor& x) {
-  using at::DispatchKey;
-  constexpr c10::DispatchKeySet kDense({DispatchKey::CPU, DispatchKey::CUDA,
-                                        DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
-                                        DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect,
-                                        DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
+// The keys of a dense tensor on the CPU or a GPU, with no transform and no mode at work. Whoever has
+// only these needs no dispatcher below autograd.
+constexpr c10::DispatchKeySet kDense({at::DispatchKey::CPU, at::DispatchKey::CUDA,
+                                      at::DispatchKey::AutogradCPU, at::DispatchKey::AutogradCUDA,
+                                      at::DispatchKey::ADInplaceOrView,
+                                      at::DispatchKey::BackendSelect});
+constexpr c10::DispatchKeySet kAutocast({at::DispatchKey::AutocastCPU,
+                                         at::DispatchKey::AutocastCUDA});
+
+bool has_only(c10::DispatchKeySet keys, c10::DispatchKeySet allowed) {
   const auto local = c10::impl::tls_local_dispatch_key_set();
-  return kDense.isSupersetOf((x.key_set() | local.included_) - local.excluded_);
+  return allowed.isSupersetOf((keys | local.included_) - local.excluded_);
 }
+
+// For the operators that autocast leaves alone.
+bool is_dense(const Tensor& x) { return has_only(x.key_set(), kDense | kAutocast); }
 
 bool wants_gradient(const Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
 

@@ -4,17 +4,25 @@
 //   relu_with_mask(x)    the forward of that: the output, and a byte for each 8 of its elements in
 //                        memory order
 //   relu_backward(grad_output, mask, stride)    its backward; stride is that of the output
+//   linear_relu_divide(x, weight, bias, divisor)              the same for Linear -> ReLU -> divide,
+//   linear_relu_divide_with_mask(x, weight, bias, divisor)    with a mask [rows, bytes]
+//   linear_relu_divide_backward(grad_output, mask, divisor, wants_bias)    the gradients of the
+//                        product and of the bias; autograd makes those of x and weight of the first
 //
 // Where no kernel of ours serves, torch's own op does, and only these places say so:
 //   - relu_kernel: a dtype without a kernel, for which torch raises its error
 //   - relu_autograd: sparse, nested, quantized and mkldnn tensors, forward-mode AD, torch.func
 //   - relu_in_place: all of these, and everything else that is not plainly dense
+//   - is_left_to_torch and linear_autograd: the same for linear_relu_divide
+//   - choose_path: products on a GPU. On a CPU the product is always torch's.
+//   - product: the products of the gradients
+//   - linear.py: a module's `linear` that is more than an nn.Linear, and tensor subclasses
 //   - the registrations at the end: other devices, meta tensors (shapes only), vmap
 
-// operators.h holds the kernels on tensors, autograd.h what is recorded of them, and this file what
-// torch and Python are told.
+// operators.h holds the kernels on tensors, autograd.h what is recorded of them, linear.h both for
+// Linear -> ReLU -> divide, and this file what torch and Python are told.
 
-#include "autograd.h"
+#include "linear.h"
 
 namespace kernels {
 namespace {
@@ -65,6 +73,37 @@ void box_relu_backward(Stack& stack) {
   stack.resize(first + 1);
 }
 
+LinearInputs linear_inputs(const Stack& stack) {
+  static const Tensor none;
+  const size_t first = stack.size() - 4;
+  const c10::IValue& bias = stack[first + 2];
+  return {stack[first].toTensor(), stack[first + 1].toTensor(),
+          bias.isNone() ? none : bias.toTensor(), stack[first + 3].toDouble()};
+}
+
+// In place of its four arguments, what an operator returns.
+void return_from_four(Stack& stack, Tensor result) {
+  stack.resize(stack.size() - 4);
+  stack.emplace_back(std::move(result));
+}
+
+void return_from_four(Stack& stack, std::tuple<Tensor, Tensor> result) {
+  return_from_four(stack, std::move(std::get<0>(result)));
+  stack.emplace_back(std::move(std::get<1>(result)));
+}
+
+template <auto kernel>
+void box_linear(Stack& stack) {
+  return_from_four(stack, kernel(linear_inputs(stack)));
+}
+
+template <std::tuple<Tensor, Tensor> (*kernel)(const LinearGradients&)>
+void box_linear_backward(Stack& stack) {
+  const size_t first = stack.size() - 4;
+  return_from_four(stack, kernel({stack[first].toTensor(), stack[first + 1].toTensor(),
+                                  stack[first + 2].toDouble(), stack[first + 3].toBool()}));
+}
+
 #define KERNELS_LIBRARY(name, m) TORCH_LIBRARY(name, m)
 #define KERNELS_LIBRARY_IMPL(name, key, m) TORCH_LIBRARY_IMPL(name, key, m)
 
@@ -72,12 +111,22 @@ KERNELS_LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def("relu(Tensor input) -> Tensor");
   m.def("relu_with_mask(Tensor input) -> (Tensor, Tensor)");
   m.def("relu_backward(Tensor grad_output, Tensor mask, SymInt[] stride) -> Tensor");
+  m.def("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor");
+  m.def(
+      "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor)"
+      " -> (Tensor, Tensor)");
+  m.def(
+      "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
+      " -> (Tensor, Tensor)");
 }
 
 void register_kernels(torch::Library& m) {
   m.impl("relu", boxed(box_relu<relu_kernel>));
   m.impl("relu_with_mask", boxed(box_relu_with_mask<relu_with_mask_kernel>));
   m.impl("relu_backward", boxed(box_relu_backward<relu_backward_kernel>));
+  m.impl("linear_relu_divide", boxed(box_linear<linear_kernel>));
+  m.impl("linear_relu_divide_with_mask", boxed(box_linear<linear_with_mask_kernel>));
+  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_kernel>));
 }
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { register_kernels(m); }
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) { register_kernels(m); }
@@ -86,20 +135,37 @@ KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Meta, m) {
   m.impl("relu", boxed(box_relu<at::relu>));
   m.impl("relu_with_mask", boxed(box_relu_with_mask<relu_with_mask_meta>));
   m.impl("relu_backward", boxed(box_relu_backward<relu_backward_meta>));
+  m.impl("linear_relu_divide", boxed(box_linear<linear_composite>));
+  m.impl("linear_relu_divide_with_mask", boxed(box_linear<linear_with_mask_meta>));
+  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_meta>));
 }
 
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
   m.impl("relu", boxed(box_relu<relu_autograd>));
   m.impl("relu_backward", boxed(box_relu_backward<relu_backward_autograd>));
+  m.impl("linear_relu_divide", boxed(box_linear<linear_autograd>));
+  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_autograd>));
+}
+
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, AutocastCPU, m) {
+  m.impl("linear_relu_divide",
+         boxed(box_linear<linear_autocast<at::kCPU, at::DispatchKey::AutocastCPU>>));
+}
+KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, AutocastCUDA, m) {
+  m.impl("linear_relu_divide",
+         boxed(box_linear<linear_autocast<at::kCUDA, at::DispatchKey::AutocastCUDA>>));
 }
 
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, FuncTorchBatched, m) {
   m.impl("relu", boxed(box_relu<at::relu>));
   m.impl("relu_backward", boxed(box_relu_backward<relu_backward_composite>));
+  m.impl("linear_relu_divide", boxed(box_linear<linear_composite>));
+  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_composite>));
 }
 
 KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
   m.impl("relu", boxed(box_relu<at::relu>));
+  m.impl("linear_relu_divide", boxed(box_linear<linear_composite>));
 }
 
 // -------------------------------------------------------------------------------------- Python
@@ -107,6 +173,7 @@ KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
 // What the entries call for a tensor with a Python side of its own; set once, at import.
 PyObject* fallback = nullptr;
 PyObject* fallback_in_place = nullptr;
+PyObject* fallback_linear = nullptr;
 
 // Where a torch.Tensor object holds its at::Tensor.
 size_t tensor_offset = 0;
@@ -132,28 +199,36 @@ bool find_tensor_offset() {
   return tensor_offset != 0;
 }
 
+// Whether this is exactly a torch.Tensor or a Parameter.
+bool is_plain(PyObject* argument) {
+  PyTypeObject* const type = Py_TYPE(argument);
+  return type == reinterpret_cast<PyTypeObject*>(THPVariableClass) ||
+         type == reinterpret_cast<PyTypeObject*>(ParameterClass);
+}
+
 // Whether an argument is a torch.Tensor or a Parameter to be served here. If not, `result` is what
 // the entry returns: for subclasses, proxies and modes, which expect to see an operator through
 // Python, what `otherwise` makes of it, and torch's error for no tensor at all.
 bool is_served(PyObject* argument, PyObject* otherwise, PyObject** result) {
-  PyTypeObject* const type = Py_TYPE(argument);
-  const bool is_tensor = type == reinterpret_cast<PyTypeObject*>(THPVariableClass) ||
-                         type == reinterpret_cast<PyTypeObject*>(ParameterClass);
+  const bool is_tensor = is_plain(argument);
   if (is_tensor && !at::impl::torch_function_mode_enabled()) return true;
   if (is_tensor || PyObject_HasAttrString(argument, "__torch_function__")) {
     *result = PyObject_CallOneArg(otherwise, argument);
   } else {
     PyErr_Format(PyExc_TypeError, "relu(): argument 'input' (position 1) must be Tensor, not %s",
-                 type->tp_name);
+                 Py_TYPE(argument)->tp_name);
     *result = nullptr;
   }
   return false;
 }
 
-// Runs work(x) without the GIL, unless it is so short that another thread would not get it.
+// So little work that another thread would not get to run in the meantime.
+bool is_short(const Tensor& x) { return x.is_cpu() && x.numel() < kGrain; }
+
+// Runs the work without the GIL, unless it is short.
 template <typename Work>
-void without_gil(const Tensor& x, const Work& work) {
-  if (x.is_cpu() && x.numel() < kGrain) return work();
+void without_gil(bool is_short, const Work& work) {
+  if (is_short) return work();
   PyThreadState* const thread = PyEval_SaveThread();
   std::exception_ptr error;
   try {
@@ -172,7 +247,7 @@ PyObject* relu_entry(PyObject*, PyObject* argument) {
   try {
     const Tensor& x = unwrap(argument);
     Tensor out;
-    without_gil(x, [&] { out = is_dense(x) ? relu_autograd(x) : call_relu_operator(x); });
+    without_gil(is_short(x), [&] { out = is_dense(x) ? relu_autograd(x) : call_relu_operator(x); });
     return THPVariable_Wrap(out);
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
@@ -186,7 +261,7 @@ PyObject* relu_in_place_entry(PyObject*, PyObject* argument) {
   if (!is_served(argument, fallback_in_place, &result)) return result;
   try {
     const Tensor& x = unwrap(argument);
-    without_gil(x, [&] { relu_in_place(x); });
+    without_gil(is_short(x), [&] { relu_in_place(x); });
     Py_INCREF(argument);
     return argument;
   } catch (...) {
@@ -195,21 +270,88 @@ PyObject* relu_in_place_entry(PyObject*, PyObject* argument) {
   }
 }
 
+// Whether the argument is a number that x.div takes as a double without loss.
+bool is_number(PyObject* argument, double* value) {
+  if (PyFloat_Check(argument)) {
+    *value = PyFloat_AS_DOUBLE(argument);
+    return true;
+  }
+  constexpr long long kExact = 1ll << 53;
+  if (!PyLong_CheckExact(argument)) return false;
+  int overflow;
+  const long long integer = PyLong_AsLongLongAndOverflow(argument, &overflow);
+  *value = static_cast<double>(integer);
+  return overflow == 0 && -kExact <= integer && integer <= kExact;
+}
+
+// linear_relu_divide(x, weight, bias, divisor). Says NotImplemented to what linear.py leaves to the
+// module's own `linear`: subclasses, proxies, no tensors at all, and divisors that are no numbers.
+PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 4) {
+    PyErr_Format(PyExc_TypeError, "linear_relu_divide() takes 4 arguments, not %zd", count);
+    return nullptr;
+  }
+  double divisor;
+  bool is_served = is_number(arguments[3], &divisor);
+  bool wants_operator = at::impl::torch_function_mode_enabled();
+  for (int i = 0; i < 3; ++i) {
+    if (is_plain(arguments[i]) || (i == 2 && arguments[i] == Py_None)) continue;
+    // It stands for a plain tensor while torch traces.
+    const bool is_fake = strcmp(Py_TYPE(arguments[i])->tp_name, "FakeTensor") == 0;
+    is_served &= is_fake;
+    wants_operator |= is_fake;
+  }
+  if (!is_served) Py_RETURN_NOTIMPLEMENTED;
+  if (wants_operator) return PyObject_Vectorcall(fallback_linear, arguments, 4, nullptr);
+  try {
+    static const Tensor none;
+    const LinearInputs in{unwrap(arguments[0]), unwrap(arguments[1]),
+                          arguments[2] == Py_None ? none : unwrap(arguments[2]), divisor};
+    Tensor out;
+    without_gil(is_short(in.x) && is_short(in.weight),
+                [&] { out = is_dense(in) ? linear_autograd(in) : call_linear_operator(in); });
+    return THPVariable_Wrap(out);
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* set_linear_path(PyObject*, PyObject* argument) {
+  for (const auto& [name, path] : kPaths) {
+    if (PyUnicode_Check(argument) && PyUnicode_CompareWithASCIIString(argument, name) == 0) {
+      chosen_path = path;
+      Py_RETURN_NONE;
+    }
+  }
+  PyErr_Format(PyExc_ValueError, "expected a path among auto, sm90, sm80, torch, got %R", argument);
+  return nullptr;
+}
+
 PyObject* set_fallbacks(PyObject*, PyObject* arguments) {
-  PyObject *callable, *in_place;
-  if (!PyArg_ParseTuple(arguments, "OO", &callable, &in_place)) return nullptr;
+  PyObject *callable, *in_place, *linear;
+  if (!PyArg_ParseTuple(arguments, "OOO", &callable, &in_place, &linear)) return nullptr;
   Py_INCREF(callable);
   Py_XSETREF(fallback, callable);
   Py_INCREF(in_place);
   Py_XSETREF(fallback_in_place, in_place);
+  Py_INCREF(linear);
+  Py_XSETREF(fallback_linear, linear);
   Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {
     {"relu", relu_entry, METH_O, "relu(x): x where x > 0 or x is NaN, else 0. Fresh memory."},
     {"relu_", relu_in_place_entry, METH_O, "relu_(x): relu in place. Returns x."},
+    {"linear_relu_divide", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(linear_entry)),
+     METH_FASTCALL,
+     "linear_relu_divide(x, weight, bias, divisor): relu(x weight^T + bias) / divisor, or "
+     "NotImplemented where an argument is neither a plain tensor nor a plain number."},
+    {"set_linear_path", set_linear_path, METH_O,
+     "set_linear_path(name): for tests, how products on a GPU are computed: auto, sm90, sm80 or "
+     "torch. A product that the path cannot serve raises RuntimeError."},
     {"set_fallbacks", set_fallbacks, METH_VARARGS,
-     "set_fallbacks(relu, relu_): what serves subclasses, proxies and modes."},
+     "set_fallbacks(relu, relu_, linear_relu_divide): what serves subclasses, proxies and modes."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

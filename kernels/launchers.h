@@ -78,10 +78,10 @@ bool linear_sm80_serves(const Linear& linear);
 size_t linear_sm80_workspace(const Linear& linear);
 int linear_sm80(const Linear& linear, CUstream_st* stream);
 
-// In place, out [m, n] being the finished product: out = relu(out + bias) / divisor. bias and mask
+// In place, out [m, n] being the finished product, bias included: out = relu(out) / divisor. mask
 // may be null. Any floating dtype.
-int linear_epilogue(DType dtype, void* out, const void* bias, double divisor, uint8_t* mask,
-                    int64_t m, int64_t n, CUstream_st* stream);
+int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
+                    CUstream_st* stream);
 // grad_z[m][n] = mask bit ? grad_output[m][n] / divisor : 0, both contiguous; where grad_bias [n]
 // is not null, it gets the column sums of grad_z.
 int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
@@ -104,6 +104,15 @@ void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, vo
                    int64_t begin, int64_t end);
 void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                            void* grad_input, int64_t begin, int64_t end, const Layout& layout);
+
+// What cuda::linear_epilogue does, for m rows of out and of the mask.
+void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n);
+// What cuda::linear_epilogue_backward does, for the columns begin <= j < end of all rows, begin being
+// a multiple of 8; all pointers are those of column 0. sums is uninitialised and holds 2 n elements,
+// double for float64 and float for all else.
+void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                              double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
+                              int64_t n, int64_t begin, int64_t end);
 
 // Asks for huge pages behind memory that has not been touched yet.
 void advise_huge_pages(void* data, size_t bytes);

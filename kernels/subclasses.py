@@ -25,7 +25,8 @@ def serve_subclasses(extension: ModuleType) -> None:
     def relu_in_place(x: object) -> object:
         return x.relu_()
 
-    extension.set_fallbacks(relu, relu_in_place)
+    linear_relu_divide = extension.operators.linear_relu_divide.default
+    extension.set_fallbacks(relu, relu_in_place, linear_relu_divide)
 
 
 def register_sharding_rule(operator: torch._ops.OpOverload) -> None:

@@ -1,0 +1,455 @@
+// Linear -> ReLU -> divide on tensors: the choice of path, the operators, autograd. Part of
+// bindings.cpp.
+
+#ifndef KERNELS_LINEAR_H_
+#define KERNELS_LINEAR_H_
+
+#include <ATen/ops/linear.h>
+
+#include "autograd.h"
+
+// From ATen/autocast_mode.h, which would bring all of ATen in.
+namespace at::autocast {
+at::ScalarType get_autocast_dtype(at::DeviceType device_type);
+Tensor cached_cast(at::ScalarType to_type, const Tensor& arg, c10::DeviceType device_type);
+}  // namespace at::autocast
+
+namespace kernels {
+namespace {
+
+// The arguments of the operators: x [..., k], weight [n, k], bias [n] or undefined.
+struct LinearInputs {
+  const Tensor& x;
+  const Tensor& weight;
+  const Tensor& bias;
+  double divisor;
+};
+
+// torch's product, bias included.
+Tensor torch_linear(const LinearInputs& in) {
+  return at::linear(in.x, in.weight, in.bias.defined() ? std::optional(in.bias) : std::nullopt);
+}
+
+// All of it out of torch's own ops.
+Tensor linear_composite(const LinearInputs& in) {
+  return torch_linear(in).relu().div(in.divisor);
+}
+
+// Whether no kernel of ours takes part: torch's ops then do all the work, or raise their errors.
+bool is_left_to_torch(const LinearInputs& in) {
+  const auto is_ordinary = [](const Tensor& t) {
+    return t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested() && !is_wrapper(t);
+  };
+  const std::optional<DType> dtype = kernel_dtype(in.x.scalar_type());
+  return !dtype || !at::isFloatingType(in.x.scalar_type()) || in.x.dim() == 0 ||
+         in.weight.dim() != 2 || (in.bias.defined() && in.bias.dim() != 1) || !is_ordinary(in.x) ||
+         !is_ordinary(in.weight);
+}
+
+// ---------------------------------------------------------------------------------------- paths
+
+// How a product on a GPU is computed:
+//
+//   dtype              compute capability    path
+//   float16, bfloat16  9.0                   linear_sm90 (wgmma), where it serves
+//                      8.0 and newer         linear_sm80 (mma.sync), where it serves
+//   all else                                 torch's product, then linear_epilogue in place
+enum class Path { kAuto, kSm90, kSm80, kTorch };
+constexpr std::pair<const char*, Path> kPaths[] = {
+    {"auto", Path::kAuto}, {"sm90", Path::kSm90}, {"sm80", Path::kSm80}, {"torch", Path::kTorch}};
+
+// What set_linear_path, which is there for tests, chose.
+Path chosen_path = Path::kAuto;
+
+#ifdef KERNELS_WITH_CUDA
+bool serves(Path path, const Linear& linear, int capability) {
+  switch (path) {
+    case Path::kSm90:
+      return capability == 90 && cuda::linear_sm90_serves(linear);
+    case Path::kSm80:
+      return capability >= 80 && cuda::linear_sm80_serves(linear);
+    default:
+      return true;
+  }
+}
+
+Path choose_path(const Linear& linear, int capability) {
+  if (chosen_path != Path::kAuto) {
+    if (serves(chosen_path, linear, capability)) return chosen_path;
+    fail("the path that set_linear_path chose does not serve this problem");
+  }
+  if (linear.dtype == DType::kFloat32) return Path::kTorch;
+  for (const Path path : {Path::kSm90, Path::kSm80}) {
+    if (serves(path, linear, capability)) return path;
+  }
+  return Path::kTorch;
+}
+
+// Of the current device: 10 times the major number, plus the minor one.
+int compute_capability() {
+  int device, major, minor;
+  C10_CUDA_CHECK(cudaGetDevice(&device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  return 10 * major + minor;
+}
+#endif
+
+// ------------------------------------------------------------------------------------- operators
+
+// The leading dimensions of x as one.
+int64_t rows_of(const Tensor& x) {
+  int64_t rows = 1;
+  for (int64_t d = 0; d < x.dim() - 1; ++d) rows *= x.size(d);
+  return rows;
+}
+
+// The same as a matrix; what autograd records of it is a view, or a copy where there is no view.
+Tensor as_matrix(const Tensor& x) {
+  if (x.dim() == 2) return x;
+  return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
+}
+
+int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
+
+// out = relu(out) / divisor, and the mask if there is one to write.
+void run_linear_epilogue(DType dtype, const Tensor& out, double divisor, const Tensor& mask) {
+  if (out.numel() == 0) return;
+  int64_t m = rows_of(out), n = out.size(-1);
+  char* const data = static_cast<char*>(out.mutable_data_ptr());
+  uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  if (bits == nullptr || n % 8 == 0) {  // nothing tells the rows apart
+    n *= m;
+    m = 1;
+  }
+  KERNELS_ON_CUDA(out, linear_epilogue(dtype, data, divisor, bits, m, n, stream))
+  const int64_t size = out.element_size();
+  if (m == 1) {
+    split(mask_row_bytes(n), kGrain / 8, [&](int64_t begin, int64_t end) {
+      cpu::linear_epilogue(dtype, data + begin * 8 * size, divisor, bits ? bits + begin : nullptr,
+                           1, std::min(end * 8, n) - begin * 8);
+    });
+  } else {
+    split(m, std::max<int64_t>(kGrain / n, 1), [&](int64_t begin, int64_t end) {
+      cpu::linear_epilogue(dtype, data + begin * n * size, divisor,
+                           bits + begin * mask_row_bytes(n), end - begin, n);
+    });
+  }
+}
+
+#ifdef KERNELS_WITH_CUDA
+// A matrix as the kernels read it: columns adjacent, rows that do not overlap.
+struct Rows {
+  Tensor tensor;
+  int64_t stride;
+};
+
+Rows adjacent_columns(const Tensor& x) {
+  const int64_t columns = x.size(-1);
+  if (x.is_contiguous()) return {x, columns};
+  const Tensor rows = x.reshape({-1, columns});
+  if (rows.stride(1) == 1 && rows.stride(0) >= columns) return {rows, rows.stride(0)};
+  return {rows.contiguous(), columns};
+}
+
+// Whether the arguments fit together; where they do not, torch's product has the last word.
+bool is_regular(const LinearInputs& in) {
+  const auto is_like_x = [&](const Tensor& t) {
+    return t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
+  };
+  return is_like_x(in.weight) && in.x.size(-1) == in.weight.size(1) &&
+         (!in.bias.defined() ||
+          (is_like_x(in.bias) && in.bias.size(0) == in.weight.size(0))) &&
+         in.x.numel() > 0 && in.weight.numel() > 0;
+}
+
+// Writes out and mask by the path of choice, or returns false if that is torch's product.
+bool run_linear_kernel(DType dtype, const LinearInputs& in, Tensor* out, const Tensor& mask) {
+  if (!is_regular(in)) return false;
+  const Rows x = adjacent_columns(in.x), weight = adjacent_columns(in.weight);
+  const Tensor bias = in.bias.defined() ? in.bias.contiguous() : Tensor();
+  Linear linear;
+  linear.dtype = dtype;
+  linear.products = 1;
+  linear.m = rows_of(in.x);
+  linear.n = in.weight.size(0);
+  linear.k = in.weight.size(1);
+  linear.x = x.tensor.const_data_ptr();
+  linear.x_stride = x.stride;
+  linear.weight = weight.tensor.const_data_ptr();
+  linear.weight_stride = weight.stride;
+  linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
+  linear.divisor = static_cast<float>(in.divisor);
+  linear.out = nullptr;
+  linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  linear.workspace = nullptr;
+  const Path path = choose_path(linear, compute_capability());
+  if (path == Path::kTorch) return false;
+
+  c10::SmallVector<int64_t, 8> sizes(in.x.sizes().begin(), in.x.sizes().end());
+  sizes.back() = linear.n;
+  *out = allocate(in.x, sizes, std::nullopt, in.x.scalar_type());
+  linear.out = out->mutable_data_ptr();
+  const bool is_sm90 = path == Path::kSm90;
+  const size_t bytes =
+      is_sm90 ? cuda::linear_sm90_workspace(linear) : cuda::linear_sm80_workspace(linear);
+  Tensor workspace;
+  if (bytes > 0) {
+    workspace = allocate(in.x, {static_cast<int64_t>(bytes)}, std::nullopt, at::kByte);
+    linear.workspace = workspace.mutable_data_ptr();
+  }
+  launch_on_stream([&](cudaStream_t stream) {
+    return is_sm90 ? cuda::linear_sm90(linear, stream) : cuda::linear_sm80(linear, stream);
+  });
+  return true;
+}
+#endif
+
+// Returns the output; writes the mask if there is one.
+Tensor run_linear(const LinearInputs& in, const Tensor& mask) {
+  const DType dtype = floating_dtype(in.x, "input");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Tensor out;
+#ifdef KERNELS_WITH_CUDA
+  if (in.x.is_cuda() && run_linear_kernel(dtype, in, &out, mask)) return out;
+#endif
+  out = torch_linear(in).contiguous();
+  run_linear_epilogue(dtype, out, in.divisor, mask);
+  return out;
+}
+
+Tensor linear_kernel(const LinearInputs& in) {
+  if (is_left_to_torch(in)) return linear_composite(in);
+  const DeviceOf device(in.x);
+  return run_linear(in, Tensor());
+}
+
+std::tuple<Tensor, Tensor> linear_with_mask_kernel(const LinearInputs& in) {
+  if (is_left_to_torch(in)) fail("linear_relu_divide_with_mask: expected dense floating tensors");
+  const DeviceOf device(in.x);
+  const Tensor mask =
+      allocate(in.x, {rows_of(in.x), mask_row_bytes(in.weight.size(0))}, std::nullopt, at::kByte);
+  return {run_linear(in, mask), mask};
+}
+
+std::tuple<Tensor, Tensor> linear_with_mask_meta(const LinearInputs& in) {
+  const Tensor out = linear_composite(in);
+  c10::SymInt rows = 1;
+  for (int64_t d = 0; d < in.x.dim() - 1; ++d) rows *= in.x.sym_size(d);
+  const c10::SymInt bytes = (in.weight.sym_size(0) + 7) / 8;
+  return {out, at::empty_symint({rows, bytes}, out.options().dtype(at::kByte))};
+}
+
+// grad_z, the gradient of the product, and its sum over all rows, which is that of the bias; empty
+// where nobody wants it.
+struct LinearGradients {
+  const Tensor& grad_output;
+  const Tensor& mask;
+  double divisor;
+  bool wants_bias;
+};
+
+std::tuple<Tensor, Tensor> linear_backward_kernel(const LinearGradients& in) {
+  const DType dtype = floating_dtype(in.grad_output, "grad_output");
+  const Tensor& mask = in.mask;
+  if (in.grad_output.dim() == 0) fail("grad_output must have at least one dimension");
+  const int64_t m = rows_of(in.grad_output), n = in.grad_output.size(-1);
+  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() != 2 ||
+      mask.size(0) != m || mask.size(1) != mask_row_bytes(n) ||
+      mask.device() != in.grad_output.device()) {
+    fail("mask must be contiguous, uint8, on the gradient's device and of shape [" +
+         std::to_string(m) + ", " + std::to_string(mask_row_bytes(n)) + "]");
+  }
+  const DeviceOf device(in.grad_output);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor grad_output = in.grad_output.contiguous();
+  const at::ScalarType type = grad_output.scalar_type();
+  const Tensor grad_z = allocate(grad_output, grad_output.sizes(), std::nullopt, type);
+  const Tensor grad_bias = allocate(grad_output, {in.wants_bias ? n : 0}, std::nullopt, type);
+  const void* from = grad_output.const_data_ptr();
+  const uint8_t* bits = mask.const_data_ptr<uint8_t>();
+  void* const to = grad_z.mutable_data_ptr();
+  void* const sums = in.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  if (n == 0 || (m == 0 && !in.wants_bias)) return {grad_z, grad_bias};
+#ifdef KERNELS_WITH_CUDA
+  if (grad_output.is_cuda()) {
+    const size_t bytes = in.wants_bias ? cuda::linear_epilogue_backward_workspace(dtype, m, n) : 0;
+    const Tensor workspace =
+        allocate(grad_output, {static_cast<int64_t>(bytes)}, std::nullopt, at::kByte);
+    void* const scratch = workspace.mutable_data_ptr();
+    launch_on_stream([&](cudaStream_t stream) {
+      return cuda::linear_epilogue_backward(dtype, from, bits, in.divisor, to, sums, scratch, m, n,
+                                            stream);
+    });
+    return {grad_z, grad_bias};
+  }
+#endif
+  const at::ScalarType sum_type = type == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor workspace =
+      allocate(grad_output, {in.wants_bias ? 2 * n : 0}, std::nullopt, sum_type);
+  void* const scratch = workspace.mutable_data_ptr();
+  const int64_t grain = std::max<int64_t>(kGrain / 8 / std::max<int64_t>(m, 1), 1);
+  split(mask_row_bytes(n), grain, [&](int64_t begin, int64_t end) {
+    cpu::linear_epilogue_backward(dtype, from, bits, in.divisor, to, sums, scratch, m, n, begin * 8,
+                                  std::min(end * 8, n));
+  });
+  return {grad_z, grad_bias};
+}
+
+std::tuple<Tensor, Tensor> linear_backward_meta(const LinearGradients& in) {
+  const auto options = in.grad_output.options();
+  const c10::SymInt n = in.wants_bias ? in.grad_output.sym_size(-1) : c10::SymInt(0);
+  return {at::empty_symint(in.grad_output.sym_sizes(), options), at::empty_symint({n}, options)};
+}
+
+// The same out of torch's own ops, for the transforms that take an operator apart, and for the
+// gradient of a gradient.
+std::tuple<Tensor, Tensor> linear_backward_composite(const LinearGradients& in) {
+  const Tensor& grad_output = in.grad_output;
+  const Tensor places = at::arange(8, in.mask.options());
+  const Tensor bits =
+      in.mask.unsqueeze(-1).bitwise_right_shift(places).bitwise_and(1).to(at::kBool);
+  const Tensor keep = bits.flatten(1, 2)
+                          .narrow_symint(1, 0, grad_output.sym_size(-1))
+                          .reshape_symint(grad_output.sym_sizes());
+  const Tensor grad_z = at::where(keep, grad_output.div(in.divisor), 0);
+  if (!in.wants_bias) return {grad_z, at::empty_symint({0}, grad_output.options())};
+  return {grad_z, as_matrix(grad_z).sum(0)};
+}
+
+// ----------------------------------------------------------------------------------- dispatcher
+
+void push(Stack& stack, const LinearInputs& in) {
+  stack.emplace_back(in.x);
+  stack.emplace_back(in.weight);
+  stack.emplace_back(in.bias.defined() ? c10::IValue(in.bias) : c10::IValue());
+  stack.emplace_back(in.divisor);
+}
+
+// Where the dispatcher would do nothing below autograd but call our kernel; linear heeds autocast.
+bool is_dense(const LinearInputs& in) {
+  c10::DispatchKeySet keys = in.x.key_set() | in.weight.key_set();
+  if (in.bias.defined()) keys = keys | in.bias.key_set();
+  return has_only(keys, kDense);
+}
+
+// The operator from the top, autograd included.
+Tensor call_linear_operator(const LinearInputs& in) {
+  Stack stack;
+  push(stack, in);
+  static const auto handle = find_operator(KERNELS_NAME "::linear_relu_divide");
+  handle.callBoxed(stack);
+  return stack[0].toTensor();
+}
+
+// The operators below autograd. Those of dense tensors go to the kernel straight away.
+Tensor call_linear(const LinearInputs& in) {
+  if (is_dense(in)) return linear_kernel(in);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_linear_operator(in);
+}
+
+std::tuple<Tensor, Tensor> call_linear_with_mask(const LinearInputs& in) {
+  if (is_dense(in)) return linear_with_mask_kernel(in);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Stack stack;
+  push(stack, in);
+  static const auto handle = find_operator(KERNELS_NAME "::linear_relu_divide_with_mask");
+  handle.callBoxed(stack);
+  return {stack[0].toTensor(), stack[1].toTensor()};
+}
+
+std::tuple<Tensor, Tensor> call_linear_backward(const LinearGradients& in) {
+  if (is_dense(in.grad_output) && is_dense(in.mask) && !wants_gradient(in.grad_output) &&
+      !has_tangent(in.grad_output)) {
+    return linear_backward_kernel(in);
+  }
+  Stack stack{in.grad_output, in.mask, in.divisor, in.wants_bias};
+  static const auto handle = find_operator(KERNELS_NAME "::linear_relu_divide_backward");
+  handle.callBoxed(stack);
+  return {stack[0].toTensor(), stack[1].toTensor()};
+}
+
+// As autocast treats nn.Linear: everything in its dtype but float64, which it leaves alone.
+template <at::DeviceType device, at::DispatchKey key>
+Tensor linear_autocast(const LinearInputs& in) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
+  const at::ScalarType type = at::autocast::get_autocast_dtype(device);
+  const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
+  const Tensor x = cast(in.x), weight = cast(in.weight);
+  const Tensor bias = in.bias.defined() ? cast(in.bias) : Tensor();
+  return call_linear_operator({x, weight, bias, in.divisor});
+}
+
+// ------------------------------------------------------------------------------------- autograd
+
+// The products of the gradients: a [i, j] b [j, k].
+Tensor product(const Tensor& a, const Tensor& b) { return a.mm(b); }
+
+// What autograd records: the mask, and of x and weight those that the other's gradient needs.
+struct LinearReluDivideBackward : Node {
+  torch::autograd::SavedVariable x, weight, mask;
+  double divisor;
+
+  std::string name() const override { return "LinearReluDivideBackward"; }
+
+  variable_list apply(variable_list&& grads) override {
+    variable_list result(3);
+    if (!grads[0].defined()) return result;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto [grad_z, grad_bias] = call_linear_backward(
+        {grads[0], mask.unpack(), divisor, task_should_compute_output(2)});
+    if (task_should_compute_output(0)) {
+      const Tensor grad_x = product(as_matrix(grad_z), weight.unpack());
+      c10::SymDimVector sizes(grad_z.sym_sizes());
+      sizes.back() = grad_x.sym_size(-1);
+      result[0] = grad_z.dim() == 2 ? grad_x : grad_x.view_symint(sizes);
+    }
+    if (task_should_compute_output(1)) {
+      result[1] = product(as_matrix(grad_z).t(), as_matrix(x.unpack()));
+    }
+    if (task_should_compute_output(2)) result[2] = grad_bias;
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    x.reset_data();
+    weight.reset_data();
+    mask.reset_data();
+  }
+};
+
+bool any(const LinearInputs& in, bool (*is)(const Tensor&)) {
+  return is(in.x) || is(in.weight) || (in.bias.defined() && is(in.bias));
+}
+
+Tensor linear_autograd(const LinearInputs& in) {
+  if (is_left_to_torch(in) || any(in, has_tangent) || in_functorch()) return linear_composite(in);
+  if (!any(in, wants_gradient)) return call_linear(in);
+  using torch::autograd::SavedVariable;
+  const auto [out, mask] = call_linear_with_mask(in);
+  auto node = std::make_unique<LinearReluDivideBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(in.x, in.weight, in.bias));
+  if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
+  if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
+  node->mask = SavedVariable(mask, /*is_output=*/false);
+  node->divisor = in.divisor;
+  const uint32_t output_number = node->add_input_metadata(out);
+  torch::autograd::impl::set_gradient_edge(out,
+                                           {own_node<NodePointer>(std::move(node)), output_number});
+  return out;
+}
+
+std::tuple<Tensor, Tensor> linear_backward_autograd(const LinearGradients& in) {
+  if (wants_gradient(in.grad_output) || has_tangent(in.grad_output) || in_functorch()) {
+    return linear_backward_composite(in);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_linear_backward(in);
+}
+
+}  // namespace
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_H_
