@@ -64,8 +64,12 @@ __device__ inline float power_of_two(int exponent) {
 }
 
 // sum * 2^-exponent with one rounding. exponent may be that of a row of x plus that of a row of
-// weight, which together leave float32's range.
-__device__ inline float unscale(float sum, int exponent) { return ldexpf(sum, -exponent); }
+// weight, whose power of two leaves float32's range: in two halves, the first of which is exact.
+// Sums are below 2^64, so that nothing is left of them from 2^-252 on.
+__device__ inline float unscale(float sum, int exponent) {
+  const int power = max(-exponent, -252);
+  return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
+}
 
 // What op makes of the values of all threads of the block.
 template <typename Op>
@@ -348,7 +352,7 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, const Resul
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
-  constexpr int64_t kBlocksEach = 4;  // resident on a multiprocessor
+  constexpr int64_t kBlocksEach = 2;  // resident on a multiprocessor
   const int64_t tiles =
       ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
   const int64_t blocks =

@@ -1,0 +1,469 @@
+// Linear -> ReLU -> divide on the tensor cores of any GPU from sm_80 on: cp.async, ldmatrix,
+// mma.sync. float32 goes through the split of split.cuh.
+//
+// The tensor cores truncate when they accumulate. Three products over a long K would lose what the
+// split has carried, so their sums are short and are added up in registers.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "epilogue.cuh"
+#include "launchers.h"
+#include "ptx80.cuh"
+#include "split.cuh"
+
+namespace kernels {
+namespace sm80 {
+
+constexpr int kBlock = 256;  // threads: 2 x 4 warps along M and N
+constexpr int kWarpsN = 4;
+constexpr int kBlockM = 128;
+constexpr int kBlockK = 32;                    // a row of a tile is 64 bytes, four chunks of 16
+constexpr int kFragmentsM = kBlockM / 2 / 16;  // of a warp, 16 rows each
+// Blocks that run at once work on tiles of this many rows of tiles, so that L2 serves x and weight.
+constexpr int kGroupM = 8;
+// Of K, between two additions of the sums of three products to the total. 512 would do for the
+// maximum error, but leaves the mean above that of float32.
+constexpr int kSum = 128;
+// Shorter sums of float32 take the exact path: the split's error does not average out there.
+constexpr int64_t kShortK = 64;
+
+// Tiles by the number of products. Three need the registers that wider tiles would take for the
+// total. Both fit the 99 KB that every GPU from sm_86 on allows a block.
+template <int kProducts>
+struct Tile {
+  static constexpr bool kIsSplit = kProducts == 3;
+  static constexpr int kBlockN = kIsSplit ? 128 : 256;
+  static constexpr int kStages = kIsSplit ? 3 : 4;
+  static constexpr int kFragmentsN = kBlockN / kWarpsN / 8;  // of a warp, 8 columns each
+  static constexpr int kParts = kIsSplit ? 2 : 1;            // high and low
+  static constexpr int kBytesM = kBlockM * kBlockK * 2;
+  static constexpr int kBytesN = kBlockN * kBlockK * 2;
+  static constexpr int kStageBytes = kParts * (kBytesM + kBytesN);
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static_assert(kSharedBytes <= 99 * 1024, "sm_86, sm_89 and sm_120 have no more");
+  static_assert(kFragmentsN % 4 == 0, "a quad of threads stores the mask of four fragments");
+};
+
+// A 16-bit matrix [rows, k], in pieces of 16 bytes: address and stride are multiples of them.
+template <typename T>
+struct Matrix {
+  const T* high;
+  const T* low;  // or null
+  int64_t stride;
+  const int* exponent;  // of each row, or null
+};
+
+// Where a tile in shared memory has its chunk: eight rows' chunks of one column, as ldmatrix reads
+// them, lie in different banks.
+__device__ inline uint32_t chunk_offset(int row, int chunk) {
+  return row * (kBlockK * 2) + (chunk ^ (row / 2 % 4)) * 16;
+}
+
+template <typename T>
+__device__ T round_to(float value);
+template <>
+__device__ inline float round_to(float value) {
+  return value;
+}
+template <>
+__device__ inline __half round_to(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ inline __nv_bfloat16 round_to(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename Out>
+struct alignas(2 * sizeof(Out)) Pair {
+  Out value[2];
+};
+
+template <typename Out>
+struct Epilogue {
+  const Out* bias;
+  Divisor<float> divisor;
+  Out* out;
+  uint8_t* mask;
+  bool paired;  // whether two neighbours in a row of out can be stored as one
+};
+
+template <typename T, typename Out, int kProducts>
+__global__ void __launch_bounds__(kBlock, 1)
+    linear_kernel(const Matrix<T> x, const Matrix<T> weight, int64_t m, int64_t n, int64_t k,
+                  const Epilogue<Out> epilogue) {
+#if __CUDA_ARCH__ >= 800
+  using Tile = Tile<kProducts>;
+  constexpr int kParts = Tile::kParts, kFragmentsN = Tile::kFragmentsN;
+  constexpr int kStages = Tile::kStages, kStageBytes = Tile::kStageBytes;
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp_m = warp / kWarpsN * (kFragmentsM * 16);
+  const int warp_n = warp % kWarpsN * (kFragmentsN * 8);
+
+  // Tiles in groups of kGroupM rows, column by column in a group.
+  const int64_t tiles_m = (m + kBlockM - 1) / kBlockM;
+  const int64_t tiles_n = (n + Tile::kBlockN - 1) / Tile::kBlockN;
+  const int64_t group = blockIdx.x / (kGroupM * tiles_n), place = blockIdx.x % (kGroupM * tiles_n);
+  const int64_t group_m = min(static_cast<int64_t>(kGroupM), tiles_m - group * kGroupM);
+  const int64_t first_m = (group * kGroupM + place % group_m) * kBlockM;
+  const int64_t first_n = place / group_m * Tile::kBlockN;
+
+  // A thread copies one chunk of every 64th row. Rows behind the last are copies of the last: what
+  // comes of them is not stored.
+  constexpr int kRowsApart = kBlock / 4;
+  constexpr int kCopiesM = kBlockM / kRowsApart, kCopiesN = Tile::kBlockN / kRowsApart;
+  const int copy_row = threadIdx.x / 4, copy_chunk = threadIdx.x % 4;
+  const T* from_x[kCopiesM];
+  const T* from_weight[kCopiesN];
+#pragma unroll
+  for (int i = 0; i < kCopiesM; ++i) {
+    const int64_t row = min(first_m + copy_row + i * kRowsApart, m - 1);
+    from_x[i] = x.high + row * x.stride + copy_chunk * 8;
+  }
+#pragma unroll
+  for (int i = 0; i < kCopiesN; ++i) {
+    const int64_t row = min(first_n + copy_row + i * kRowsApart, n - 1);
+    from_weight[i] = weight.high + row * weight.stride + copy_chunk * 8;
+  }
+  const int64_t low_x = x.low - x.high, low_weight = weight.low - weight.high;
+  const uint32_t copy_to = shared_start + chunk_offset(copy_row, copy_chunk);
+  int64_t copy_k = copy_chunk * 8;  // of the next copies
+  uint32_t copy_stage = 0;
+  // A quarter of the next stage's copies, so that they can be spread over the multiplications.
+  const auto copy_part = [&](int quarter) {
+    const bool valid = copy_k < k;
+    const uint32_t to = copy_to + copy_stage;
+#pragma unroll
+    for (int i = 0; i < kCopiesM + kCopiesN; ++i) {
+      if (i * 4 / (kCopiesM + kCopiesN) != quarter) continue;
+      const bool of_x = i < kCopiesM;
+      const T* from =
+          of_x ? from_x[i % kCopiesM] : from_weight[(i + kCopiesN - kCopiesM) % kCopiesN];
+      const int row = (of_x ? i : i - kCopiesM) * kRowsApart;
+      const uint32_t at = to + (of_x ? 0 : kParts * Tile::kBytesM) + row * (kBlockK * 2);
+      copy_async(at, valid ? from : x.high, valid);
+      if constexpr (Tile::kIsSplit) {
+        copy_async(at + (of_x ? Tile::kBytesM : Tile::kBytesN),
+                   valid ? from + (of_x ? low_x : low_weight) : x.high, valid);
+      }
+    }
+    if (quarter < 3) return;
+    commit_copies();
+#pragma unroll
+    for (const T*& from : from_x) from += kBlockK;
+#pragma unroll
+    for (const T*& from : from_weight) from += kBlockK;
+    copy_k += kBlockK;
+    copy_stage = copy_stage == (kStages - 1) * kStageBytes ? 0 : copy_stage + kStageBytes;
+  };
+
+  // Fragments, loaded one ahead of their use.
+  uint32_t a[2][kParts][4];
+  uint32_t b[2][kParts][kFragmentsN][2];
+  const uint32_t a_from = shared_start + chunk_offset(warp_m + lane % 16, lane / 16);
+  const uint32_t b_from = shared_start + kParts * Tile::kBytesM +
+                          chunk_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  uint32_t stage = 0;
+  // Half of the stage: 16 of K, two chunks; the swizzle turns + 2 into ^ 2.
+  const auto load_a = [&](int buffer, int half, int fragment) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      uint32_t (&to)[4] = a[buffer][part];
+      load_matrices(
+          to[0], to[1], to[2], to[3],
+          (a_from ^ half * 32) + stage + part * Tile::kBytesM + fragment * (16 * kBlockK * 2));
+    }
+  };
+  const auto load_b = [&](int buffer, int half) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int j = 0; j < kFragmentsN; j += 2) {
+        uint32_t (&to)[kFragmentsN][2] = b[buffer][part];
+        load_matrices(to[j][0], to[j][1], to[j + 1][0], to[j + 1][1],
+                      (b_from ^ half * 32) + stage + part * Tile::kBytesN + j * (8 * kBlockK * 2));
+      }
+    }
+  };
+
+  float sum[kFragmentsM][kFragmentsN][4] = {};
+  float total[kFragmentsM][kFragmentsN][4] = {};  // used, and in registers, for a split only
+
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) copy_part(quarter);
+  }
+  wait_copies<kStages - 2>();
+  __syncthreads();
+  load_b(0, 0);
+  load_a(0, 0, 0);
+  const int64_t steps = (k + kBlockK - 1) / kBlockK;
+  for (int64_t step = 0; step < steps; ++step) {
+#pragma unroll
+    for (int i = 0; i < 2 * kFragmentsM; ++i) {
+      const int half = i / kFragmentsM, fragment = i % kFragmentsM;
+      // The slot that is written was read in the step before, which every warp has left.
+      if (half == 0) copy_part(i);
+      if (i + 1 < 2 * kFragmentsM) {
+        if (fragment + 1 == kFragmentsM) load_b(1, 1);
+        load_a((i + 1) % 2, (i + 1) / kFragmentsM, (i + 1) % kFragmentsM);
+      } else {
+        wait_copies<kStages - 2>();
+        __syncthreads();
+        stage = stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes;
+        load_b(0, 0);
+        load_a(0, 0, 0);
+      }
+      const auto multiply = [&](int part_a, int part_b) {
+#pragma unroll
+        for (int j = 0; j < kFragmentsN; ++j) {
+          multiply_add<T>(sum[fragment][j], a[i % 2][part_a], b[half][part_b][j], sum[fragment][j]);
+        }
+      };
+      multiply(0, 0);
+      if constexpr (Tile::kIsSplit) {
+        multiply(0, 1);
+        multiply(1, 0);
+      }
+    }
+    if constexpr (Tile::kIsSplit) {
+      if ((step + 1) % (kSum / kBlockK) != 0) continue;
+#pragma unroll
+      for (int i = 0; i < kFragmentsM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kFragmentsN; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            total[i][j][e] += sum[i][j][e];
+            sum[i][j][e] = 0.0f;
+          }
+        }
+      }
+    }
+  }
+
+  // A fragment's thread has columns 2 t and 2 t + 1 of rows g and g + 8, for t = lane % 4 and
+  // g = lane / 4.
+  const int64_t warp_column = first_n + warp_n;
+#pragma unroll
+  for (int i = 0; i < 2 * kFragmentsM; ++i) {
+    const int64_t row = first_m + warp_m + i * 8 + lane / 4;
+    const bool row_valid = row < m;
+    const int exponent = row_valid && x.exponent != nullptr ? x.exponent[row] : 0;
+    Out* out = epilogue.out + row * n;
+    uint32_t mask = 0;
+#pragma unroll
+    for (int j = 0; j < kFragmentsN; ++j) {
+      const int64_t column = warp_column + j * 8 + lane % 4 * 2;
+      uint32_t bits = 0;
+      Pair<Out> pair;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = i % 2 * 2 + e;
+        float z = sum[i / 2][j][at];
+        if constexpr (Tile::kIsSplit) z += total[i / 2][j][at];
+        if (column + e < n) {
+          if (weight.exponent != nullptr) {
+            z = split::unscale(z, exponent + weight.exponent[column + e]);
+          }
+          if (epilogue.bias != nullptr) z += to_float(epilogue.bias[column + e]);
+          bits |= static_cast<uint32_t>(mask_bit(z)) << e;
+        }
+        pair.value[e] = round_to<Out>(relu_divide(z, epilogue.divisor));
+      }
+      if (row_valid && column + 1 < n && epilogue.paired) {
+        *reinterpret_cast<Pair<Out>*>(out + column) = pair;
+      } else if (row_valid) {
+        if (column < n) out[column] = pair.value[0];
+        if (column + 1 < n) out[column + 1] = pair.value[1];
+      }
+      if (epilogue.mask == nullptr) continue;
+      // The quad's four pairs of bits are a byte, and thread t stores that of fragment 4 i + t.
+      bits <<= lane % 4 * 2;
+      bits |= __shfl_xor_sync(0xffffffff, bits, 1);
+      bits |= __shfl_xor_sync(0xffffffff, bits, 2);
+      if (lane % 4 == j % 4) mask = bits;
+      const int64_t byte = warp_column / 8 + j - 3 + lane % 4;
+      if (j % 4 == 3 && row_valid && byte * 8 < n) {
+        epilogue.mask[row * ((n + 7) / 8) + byte] = static_cast<uint8_t>(mask);
+      }
+    }
+  }
+#endif
+}
+
+// Rows of 16-bit elements, padded with zeros to where 16-byte chunks fit: to [rows, padded(k)].
+__global__ void __launch_bounds__(kBlock)
+    pad_rows_kernel(const uint16_t* from, int64_t stride, uint16_t* to, int64_t rows, int64_t k) {
+  const int64_t padded_k = split::padded(k);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int64_t i = threadIdx.x; i < padded_k; i += kBlock) {
+      to[row * padded_k + i] = i < k ? from[row * stride + i] : uint16_t{0};
+    }
+  }
+}
+
+// The workspace, in the order of its members, each at a multiple of 256 bytes.
+struct Workspace {
+  // Of x and of weight: float32's high and low, or in high the padded copy of unaligned rows.
+  void* high[2];
+  void* low[2];
+  int* exponent[2];
+  int* flag[2];
+  int* any_flag;
+  size_t bytes;
+};
+
+bool is_aligned(const Linear& linear) {
+  const auto start =
+      reinterpret_cast<uintptr_t>(linear.x) | reinterpret_cast<uintptr_t>(linear.weight);
+  return start % 16 == 0 && (linear.k | linear.x_stride | linear.weight_stride) % 8 == 0;
+}
+
+bool is_split(const Linear& linear) {
+  return linear.dtype == DType::kFloat32 && !(linear.products == 3 && linear.k <= kShortK);
+}
+
+Workspace lay_out(const Linear& linear) {
+  Workspace workspace{};
+  const auto take = [&](size_t bytes) {
+    void* taken = static_cast<uint8_t*>(linear.workspace) + workspace.bytes;
+    workspace.bytes += (bytes + 255) / 256 * 256;
+    return taken;
+  };
+  const bool split = is_split(linear);
+  const bool pads = linear.dtype != DType::kFloat32 && !is_aligned(linear);
+  for (int i = 0; i < 2; ++i) {
+    const size_t rows = i == 0 ? linear.m : linear.n;
+    const size_t bytes = rows * split::padded(linear.k) * 2;
+    if (split || pads) workspace.high[i] = take(bytes);
+    if (split && linear.products == 3) workspace.low[i] = take(bytes);
+    if (split) workspace.exponent[i] = static_cast<int*>(take(rows * sizeof(int)));
+    if (split) workspace.flag[i] = static_cast<int*>(take(rows * sizeof(int)));
+  }
+  if (split) workspace.any_flag = static_cast<int*>(take(sizeof(int)));
+  return workspace;
+}
+
+template <typename T, typename Out, int kProducts>
+int multiply(const Linear& linear, const Matrix<T>& x, const Matrix<T>& weight, int64_t k,
+             cudaStream_t stream) {
+  using Tile = Tile<kProducts>;
+  const auto kernel = linear_kernel<T, Out, kProducts>;
+  const int status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  if (status != cudaSuccess) return status;
+  const int64_t tiles =
+      ((linear.m + kBlockM - 1) / kBlockM) * ((linear.n + Tile::kBlockN - 1) / Tile::kBlockN);
+  const bool paired =
+      linear.n % 2 == 0 && reinterpret_cast<uintptr_t>(linear.out) % sizeof(Pair<Out>) == 0;
+  const Epilogue<Out> epilogue{static_cast<const Out*>(linear.bias), Divisor<float>(linear.divisor),
+                               static_cast<Out*>(linear.out), linear.mask, paired};
+  kernel<<<static_cast<unsigned>(tiles), kBlock, Tile::kSharedBytes, stream>>>(
+      x, weight, linear.m, linear.n, k, epilogue);
+  return cudaGetLastError();
+}
+
+template <typename T>
+int linear_half(const Linear& linear, cudaStream_t stream) {
+  if (is_aligned(linear)) {
+    return multiply<T, T, 1>(
+        linear, {static_cast<const T*>(linear.x), nullptr, linear.x_stride, nullptr},
+        {static_cast<const T*>(linear.weight), nullptr, linear.weight_stride, nullptr}, linear.k,
+        stream);
+  }
+  const Workspace workspace = lay_out(linear);
+  const auto pad = [&](const void* from, int64_t stride, void* to, int64_t rows) {
+    constexpr int64_t kMaxBlocks = 1 << 16;
+    pad_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kBlock, 0,
+                      stream>>>(static_cast<const uint16_t*>(from), stride,
+                                static_cast<uint16_t*>(to), rows, linear.k);
+    return static_cast<int>(cudaGetLastError());
+  };
+  int status = pad(linear.x, linear.x_stride, workspace.high[0], linear.m);
+  if (status != cudaSuccess) return status;
+  status = pad(linear.weight, linear.weight_stride, workspace.high[1], linear.n);
+  if (status != cudaSuccess) return status;
+  const int64_t padded_k = split::padded(linear.k);
+  return multiply<T, T, 1>(
+      linear, {static_cast<const T*>(workspace.high[0]), nullptr, padded_k, nullptr},
+      {static_cast<const T*>(workspace.high[1]), nullptr, padded_k, nullptr}, padded_k, stream);
+}
+
+int linear_float(const Linear& linear, cudaStream_t stream) {
+  const Workspace workspace = lay_out(linear);
+  const auto operand = [&](int i, const void* from, int64_t rows, int64_t stride) {
+    return split::Operand{static_cast<const float*>(from),
+                          rows,
+                          stride,
+                          /*column_stride=*/1,
+                          static_cast<__half*>(workspace.high[i]),
+                          static_cast<__half*>(workspace.low[i]),
+                          workspace.exponent[i],
+                          workspace.flag[i]};
+  };
+  const split::Operand x = operand(0, linear.x, linear.m, linear.x_stride);
+  const split::Operand weight = operand(1, linear.weight, linear.n, linear.weight_stride);
+  const split::Result result{static_cast<const float*>(linear.bias), Divisor<float>(linear.divisor),
+                             static_cast<float*>(linear.out), linear.mask};
+  if (is_split(linear)) {
+    int status = split::split_rows<split::InOrder>(x, weight, linear.k, workspace.any_flag, stream);
+    if (status != cudaSuccess) return status;
+    const int64_t padded_k = split::padded(linear.k);
+    const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
+    const Matrix<__half> pairs_weight{weight.high, weight.low, padded_k, weight.exponent};
+    status = linear.products == 3
+                 ? multiply<__half, float, 3>(linear, pairs_x, pairs_weight, padded_k, stream)
+                 : multiply<__half, float, 1>(linear, pairs_x, pairs_weight, padded_k, stream);
+    if (status != cudaSuccess) return status;
+  }
+  return split::exact(x, weight, linear.k, result, workspace.any_flag, stream);
+}
+
+}  // namespace sm80
+
+namespace cuda {
+
+bool linear_sm80_serves(const Linear& linear) {
+  int device, major;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+    return false;
+  }
+  const bool dtype =
+      linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16 ||
+      (linear.dtype == DType::kFloat32 && (linear.products == 3 || linear.products == 1));
+  constexpr int64_t kMaxSize = INT32_MAX - split::kPadding;  // also bounds the number of tiles
+  return major >= 8 && dtype && linear.m > 0 && linear.n > 0 && linear.k > 0 &&
+         linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
+         ((linear.m + 127) / 128) * ((linear.n + 127) / 128) <= kMaxSize;
+}
+
+size_t linear_sm80_workspace(const Linear& linear) { return sm80::lay_out(linear).bytes; }
+
+int linear_sm80(const Linear& linear, CUstream_st* stream) {
+  switch (linear.dtype) {
+    case DType::kFloat32:
+      return sm80::linear_float(linear, stream);
+    case DType::kFloat16:
+      return sm80::linear_half<__half>(linear, stream);
+    case DType::kBFloat16:
+      return sm80::linear_half<__nv_bfloat16>(linear, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace cuda
+}  // namespace kernels
