@@ -1,7 +1,11 @@
-// 16-byte accesses with an L2 policy, and the walk over a strided operand.
+// 16-byte accesses with an L2 policy, the walk over a strided operand, and launches by dtype.
 
 #ifndef KERNELS_COMMON_CUH_
 #define KERNELS_COMMON_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -106,6 +110,31 @@ __device__ Offsets offsets_of(Index i, const Layout& layout) {
 __device__ inline Offsets offsets_of(int64_t i, int64_t n, const Layout& layout) {
   return n <= UINT32_MAX ? offsets_of(static_cast<uint32_t>(i), layout)
                          : offsets_of(static_cast<uint64_t>(i), layout);
+}
+
+// What kernel<<<grid, block, 0, stream>>>(params...) and cudaGetLastError do, in one call of the
+// runtime instead of four. Small tensors are bound by the host's time.
+template <typename... Params>
+int launch(void (*kernel)(Params...), dim3 grid, int block, cudaStream_t stream, Params... params) {
+  void* addresses[] = {&params...};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses, 0, stream);
+}
+
+// Returns what body makes of a null pointer of the dtype's element type.
+template <typename Body>
+int for_floating(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(static_cast<float*>(nullptr));
+    case DType::kFloat64:
+      return body(static_cast<double*>(nullptr));
+    case DType::kFloat16:
+      return body(static_cast<__half*>(nullptr));
+    case DType::kBFloat16:
+      return body(static_cast<__nv_bfloat16*>(nullptr));
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace kernels

@@ -4,10 +4,6 @@
 // thread and one-shot blocks reach what cudaMemcpy reaches; loops, more accesses a thread and bulk
 // copies through shared memory all do worse on an H200.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <type_traits>
 
 #include "common.cuh"
@@ -199,32 +195,7 @@ unsigned blocks_of(int64_t n, int64_t elements_a_thread) {
   return static_cast<unsigned>((n + elements - 1) / elements);
 }
 
-// What kernel<<<grid, block, 0, stream>>>(params...) and cudaGetLastError do, in one call of the
-// runtime instead of four. Small tensors are bound by the host's time.
-template <typename... Params>
-int launch(void (*kernel)(Params...), unsigned grid, int block, cudaStream_t stream,
-           Params... params) {
-  void* addresses[] = {&params...};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses, 0, stream);
-}
-
-// Returns what body makes of a null pointer of the dtype's element type.
-template <typename Body>
-int for_floating(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return body(static_cast<float*>(nullptr));
-    case DType::kFloat64:
-      return body(static_cast<double*>(nullptr));
-    case DType::kFloat16:
-      return body(static_cast<__half*>(nullptr));
-    case DType::kBFloat16:
-      return body(static_cast<__nv_bfloat16*>(nullptr));
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
+// for_floating, for every dtype.
 template <typename Body>
 int for_any(DType dtype, const Body& body) {
   switch (dtype) {
