@@ -16,8 +16,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// The keys of a dense tensor on the CPU or a GPU, with no transform and no mode at work. Whoever has
-// only these needs no dispatcher below autograd.
+// The keys of a dense tensor on the CPU or a GPU, with no transform and no mode at work. Whoever
+// has only these needs no dispatcher below autograd.
 constexpr c10::DispatchKeySet kDense({at::DispatchKey::CPU, at::DispatchKey::CUDA,
                                       at::DispatchKey::AutogradCPU, at::DispatchKey::AutogradCUDA,
                                       at::DispatchKey::ADInplaceOrView,

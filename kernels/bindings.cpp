@@ -4,8 +4,8 @@
 //   relu_with_mask(x)    the forward of that: the output, and a byte for each 8 of its elements in
 //                        memory order
 //   relu_backward(grad_output, mask, stride)    its backward; stride is that of the output
-//   linear_relu_divide(x, weight, bias, divisor)              the same for Linear -> ReLU -> divide,
-//   linear_relu_divide_with_mask(x, weight, bias, divisor)    with a mask [rows, bytes]
+//   linear_relu_divide(x, weight, bias, divisor)              the same for Linear -> ReLU ->
+//   divide, linear_relu_divide_with_mask(x, weight, bias, divisor)    with a mask [rows, bytes]
 //   linear_relu_divide_backward(grad_output, mask, divisor, wants_bias)    the gradients of the
 //                        product and of the bias; autograd makes those of x and weight of the first
 //

@@ -81,9 +81,7 @@ struct Float16 : Float<uint16_t, 0x7c00> {
     const uint32_t subnormal = Float32::narrow(Float32::widen(magnitude | half) - 0.5f);
     const uint32_t normal = (magnitude << 13) + (112u << 23);
     const uint32_t special = (magnitude << 13) + (224u << 23);  // inf and NaN
-    const uint32_t bits = magnitude < 0x400    ? subnormal
-                          : magnitude < 0x7c00 ? normal
-                                               : special;
+    const uint32_t bits = magnitude < 0x400 ? subnormal : magnitude < 0x7c00 ? normal : special;
     return Float32::widen(bits | uint32_t{x & 0x8000u} << 16);
   }
   static uint16_t narrow(float x) {  // to nearest, ties to even

@@ -107,9 +107,9 @@ void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* 
 
 // What cuda::linear_epilogue does, for m rows of out and of the mask.
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n);
-// What cuda::linear_epilogue_backward does, for the columns begin <= j < end of all rows, begin being
-// a multiple of 8; all pointers are those of column 0. sums is uninitialised and holds 2 n elements,
-// double for float64 and float for all else.
+// What cuda::linear_epilogue_backward does, for the columns begin <= j < end of all rows, begin
+// being a multiple of 8; all pointers are those of column 0. sums is uninitialised and holds 2 n
+// elements, double for float64 and float for all else.
 void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                               double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
                               int64_t n, int64_t begin, int64_t end);

@@ -31,9 +31,7 @@ Tensor torch_linear(const LinearInputs& in) {
 }
 
 // All of it out of torch's own ops.
-Tensor linear_composite(const LinearInputs& in) {
-  return torch_linear(in).relu().div(in.divisor);
-}
+Tensor linear_composite(const LinearInputs& in) { return torch_linear(in).relu().div(in.divisor); }
 
 // Whether no kernel of ours takes part: torch's ops then do all the work, or raise their errors.
 bool is_left_to_torch(const LinearInputs& in) {
@@ -158,8 +156,7 @@ bool is_regular(const LinearInputs& in) {
     return t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
   };
   return is_like_x(in.weight) && in.x.size(-1) == in.weight.size(1) &&
-         (!in.bias.defined() ||
-          (is_like_x(in.bias) && in.bias.size(0) == in.weight.size(0))) &&
+         (!in.bias.defined() || (is_like_x(in.bias) && in.bias.size(0) == in.weight.size(0))) &&
          in.x.numel() > 0 && in.weight.numel() > 0;
 }
 
@@ -397,8 +394,8 @@ struct LinearReluDivideBackward : Node {
     variable_list result(3);
     if (!grads[0].defined()) return result;
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto [grad_z, grad_bias] = call_linear_backward(
-        {grads[0], mask.unpack(), divisor, task_should_compute_output(2)});
+    const auto [grad_z, grad_bias] =
+        call_linear_backward({grads[0], mask.unpack(), divisor, task_should_compute_output(2)});
     if (task_should_compute_output(0)) {
       const Tensor grad_x = product(as_matrix(grad_z), weight.unpack());
       c10::SymDimVector sizes(grad_z.sym_sizes());
