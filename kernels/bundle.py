@@ -11,14 +11,16 @@ from kernels import read_sources
 
 _FOLDER = Path(__file__).resolve().parent
 # The class of model_new.py behind each problem.
-_CLASSES = {"relu": "ModelNew"}
+_CLASSES = {"relu": "ModelNew", "linear_relu_divide": "LinearReluDivideNew"}
+# The Python that the classes and the build use.
+_PYTHON = ("build.py", "subclasses.py", "linear.py")
 
 _HEADER = '''\
 """{doc}
 
-One file for harnesses that take a single source text, made by `python run.py {problem} --bundle`.
-The kernels are compiled when this text is executed. Needs torch 2.9 or newer, ninja, a C++
-compiler, and for GPUs the CUDA toolkit of torch's version.
+One file for harnesses that take a single source text, made by
+`python run.py {problem} --bundle`. The kernels are compiled when this text is executed. Needs torch
+2.9 or newer, ninja, a C++ compiler, and for GPUs the CUDA toolkit of torch's version.
 """
 '''
 
@@ -40,8 +42,7 @@ def bundle(problem: str) -> str:
     doc = ast.get_docstring(ast.parse(solution).body[0]).splitlines()[0]
     parts = [
         _HEADER.format(doc=doc, problem=problem),
-        _without_docstring((_FOLDER / "build.py").read_text()),
-        _without_docstring((_FOLDER / "subclasses.py").read_text()),
+        *(_without_docstring((_FOLDER / name).read_text()) for name in _PYTHON),
         "# The sources by file name.\nSOURCES = {}\n" + "\n".join(_sources()),
         _LOADING + _shortcuts(),
         solution,
@@ -50,11 +51,26 @@ def bundle(problem: str) -> str:
 
 
 def _class_source(name: str) -> str:
-    """The class `name` of model_new.py as `ModelNew`, with no base of this project."""
-    text = (_FOLDER.parent / "model_new.py").read_text()
+    """The class `name` of model_new.py as `ModelNew`, with no base of this project.
+
+    Where it leaves its construction to its reference, it gets the reference's.
+    """
+    lines, node = _find("model_new.py", name)
+    docstring, *methods = node.body
+    body = [lines[docstring.lineno - 1 : docstring.end_lineno]]
+    if all(method.name != "__init__" for method in methods):
+        reference_lines, reference = _find("model.py", node.bases[0].attr)
+        (construction,) = [n for n in reference.body if getattr(n, "name", None) == "__init__"]
+        body.append(reference_lines[construction.lineno - 1 : construction.end_lineno])
+    body.append(lines[methods[0].lineno - 1 : node.end_lineno])
+    return "class ModelNew(torch.nn.Module):\n" + "\n\n".join("\n".join(part) for part in body)
+
+
+def _find(file: str, name: str) -> tuple[list[str], ast.ClassDef]:
+    """The lines of a file of the project, and the class of that name in it."""
+    text = (_FOLDER.parent / file).read_text()
     (node,) = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name]
-    lines = ast.get_source_segment(text, node).splitlines()
-    return "\n".join(["class ModelNew(torch.nn.Module):", *lines[1:]])
+    return text.splitlines(), node
 
 
 def _shortcuts() -> str:

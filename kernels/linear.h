@@ -4,6 +4,7 @@
 #ifndef KERNELS_LINEAR_H_
 #define KERNELS_LINEAR_H_
 
+#include <ATen/Context.h>
 #include <ATen/ops/linear.h>
 
 #include "autograd.h"
@@ -167,7 +168,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, Tensor* out, const T
   const Tensor bias = in.bias.defined() ? in.bias.contiguous() : Tensor();
   Linear linear;
   linear.dtype = dtype;
-  linear.products = 1;
+  linear.products = at::globalContext().allowTF32CuBLAS() ? 1 : 3;
   linear.m = rows_of(in.x);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
@@ -210,7 +211,9 @@ Tensor run_linear(const LinearInputs& in, const Tensor& mask) {
 #ifdef KERNELS_WITH_CUDA
   if (in.x.is_cuda() && run_linear_kernel(dtype, in, &out, mask)) return out;
 #endif
-  out = torch_linear(in).contiguous();
+  // Below autograd, torch would multiply the matrices of a tensor with gaps one by one.
+  const Tensor x = in.x.dim() > 2 ? in.x.contiguous() : in.x;
+  out = torch_linear({x, in.weight, in.bias, in.divisor}).contiguous();
   run_linear_epilogue(dtype, out, in.divisor, mask);
   return out;
 }

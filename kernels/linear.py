@@ -1,18 +1,19 @@
 """Which `nn.Linear` the kernels may stand in for."""
 
 import torch
-from torch.nn.modules import module as _module
+from torch import nn
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (torch.Tensor, nn.Parameter)
+_module = nn.modules.module
 
 
-def is_plain_linear(linear: torch.nn.Module) -> bool:
+def is_plain_linear(linear: nn.Module) -> bool:
     """Whether calling `linear` does nothing but the product of its weight and the sum of its bias.
 
     Not so with hooks, which tensor parallelism and pruning use, with another `forward`, or where a
     wrapper (quantized, low-rank, parametrized) has taken its place: these must be called.
     """
-    return type(linear) is torch.nn.Linear and not (
+    return type(linear) is nn.Linear and not (
         linear._forward_hooks
         or linear._forward_pre_hooks
         or linear._backward_hooks
@@ -25,7 +26,7 @@ def is_plain_linear(linear: torch.nn.Module) -> bool:
     )
 
 
-def are_plain(x: object, linear: torch.nn.Linear, divisor: object) -> bool:
+def are_plain(x: object, linear: nn.Linear, divisor: object) -> bool:
     """Whether the operator takes these arguments: plain tensors, and a plain number."""
     bias = linear.bias
     return (

@@ -1,8 +1,12 @@
 """Inputs and exact comparisons that several tests share."""
 
 import random
+from contextlib import contextmanager
 
 import torch
+
+from model import LinearReluDivide
+from model_new import LinearReluDivideNew, _extension
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -114,3 +118,42 @@ def random_views(count, dtype, device="cpu", seed=0):
                 [choose.randint(1, 3) if e == d else -1 for e in range(rank)]
             )
         yield x
+
+
+def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):
+    """The replacement and the reference, with the same parameters."""
+    mine = LinearReluDivideNew(k, n, divisor)
+    theirs = LinearReluDivide(k, n, divisor)
+    if not bias:
+        mine.linear.bias = theirs.linear.bias = None
+    theirs.load_state_dict(mine.state_dict())
+    return mine.to(device, dtype), theirs.to(device, dtype)
+
+
+@contextmanager
+def linear_path(name):
+    """Products on a GPU by one path: auto, sm90, sm80 or torch."""
+    _extension.set_linear_path(name)
+    try:
+        yield
+    finally:
+        _extension.set_linear_path("auto")
+
+
+def assert_as_accurate(got, own, exact):
+    """The error of got is at most that of `own`, which is torch's, and one rounding of half types.
+
+    Both are measured against `exact`, in float64. NaN and infinity must be where they are there.
+    """
+    assert (got.dtype, got.shape, got.device) == (own.dtype, own.shape, own.device)
+    if got.numel() == 0:
+        return
+    special = ~exact.to(got.dtype).isfinite()
+    assert_same_bits(got[special], exact.to(got.dtype)[special])
+    error, allowed = (
+        (t.double() - exact).masked_fill(special, 0).abs().max().item() for t in (got, own)
+    )
+    if got.dtype in (torch.float16, torch.bfloat16):
+        largest = exact.masked_fill(special, 0).abs().max().item()
+        allowed += max(torch.finfo(got.dtype).eps * largest, torch.finfo(got.dtype).tiny) / 2
+    assert error <= allowed, f"error {error:.3e}, torch's own {allowed:.3e}"

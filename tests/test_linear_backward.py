@@ -1,0 +1,284 @@
+"""Linear -> ReLU -> divide, gradients: as accurate as the reference's, from one bit an element."""
+
+import random
+
+import pytest
+import torch
+from tensors import FLOATING, assert_as_accurate, assert_same_bits, draw, linear_modules
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import linear
+
+from model_new import _extension
+
+SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
+
+
+def gradients(module, x, grad_output):
+    """The output, and the gradients of x, weight and bias."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    parameters = [p for p in (module.linear.weight, module.linear.bias) if p is not None]
+    return out.detach(), *torch.autograd.grad(out, [x, *parameters], grad_output)
+
+
+def exact_gradients(module, x, grad_z):
+    """What the gradients of x, weight and bias are for that of the product, in float64."""
+    weight = module.linear.weight.double()
+    rows, grads = x.double().flatten(0, -2), grad_z.double().flatten(0, -2)
+    return (grads @ weight).view(x.shape), grads.t() @ rows, grads.sum(0)
+
+
+def assert_right(mine, theirs, x, grad_output):
+    """Given the output's signs, which are the kernel's to find, the gradients are as accurate."""
+    got, want = gradients(mine, x, grad_output), gradients(theirs, x, grad_output)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    divisor = torch.tensor(float(mine.divisor), dtype=wide).item()
+    keep = got[0] != 0
+    quotient = (grad_output.to(wide) / divisor).to(x.dtype)
+    grad_z = torch.where(keep, quotient, torch.zeros_like(quotient))
+    if x.is_cuda:  # torch's, given the same signs
+        rows = x.flatten(0, -2), grad_z.flatten(0, -2)
+        own = ((rows[1] @ mine.linear.weight).view(x.shape), rows[1].t() @ rows[0], rows[1].sum(0))
+    else:
+        assert torch.equal(keep, want[0] != 0)
+        own = want[1:]
+    exact = exact_gradients(mine, x, grad_z)
+    for mine_, torchs, true in list(zip(got[1:], own, exact, strict=False))[:2]:
+        assert_as_accurate(mine_, torchs.detach(), true.detach())
+    if mine.linear.bias is not None:
+        assert_sum(got[3], grad_z.flatten(0, -2))
+
+
+def assert_sum(got, terms):
+    """The sums of the columns, within the bound of a float sum in runs of 64, and one rounding."""
+    m = terms.shape[0]
+    unit = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32).eps / 2
+    bound = (64 + m / 64) * unit * terms.double().abs().sum(0)
+    exact = terms.double().sum(0)
+    if got.dtype in (torch.float16, torch.bfloat16):
+        bound += (exact.abs() + bound) * torch.finfo(got.dtype).eps / 2
+        bound += torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps / 2
+    assert got.shape == exact.shape
+    assert bool(((got.double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_odd_shapes(device, dtype):
+    choose = random.Random(1)
+    for _ in range(80):
+        m, n, k = (choose.choice(SIZES) for _ in range(3))
+        if m * n * k > 2**20:
+            continue
+        print(m, n, k)
+        mine, theirs = linear_modules(k, n, -3.0, dtype, device, bias=(m + n + k) % 4 > 0)
+        assert_right(mine, theirs, draw((m, k), dtype, device), draw((m, n), dtype, device))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize(("m", "n"), [(4097, 3), (20_001, 8), (300, 2049), (65, 4096)])
+def test_many_rows_or_columns(device, dtype, m, n):
+    mine, theirs = linear_modules(2, n, 3.0, dtype, device)
+    assert_right(mine, theirs, draw((m, 2), dtype, device), draw((m, n), dtype, device))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)])
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_dimensions(device, shape, dtype):
+    mine, theirs = linear_modules(shape[-1], 9, 3.0, dtype, device)
+    x = draw(shape, dtype, device)
+    assert_right(mine, theirs, x, draw((*shape[:-1], 9), dtype, device))
+
+
+def test_a_vector(device):
+    mine, theirs = linear_modules(7, 9, 3.0, device=device)
+    x, grad_output = torch.randn(7, device=device), torch.randn(9, device=device)
+    for got, want in zip(
+        gradients(mine, x, grad_output), gradients(theirs, x, grad_output), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, ::2],
+        lambda x: x[::2],
+        lambda x: x[:, 3:],
+        lambda x: x.t(),
+        lambda x: x[:1].expand(12, 20),
+        lambda x: x.unflatten(0, (2, 6)).permute(1, 0, 2),
+    ],
+)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_strides(device, view, dtype):
+    x = view(draw((12, 20), dtype, device))
+    mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
+    shape = (*x.shape[:-1], 24)
+    assert_right(mine, theirs, x, draw(shape, dtype, device))
+    assert_right(mine, theirs, x, draw((), dtype, device).expand(shape))
+    assert_right(mine, theirs, x, draw(shape[::-1], dtype, device).permute(*range(x.dim())[::-1]))
+    weight = view(draw((12, 20), dtype, device)).flatten(0, -2)
+    mine, theirs = linear_modules(weight.shape[1], weight.shape[0], 3.0, dtype, device, bias=False)
+    mine.linear.weight = theirs.linear.weight = nn.Parameter(weight)
+    x = draw((5, weight.shape[1]), dtype, device)
+    assert_right(mine, theirs, x, draw((5, weight.shape[0]), dtype, device))
+
+
+@pytest.mark.parametrize("divisor", [2.0, -0.3, 0.0, float("inf"), float("nan")])
+def test_special_values(device, divisor):
+    """The gradient is selected, not multiplied: where relu is flat it is 0, whatever comes in."""
+    values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 2.0, -3.0]
+    x = torch.tensor(values, device=device).unsqueeze(1)
+    mine, theirs = linear_modules(1, 1, divisor, device=device, bias=False)
+    for module in (mine, theirs):
+        nn.init.ones_(module.linear.weight)
+    for grad in values:
+        grad_output = torch.full_like(x, grad)
+        got, want = gradients(mine, x, grad_output)[1], gradients(theirs, x, grad_output)[1]
+        if device == "cuda":  # a reciprocal there: infinite instead of a quotient 0 / 0
+            want = torch.where(x <= 0, 0.0, grad_output / torch.tensor(divisor, device=device))
+        assert_same_bits(got + 0, want + 0)
+
+
+def test_mask_bits():
+    x = torch.tensor([1.0, -1.0, 0.0, -0.0, float("nan"), float("inf"), -1.0, 2.0, -3.0, 4.0])
+    weight, bias = x.unsqueeze(1), None
+    out, mask = _extension.operators.linear_relu_divide_with_mask(
+        torch.ones(2, 1), weight, bias, 2.0
+    )
+    assert out.shape == (2, 10)
+    assert mask.tolist() == [[0b10110001, 0b10]] * 2
+
+
+def saved_by(run):
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        run()
+    return [(tuple(t.shape), t.dtype) for t in kept]
+
+
+def test_what_is_kept(device):
+    """The mask, and of x and weight only what a gradient that is wanted needs."""
+    mine, _ = linear_modules(6, 17, device=device)
+    x, leaf = torch.randn(4, 6, device=device), torch.randn(4, 6, device=device).requires_grad_()
+    bits, inputs, weight = ((4, 3), torch.uint8), ((4, 6), x.dtype), ((17, 6), x.dtype)
+    assert sorted(saved_by(lambda: mine(leaf)), key=str) == [bits, inputs, weight]
+    assert sorted(saved_by(lambda: mine(x)), key=str) == [bits, inputs]
+    mine.linear.weight.requires_grad_(False)
+    assert sorted(saved_by(lambda: mine(leaf)), key=str) == [bits, weight]
+    assert saved_by(lambda: mine(x)) == [bits]
+    mine.linear.bias.requires_grad_(False)
+    assert saved_by(lambda: mine(x)) == []
+    assert mine(x).grad_fn is None
+    with torch.no_grad():
+        assert mine(leaf).grad_fn is None
+
+
+@pytest.mark.parametrize("wanted", range(1, 8))
+def test_any_of_the_gradients(device, wanted):
+    mine, theirs = linear_modules(6, 17, device=device)
+    x, grad_output = torch.randn(4, 6, device=device), torch.randn(4, 17, device=device)
+    grads = []
+    for module in (mine, theirs):
+        leaf = x.clone().requires_grad_(bool(wanted & 1))
+        module.linear.weight.requires_grad_(bool(wanted & 2))
+        module.linear.bias.requires_grad_(bool(wanted & 4))
+        module(leaf).backward(grad_output)
+        grads.append([leaf.grad, module.linear.weight.grad, module.linear.bias.grad])
+    for got, want in zip(*grads, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(got, want)
+
+
+def test_changes_after_the_forward(device):
+    """The output may change, of which nothing is kept; x and weight may not, as in torch."""
+    mine, theirs = linear_modules(6, 17, device=device)
+    x = torch.randn(4, 6, device=device).requires_grad_()
+    want = gradients(theirs, x, torch.ones(4, 17, device=device))[1]
+    out = mine(x)
+    out.detach().zero_()
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, want)
+    for change in (lambda moving: moving, lambda _: mine.linear.weight):
+        moving = x * 1
+        out = mine(moving)
+        with torch.no_grad():
+            change(moving).add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_second_backward_raises_as_torch_does(device):
+    mine, _ = linear_modules(6, 17, device=device)
+    out = mine(torch.randn(4, 6, device=device)).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (6,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradcheck(device, shape, bias):
+    weight = torch.randn(4, 6, dtype=torch.float64, device=device, requires_grad=True)
+    x = torch.randn(shape, dtype=torch.float64, device=device)
+    while linear(x, weight).abs().min() < 0.05:  # stay away from the kink
+        x = torch.randn(shape, dtype=torch.float64, device=device)
+    inputs = [x.requires_grad_(), weight]
+    if bias:
+        inputs.append(torch.zeros(4, dtype=torch.float64, device=device, requires_grad=True))
+
+    def run(x, weight, bias=None):
+        return _extension.linear_relu_divide(x, weight, bias, -3.0)
+
+    options = {"check_batched_grad": True}
+    assert gradcheck(run, inputs, **options, check_forward_ad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(run, inputs, **options, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+def test_double_backward_is_the_reference(device):
+    mine, theirs = linear_modules(6, 17, dtype=torch.float64, device=device)
+    x = torch.randn(4, 6, dtype=torch.float64, device=device)
+    results = []
+    for module in (mine, theirs):
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(module(leaf).pow(2).sum(), leaf, create_graph=True)
+        wanted = [leaf, *module.parameters()]
+        results.append(torch.autograd.grad(grad.pow(2).sum(), wanted))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_same_bits_every_time(device):
+    mine, _ = linear_modules(64, 513, device=device)
+    x = torch.randn(3001, 64, device=device)
+    grad_output = torch.randn(3001, 513, device=device)
+    first = gradients(mine, x, grad_output)
+    for _ in range(3):
+        for a, b in zip(first, gradients(mine, x, grad_output), strict=True):
+            assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(mask=a["mask"].to(torch.int8)), "mask must be"),
+        (lambda a: a.update(mask=a["mask"][:-1]), "mask must be"),
+        (lambda a: a.update(mask=a["mask"].flatten()), "mask must be"),
+        (lambda a: a.update(grad_output=a["grad_output"].to(torch.int32)), "grad_output must be"),
+        (lambda a: a.update(grad_output=torch.tensor(1.0)), "grad_output must have"),
+    ],
+)
+def test_backward_operator_checks_its_arguments(change, message):
+    arguments = {
+        "grad_output": torch.rand(4, 9),
+        "mask": torch.zeros(4, 2, dtype=torch.uint8),
+        "divisor": 2.0,
+        "wants_bias": True,
+    }
+    change(arguments)
+    with pytest.raises(RuntimeError, match=message):
+        _extension.operators.linear_relu_divide_backward(**arguments)

@@ -1,0 +1,393 @@
+"""Linear -> ReLU -> divide, forward: on a CPU bit for bit the reference's, on a GPU as accurate."""
+
+import random
+
+import pytest
+import torch
+from tensors import (
+    FLOATING,
+    assert_as_accurate,
+    assert_same_bits,
+    bits,
+    draw,
+    linear_modules,
+    linear_path,
+)
+from torch import nn
+from torch.nn.functional import linear
+
+from model import LinearReluDivide
+from model_new import LinearReluDivideNew, _extension
+
+SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097]
+HALF = (torch.float16, torch.bfloat16)
+INF, NAN = float("inf"), float("nan")
+DIVISORS = [
+    2.0,
+    3.0,
+    -3.0,
+    0.7,
+    0.0,
+    -0.0,
+    INF,
+    -INF,
+    NAN,
+    1e-40,
+    -1e-300,
+    3e38,
+    1e300,
+    5,
+    -4,
+    True,
+]
+# A device, and how products on it are computed.
+PATHS = [
+    ("cpu", "auto"),
+    *(pytest.param(("cuda", path), marks=pytest.mark.gpu) for path in ("auto", "sm80", "torch")),
+]
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: "-".join(path))
+def place(request):
+    """A device; all products on it take the path of the parameter."""
+    device, path = request.param
+    with linear_path(path):
+        yield device
+
+
+def odd_shapes(count):
+    choose, shapes = random.Random(0), set()
+    while len(shapes) < count:
+        m, n, k = (choose.choice(SIZES) for _ in range(3))
+        if m * n * k <= 2**21:
+            shapes.add((m, n, k))
+    return sorted(shapes)
+
+
+def exactly(module, x):
+    """In float64, with the divisor in the type that it is a divisor in."""
+    wide = [
+        None if t is None else t.double() for t in (x, module.linear.weight, module.linear.bias)
+    ]
+    divisor = torch.tensor(float(module.divisor), device=x.device)
+    divisor = divisor.to(torch.float64 if x.dtype == torch.float64 else torch.float32).double()
+    return torch.relu(linear(*wide)) / divisor
+
+
+def assert_right(mine, theirs, x):
+    """mine(x) is what it is to be; the path that was chosen may not serve this problem."""
+    before = x.clone()
+    with torch.no_grad():
+        # torch adds the bias in a pass of its own where more than two dimensions have gaps.
+        want = theirs(x.contiguous() if x.dim() > 2 else x)
+        try:
+            got = mine(x)
+        except RuntimeError as error:
+            if "does not serve" in str(error):
+                return False
+            raise
+    assert got.is_contiguous()
+    assert torch.equal(bits(x), bits(before))
+    if x.is_cuda:
+        assert_as_accurate(got, want, exactly(mine, x))
+    else:
+        assert_same_bits(got, want)
+    return True
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_odd_shapes(place, dtype):
+    served = 0
+    for m, n, k in odd_shapes(300 if dtype == torch.float32 else 150):
+        print(m, n, k)
+        mine, theirs = linear_modules(k, n, -3.0, dtype, place, bias=(m + n + k) % 4 > 0)
+        served += assert_right(mine, theirs, draw((m, k), dtype, place))
+    if dtype in HALF or place == "cpu":
+        assert served > 30
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_float32_precision(precision):
+    torch.set_float32_matmul_precision(precision)
+    try:
+        for m, n, k in ((64, 128, 4096), (129, 1000, 65), (1024, 1024, 1024)):
+            mine, theirs = linear_modules(k, n, 3.0, device="cuda")
+            assert_right(mine, theirs, torch.randn(m, k, device="cuda"))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (2, 1, 3, 7), (1, 1, 1, 1, 7)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_dimensions(device, shape, bias, dtype):
+    mine, theirs = linear_modules(7, 9, 3.0, dtype, device, bias)
+    x = draw(shape, dtype, device)
+    assert_right(mine, theirs, x)
+    assert mine(x).shape == (*shape[:-1], 9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "n"), [((0, 7), 9), ((3, 0, 7), 9), ((0,), 9), ((5, 0), 9), ((0, 0), 9), ((5, 7), 0)]
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_nothing_to_multiply(device, shape, n):
+    for dtype in FLOATING:
+        for bias in (True, False):
+            mine, theirs = linear_modules(shape[-1], n, 3.0, dtype, device, bias)
+            assert_right(mine, theirs, torch.ones(shape, dtype=dtype, device=device))
+
+
+VIEWS = {
+    "rows": lambda x: x[::2],
+    "columns": lambda x: x[:, ::2],
+    "wide rows": lambda x: x[:, : x.shape[1] // 2],
+    "offset": lambda x: x[1:, 1:],
+    "transposed": lambda x: x.t().contiguous().t(),
+    "one row": lambda x: x[:1].expand(x.shape),
+    "one column": lambda x: x[:, :1].expand(x.shape),
+    "overlapping": lambda x: x.flatten().as_strided((x.shape[0], x.shape[1] // 2), (3, 1)),
+    "flipped": lambda x: x.flip(0)[:, 3:],
+    "reversed order": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+@pytest.mark.parametrize("size", [(12, 16), (130, 192)])
+def test_strides(place, dtype, view, size):
+    x = view(draw(size, dtype, place))
+    mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, place)
+    assert_right(mine, theirs, x)
+    weight = view(draw(size, dtype, place)).flatten(0, -2)
+    if not weight.is_contiguous() or weight.shape[0] != size[0]:
+        mine, theirs = linear_modules(weight.shape[1], weight.shape[0], 3.0, dtype, place, False)
+        mine.linear.weight = theirs.linear.weight = nn.Parameter(weight)
+        assert_right(mine, theirs, draw((17, weight.shape[1]), dtype, place))
+    mine, theirs = linear_modules(16, 6, 3.0, dtype, place)
+    mine.linear.bias = theirs.linear.bias = nn.Parameter(draw((12,), dtype, place)[::2])
+    assert_right(mine, theirs, draw((5, 16), dtype, place))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("divisor", DIVISORS, ids=str)
+def test_divisors(place, dtype, divisor):
+    for n in (3, 64, 129):
+        mine, theirs = linear_modules(16, n, divisor, dtype, place)
+        x = draw((5, 16), dtype, place)
+        if place == "cpu":
+            assert_right(mine, theirs, x)
+        else:  # a division by a number is torch's multiplication by its reciprocal there
+            with torch.no_grad():
+                got, z = mine(x), linear(x, mine.linear.weight, mine.linear.bias)
+            by = float(divisor) if dtype == torch.float64 else torch.tensor(float(divisor)).item()
+            want = (torch.relu(z).double() / torch.tensor(by, dtype=torch.float64)).to(dtype)
+            assert torch.equal(got.isnan(), want.isnan())
+            assert torch.equal(got.isinf(), want.isinf())
+            assert torch.equal(got == 0, want == 0)
+            assert torch.equal(got.signbit() & ~got.isnan(), want.signbit() & ~want.isnan())
+
+
+@pytest.mark.parametrize("divisor", [2**53 + 1, torch.tensor(2.0), torch.rand(9) + 1])
+def test_divisors_that_are_no_plain_numbers(divisor):
+    mine, theirs = linear_modules(7, 9, divisor)
+    x = torch.randn(5, 7)
+    assert_same_bits(mine(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_special_values(place, dtype):
+    """NaN and infinity come out where torch has them."""
+    for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
+        mine, theirs = linear_modules(k, n, 3.0, dtype, place)
+        x = draw((m, k), dtype, place)
+        x.view(-1)[::7] = (
+            torch.tensor([NAN, INF, -INF, 0.0], device=place)
+            .to(dtype)
+            .repeat(m * k)[: len(x.view(-1)[::7])]
+        )
+        with torch.no_grad():
+            got, want = mine(x), theirs(x)
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isinf(), want.isinf())
+        x = torch.zeros(m, k, dtype=dtype, device=place)
+        x[0, 0] = NAN
+        with torch.no_grad():
+            assert torch.equal(mine(x).isnan(), theirs(x).isnan())
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_conversions_of_half_types(device, dtype):
+    """Every bit pattern, through a product with 1 and a division that is exact or rounds."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
+    for divisor in (1.0, 3.0, 2.0**-20, 2.0**20):
+        mine, _ = linear_modules(1, 1, divisor, dtype, device, bias=False)
+        nn.init.ones_(mine.linear.weight)
+        with torch.no_grad():
+            got = mine(x.unsqueeze(1))
+            z = linear(x.unsqueeze(1), mine.linear.weight)  # on a CPU, 0 for some subnormals
+        want = (torch.relu(z).float() / divisor).to(dtype)
+        assert torch.equal(bits(got + 0), bits(want + 0))
+
+
+def test_large_enough_for_several_threads():
+    for m, n in ((1, 300_007), (70_001, 5), (513, 1024), (40_001, 8)):
+        mine, theirs = linear_modules(3, n)
+        assert_right(mine, theirs, torch.randn(m, 3))
+        x = torch.randn(m, 3)
+        _, mask = _extension.operators.linear_relu_divide_with_mask(
+            x, mine.linear.weight, mine.linear.bias, 2.0
+        )
+        z = linear(x, mine.linear.weight, mine.linear.bias)
+        unpacked = mask.unsqueeze(2).bitwise_right_shift(torch.arange(8)).bitwise_and(1).flatten(1)
+        assert torch.equal(unpacked[:, :n], (z > 0).to(torch.uint8))
+        assert not unpacked[:, n:].any()
+
+
+def test_parameters_and_divisor_are_read_in_each_call(device):
+    mine, theirs = linear_modules(6, 5, 2.0, device=device)
+    x = torch.randn(4, 6, device=device)
+    first = mine(x)
+    mine.divisor = theirs.divisor = -0.3
+    assert_right(mine, theirs, x)
+    state = {name: torch.randn_like(value) for name, value in mine.state_dict().items()}
+    for module in (mine, theirs):
+        module.load_state_dict(state)
+    assert_right(mine, theirs, x)
+    weight = nn.Parameter(torch.randn(8, 6, device=device))
+    for module in (mine, theirs):
+        module.linear.weight, module.linear.bias = weight, None
+    assert_right(mine, theirs, x)
+    with torch.no_grad():
+        weight.mul_(2)
+    assert_right(mine, theirs, x)
+    assert first.shape == (4, 5)
+
+
+def test_fresh_memory_every_time(device):
+    mine, _ = linear_modules(6, 5, 1.0, device=device)
+    x = torch.randn(4, 6, device=device)
+    first, second = mine(x), mine(x)
+    storages = {t.untyped_storage().data_ptr() for t in (x, first, second, *mine.parameters())}
+    assert len(storages) == 5
+
+
+def replace(module, **attributes):
+    for name, value in attributes.items():
+        setattr(module.linear, name, nn.Parameter(value) if value.is_floating_point() else value)
+
+
+@pytest.mark.parametrize(
+    ("change", "make"),
+    [
+        (None, lambda: torch.tensor(1.0)),
+        (None, lambda: torch.randn(3, 5)),
+        (None, lambda: torch.randn(5)),
+        (None, lambda: torch.randn(0, 5)),
+        (None, lambda: torch.randn(3, 6, dtype=torch.float64)),
+        (None, lambda: torch.randn(3, 6, dtype=torch.float16)),
+        (None, lambda: torch.ones(3, 6, dtype=torch.int64)),
+        (None, lambda: torch.ones(3, 6, dtype=torch.bool)),
+        (None, lambda: torch.ones(3, 6, dtype=torch.complex64)),
+        (None, lambda: torch.empty(3, 6, device="meta")),
+        (None, lambda: [1.0] * 6),
+        (None, lambda: None),
+        (lambda m: m.double(), lambda: torch.randn(3, 6)),
+        (lambda m: m.to(torch.complex64), lambda: torch.ones(3, 6, dtype=torch.complex64)),
+        (lambda m: replace(m, bias=torch.randn(4)), lambda: torch.randn(3, 6)),
+        (lambda m: replace(m, bias=torch.randn(5).double()), lambda: torch.randn(3, 6)),
+        (lambda m: replace(m, weight=torch.randn(5, 7)), lambda: torch.randn(3, 6)),
+        (lambda m: setattr(m, "divisor", "two"), lambda: torch.randn(3, 6)),
+        (lambda m: setattr(m, "divisor", 2**70), lambda: torch.randn(3, 6)),
+        (lambda m: setattr(m, "divisor", None), lambda: torch.randn(3, 6)),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_torch_refuses_is_refused(device, change, make, grad):
+    x = make()
+    if isinstance(x, torch.Tensor) and not x.is_meta:
+        x = x.to(device)
+    modules = linear_modules(6, 5)
+    for module in modules:
+        if change:
+            change(module)
+        module.to(device)
+    mine, theirs = modules
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(Exception) as want:
+            theirs(x)
+        with pytest.raises(type(want.value)) as got:
+            mine(x)
+    assert str(got.value).splitlines()[0] == str(want.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_integers(dtype):
+    mine, theirs = linear_modules(6, 5)
+    for module in (mine, theirs):
+        for name in ("weight", "bias"):
+            value = (getattr(module.linear, name) * 20).to(dtype)
+            delattr(module.linear, name)
+            module.linear.register_buffer(name, value)
+    x = torch.randint(0, 9, (4, 6)).to(dtype)
+    assert_same_bits(mine(x), theirs(x))
+
+
+def test_weights_of_other_shapes():
+    """What torch makes of a vector for a weight, and of a bias of one element."""
+    x = torch.randn(4, 6)
+    for weight, bias in ((torch.randn(6), None), (torch.randn(5, 6), torch.randn(1))):
+        mine, theirs = linear_modules(6, 5)
+        for module in (mine, theirs):
+            module.linear.weight = nn.Parameter(weight.clone())
+            module.linear.bias = None if bias is None else nn.Parameter(bias.clone())
+            module(x).sum().backward()
+        assert_same_bits(mine(x).detach(), theirs(x).detach())
+        for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_construction():
+    for arguments in ((6, 5, 2.0), (1, 1, -3)):
+        modules, random_numbers = [], []
+        for kind in (LinearReluDivideNew, LinearReluDivide):
+            torch.manual_seed(3)
+            modules.append(kind(*arguments))
+            random_numbers.append(torch.rand(1))
+        mine, theirs = (module.state_dict() for module in modules)
+        assert list(mine) == list(theirs) == ["linear.weight", "linear.bias"]
+        for name, value in mine.items():
+            assert_same_bits(value, theirs[name])
+        assert_same_bits(*random_numbers)
+        assert modules[0].divisor == modules[1].divisor
+    assert issubclass(LinearReluDivideNew, LinearReluDivide)
+
+
+def test_path_of_choice():
+    with pytest.raises(ValueError, match="expected a path among auto, sm90, sm80, torch"):
+        _extension.set_linear_path("fast")
+
+
+@pytest.mark.gpu
+def test_a_path_that_cannot_serve_raises():
+    mine, _ = linear_modules(6, 5, 2.0, torch.float64, "cuda")
+    with linear_path("sm80"), pytest.raises(RuntimeError, match="does not serve"):
+        mine(torch.randn(3, 6, dtype=torch.float64, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_current_stream():
+    x = torch.randn(256, 512, device="cuda", dtype=torch.float16)
+    mine, _ = linear_modules(512, 256, 2.0, torch.float16, "cuda")
+    nn.init.ones_(mine.linear.weight)
+    nn.init.zeros_(mine.linear.bias)
+    mine(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.no_grad():
+        torch.cuda._sleep(50_000_000)  # holds the stream back; the default stream is free
+        x.fill_(-1)
+        out = mine(x)
+    stream.synchronize()
+    assert int(out.count_nonzero()) == 0
