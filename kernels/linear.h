@@ -103,10 +103,15 @@ int64_t rows_of(const Tensor& x) {
   return rows;
 }
 
+c10::SymInt sym_rows_of(const Tensor& x) {
+  c10::SymInt rows = 1;
+  for (int64_t d = 0; d < x.dim() - 1; ++d) rows *= x.sym_size(d);
+  return rows;
+}
+
 // The same as a matrix; what autograd records of it is a view, or a copy where there is no view.
 Tensor as_matrix(const Tensor& x) {
-  if (x.dim() == 2) return x;
-  return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
+  return x.dim() == 2 ? x : x.reshape_symint({sym_rows_of(x), x.sym_size(-1)});
 }
 
 int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
@@ -234,10 +239,8 @@ std::tuple<Tensor, Tensor> linear_with_mask_kernel(const LinearInputs& in) {
 
 std::tuple<Tensor, Tensor> linear_with_mask_meta(const LinearInputs& in) {
   const Tensor out = linear_composite(in);
-  c10::SymInt rows = 1;
-  for (int64_t d = 0; d < in.x.dim() - 1; ++d) rows *= in.x.sym_size(d);
   const c10::SymInt bytes = (in.weight.sym_size(0) + 7) / 8;
-  return {out, at::empty_symint({rows, bytes}, out.options().dtype(at::kByte))};
+  return {out, at::empty_symint({sym_rows_of(in.x), bytes}, out.options().dtype(at::kByte))};
 }
 
 // grad_z, the gradient of the product, and its sum over all rows, which is that of the bias; empty
@@ -309,7 +312,7 @@ std::tuple<Tensor, Tensor> linear_backward_composite(const LinearGradients& in) 
   const Tensor places = at::arange(8, in.mask.options());
   const Tensor bits =
       in.mask.unsqueeze(-1).bitwise_right_shift(places).bitwise_and(1).to(at::kBool);
-  const Tensor keep = bits.flatten(1, 2)
+  const Tensor keep = bits.reshape_symint({in.mask.sym_size(0), in.mask.sym_size(1) * 8})
                           .narrow_symint(1, 0, grad_output.sym_size(-1))
                           .reshape_symint(grad_output.sym_sizes());
   const Tensor grad_z = at::where(keep, grad_output.div(in.divisor), 0);

@@ -53,6 +53,15 @@ def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
                 == [1, 2, 3, 4]
             assert "get_init_inputs" not in namespace
             assert torch.equal(namespace["ModelNew"]()(x), torch.relu(x))
+        linear = pathlib.Path({str(ROOT / "model.py")!r}).read_text()
+        exec(linear, reference := {{}})
+        x = torch.randn(5, 7)
+        for source, name in ((text, "LinearReluDivideNew"), (text, "LinearReluDivideNew"),
+                             (bundle("linear_relu_divide"), "ModelNew")):
+            exec(source, namespace := {{}})
+            mine, theirs = namespace[name](7, 9, 3.0), reference["LinearReluDivide"](7, 9, 3.0)
+            theirs.load_state_dict(mine.state_dict())
+            assert torch.equal(mine(x), theirs(x))
     """
     done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr

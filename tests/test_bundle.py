@@ -11,6 +11,7 @@ import pytest
 from kernels.bundle import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
+PROBLEMS = ["relu", "linear_relu_divide"]
 
 # What KernelBench's static checker rejects, and of what it warns, once comments are gone.
 REJECTED = [
@@ -37,41 +38,69 @@ def without_comments(text):
     return "\n".join(re.split("#|//", line)[0] for line in text.splitlines())
 
 
-def test_static_checkers_accept_it():
-    text = without_comments(bundle("relu"))
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_static_checkers_accept_it(problem):
+    text = without_comments(bundle(problem))
     for pattern in REJECTED:
         assert not re.search(pattern, text), pattern
     assert "__global__" in text
     assert "load_inline" in text
 
 
-def test_same_text_every_time():
-    assert bundle("relu") == bundle("relu")
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_same_text_every_time(problem):
+    assert bundle(problem) == bundle(problem)
 
 
-def test_no_import_of_ours_and_no_name_of_a_problem_file():
-    text = bundle("relu")
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_no_import_of_ours_and_no_name_of_a_problem_file(problem):
+    text = bundle(problem)
     assert not re.search(r"^\s*(from|import) (kernels|model|model_new|referee)\b", text, re.M)
     names = "Model|batch_size|dim|get_inputs|get_init_inputs|in_features|out_features|divisor"
     assert not re.search(rf"^(class|def) ({names})\b", text, re.M)
     assert not re.search(rf"^({names})\b *[:=]", text, re.M)
 
 
-def test_runs_alone(tmp_path):
+RELU = """
+for dtype in (torch.float32, torch.float16, torch.int32):
+    x = torch.linspace(-9, 9, 1001).to(device, dtype)
+    assert torch.equal(ModelNew()(x), torch.relu(x))
+x = torch.randn(50, requires_grad=True, device=device)
+ModelNew()(x).sum().backward()
+assert torch.equal(x.grad, (x > 0).float())
+"""
+LINEAR_RELU_DIVIDE = """
+for dtype in (torch.float32, torch.float16, torch.float64):
+    module = ModelNew(33, 17, -2.0).to(device, dtype)
+    assert list(module.state_dict()) == ["linear.weight", "linear.bias"] and module.divisor == -2.0
+    x = torch.randn(5, 33, device=device, dtype=dtype, requires_grad=True)
+    want = torch.relu(torch.nn.functional.linear(x, *module.parameters())) / -2.0
+    got = module(x)
+    assert "LinearReluDivide" in type(got.grad_fn).__name__ + got.grad_fn.name()
+    inputs = [x, *module.parameters()]
+    grads = [torch.autograd.grad(out.sum(), inputs) for out in (got, want)]
+    for a, b in zip([got, *grads[0]], [want, *grads[1]]):
+        torch.testing.assert_close(a, b)
+torch.manual_seed(0)
+mine = ModelNew(33, 17, 2.0)
+torch.manual_seed(0)
+theirs = torch.nn.Linear(33, 17)
+assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters()))
+"""
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_runs_alone(problem, tmp_path):
     """In an empty folder, by exec, with nothing of the project importable."""
     file = tmp_path / "solution.txt"
-    file.write_text(bundle("relu"))
+    file.write_text(bundle(problem))
     code = (
         "import sys, torch\n"
         "namespace = {}\n"
         f"exec(open({str(file)!r}).read(), namespace)\n"
+        "ModelNew = namespace['ModelNew']\n"
         "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
-        "for dtype in (torch.float32, torch.float16, torch.int32):\n"
-        "    x = torch.linspace(-9, 9, 1001).to(device, dtype)\n"
-        "    assert torch.equal(namespace['ModelNew']()(x), torch.relu(x))\n"
-        "x = torch.randn(50, requires_grad=True, device=device)\n"
-        "namespace['ModelNew']()(x).sum().backward()\n"
-        "assert torch.equal(x.grad, (x > 0).float())\n"
+        f"{ {'relu': RELU, 'linear_relu_divide': LINEAR_RELU_DIVIDE}[problem] }"
         "assert 'kernels' not in sys.modules and 'model' not in sys.modules\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
