@@ -239,7 +239,7 @@ def tf32(rows: Tensor) -> Tensor:
 
 def ratios(got: Errors, allowed: Errors) -> str:
     def ratio(a: float, b: float) -> str:
-        return "exact" if a == 0 else f"{a / b:5.2f}" if b else "  inf"
+        return f"{a / b:5.2f}" if b else f"{0 if a == 0 else float('inf'):5.0f}"
 
     return " ".join(
         ratio(getattr(got, name), getattr(allowed, name)) for name in ("max", "mean", "relative")
@@ -247,22 +247,25 @@ def ratios(got: Errors, allowed: Errors) -> str:
 
 
 def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
-    print(f"x [{m}, {k}], weight [{n}, {k}], promoted every {segment_length(k)}")
-    print("errors of the float32 sum; ratios of the twins' errors to them; rows flagged\n")
-    twin = "max  mean  rel.   x weight"
-    print(f"{'':38} {'max':7} {'mean':7} {'rel.':7} | sm_80 {twin} | sm_90 {twin}")
+    print(f"x [{m}, {k}], weight [{n}, {k}], promoted every {segment_length(k)}: errors of the")
+    print("float32 sum; for each twin the ratios of its errors to them, and how many rows of x and")
+    print("weight are flagged; ! where a promise is broken\n")
+    print(
+        f"{'':37} {'max':7} {'mean':7} {'rel.':7}"
+        + "".join(f" | {a:28}" for a in ("sm_80", "sm_90"))
+    )
     for name, case in CASES.items():
         x, weight, bias = case.draw(m, k, n)
         reference = Reference(x, weight, bias, 2.0)
         trusted = cublas(x, weight, bias, 2.0)
         allowed = reference.errors(trusted)
-        line = f"{name:38} {allowed.max:7.1e} {allowed.mean:7.1e} {allowed.relative:7.1e}"
+        line = f"{name:37} {allowed.max:7.1e} {allowed.mean:7.1e} {allowed.relative:7.1e}"
         for split in (SM80, SM90):
-            out, x_rows, weight_rows = product(x, weight, split)
+            out, *rows = product(x, weight, split)
             out = epilogue(out, bias, 2.0)
-            flags = [f"{rows.flagged.float().mean():4.0%}" for rows in (x_rows, weight_rows)]
             mark = "!" if broken_promises(out, trusted, reference, case) else " "
-            line += f" | {ratios(reference.errors(out), allowed)}{mark} {' '.join(flags)}"
+            flags = "".join(f"{r.flagged.float().mean():5.0%}" for r in rows)
+            line += f" | {ratios(reference.errors(out), allowed)}{mark}{flags}"
         print(line)
 
 

@@ -1,0 +1,82 @@
+"""Every case of ranges.py on the GPU: as accurate as torch at the same float32 precision."""
+
+import pytest
+import torch
+from ranges import CASES, ONE_PRODUCT_SLACK, Reference, broken_promises
+from tensors import linear_path
+
+from model import LinearReluDivide
+from model_new import LinearReluDivideNew
+
+pytestmark = pytest.mark.gpu
+
+DIVISOR = 2.0
+# [m, k, n]: few terms and many, in which torch, too, has a tile for every multiprocessor.
+SIZES = [(1024, 2048, 4096), (1024, 8192, 4096)]
+
+
+@pytest.fixture(params=["auto", "sm90", "sm80"])
+def path(request):
+    if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    with linear_path(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=["highest", "high", "medium"])
+def precision(request):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+def run(module_class, x, weight, bias):
+    with torch.device("meta"):
+        module = module_class(weight.shape[1], weight.shape[0], DIVISOR)
+    module.linear.weight = torch.nn.Parameter(weight)
+    module.linear.bias = torch.nn.Parameter(bias)
+    with torch.no_grad():
+        return module(x)
+
+
+def judge(name, size, slack=1.0):
+    operands = CASES[name].draw(*size, device="cuda")
+    trusted = run(LinearReluDivide, *operands)
+    out = run(LinearReluDivideNew, *operands)
+    return broken_promises(out, trusted, Reference(*operands, DIVISOR), CASES[name], slack)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_promise(name, size, precision, path):
+    slack = 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
+    assert judge(name, size, slack) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_promise_at_sizes_that_are_multiples_of_nothing(name, precision):
+    slack = 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
+    assert judge(name, (1021, 4099, 2053), slack) == []
+
+
+@pytest.mark.parametrize("name", ["normal", "inf and NaN in x", "sampled weights are huge"])
+def test_results_do_not_vary(name, precision, path):
+    operands = CASES[name].draw(1024, 2048, 1024, device="cuda")
+    first = run(LinearReluDivideNew, *operands)
+    for _ in range(5):
+        again = run(LinearReluDivideNew, *operands)
+        assert torch.equal(again.view(torch.int32), first.view(torch.int32))
+
+
+def test_promise_of_highest_is_not_kept_by_one_product():
+    before = torch.get_float32_matmul_precision()
+    operands = CASES["normal"].draw(*SIZES[0], device="cuda")
+    try:
+        trusted = run(LinearReluDivide, *operands)
+        torch.set_float32_matmul_precision("high")
+        out = run(LinearReluDivideNew, *operands)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    reference = Reference(*operands, DIVISOR)
+    assert len(broken_promises(out, trusted, reference, CASES["normal"])) == 3
