@@ -1,14 +1,17 @@
 // Linear -> ReLU -> divide on the tensor cores of any GPU from sm_80 on: cp.async, ldmatrix,
 // mma.sync. float32 goes through the split of split.cuh.
 //
-// The tensor cores truncate when they accumulate. Three products over a long K would lose what the
-// split has carried, so their sums are short and are added up in registers.
+// The tensor cores truncate when they accumulate: three products summed there over the whole of K
+// come out ten times worse than float32. So they are summed from zero for every 16 of K, the two
+// small ones first, and those sums added up by the float32 units. Sums over 128 of K are no faster
+// on an H200, and lose to float32 where K is about 1000 or less or all terms have one sign.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "epilogue.cuh"
 #include "launchers.h"
@@ -25,26 +28,23 @@ constexpr int kBlockK = 32;                    // a row of a tile is 64 bytes, f
 constexpr int kFragmentsM = kBlockM / 2 / 16;  // of a warp, 16 rows each
 // Blocks that run at once work on tiles of this many rows of tiles, so that L2 serves x and weight.
 constexpr int kGroupM = 8;
-// Of K, between two additions of the sums of three products to the total. 512 would do for the
-// maximum error, but leaves the mean above that of float32.
-constexpr int kSum = 128;
 // Shorter sums of float32 take the exact path: the split's error does not average out there.
 constexpr int64_t kShortK = 64;
 
-// Tiles by the number of products. Three need the registers that wider tiles would take for the
-// total. Both fit the 99 KB that every GPU from sm_86 on allows a block.
+// Tiles by the number of products. Three need for their fragments the registers that wider tiles
+// would take for the total.
 template <int kProducts>
 struct Tile {
   static constexpr bool kIsSplit = kProducts == 3;
   static constexpr int kBlockN = kIsSplit ? 128 : 256;
-  static constexpr int kStages = kIsSplit ? 3 : 4;
   static constexpr int kFragmentsN = kBlockN / kWarpsN / 8;  // of a warp, 8 columns each
   static constexpr int kParts = kIsSplit ? 2 : 1;            // high and low
   static constexpr int kBytesM = kBlockM * kBlockK * 2;
   static constexpr int kBytesN = kBlockN * kBlockK * 2;
   static constexpr int kStageBytes = kParts * (kBytesM + kBytesN);
-  static constexpr int kSharedBytes = kStages * kStageBytes;
-  static_assert(kSharedBytes <= 99 * 1024, "sm_86, sm_89 and sm_120 have no more");
+  // Of copies on their way. Three where shared memory has no room for four.
+  static constexpr int kMostStages = 4, kLeastStages = kIsSplit ? 3 : 4;
+  static_assert(kLeastStages * kStageBytes <= 99 * 1024, "sm_86, sm_89 and sm_120 have no more");
   static_assert(kFragmentsN % 4 == 0, "a quad of threads stores the mask of four fragments");
 };
 
@@ -54,7 +54,7 @@ struct Matrix {
   const T* high;
   const T* low;  // or null
   int64_t stride;
-  const int* exponent;  // of each row, or null
+  const int* exponent;  // of each row; null for a half type
 };
 
 // Where a tile in shared memory has its chunk: eight rows' chunks of one column, as ldmatrix reads
@@ -98,185 +98,172 @@ struct Epilogue {
 
 template <typename T, typename Out, int kProducts>
 __global__ void __launch_bounds__(kBlock, 1)
-    linear_kernel(const Matrix<T> x, const Matrix<T> weight, int64_t m, int64_t n, int64_t k,
+    linear_kernel(const Matrix<T> x, const Matrix<T> weight, int m, int n, int k, int given_stages,
                   const Epilogue<Out> epilogue) {
 #if __CUDA_ARCH__ >= 800
   using Tile = Tile<kProducts>;
   constexpr int kParts = Tile::kParts, kFragmentsN = Tile::kFragmentsN;
-  constexpr int kStages = Tile::kStages, kStageBytes = Tile::kStageBytes;
+  constexpr int kStageBytes = Tile::kStageBytes;
+  constexpr bool kIsScaled = std::is_same_v<Out, float>;
   extern __shared__ __align__(128) uint8_t shared[];
+  const int stages = Tile::kIsSplit ? given_stages : Tile::kMostStages;
+  const uint32_t last_stage = (stages - 1) * kStageBytes;
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_m = warp / kWarpsN * (kFragmentsM * 16);
   const int warp_n = warp % kWarpsN * (kFragmentsN * 8);
 
   // Tiles in groups of kGroupM rows, column by column in a group.
-  const int64_t tiles_m = (m + kBlockM - 1) / kBlockM;
-  const int64_t tiles_n = (n + Tile::kBlockN - 1) / Tile::kBlockN;
-  const int64_t group = blockIdx.x / (kGroupM * tiles_n), place = blockIdx.x % (kGroupM * tiles_n);
-  const int64_t group_m = min(static_cast<int64_t>(kGroupM), tiles_m - group * kGroupM);
-  const int64_t first_m = (group * kGroupM + place % group_m) * kBlockM;
-  const int64_t first_n = place / group_m * Tile::kBlockN;
+  const int tiles_m = (m + kBlockM - 1) / kBlockM;
+  const int tiles_n = (n + Tile::kBlockN - 1) / Tile::kBlockN;
+  const int block = blockIdx.x;
+  const int group = block / (kGroupM * tiles_n), place = block % (kGroupM * tiles_n);
+  const int group_m = min(kGroupM, tiles_m - group * kGroupM);
+  const int first_m = (group * kGroupM + place % group_m) * kBlockM;
+  const int first_n = place / group_m * Tile::kBlockN;
 
-  // A thread copies one chunk of every 64th row. Rows behind the last are copies of the last: what
-  // comes of them is not stored.
+  // A thread copies one chunk of every 64th row, zeros behind the last row and behind K.
   constexpr int kRowsApart = kBlock / 4;
   constexpr int kCopiesM = kBlockM / kRowsApart, kCopiesN = Tile::kBlockN / kRowsApart;
   const int copy_row = threadIdx.x / 4, copy_chunk = threadIdx.x % 4;
-  const T* from_x[kCopiesM];
-  const T* from_weight[kCopiesN];
-#pragma unroll
-  for (int i = 0; i < kCopiesM; ++i) {
-    const int64_t row = min(first_m + copy_row + i * kRowsApart, m - 1);
-    from_x[i] = x.high + row * x.stride + copy_chunk * 8;
-  }
-#pragma unroll
-  for (int i = 0; i < kCopiesN; ++i) {
-    const int64_t row = min(first_n + copy_row + i * kRowsApart, n - 1);
-    from_weight[i] = weight.high + row * weight.stride + copy_chunk * 8;
-  }
+  const int rows_x = m - first_m - copy_row, rows_weight = n - first_n - copy_row;
+  const T* from_x = x.high + x.stride * (first_m + copy_row) + copy_chunk * 8;
+  const T* from_weight = weight.high + weight.stride * (first_n + copy_row) + copy_chunk * 8;
   const int64_t low_x = x.low - x.high, low_weight = weight.low - weight.high;
   const uint32_t copy_to = shared_start + chunk_offset(copy_row, copy_chunk);
-  int64_t copy_k = copy_chunk * 8;  // of the next copies
+  int copy_k = copy_chunk * 8;  // of the next copies
   uint32_t copy_stage = 0;
   // A quarter of the next stage's copies, so that they can be spread over the multiplications.
   const auto copy_part = [&](int quarter) {
-    const bool valid = copy_k < k;
     const uint32_t to = copy_to + copy_stage;
 #pragma unroll
     for (int i = 0; i < kCopiesM + kCopiesN; ++i) {
       if (i * 4 / (kCopiesM + kCopiesN) != quarter) continue;
       const bool of_x = i < kCopiesM;
-      const T* from =
-          of_x ? from_x[i % kCopiesM] : from_weight[(i + kCopiesN - kCopiesM) % kCopiesN];
       const int row = (of_x ? i : i - kCopiesM) * kRowsApart;
+      const T* from = of_x ? from_x + x.stride * row : from_weight + weight.stride * row;
+      const bool valid = copy_k < k && row < (of_x ? rows_x : rows_weight);
       const uint32_t at = to + (of_x ? 0 : kParts * Tile::kBytesM) + row * (kBlockK * 2);
-      copy_async(at, valid ? from : x.high, valid);
+      copy_async(at, from, valid);
       if constexpr (Tile::kIsSplit) {
-        copy_async(at + (of_x ? Tile::kBytesM : Tile::kBytesN),
-                   valid ? from + (of_x ? low_x : low_weight) : x.high, valid);
+        copy_async(at + (of_x ? Tile::kBytesM : Tile::kBytesN), from + (of_x ? low_x : low_weight),
+                   valid);
       }
     }
     if (quarter < 3) return;
     commit_copies();
-#pragma unroll
-    for (const T*& from : from_x) from += kBlockK;
-#pragma unroll
-    for (const T*& from : from_weight) from += kBlockK;
+    from_x += kBlockK;
+    from_weight += kBlockK;
     copy_k += kBlockK;
-    copy_stage = copy_stage == (kStages - 1) * kStageBytes ? 0 : copy_stage + kStageBytes;
+    copy_stage = copy_stage == last_stage ? 0 : copy_stage + kStageBytes;
   };
 
-  // Fragments, loaded one ahead of their use.
+  // Fragments of half a step, 16 of K. Those of x are loaded one fragment ahead of their use, those
+  // of weight half a step.
   uint32_t a[2][kParts][4];
   uint32_t b[2][kParts][kFragmentsN][2];
   const uint32_t a_from = shared_start + chunk_offset(warp_m + lane % 16, lane / 16);
   const uint32_t b_from = shared_start + kParts * Tile::kBytesM +
                           chunk_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
-  uint32_t stage = 0;
-  // Half of the stage: 16 of K, two chunks; the swizzle turns + 2 into ^ 2.
-  const auto load_a = [&](int buffer, int half, int fragment) {
+  // The second half is two chunks on, and the swizzle turns + 2 into ^ 2.
+  const auto load_a = [&](uint32_t stage, int half, int fragment) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      uint32_t (&to)[4] = a[buffer][part];
+      uint32_t (&to)[4] = a[fragment % 2][part];
       load_matrices(
           to[0], to[1], to[2], to[3],
           (a_from ^ half * 32) + stage + part * Tile::kBytesM + fragment * (16 * kBlockK * 2));
     }
   };
-  const auto load_b = [&](int buffer, int half) {
+  const auto load_b = [&](uint32_t stage, int half, int quarter) {
+    constexpr int kPairs = kFragmentsN / 2, kLoads = kParts * kPairs / 4;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int j = 0; j < kFragmentsN; j += 2) {
-        uint32_t (&to)[kFragmentsN][2] = b[buffer][part];
-        load_matrices(to[j][0], to[j][1], to[j + 1][0], to[j + 1][1],
-                      (b_from ^ half * 32) + stage + part * Tile::kBytesN + j * (8 * kBlockK * 2));
-      }
+    for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
+      const int part = i / kPairs, j = i % kPairs * 2;
+      uint32_t (&to)[kFragmentsN][2] = b[half][part];
+      load_matrices(to[j][0], to[j][1], to[j + 1][0], to[j + 1][1],
+                    (b_from ^ half * 32) + stage + part * Tile::kBytesN + j * (8 * kBlockK * 2));
     }
   };
 
-  float sum[kFragmentsM][kFragmentsN][4] = {};
-  float total[kFragmentsM][kFragmentsN][4] = {};  // used, and in registers, for a split only
+  float total[kFragmentsM][kFragmentsN][4] = {};
 
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) {
+  for (int i = 0; i < stages - 1; ++i) {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) copy_part(quarter);
   }
-  wait_copies<kStages - 2>();
+  wait_copies<1>();
   __syncthreads();
-  load_b(0, 0);
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) load_b(0, 0, quarter);
   load_a(0, 0, 0);
-  const int64_t steps = (k + kBlockK - 1) / kBlockK;
-  for (int64_t step = 0; step < steps; ++step) {
+  uint32_t stage = 0;
+  const int steps = (k + kBlockK - 1) / kBlockK;
+  for (int step = 0; step < steps; ++step) {
 #pragma unroll
-    for (int i = 0; i < 2 * kFragmentsM; ++i) {
-      const int half = i / kFragmentsM, fragment = i % kFragmentsM;
-      // The slot that is written was read in the step before, which every warp has left.
-      if (half == 0) copy_part(i);
-      if (i + 1 < 2 * kFragmentsM) {
-        if (fragment + 1 == kFragmentsM) load_b(1, 1);
-        load_a((i + 1) % 2, (i + 1) / kFragmentsM, (i + 1) % kFragmentsM);
-      } else {
-        wait_copies<kStages - 2>();
-        __syncthreads();
-        stage = stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes;
-        load_b(0, 0);
-        load_a(0, 0, 0);
-      }
-      const auto multiply = [&](int part_a, int part_b) {
-#pragma unroll
-        for (int j = 0; j < kFragmentsN; ++j) {
-          multiply_add<T>(sum[fragment][j], a[i % 2][part_a], b[half][part_b][j], sum[fragment][j]);
+    for (int half = 0; half < 2; ++half) {
+      uint32_t next = stage;
+      if (half == 1) {
+        next = stage == last_stage ? 0 : stage + kStageBytes;
+        // The next stage is there, and nobody reads the one before, which is written now.
+        if (stages == 3) {
+          wait_copies<0>();
+        } else {
+          wait_copies<1>();
         }
-      };
-      multiply(0, 0);
-      if constexpr (Tile::kIsSplit) {
-        multiply(0, 1);
-        multiply(1, 0);
+        __syncthreads();
       }
-    }
-    if constexpr (Tile::kIsSplit) {
-      if ((step + 1) % (kSum / kBlockK) != 0) continue;
 #pragma unroll
       for (int i = 0; i < kFragmentsM; ++i) {
+        if (half == 1) copy_part(i);
+        load_b(next, 1 - half, i);
+        if (i + 1 < kFragmentsM) {
+          load_a(stage, half, i + 1);
+        } else {
+          load_a(next, 1 - half, 0);
+        }
+        const auto multiply = [&](float (&sum)[kFragmentsN][4], int part_a, int part_b) {
 #pragma unroll
-        for (int j = 0; j < kFragmentsN; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            total[i][j][e] += sum[i][j][e];
-            sum[i][j][e] = 0.0f;
+          for (int j = 0; j < kFragmentsN; ++j) {
+            multiply_add<T>(sum[j], a[i % 2][part_a], b[half][part_b][j], sum[j]);
           }
+        };
+        if constexpr (Tile::kIsSplit) {
+          float sum[kFragmentsN][4] = {};
+          multiply(sum, 0, 1);
+          multiply(sum, 1, 0);
+          multiply(sum, 0, 0);
+#pragma unroll
+          for (int j = 0; j < kFragmentsN * 4; ++j) total[i][j / 4][j % 4] += sum[j / 4][j % 4];
+        } else {
+          multiply(total[i], 0, 0);
         }
       }
+      stage = next;
     }
   }
 
   // A fragment's thread has columns 2 t and 2 t + 1 of rows g and g + 8, for t = lane % 4 and
   // g = lane / 4.
-  const int64_t warp_column = first_n + warp_n;
+  const int warp_column = first_n + warp_n;
 #pragma unroll
   for (int i = 0; i < 2 * kFragmentsM; ++i) {
-    const int64_t row = first_m + warp_m + i * 8 + lane / 4;
+    const int row = first_m + warp_m + i * 8 + lane / 4;
     const bool row_valid = row < m;
-    const int exponent = row_valid && x.exponent != nullptr ? x.exponent[row] : 0;
-    Out* out = epilogue.out + row * n;
+    const int exponent = kIsScaled && row_valid ? x.exponent[row] : 0;
+    Out* out = epilogue.out + static_cast<int64_t>(row) * n;
     uint32_t mask = 0;
 #pragma unroll
     for (int j = 0; j < kFragmentsN; ++j) {
-      const int64_t column = warp_column + j * 8 + lane % 4 * 2;
+      const int column = warp_column + j * 8 + lane % 4 * 2;
       uint32_t bits = 0;
       Pair<Out> pair;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int at = i % 2 * 2 + e;
-        float z = sum[i / 2][j][at];
-        if constexpr (Tile::kIsSplit) z += total[i / 2][j][at];
+        float z = total[i / 2][j][at];
         if (column + e < n) {
-          if (weight.exponent != nullptr) {
-            z = split::unscale(z, exponent + weight.exponent[column + e]);
-          }
+          if (kIsScaled) z = split::unscale(z, exponent + weight.exponent[column + e]);
           if (epilogue.bias != nullptr) z += to_float(epilogue.bias[column + e]);
           bits |= static_cast<uint32_t>(mask_bit(z)) << e;
         }
@@ -289,14 +276,16 @@ __global__ void __launch_bounds__(kBlock, 1)
         if (column + 1 < n) out[column + 1] = pair.value[1];
       }
       if (epilogue.mask == nullptr) continue;
-      // The quad's four pairs of bits are a byte, and thread t stores that of fragment 4 i + t.
+      // The quad's four pairs of bits are a byte, and thread t stores that of the t-th of four
+      // fragments.
       bits <<= lane % 4 * 2;
       bits |= __shfl_xor_sync(0xffffffff, bits, 1);
       bits |= __shfl_xor_sync(0xffffffff, bits, 2);
       if (lane % 4 == j % 4) mask = bits;
-      const int64_t byte = warp_column / 8 + j - 3 + lane % 4;
+      const int byte = warp_column / 8 + j - 3 + lane % 4;
       if (j % 4 == 3 && row_valid && byte * 8 < n) {
-        epilogue.mask[row * ((n + 7) / 8) + byte] = static_cast<uint8_t>(mask);
+        epilogue.mask[static_cast<int64_t>(row) * ((n + 7) / 8) + byte] =
+            static_cast<uint8_t>(mask);
       }
     }
   }
@@ -361,8 +350,15 @@ int multiply(const Linear& linear, const Matrix<T>& x, const Matrix<T>& weight, 
              cudaStream_t stream) {
   using Tile = Tile<kProducts>;
   const auto kernel = linear_kernel<T, Out, kProducts>;
-  const int status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  int device, limit;
+  int status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  status = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (status != cudaSuccess) return status;
+  const int stages =
+      Tile::kMostStages * Tile::kStageBytes <= limit ? Tile::kMostStages : Tile::kLeastStages;
+  const int bytes = stages * Tile::kStageBytes;
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (status != cudaSuccess) return status;
   const int64_t tiles =
       ((linear.m + kBlockM - 1) / kBlockM) * ((linear.n + Tile::kBlockN - 1) / Tile::kBlockN);
@@ -370,8 +366,9 @@ int multiply(const Linear& linear, const Matrix<T>& x, const Matrix<T>& weight, 
       linear.n % 2 == 0 && reinterpret_cast<uintptr_t>(linear.out) % sizeof(Pair<Out>) == 0;
   const Epilogue<Out> epilogue{static_cast<const Out*>(linear.bias), Divisor<float>(linear.divisor),
                                static_cast<Out*>(linear.out), linear.mask, paired};
-  kernel<<<static_cast<unsigned>(tiles), kBlock, Tile::kSharedBytes, stream>>>(
-      x, weight, linear.m, linear.n, k, epilogue);
+  kernel<<<static_cast<unsigned>(tiles), kBlock, bytes, stream>>>(
+      x, weight, static_cast<int>(linear.m), static_cast<int>(linear.n), static_cast<int>(k),
+      stages, epilogue);
   return cudaGetLastError();
 }
 
@@ -444,7 +441,7 @@ bool linear_sm80_serves(const Linear& linear) {
   const bool dtype =
       linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16 ||
       (linear.dtype == DType::kFloat32 && (linear.products == 3 || linear.products == 1));
-  constexpr int64_t kMaxSize = INT32_MAX - split::kPadding;  // also bounds the number of tiles
+  constexpr int64_t kMaxSize = INT32_MAX - 1024;  // leaves room behind the last tile and step
   return major >= 8 && dtype && linear.m > 0 && linear.n > 0 && linear.k > 0 &&
          linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
          ((linear.m + 127) / 128) * ((linear.n + 127) / 128) <= kMaxSize;

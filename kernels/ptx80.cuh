@@ -11,7 +11,7 @@
 namespace kernels {
 namespace sm80 {
 
-// 16 bytes from global to shared memory, or zeros where they are not valid. Both aligned to 16.
+// 16 bytes from global to shared memory, both aligned to 16; or zeros, and the address is not read.
 __device__ inline void copy_async(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)

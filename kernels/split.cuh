@@ -34,7 +34,7 @@ struct Operand {
   const float* from;
   int64_t rows;
   int64_t row_stride, column_stride;
-  __half* high;   // [rows, padded(k)]
+  __half* high;   // [rows, padded(k)], or as the order says
   __half* low;    // the same, or null where high is enough
   int* exponent;  // [rows]: scaled = element * 2^exponent
   int* flag;      // [rows]: 1 where the row has to take the exact path, else 0
@@ -44,7 +44,10 @@ struct Operand {
 // position(i).
 struct InOrder {
   static constexpr int kGroup = 8;
-  static constexpr int position(int i) { return i; }
+  static __device__ constexpr int position(int i) { return i; }
+  // Where the group that begins at k = i begins, and the length of a row of padded_k.
+  static __device__ int64_t place(int64_t i) { return i; }
+  static __device__ int64_t pitch(int64_t padded_k) { return padded_k; }
 };
 
 // An element below this, after scaling, has lost more than two of the 22 bits of a pair, or any of
@@ -53,6 +56,9 @@ constexpr float kSmallPair = 0x1p-6f;
 constexpr float kSmallHigh = 0x1p-14f;
 // A row is flagged where more than one in this many of its nonzero elements are that small.
 constexpr int64_t kTolerated = 32;
+// And, for pairs, where fewer than one in this many of its elements are not zero: a float32 sum of
+// few terms is more accurate than pairs are, whose error only averages out over many.
+constexpr int64_t kSparse = 64;
 
 constexpr int kThreads = 256;
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
@@ -118,83 +124,92 @@ __device__ void store_group(__half* to, const __half (&v)[kGroup]) {
   }
 }
 
+// A row, by all threads of the block. Returns whether it is flagged.
+template <typename Order>
+__device__ bool split_row(const Operand& operand, int64_t row, int64_t k) {
+  constexpr int kGroup = Order::kGroup, kGroups = kKept / kGroup;
+  const int64_t padded_k = padded(k), step = kThreads * kGroup;
+  const float* from = operand.from + row * operand.row_stride;
+  const bool aligned =
+      operand.column_stride == 1 && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
+  const auto load = [&](float (&v)[kGroup], int64_t i) {
+    load_group(v, from, operand.column_stride, i, k, aligned);
+  };
+
+  float kept[kGroups][kGroup];
+  uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
+  const auto compare = [&](const float (&v)[kGroup]) {
+#pragma unroll
+    for (const float element : v) largest = max(largest, __float_as_uint(fabsf(element)));
+  };
+  const int64_t start = threadIdx.x * kGroup;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    load(kept[g], start + g * step);
+    compare(kept[g]);
+  }
+  for (int64_t i = start + kGroups * step; i < k; i += step) {
+    float v[kGroup];
+    load(v, i);
+    compare(v);
+  }
+  largest = reduce_block(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+
+  const bool finite = largest < 0x7f800000;
+  const int exponent = finite && largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+  // In two steps, for 2^exponent is infinite where a row has nothing but subnormals. Both are
+  // exact where the result is not too small for fp16 anyway.
+  const float scale = power_of_two(exponent / 2);
+  const float rest = power_of_two(exponent - exponent / 2);
+  const float small = operand.low == nullptr ? kSmallHigh : kSmallPair;
+  uint32_t nonzeros = 0, smalls = 0;
+  const auto write = [&](const float (&v)[kGroup], int64_t i) {
+    __half high[kGroup], low[kGroup];
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      const float scaled = finite ? v[j] * scale * rest : 0.0f;
+      nonzeros += v[j] != 0.0f;
+      smalls += v[j] != 0.0f && fabsf(scaled) < small;
+      const __half rounded = __float2half_rn(scaled);
+      high[Order::position(j)] = rounded;
+      low[Order::position(j)] = __float2half_rn(scaled - __half2float(rounded));
+    }
+    store_group(operand.high + row * Order::pitch(padded_k) + Order::place(i), high);
+    if (operand.low != nullptr) {
+      store_group(operand.low + row * Order::pitch(padded_k) + Order::place(i), low);
+    }
+  };
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    if (start + g * step < padded_k) write(kept[g], start + g * step);
+  }
+  for (int64_t i = start + kGroups * step; i < padded_k; i += step) {
+    float v[kGroup];
+    load(v, i);
+    write(v, i);
+  }
+
+  const auto add = [](uint32_t a, uint32_t b) { return a + b; };
+  nonzeros = reduce_block(nonzeros, add);
+  smalls = reduce_block(smalls, add);
+  const bool flagged = !finite || smalls * kTolerated > nonzeros;
+  if (threadIdx.x == 0) {
+    operand.exponent[row] = exponent;
+    operand.flag[row] = flagged;
+  }
+  return flagged;
+}
+
 // A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
 template <typename Order>
 __global__ void __launch_bounds__(kThreads)
     split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
                       int64_t k, int* any_flag) {
-  constexpr int kGroup = Order::kGroup, kGroups = kKept / kGroup;
-  const int64_t padded_k = padded(k), step = kThreads * kGroup;
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
-    const Operand& operand = index < first.rows ? first : second;
-    const int64_t row = index < first.rows ? index : index - first.rows;
-    const float* from = operand.from + row * operand.row_stride;
-    const bool aligned =
-        operand.column_stride == 1 && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
-    const auto load = [&](float (&v)[kGroup], int64_t i) {
-      load_group(v, from, operand.column_stride, i, k, aligned);
-    };
-
-    float kept[kGroups][kGroup];
-    uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
-    const auto compare = [&](const float (&v)[kGroup]) {
-#pragma unroll
-      for (const float element : v) largest = max(largest, __float_as_uint(fabsf(element)));
-    };
-    const int64_t start = threadIdx.x * kGroup;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      load(kept[g], start + g * step);
-      compare(kept[g]);
-    }
-    for (int64_t i = start + kGroups * step; i < k; i += step) {
-      float v[kGroup];
-      load(v, i);
-      compare(v);
-    }
-    largest = reduce_block(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
-
-    const bool finite = largest < 0x7f800000;
-    const int exponent = finite && largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
-    // In two steps, for 2^exponent is infinite where a row has nothing but subnormals. Both are
-    // exact where the result is not too small for fp16 anyway.
-    const float scale = power_of_two(exponent / 2);
-    const float rest = power_of_two(exponent - exponent / 2);
-    const float small = operand.low == nullptr ? kSmallHigh : kSmallPair;
-    uint32_t nonzeros = 0, smalls = 0;
-    const auto write = [&](const float (&v)[kGroup], int64_t i) {
-      __half high[kGroup], low[kGroup];
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) {
-        const float scaled = finite ? v[j] * scale * rest : 0.0f;
-        nonzeros += v[j] != 0.0f;
-        smalls += v[j] != 0.0f && fabsf(scaled) < small;
-        const __half rounded = __float2half_rn(scaled);
-        high[Order::position(j)] = rounded;
-        low[Order::position(j)] = __float2half_rn(scaled - __half2float(rounded));
-      }
-      store_group(operand.high + row * padded_k + i, high);
-      if (operand.low != nullptr) store_group(operand.low + row * padded_k + i, low);
-    };
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (start + g * step < padded_k) write(kept[g], start + g * step);
-    }
-    for (int64_t i = start + kGroups * step; i < padded_k; i += step) {
-      float v[kGroup];
-      load(v, i);
-      write(v, i);
-    }
-
-    const auto add = [](uint32_t a, uint32_t b) { return a + b; };
-    nonzeros = reduce_block(nonzeros, add);
-    smalls = reduce_block(smalls, add);
-    if (threadIdx.x == 0) {
-      const bool flagged = !finite || smalls * kTolerated > nonzeros;
-      operand.exponent[row] = exponent;
-      operand.flag[row] = flagged;
-      if (flagged) *any_flag = 1;
-    }
+    const bool is_first = index < first.rows;
+    const bool flagged =
+        split_row<Order>(is_first ? first : second, is_first ? index : index - first.rows, k);
+    if (flagged && threadIdx.x == 0) *any_flag = 1;
   }
 }
 
@@ -222,9 +237,10 @@ struct Result {
   uint8_t* mask;
 };
 
-constexpr int kExactTile = 64;   // rows and columns of a block's tile, 4 x 4 a thread
+constexpr int kExactTile = 64;  // rows and columns of a block's tile, 8 x 4 a thread
+constexpr int kExactThreads = 128;
 constexpr int kExactK = 16;      // of K a step
-constexpr int kExactSum = 256;   // of K, summed before it is added to the total
+constexpr int kExactSum = 32;    // of K, summed before it is added to the total
 constexpr int kExactPitch = 68;  // keeps rows 16-byte aligned, and stores free of bank conflicts
 
 struct ExactMemory {
@@ -235,10 +251,10 @@ struct ExactMemory {
 
 // One step of a tile on its way from memory: 8 neighbours of K in 4 rows a warp and load.
 struct ExactLoad {
-  static constexpr int kLoads = kExactTile * kExactK / kThreads;
+  static constexpr int kLoads = kExactTile * kExactK / kExactThreads;
   float v[kLoads];
 
-  static __device__ int row(int j) { return threadIdx.x / 8 % 4 + threadIdx.x / 64 * 4 + j * 16; }
+  static __device__ int row(int j) { return threadIdx.x / 8 % 4 + threadIdx.x / 64 * 4 + j * 8; }
   static __device__ int column() { return threadIdx.x % 8 + threadIdx.x / 32 % 2 * 8; }
 
   __device__ void load(const Operand& operand, int64_t first_row, int64_t k_start, int64_t k) {
@@ -260,7 +276,7 @@ struct ExactLoad {
 
 // Writes the elements whose row of x or of weight is flagged; all of them where any_flag is null.
 // Runs behind the product, whose elements of the same bytes of the mask it leaves as they are.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
                  int64_t k, const Result result, const int* any_flag) {
   if (any_flag != nullptr && *any_flag == 0) return;
@@ -268,11 +284,12 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t m = x.rows, n = weight.rows;
   const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
   const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
-  const int thread_m = threadIdx.x / 16 * 4, thread_n = threadIdx.x % 16 * 4;
+  const int thread_m = threadIdx.x / 16 * 8, thread_n = threadIdx.x % 16 * 4;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
     const int64_t first_m = tile % tiles_m * kExactTile, first_n = tile / tiles_m * kExactTile;
     bool flagged = false;
-    if (threadIdx.x < 2 * kExactTile) {
+    {
+      static_assert(kExactThreads == 2 * kExactTile, "a thread reads one flag");
       const bool of_x = threadIdx.x < kExactTile;
       const Operand& operand = of_x ? x : weight;
       const int i = threadIdx.x % kExactTile;
@@ -282,11 +299,16 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (!__syncthreads_or(flagged)) continue;
 
-    float total[4][4] = {}, sum[4][4] = {};
+    // What the additions to the total lose is kept, and added in the end: long sums of few terms,
+    // as sparse rows have them, would else err more than those of a library that splits K.
+    float total[8][4] = {}, lost[8][4] = {}, sum[8][4] = {};
     const auto add_sum = [&] {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        total[i / 4][i % 4] += sum[i / 4][i % 4];
+      for (int i = 0; i < 32; ++i) {
+        const float before = total[i / 4][i % 4], added = sum[i / 4][i % 4];
+        const float after = before + added, share = after - before;
+        lost[i / 4][i % 4] += (before - (after - share)) + (added - share);
+        total[i / 4][i % 4] = after;
         sum[i / 4][i % 4] = 0.0f;
       }
     };
@@ -302,10 +324,12 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < kExactK; ++i) {
         const float4 a = *reinterpret_cast<const float4*>(&shared.x[i][thread_m]);
-        const float4 b = *reinterpret_cast<const float4*>(&shared.weight[i][thread_n]);
-        const float of_x[4] = {a.x, a.y, a.z, a.w}, of_weight[4] = {b.x, b.y, b.z, b.w};
+        const float4 b = *reinterpret_cast<const float4*>(&shared.x[i][thread_m + 4]);
+        const float4 c = *reinterpret_cast<const float4*>(&shared.weight[i][thread_n]);
+        const float of_x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        const float of_weight[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
-        for (int j = 0; j < 16; ++j) {
+        for (int j = 0; j < 32; ++j) {
           sum[j / 4][j % 4] = fmaf(of_x[j / 4], of_weight[j % 4], sum[j / 4][j % 4]);
         }
       }
@@ -316,7 +340,7 @@ __global__ void __launch_bounds__(kThreads)
 
     const bool low_columns = threadIdx.x % 2 == 0;  // of the two threads that share a byte
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 8; ++i) {
       const int64_t row = first_m + thread_m + i;
       uint32_t bits = 0, written = 0;
 #pragma unroll
@@ -325,7 +349,9 @@ __global__ void __launch_bounds__(kThreads)
         const bool writes = row < m && column < n &&
                             (shared.x_flag[thread_m + i] | shared.weight_flag[thread_n + j]) != 0;
         if (!writes) continue;
-        const float z = total[i][j] + (result.bias == nullptr ? 0.0f : result.bias[column]);
+        // Nothing is lost to an infinity, but inf - inf says NaN.
+        float z = total[i][j] + (isfinite(total[i][j]) ? lost[i][j] : 0.0f);
+        if (result.bias != nullptr) z += result.bias[column];
         result.out[row * n + column] = relu_divide(z, result.divisor);
         bits |= static_cast<uint32_t>(mask_bit(z)) << j;
         written |= 1u << j;
@@ -357,8 +383,8 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, const Resul
       ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
-  exact_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(x, weight, k, result,
-                                                                       any_flag);
+  exact_kernel<<<static_cast<unsigned>(blocks), kExactThreads, 0, stream>>>(x, weight, k, result,
+                                                                            any_flag);
   return cudaGetLastError();
 }
 
