@@ -1,10 +1,13 @@
-"""Compares ModelNew with its reference: first the outputs, then the time.
+"""Compares the replacements with their references: first the outputs, then the time.
+
+Without a problem's name it does so for all of them, one after the other.
 
 Exit status: 0 if everything is right, 1 if something is wrong, 2 for a request that makes no sense.
 """
 
 import argparse
 import importlib
+import json
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -15,12 +18,15 @@ from referee import correctness, report  # before torch, of whose warnings it si
 # isort: split
 import torch
 
-from model import PROBLEMS, Problem
-from referee.cases import DTYPES, random
-from referee.memory import RING, choose_rows
+from model import PROBLEMS
+from referee import linear, relu
+from referee.cases import DTYPES
+from referee.memory import RING
+from referee.outcome import Task
 from referee.progress import Progress
-from referee.step import Step, measure_step
-from referee.timing import Inputs, Timings, fastest_copy, measure
+from referee.timing import CPU_SECONDS, Rounds
+
+GRADERS = {"relu": relu, "linear_relu_divide": linear}
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,85 +41,57 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.bundle:
+        if not args.problem:
+            parser.error("--bundle writes one problem: which?")
         return _bundle(args.problem, args.bundle)
+    names = [args.problem] if args.problem else list(PROBLEMS)
+    dtype = DTYPES[args.dtype]
     try:
         device = _device(args.device)
-        shape, note = _shape(PROBLEMS[args.problem], args.rows, DTYPES[args.dtype], device)
+        shapes = {
+            name: GRADERS[name].choose_shape(PROBLEMS[name], args.rows, dtype, device)
+            for name in names
+        }
     except ValueError as error:
         parser.error(str(error))
 
     progress = Progress()
-    state = correctness.global_state()
-    try:
-        solution_type, seconds = _solution(args.problem, progress)
-    except (ImportError, RuntimeError) as error:
-        progress.clear()
-        print(f"run.py: the solution cannot be imported: {error}", file=sys.stderr)
-        return 1
-    checks, timings, step = _compare(args, solution_type, shape, device, progress)
-    now = correctness.global_state()
-    checks.failures += [f"the solution changed {name}" for name in now if now[name] != state[name]]
-    progress.clear()
-
+    wanted = Rounds(args.trials, CPU_SECONDS / len(names))
     about = report.environment(device)
-    print(report.headline(about, shape, args.dtype))
-    if note:
-        print(note)
-    print(
-        f"kernels ready in {seconds:.1f} s; {checks.count} cases compared with the reference, "
-        f"{len(checks.failures) or 'none'} wrong"
-    )
-    problems = checks.failures + [p for timed in (timings, step) if timed for p in timed.problems]
-    print(f"\n{report.results(timings)}" if timings else "nothing was timed")
-    if step:
-        print(f"\n{report.step_results(step)}")
-    for problem in problems:
-        print(f"WRONG  {problem}")
+    wrong, records = False, {}
+    for name, (shape, note) in shapes.items():
+        state = correctness.global_state()
+        try:
+            solution, seconds = _solution(name, progress)
+        except (ImportError, RuntimeError) as error:
+            progress.clear()
+            print(f"run.py: the solution cannot be imported: {error}", file=sys.stderr)
+            return 1
+        task = Task(PROBLEMS[name], solution, shape, dtype, device, wanted, progress)
+        outcome = GRADERS[name].grade(task)
+        now = correctness.global_state()
+        outcome.checks.failures += [
+            f"the solution changed {what}" for what in now if now[what] != state[what]
+        ]
+        progress.clear()
+
+        print("\n" * bool(records) + f"{name}: " * (len(names) > 1), end="")
+        print(report.headline(about, shape, args.dtype))
+        if note:
+            print(note)
+        print(f"kernels ready in {seconds:.1f} s; {report.outcome(outcome)}")
+        wrong |= bool(outcome.problems)
+        facts = {"environment": about, "shape": shape, "dtype": args.dtype}
+        records[name] = report.record(facts, outcome)
     if args.json:
-        facts = {"environment": about, "shape": shape, "dtype": args.dtype, "checks": vars(checks)}
-        report.write(args.json, report.json_text(facts, timings, step))
-    return 1 if problems else 0
-
-
-def _compare(
-    args: argparse.Namespace,
-    solution_type: type[torch.nn.Module],
-    shape: tuple[int, ...],
-    device: torch.device,
-    progress: Progress,
-) -> tuple[correctness.Checks, Timings | None, Step | None]:
-    """Checks outputs and gradients; if all are right, takes the times: integers have no step."""
-    problem = PROBLEMS[args.problem]
-    reference = problem.reference(*problem.get_init_inputs()).to(device)
-    solution = solution_type(*problem.get_init_inputs()).to(device)
-    generator = torch.Generator(device=device)
-    seed = generator.seed() % 2**31  # new in every run
-    checks = correctness.check_small(reference, solution, device, seed, progress)
-    if checks.failures:
-        return checks, None, None
-    progress("drawing the input")
-    x = random(shape, DTYPES[args.dtype], device, generator)
-    full = correctness.check_headline(reference, solution, x, generator, progress)
-    checks.count += full.count
-    checks.failures += full.failures
-    if checks.failures:
-        return checks, None, None
-    ring = [x, *(x.clone() for _ in range(RING[device.type] - 1))]
-    inputs = Inputs(ring, reference, generator)
-    timings = measure(reference, solution, inputs, args.trials, progress)
-    if timings.problems or not x.is_floating_point():
-        return checks, timings, None
-    progress("drawing the output's gradient")
-    grad_output = random(shape, x.dtype, device, generator)
-    step = measure_step(
-        reference, solution, inputs, grad_output, args.trials, fastest_copy(timings), progress
-    )
-    return checks, timings, step
+        whole = records if len(names) > 1 else records[names[0]]
+        report.write(args.json, json.dumps(whole, indent=1) + "\n")
+    return 1 if wrong else 0
 
 
 def _parser() -> Parser:
     parser = Parser(prog="run.py", description=__doc__.splitlines()[0])
-    parser.add_argument("problem", nargs="?", default="relu", choices=list(PROBLEMS))
+    parser.add_argument("problem", nargs="?", choices=list(PROBLEMS), help="default: all")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     parser.add_argument(
         "--dtype", default="float32", choices=list(DTYPES), metavar="T", help=", ".join(DTYPES)
@@ -166,21 +144,14 @@ def _device(name: str | None) -> torch.device:
     return torch.device("cpu")
 
 
-def _shape(
-    problem: Problem, rows: int | None, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, ...], str]:
-    with torch.device("meta"):
-        [row] = problem.get_inputs_at(1)
-    count, note = choose_rows(rows, problem.rows, row.numel() * dtype.itemsize, device)
-    return (count, *row.shape[1:]), note
-
-
 def _solution(name: str, progress: Progress) -> tuple[type[torch.nn.Module], float]:
     """The solution, and the seconds that its import, which builds the kernels, took."""
     progress("building the kernels")
     start = perf_counter()
-    solution = importlib.import_module("model_new").SOLUTIONS[name]
-    return solution, perf_counter() - start
+    solutions = importlib.import_module("model_new").SOLUTIONS
+    if name not in solutions:
+        raise ImportError(f"it has none for {name}")
+    return solutions[name], perf_counter() - start
 
 
 def _bundle(problem: str, path: Path) -> int:

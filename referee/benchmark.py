@@ -1,10 +1,11 @@
 """Every speed figure beside the headline: `python -m referee.benchmark [what] [options]`.
 
 sizes   ModelNew against torch.relu over powers of two
-host    what a forward, and a training step, cost the host, 1,024 elements
+linear  LinearReluDivideNew against eager over rows and features, at one --precision
+host    what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
 import  seconds to import the solution, beyond torch's
-l2      GPU: how fast an L2-resident loop runs right after each of the two
-thp     CPU: 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
+l2      GPU: how fast an L2-resident loop runs right after each of the two ReLUs
+thp     CPU: ReLU of 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
 all     all of them, as far as the device goes
 """
 
@@ -18,47 +19,69 @@ import tempfile
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch.cuda import Event, synchronize
 
 from model import PROBLEMS
-from referee import cases
+from referee import cases, linear_checks, relu
+from referee import linear as linear_grader
 from referee.clock import FLUSH_BYTES
 from referee.memory import free_bytes
 from referee.report import environment, table
-from referee.timing import EAGER, SOLUTION
+from referee.timing import Names
 
 SIZES = {"cpu": range(4, 29), "cuda": range(10, 32)}  # exponents of two
 ROUNDS, LEAST, SECONDS = 101, 9, 3.0  # fewer rounds, but not below LEAST, if they take longer
 CPU_SAMPLE = 500e-6  # s; short calls are repeated to fill a sample
 HOST_ELEMENTS, HOST_CALLS = 1024, 250  # a GPU's queue holds about 1,000 launches; a step has 2
+FEATURES = (1024, 4096, 8192)
+ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
+CELL_SECONDS = {"cpu": 1.0, "cuda": 0.5}  # for each of the sweep's cells
 LOOP_BYTES, LOOP_PASSES = 16 << 20, 20  # a tensor well inside the L2, and passes over it
 GIB_ROWS = 683  # rows of the headline input in 1 GiB of float32
 
-Modules = dict[str, torch.nn.Module]
 Samplers = dict[str, Callable[[], float]]
+
+
+class Modules(NamedTuple):
+    """A solution and its reference."""
+
+    names: Names
+    solution: torch.nn.Module
+    eager: torch.nn.Module
+
+    def by_name(self) -> dict[str, torch.nn.Module]:
+        """In the order of the tables' columns."""
+        return {self.names.solution: self.solution, self.names.eager: self.eager}
+
+    def titles(self, unit: str) -> list[str]:
+        """Of `_columns`."""
+        ours, eager = self.names.solution, self.names.eager
+        return [f"{ours} {unit}", f"{eager} {unit}", f"{eager} / {ours}"]
 
 
 def sizes(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
     """Time of a call by size: device time with a cold L2 on a GPU, wall-clock time on a CPU."""
-    rows = [["elements", f"{SOLUTION} us", f"{EAGER} us", f"{EAGER} / {SOLUTION}"]]
+    rows = [["elements", *modules.titles("us")]]
     generator = torch.Generator(device=device)
     for exponent in SIZES[device.type]:
         if 3 * 2**exponent * dtype.itemsize > free_bytes(device):
             break
         x = cases.random((2**exponent,), dtype, device, generator)
-        sampler = _cold_gpu if device.type == "cuda" else _repeated
-        samplers = {name: sampler(module, x) for name, module in modules.items()}
-        rows.append([f"2^{exponent}", *_columns(_alternate(samplers), 1e6)])
+        times = _alternate(_samplers(modules, x))
+        rows.append([f"2^{exponent}", *_columns(times, 1e6)])
         print(f"2^{exponent}", end=" ", file=sys.stderr, flush=True)
-        del x, samplers
+        del x
     print(file=sys.stderr)
     print(table(rows))
 
 
-def host(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
-    """What a call costs the host, launches not waited for."""
+def host(
+    modules: Modules, title: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> None:
+    """What a call on ones of this shape costs the host, launches not waited for."""
 
     def sampler(call: Callable, x: torch.Tensor) -> Callable[[], float]:
         def sample() -> float:
@@ -72,24 +95,48 @@ def host(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
         return sample
 
     def step(module: torch.nn.Module, grad_output: torch.Tensor) -> Callable:
-        return lambda x: torch.autograd.grad(module(x), x, grad_output)
+        parameters = list(module.parameters())
+        return lambda x: torch.autograd.grad(module(x), [x, *parameters], grad_output)
 
-    rows = [
-        [
-            f"host time, {HOST_ELEMENTS:,} elements",
-            f"{SOLUTION} ns",
-            f"{EAGER} ns",
-            f"{EAGER} / {SOLUTION}",
-        ]
-    ]
+    rows = [[f"host time, {title}", *modules.titles("ns")]]
     for name in dict.fromkeys(("cpu", device.type)):
-        x = torch.ones(HOST_ELEMENTS, device=name, dtype=dtype)
-        samplers = {who: sampler(module, x) for who, module in modules.items()}
-        rows.append([f"forward, {name}", *_columns(_alternate(samplers), 1e9)])
+        both = {who: module.to(name) for who, module in modules.by_name().items()}
+        x = torch.ones(shape, device=name, dtype=dtype)
+        with torch.no_grad():
+            times = _alternate({who: sampler(module, x) for who, module in both.items()})
+        rows.append([f"forward, {name}", *_columns(times, 1e9)])
         if dtype.is_floating_point:
-            leaf = x.clone().requires_grad_()
-            samplers = {who: sampler(step(module, x), leaf) for who, module in modules.items()}
+            leaf, g = x.clone().requires_grad_(), torch.ones_like(x)
+            samplers = {who: sampler(step(module, g), leaf) for who, module in both.items()}
             rows.append([f"forward + backward, {name}", *_columns(_alternate(samplers), 1e9)])
+    print(table(rows))
+
+
+@torch.no_grad()
+def linear(
+    kinds: tuple[type[torch.nn.Module], type[torch.nn.Module]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Eager's time in parts of the solution's, and the latter, by rows and features."""
+    names, (solution, reference) = linear_grader.NAMES, kinds
+    generator = torch.Generator(device=device)
+    contender = linear_checks.Contender(reference, solution, device, generator)
+    every = ROWS[device.type]
+    rows = [[f"{names.eager} / {names.solution} (us)", *(f"M {m}" for m in every)]]
+    for k in FEATURES:
+        for n in FEATURES:
+            eager, ours = contender.pair(n, k, dtype)
+            modules = Modules(names, ours, eager)
+            cells = []
+            for m in every:
+                x = contender.draw((m, k), dtype)
+                times = _alternate(_samplers(modules, x), CELL_SECONDS[device.type])
+                microseconds, _, ratio = _columns(times, 1e6)
+                cells.append(f"{ratio} ({float(microseconds):.0f})")
+            rows.append([f"K {k}, N {n}", *cells])
+            print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     print(table(rows))
 
 
@@ -128,16 +175,17 @@ def l2(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
 
         return sample
 
-    times = _alternate({name: sampler(module) for name, module in modules.items()})
-    ours, eager = (median(times[name]) * 1e6 for name in (SOLUTION, EAGER))
-    titles = ["L2-resident loop", f"after {SOLUTION} us", f"after {EAGER} us", "difference us"]
+    both = modules.by_name()
+    times = _alternate({name: sampler(module) for name, module in both.items()})
+    ours, eager = (median(taken) * 1e6 for taken in times.values())
+    titles = ["L2-resident loop", *(f"after {name} us" for name in both), "difference us"]
     name = f"{LOOP_PASSES} passes over {LOOP_BYTES >> 20} MiB"
     print(table([titles, [name, f"{ours:.1f}", f"{eager:.1f}", f"{ours - eager:+.1f}"]]))
 
 
 def thp() -> None:
     """The headline comparison at 1 GiB, without and with torch's own huge pages."""
-    command = [sys.executable, "run.py", "--device", "cpu", "--rows", str(GIB_ROWS)]
+    command = [sys.executable, "run.py", "relu", "--device", "cpu", "--rows", str(GIB_ROWS)]
     plain = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
     for name, extra in (
         ("default environment", {}),
@@ -152,18 +200,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["sizes", "host", "import", "l2", "thp", "all"]
+    names = ["sizes", "linear", "host", "import", "l2", "thp", "all"]
     parser.add_argument("what", nargs="?", default="all", choices=names)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
     parser.add_argument("--dtype", choices=list(cases.DTYPES), default="float32")
+    parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
     args = parser.parse_args(arguments)
+    torch.set_float32_matmul_precision(args.precision)
     device, dtype = args.device, cases.DTYPES[args.dtype]
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     about = environment(device)
-    print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}, {args.dtype}")
+    versions = f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}"
+    print(f"{versions}, {args.dtype}, precision {args.precision}")
 
     skipped = "thp" if device.type == "cuda" else "l2"
     todo = [n for n in names[:-1] if n != skipped] if args.what == "all" else [args.what]
@@ -173,13 +224,38 @@ def main(arguments: list[str] | None = None) -> None:
         import_()
     if "thp" in todo:
         thp()
-    measures = [f for f in (sizes, host, l2) if f.__name__ in todo]
-    if measures:
-        solution = importlib.import_module("model_new").SOLUTIONS["relu"]
-        modules = {SOLUTION: solution().to(device), EAGER: PROBLEMS["relu"].reference().to(device)}
-        for measure in measures:
-            print()
-            measure(modules, device, dtype)
+    if not {"sizes", "linear", "host", "l2"} & set(todo):
+        return
+    solutions = importlib.import_module("model_new").SOLUTIONS
+    relus = Modules(relu.NAMES, *(kind().to(device) for kind in _kinds("relu", solutions)))
+    linears = _kinds("linear_relu_divide", solutions)
+    if "sizes" in todo:
+        print()
+        sizes(relus, device, dtype)
+    if "linear" in todo:
+        print()
+        linear(linears, device, dtype)
+    if "host" in todo:
+        print()
+        host(relus, f"ReLU of {HOST_ELEMENTS:,}", (HOST_ELEMENTS,), device, dtype)
+    if "host" in todo and dtype.is_floating_point:
+        print()
+        small = Modules(linear_grader.NAMES, *(kind(64, 64, 2.0).to(dtype) for kind in linears))
+        host(small, "[1, 64] -> 64", (1, 64), device, dtype)
+    if "l2" in todo:
+        print()
+        l2(relus, device, dtype)
+
+
+def _kinds(
+    name: str, solutions: dict[str, type[torch.nn.Module]]
+) -> tuple[type[torch.nn.Module], type[torch.nn.Module]]:
+    return solutions[name], PROBLEMS[name].reference
+
+
+def _samplers(modules: Modules, x: torch.Tensor) -> Samplers:
+    sampler = _cold_gpu if x.is_cuda else _repeated
+    return {name: sampler(module, x) for name, module in modules.by_name().items()}
 
 
 def _cold_gpu(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
@@ -212,12 +288,12 @@ def _repeated(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
     return sample
 
 
-def _alternate(samplers: Samplers) -> dict[str, list[float]]:
+def _alternate(samplers: Samplers, longest: float = SECONDS) -> dict[str, list[float]]:
     """Samples in random order within every round; one round more, unrecorded, comes first."""
     times: dict[str, list[float]] = {name: [] for name in samplers}
     started = perf_counter()
     for done in range(-1, ROUNDS):
-        if done >= LEAST and perf_counter() - started > SECONDS:
+        if done >= LEAST and perf_counter() - started > longest:
             break
         for name in random.sample(list(samplers), len(samplers)):
             seconds = samplers[name]()
@@ -227,9 +303,10 @@ def _alternate(samplers: Samplers) -> dict[str, list[float]]:
 
 
 def _columns(times: dict[str, list[float]], unit: float) -> list[str]:
-    ours, eager = (median(times[name]) for name in (SOLUTION, EAGER))
-    ratio = median(e / o for e, o in zip(times[EAGER], times[SOLUTION], strict=True))
-    return [f"{ours * unit:.2f}", f"{eager * unit:.2f}", f"{ratio:.3f}"]
+    """The medians of both, and of eager's time in parts of the other's."""
+    ours, eager = times.values()
+    ratio = median(e / o for e, o in zip(eager, ours, strict=True))
+    return [f"{median(ours) * unit:.2f}", f"{median(eager) * unit:.2f}", f"{ratio:.3f}"]
 
 
 if __name__ == "__main__":

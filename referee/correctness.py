@@ -1,7 +1,8 @@
 """Does the solution answer as the reference does?"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,30 @@ class Checks:
             problem = f"{type(error).__name__}: {error}"
         if problem:
             self.failures.append(f"{name}: {problem}")
+
+    def add(self, other: "Checks") -> None:
+        """Takes in the count and the failures of others."""
+        self.count += other.count
+        self.failures += other.failures
+
+
+class Watch:
+    """Remembers tensors, and all memory under them, to see whether something changed them."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._kept = {
+            name: (x, _geometry(x), storage := _storage(x), storage.clone())
+            for name, x in tensors.items()
+        }
+
+    def problem(self) -> str | None:
+        """What was changed, in words."""
+        for name, (x, geometry, storage, before) in self._kept.items():
+            if _geometry(x) != geometry:
+                return f"the {name}'s shape, strides or address were changed"
+            if changed := first_mismatch(storage, before, exact=True):
+                return f"the {name}'s memory was changed: {changed}"
+        return None
 
 
 def check_small(
@@ -96,19 +121,23 @@ def check_case(reference: nn.Module, solution: nn.Module, case: Case) -> str | N
     comes last, so that its result exists nowhere while the solution runs.
     """
     x = case.make()
-    whole = _storage(x)
-    before, geometry = whole.clone(), _geometry(x)
-    _poison(x)
+    output, problem = call_watched(solution, x, {"input": x}, x.numel() * x.element_size())
+    if problem:
+        return problem
+    expected = reference(x)
+    return _judge(output, expected, x)
+
+
+def call_watched(
+    solution: nn.Module, x: torch.Tensor, tensors: dict[str, torch.Tensor], size: int
+) -> tuple[object, str | None]:
+    """The output, and which of the tensors changed; poison lies where `size` bytes may land."""
+    watch = Watch(tensors)
+    poison(size, x.device)
     output = solution(x)
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
-    if _geometry(x) != geometry:
-        return "the input's shape, strides or address were changed"
-    if changed := first_mismatch(whole, before, exact=True):
-        return f"the input's memory was changed: {changed}"
-    del before
-    expected = reference(x)
-    return _judge(output, expected, x)
+    return output, watch.problem()
 
 
 def check_calls(
@@ -134,16 +163,23 @@ def check_tails(
     reference: nn.Module, solution: nn.Module, device: torch.device, generator: torch.Generator
 ) -> str | None:
     """Lengths 0 to 129 while torch fills new memory with NaN, so that unwritten output shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # this is what makes torch.empty fill
-    try:
+    with nan_in_new_memory():
         for length in range(130):
             x = random((length,), torch.float32, device, generator)
             if problem := _judge(solution(x), reference(x), x):
                 return f"length {length}: {problem}"
+    return None
+
+
+@contextmanager
+def nan_in_new_memory(warn_only: bool = False) -> Iterator[None]:
+    """Within it, torch.empty fills: part of torch's deterministic mode, which may only warn."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        yield
     finally:
         torch.use_deterministic_algorithms(before)
-    return None
 
 
 def check_error(reference: nn.Module, solution: nn.Module, x: object) -> str | None:
@@ -157,12 +193,16 @@ def check_error(reference: nn.Module, solution: nn.Module, x: object) -> str | N
 
 def global_state() -> dict[str, object]:
     """Settings and functions that a solution could change to look better or spoil the baseline."""
+    cuda = torch.backends.cuda.matmul
     return {
         "the number of threads": torch.get_num_threads(),
         "the default dtype": torch.get_default_dtype(),
         "the matrix product's precision": torch.get_float32_matmul_precision(),
         "gradient mode": torch.is_grad_enabled(),
+        "the precision of float16 sums": cuda.allow_fp16_reduced_precision_reduction,
+        "the precision of bfloat16 sums": cuda.allow_bf16_reduced_precision_reduction,
         "torch.relu": torch.relu,
+        "torch.nn.functional.linear": nn.functional.linear,
         "torch.equal": torch.equal,
         "torch.empty": torch.empty,
         "torch.autograd.grad": torch.autograd.grad,
@@ -173,12 +213,22 @@ def global_state() -> dict[str, object]:
 
 
 def _judge(output: object, expected: torch.Tensor, x: torch.Tensor) -> str | None:
-    if problem := layout_mismatch(output, expected):
+    if problem := form_mismatch(output, expected, {"input": x}):
         return problem
-    if share_memory(output, x):
-        return "the output shares memory with the input"
     mismatch = first_mismatch(output, expected)
     return str(mismatch) if mismatch else None
+
+
+def form_mismatch(
+    output: object, expected: torch.Tensor, tensors: dict[str, torch.Tensor]
+) -> str | None:
+    """What is wrong with the output but its values: layout, and memory that is not its own."""
+    if problem := layout_mismatch(output, expected):
+        return problem
+    for name, tensor in tensors.items():
+        if share_memory(output, tensor):
+            return f"the output shares memory with the {name}"
+    return None
 
 
 def _storage(x: torch.Tensor) -> torch.Tensor:
@@ -191,14 +241,13 @@ def _geometry(x: torch.Tensor) -> tuple:
     return x.shape, x.stride(), x.data_ptr()
 
 
-def _poison(x: torch.Tensor) -> None:
+def poison(size: int, device: torch.device) -> None:
     """Leaves free blocks full of 0xff, a NaN in every float dtype, for the output to land in.
 
-    Several of about the size, since the C library hands small ones out as it likes.
+    Several of about the size in bytes, since the C library hands small ones out as it likes.
     """
-    size = x.numel() * x.element_size()
     sizes = range(size, size + 1024, 64) if size < 1 << 20 else [size]
-    blocks = [torch.empty(n, dtype=torch.uint8, device=x.device).fill_(0xFF) for n in sizes]
+    blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
     del blocks
 
 

@@ -22,11 +22,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def choose_rows(
-    wanted: int | None, rows: int, row_bytes: int, device: torch.device
+    wanted: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
 ) -> tuple[int, str]:
     """The number of rows to measure, and a sentence that says why it is not `rows`, or "".
 
-    Without `wanted`, as many of `rows` as fit in the default share of the free memory.
+    Without `wanted`, as many of `rows` as fit in the default share of the free memory, beside
+    what is needed whatever their number.
 
     Raises:
         ValueError: `wanted` rows, or a single one, need more memory than there is.
@@ -34,11 +35,12 @@ def choose_rows(
     free = free_bytes(device)
     each = BUFFERS[device.type] * row_bytes
     share = LARGEST_SHARE if wanted else DEFAULT_SHARE[device.type]
-    largest = int(free * share) // each
+    largest = (int(free * share) - fixed_bytes) // each
     count = wanted or min(rows, largest)
     if count > largest or count < 1:
+        count = max(count, 1)
         raise ValueError(
-            f"{max(count, 1):,} rows need {max(count, 1) * each / 2**30:,.1f} GiB of memory on "
+            f"{count:,} rows need {(count * each + fixed_bytes) / 2**30:,.1f} GiB of memory on "
             f"{device}, and {free * share / 2**30:,.1f} GiB can be used"
         )
     if wanted or count == rows:

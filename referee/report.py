@@ -1,6 +1,5 @@
 """The table on stdout, the JSON file, and files that appear whole or not at all."""
 
-import json
 import os
 import platform
 from contextlib import suppress
@@ -9,9 +8,11 @@ from statistics import median
 
 import torch
 
+from referee.errors import Comparison
+from referee.outcome import Outcome, Run
 from referee.stats import speed_up, spread
 from referee.step import Step
-from referee.timing import AGAIN, COPY, EAGER, SOLUTION, Timings
+from referee.timing import Timings
 
 LEFT_ALIGNED = 1  # the first column holds names
 
@@ -39,12 +40,12 @@ def headline(about: dict, shape: tuple[int, ...], dtype: str) -> str:
     return f"{about['device']}{threads}, torch {about['torch']}, {cuda}, {list(shape)} {dtype}"
 
 
-def summary(timed: dict[str, list[float]]) -> list[dict[str, float | str]]:
+def summary(timed: dict[str, list[float]], eager: str) -> list[dict[str, float | str]]:
     """One row a contestant out of its seconds; times in ms, ratios to eager's."""
     rows = []
     for name, seconds in timed.items():
         low, high = spread(seconds)
-        ratio, ratio_low, ratio_high = speed_up(timed[EAGER], seconds)
+        ratio, ratio_low, ratio_high = speed_up(timed[eager], seconds)
         rows.append(
             {
                 "name": name,
@@ -59,16 +60,19 @@ def summary(timed: dict[str, list[float]]) -> list[dict[str, float | str]]:
     return rows
 
 
-def bandwidths(timings: Timings) -> list[dict[str, float | str]]:
-    """`summary` with the bandwidth, in 1e9 bytes a second and in percent of the copy's."""
-    copy = median(timings.seconds[COPY]) * 1e3
+def rates(timings: Timings) -> list[dict[str, float | str]]:
+    """`summary` with the speed, in the rate's unit and in percent of the yardstick's."""
+    rate = timings.rate
+    unit = rate.unit.lower().replace("/", "_per_")
+    of = rate.yardstick.split()[0]
+    yardstick = median(timings.seconds[rate.yardstick]) * 1e3
     return [
         {
             **row,
-            "gb_per_s": timings.moved_bytes / row["median_ms"] / 1e6,
-            "percent_of_copy": 100 * copy / row["median_ms"],
+            unit: timings.work / (row["median_ms"] * 1e-3) / rate.scale,
+            f"percent_of_{of}": 100 * yardstick / row["median_ms"],
         }
-        for row in summary(timings.seconds)
+        for row in summary(timings.seconds, timings.names.eager)
     ]
 
 
@@ -85,35 +89,68 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def results(timings: Timings) -> str:
-    """The table, and how to read it."""
-    rows = [["forward", "median ms", "p10 - p90 ms", "GB/s", "of copy", f"{EAGER} / this"]]
-    by_name = {row["name"]: row for row in bandwidths(timings)}
+def outcome(found: Outcome) -> str:
+    """How many cases were compared, the tables, and what is wrong."""
+    wrong = len(found.checks.failures) or "none"
+    lines = [f"{found.checks.count} cases compared with the reference, {wrong} wrong"]
+    if found.errors:
+        lines.append(f"\n{errors(found.errors)}")
+    lines += [f"\n{results(run)}" for run in found.runs] or ["nothing was timed"]
+    return "\n".join(lines + [f"WRONG  {problem}" for problem in found.problems])
+
+
+def errors(comparisons: list[Comparison]) -> str:
+    """The errors of both sides against float64."""
+    rows = [["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]]
+    for comparison in comparisons:
+        sides = (comparison.solution, comparison.reference)
+        values = [v for side in sides for v in (side.max, side.mean, side.relative)]
+        rows.append([comparison.name, *(f"{v:.2g}" for v in values)])
+    return table(rows)
+
+
+def results(run: Run) -> str:
+    """The tables of one setting, and how to read them."""
+    parts = [_forward(run.timings, run.setting)]
+    return "\n\n".join(parts + ([_step(run.step, run.setting)] if run.step else []))
+
+
+def _forward(timings: Timings, setting: str) -> str:
+    names, rate = timings.names, timings.rate
+    of = rate.yardstick.split()[0]
+    title = f"forward, {setting}" if setting else "forward"
+    rows = [[title, "median ms", "p10 - p90 ms", rate.unit, f"of {of}", f"{names.eager} / this"]]
+    by_name = {row["name"]: row for row in rates(timings)}
     for name, row in by_name.items():
-        bandwidth = [f"{row['gb_per_s']:.1f}", f"{row['percent_of_copy']:.1f}%"]
-        rows.append([name, *_times(row), *bandwidth, _ratio(row)])
-    rounds = len(timings.seconds[EAGER])
+        *_, speed, percent = row.values()
+        rows.append(
+            [name, *_times(row), f"{speed:.{rate.digits}f}", f"{percent:.1f}%", _ratio(row)]
+        )
+    rounds = len(timings.seconds[names.eager])
     lines = [
         table(rows),
         f"{rounds} rounds; ratios are medians over rounds with a 95% interval, and the same code "
-        f"timed twice gave {_ratio(by_name[AGAIN])}",
+        f"timed twice gave {_ratio(by_name[names.again])}",
         *timings.notes,
     ]
     return "\n".join(lines)
 
 
-def step_results(step: Step) -> str:
+def _step(step: Step, setting: str) -> str:
     """The table of the training step, and what was kept for its backward."""
-    rows = [["training step", "median ms", "p10 - p90 ms", f"{EAGER} / this"]]
+    names = step.forward.names
+    title = f"training step, {setting}" if setting else "training step"
+    rows = [[title, "median ms", "p10 - p90 ms", f"{names.eager} / this"]]
     for half, timed in step.seconds().items():
-        for row in summary(timed):
+        for row in summary(timed, names.eager):
             rows.append([f"{half}, {row['name']}", *_times(row), _ratio(row)])
-    ours, eager = step.kept[SOLUTION], step.kept[EAGER]
+    ours, eager = step.kept[names.solution], step.kept[names.eager]
     part = f" (1/{eager / ours:.4g})" if ours else ""
+    rounds = len(step.forward.seconds[names.eager])
     lines = [
         table(rows),
-        f"{len(step.forward.seconds[EAGER])} rounds; a step is the forward and backward of a round",
-        f"kept for backward: {SOLUTION} {ours:,} bytes, {EAGER} {eager:,} bytes{part}",
+        f"{rounds} rounds; a step is the forward and backward of a round",
+        f"kept for backward: {names.solution} {ours:,} bytes, {names.eager} {eager:,} bytes{part}",
         *step.forward.notes,
     ]
     return "\n".join(lines)
@@ -127,29 +164,43 @@ def _ratio(row: dict) -> str:
     return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
 
 
-def json_text(facts: dict, timings: Timings | None, step: Step | None) -> str:
-    """`facts` and all timings, raw ones included, as JSON; what was not timed is absent."""
-    whole = dict(facts)
-    if timings:
-        whole["timings"] = {
-            "summary": bandwidths(timings),
-            "seconds": timings.seconds,
-            "wall_seconds": timings.wall,
-            "moved_bytes": timings.moved_bytes,
-            "problems": timings.problems,
-            "notes": timings.notes,
-        }
-    if step:
-        seconds = step.seconds()
-        whole["step"] = {
-            "summary": {half: summary(timed) for half, timed in seconds.items()},
-            "seconds": seconds,
-            "wall_seconds": {"forward": step.forward.wall, "backward": step.backward.wall},
-            "kept_bytes": step.kept,
-            "problems": step.problems,
-            "notes": step.forward.notes,
-        }
-    return json.dumps(whole, indent=1) + "\n"
+def record(facts: dict, outcome: Outcome) -> dict:
+    """`facts` and all that was found, raw times included; what was not timed is absent."""
+    whole = {**facts, "checks": vars(outcome.checks)}
+    if outcome.errors:
+        whole["errors"] = [comparison.row() for comparison in outcome.errors]
+    for run in outcome.runs:
+        into = (
+            whole.setdefault("settings", {}).setdefault(run.setting, {}) if run.setting else whole
+        )
+        into["timings"] = _timings_record(run.timings)
+        if run.step:
+            into["step"] = _step_record(run.step)
+    return whole
+
+
+def _timings_record(timings: Timings) -> dict:
+    return {
+        "summary": rates(timings),
+        "seconds": timings.seconds,
+        "wall_seconds": timings.wall,
+        timings.rate.work: timings.work,
+        "problems": timings.problems,
+        "notes": timings.notes,
+    }
+
+
+def _step_record(step: Step) -> dict:
+    seconds = step.seconds()
+    eager = step.forward.names.eager
+    return {
+        "summary": {half: summary(timed, eager) for half, timed in seconds.items()},
+        "seconds": seconds,
+        "wall_seconds": {"forward": step.forward.wall, "backward": step.backward.wall},
+        "kept_bytes": step.kept,
+        "problems": step.problems,
+        "notes": step.forward.notes,
+    }
 
 
 def write(path: Path, text: str) -> None:

@@ -1,7 +1,6 @@
 """The training step side by side: a forward that saves for the backward, then the backward."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,10 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from referee.clock import CpuClock, CudaClock
 from referee.progress import Progress
 from referee.timing import (
-    AGAIN,
-    EAGER,
-    SOLUTION,
     Inputs,
+    Names,
+    Rate,
+    Rounds,
     Samples,
     Timings,
     compiled,
@@ -55,43 +54,44 @@ def measure_step(
     solution: nn.Module,
     inputs: Inputs,
     grad_output: torch.Tensor,
-    trials: int | None,
-    fastest_copy: float,
+    names: Names,
+    rate: Rate,
+    fastest: tuple[float, float],
+    wanted: Rounds,
     progress: Progress,
 ) -> Step:
     """Times forward and backward of everything once a round, as `timing.measure` does.
 
     Args:
-        grad_output: the output's gradient, of the input's shape.
-        fastest_copy: seconds in which a copy of the input can be made.
+        grad_output: the output's gradient.
+        fastest: for `incredible`, of the forward and of the backward.
     """
     x = inputs.ring[0]
-    moved = 2 * x.numel() * x.element_size()
-    halves = Timings(x.device.type, moved), Timings(x.device.type, moved)
-    calls = {SOLUTION: solution, EAGER: reference, AGAIN: reference}
-    kept = {name: kept_bytes(calls[name], x) for name in (SOLUTION, EAGER)}
+    halves = tuple(Timings(x.device.type, names, rate, 0) for _ in fastest)
+    calls = {names.solution: solution, names.eager: reference, names.again: reference}
+    kept = {name: kept_bytes(calls[name], x) for name in (names.solution, names.eager)}
     if x.is_cuda:
 
-        def attempt(module: Callable) -> None:
+        def attempt(module: nn.Module) -> None:
             leaf = x.detach().requires_grad_()
-            grad(module(leaf), leaf, grad_output)
+            grad(module(leaf), _leaves(module, leaf), grad_output)
 
         calls |= compiled(reference, attempt, halves[0].notes)
     clock = CudaClock(x.device) if x.is_cuda else CpuClock()
     for half in halves:
         half.start(calls)
-    one_round = partial(_round, calls, inputs, grad_output, clock)
-    for samples, problem in rounds(one_round, trials, x.device, "the training step", progress):
+    one_round = partial(_round, calls, names.solution, inputs, grad_output, clock)
+    for samples, problem in rounds(one_round, wanted, x.device, "the training step", progress):
         for half, part in zip(halves, samples, strict=True):
             half.add(part)
         halves[1].problems += [problem] if problem else []
-    for half in halves:
-        half.problems += incredible(half, fastest_copy)
+    for half, seconds in zip(halves, fastest, strict=True):
+        half.problems += incredible(half, seconds)
     return Step(*halves, kept)
 
 
-def kept_bytes(module: Callable, x: torch.Tensor) -> int:
-    """Bytes that autograd keeps from the forward for the backward, beyond the input's own."""
+def kept_bytes(module: nn.Module, x: torch.Tensor) -> int:
+    """Bytes that autograd keeps from the forward for the backward, beyond input and parameters."""
     kept: dict[int, int] = {}
 
     def pack(saved: torch.Tensor) -> torch.Tensor:
@@ -101,12 +101,18 @@ def kept_bytes(module: Callable, x: torch.Tensor) -> int:
 
     with saved_tensors_hooks(pack, lambda saved: saved):
         module(x.detach().requires_grad_())
-    kept.pop(x.untyped_storage().data_ptr(), None)
+    for there in _leaves(module, x):
+        kept.pop(there.untyped_storage().data_ptr(), None)
     return sum(kept.values())
 
 
+def _leaves(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    return [x, *module.parameters()]
+
+
 def _round(
-    calls: dict[str, Callable],
+    calls: dict[str, nn.Module],
+    solution: str,
     inputs: Inputs,
     grad_output: torch.Tensor,
     clock: CpuClock | CudaClock,
@@ -115,11 +121,12 @@ def _round(
     for name in random.sample(list(calls), len(calls)):
         x = inputs.next().detach().requires_grad_()
         output, *forward[name] = clock.time(calls[name], x)
-        gradient, *backward[name] = clock.time(
-            lambda output, x=x: grad(output, x, grad_output)[0], output
+        leaves = _leaves(calls[name], x)
+        gradients, *backward[name] = clock.time(
+            lambda output, leaves=leaves: grad(output, leaves, grad_output), output
         )
-        if name == SOLUTION:
-            problem = inputs.wrong(output.detach())
-            problem = problem or inputs.wrong_gradient(gradient, grad_output)
-        del output, gradient  # the next call finds this memory free again
+        if name == solution:
+            output = output.detach()
+            problem = inputs.wrong(output) or inputs.wrong_gradient(output, gradients, grad_output)
+        del output, gradients  # the next call finds this memory free again
     return (forward, backward), problem

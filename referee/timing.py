@@ -1,35 +1,24 @@
 """Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd import grad
 
-from referee.cases import refill
 from referee.clock import CpuClock, CudaClock
-from referee.compare import first_mismatch
 from referee.progress import Progress
 
-SOLUTION = "ModelNew"
-EAGER = "torch.relu"
-AGAIN = "torch.relu (again)"  # the A/A control: what it differs by from EAGER is noise
 COMPILED = "torch.compile"
-COPY = "copy"
-COPY_REUSED = "copy, reused memory"
 
 WARM_UP = {"cpu": 2, "cuda": 10}
 GPU_ROUNDS = 50
 CPU_SECONDS, CPU_LEAST, CPU_MOST = 25.0, 5, 50  # as many rounds as fit in the time
-# Times the copy's bandwidth, out of reach for what reads and writes as much. A CPU's copy may fetch
-# the lines that it overwrites, three transfers for two: streaming stores beat it by up to 1.5.
-FASTER_THAN_COPY = {"cpu": 1.9, "cuda": 1.25}
 GRAIN = 50e-6  # s; a launch and the clock's own cost, within which nothing is judged
 UNSEEN = 0.1  # the part of a call that device events may miss before they are called wrong
 
@@ -37,44 +26,65 @@ T = TypeVar("T")
 Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
 
 
-class Inputs:
-    """A ring of inputs `[rows, ...]`; one random row is rewritten before every call.
+class Inputs(Protocol):
+    """A ring of inputs that change before every call, and a look at what came of the last one."""
 
-    A result that was kept from an earlier call is then wrong in that row, which `wrong` looks at.
-    """
-
-    def __init__(
-        self, ring: list[torch.Tensor], reference: nn.Module, generator: torch.Generator
-    ) -> None:
-        self.ring, self._reference, self._generator = ring, reference, generator
-        self._turn = 0
-        self._row = 0
+    ring: list[torch.Tensor]
 
     def next(self) -> torch.Tensor:
         """The next input of the ring, freshly altered."""
-        self._turn = (self._turn + 1) % len(self.ring)
-        x = self.ring[self._turn]
-        self._row = random.randrange(len(x))
-        refill(x[self._row], self._generator)
-        return x
 
     def wrong(self, output: torch.Tensor) -> str | None:
-        """Compares the altered row, the first, the last and a random one with the reference."""
-        x, rows = self.ring[self._turn], self._suspects()
-        mismatch = first_mismatch(output[rows], self._reference(x[rows]))
-        return f"a timed call was wrong in rows {rows}: {mismatch}" if mismatch else None
+        """What is wrong with the output for that input, in words."""
 
-    def wrong_gradient(self, gradient: torch.Tensor, grad_output: torch.Tensor) -> str | None:
-        """Compares the same rows of the input's gradient with the reference's."""
-        rows = self._suspects()
-        x = self.ring[self._turn][rows].requires_grad_()
-        [expected] = grad(self._reference(x), x, grad_output[rows])
-        mismatch = first_mismatch(gradient[rows], expected)
-        return f"a timed gradient was wrong in rows {rows}: {mismatch}" if mismatch else None
+    def wrong_gradient(
+        self, output: torch.Tensor, gradients: Sequence[torch.Tensor], grad_output: torch.Tensor
+    ) -> str | None:
+        """What is wrong with the gradients of that input and of the parameters, in words."""
 
-    def _suspects(self) -> list[int]:
-        last = len(self.ring[self._turn]) - 1
-        return [self._row, 0, last, random.randint(0, last)]
+
+@dataclass(frozen=True)
+class Names:
+    """What the contestants are called that every comparison has."""
+
+    solution: str
+    eager: str
+
+    @property
+    def again(self) -> str:
+        """The A/A control: what it differs by from eager is noise."""
+        return f"{self.eager} (again)"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The speed that limits a problem.
+
+    Attributes:
+        unit: of the speed.
+        scale: the unit in work a second.
+        digits: that the report shows behind the point.
+        work: what the work of a call is called in the JSON file.
+        yardstick: the contestant that shows what the device can do.
+        floor: what takes as long as the fastest yardstick, as part of a sentence.
+        margin: times the yardstick's speed, which no honest call reaches, by device.
+    """
+
+    unit: str
+    scale: float
+    digits: int
+    work: str
+    yardstick: str
+    floor: str
+    margin: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds are timed: `trials`, or on a CPU what fits in `cpu_seconds`."""
+
+    trials: int | None = None
+    cpu_seconds: float = CPU_SECONDS
 
 
 @dataclass
@@ -85,13 +95,17 @@ class Timings:
         seconds: by the device's clock.
         wall: by the host's clock, until the device was idle.
         device: "cpu" or "cuda".
-        moved_bytes: read and written by one call.
+        names: of the contestants that are always there.
+        rate: what limits a call.
+        work: of one call, in the units of the rate.
         problems: wrong outputs and times that cannot be believed, in words.
         notes: what was left out, and why.
     """
 
     device: str
-    moved_bytes: int
+    names: Names
+    rate: Rate
+    work: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
     wall: dict[str, list[float]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -111,65 +125,62 @@ class Timings:
 
 @torch.no_grad()
 def measure(
-    reference: nn.Module,
-    solution: nn.Module,
+    calls: dict[str, Callable],
     inputs: Inputs,
-    trials: int | None,
+    timings: Timings,
+    fastest: Callable[[Timings], float],
+    wanted: Rounds,
     progress: Progress,
 ) -> Timings:
-    """Times everything once a round, in random order, `trials` rounds or the default number."""
-    x = inputs.ring[0]
-    device = x.device
-    timings = Timings(device.type, 2 * x.numel() * x.element_size())
-    calls = _contestants(reference, solution, x, timings)
+    """Times all calls once a round, in random order.
+
+    Args:
+        timings: without times yet; they are added to it.
+        fastest: what `incredible` compares with, given the times.
+    """
+    device = inputs.ring[0].device
     clock = CudaClock(device) if device.type == "cuda" else CpuClock()
     timings.start(calls)
-    one_round = partial(_round, calls, inputs, clock)
-    for samples, problem in rounds(one_round, trials, device, "the forward", progress):
+    one_round = partial(_round, calls, timings.names.solution, inputs, clock)
+    for samples, problem in rounds(one_round, wanted, device, "the forward", progress):
         timings.add(samples)
         timings.problems += [problem] if problem else []
-    timings.problems += incredible(timings, fastest_copy(timings))
+    timings.problems += incredible(timings, fastest(timings))
     return timings
 
 
 def rounds(
     one_round: Callable[[], tuple[T, str | None]],
-    trials: int | None,
+    wanted: Rounds,
     device: torch.device,
     what: str,
     progress: Progress,
 ) -> Iterator[tuple[T, str | None]]:
-    """What the rounds after the warm-up give, `trials` or the default number, until a problem."""
+    """What the rounds after the warm-up give, until a problem."""
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
     started, done, problem = perf_counter(), 0, None
-    while not problem and _goes_on(done, perf_counter() - started, trials, device):
+    while not problem and _goes_on(done, perf_counter() - started, wanted, device):
         progress(f"timing {what}", f"round {done + 1}, {perf_counter() - started:.0f} s")
         samples, problem = one_round()
         yield samples, problem
         done += 1
 
 
-def fastest_copy(timings: Timings) -> float:
-    """Seconds of the fastest copy of one input into memory that is there."""
-    return min(timings.seconds[COPY_REUSED if COPY_REUSED in timings.seconds else COPY])
-
-
 def incredible(timings: Timings, fastest: float) -> list[str]:
-    """Times that no honest run gives: faster than memory, or mostly outside the timed stream.
+    """Times that no honest run gives: faster than the device, or mostly outside the timed stream.
 
     Args:
-        timings: of calls that read and write at least as much as a copy of the input.
-        fastest: seconds of the fastest copy.
+        fastest: seconds that the work of a call takes at the highest rate measured.
     """
     problems = []
-    floor = fastest / FASTER_THAN_COPY[timings.device] - GRAIN
+    floor = fastest / timings.rate.margin[timings.device] - GRAIN
     for name, seconds in timings.seconds.items():
         typical = median(seconds)
         if typical < floor:
             problems.append(
-                f"{name} took {typical * 1e3:.3f} ms, and moving its bytes once as fast as a copy "
+                f"{name} took {typical * 1e3:.3f} ms, and {timings.rate.floor} "
                 f"takes {fastest * 1e3:.3f} ms: not credible"
             )
         hidden = median(w - s for w, s in zip(timings.wall[name], seconds, strict=True))
@@ -179,17 +190,6 @@ def incredible(timings: Timings, fastest: float) -> list[str]:
                 f"{hidden * 1e3:.3f} ms longer: work on another stream, or a changed timer"
             )
     return problems
-
-
-def _contestants(
-    reference: nn.Module, solution: nn.Module, x: torch.Tensor, timings: Timings
-) -> dict[str, Callable]:
-    target = torch.empty_like(x).fill_(0)  # written once, so that its pages exist
-    calls = {SOLUTION: solution, EAGER: reference, AGAIN: reference}
-    if not x.is_cuda:  # a CPU output is fresh memory, whose page faults the copy should pay too
-        return {**calls, COPY: torch.clone, COPY_REUSED: target.copy_}
-    calls |= compiled(reference, lambda module: module(x), timings.notes)
-    return {**calls, COPY: target.copy_}  # cudaMemcpy from device to device
 
 
 def compiled(
@@ -207,20 +207,20 @@ def compiled(
 
 
 def _round(
-    calls: dict[str, Callable], inputs: Inputs, clock: CpuClock | CudaClock
+    calls: dict[str, Callable], solution: str, inputs: Inputs, clock: CpuClock | CudaClock
 ) -> tuple[Samples, str | None]:
     samples, problem = {}, None
     for name in random.sample(list(calls), len(calls)):
         output, *samples[name] = clock.time(calls[name], inputs.next())
-        if name == SOLUTION:
+        if name == solution:
             problem = inputs.wrong(output)
         del output  # the next call finds this memory free again
     return samples, problem
 
 
-def _goes_on(done: int, seconds: float, trials: int | None, device: torch.device) -> bool:
-    if trials is not None:
-        return done < trials
+def _goes_on(done: int, seconds: float, wanted: Rounds, device: torch.device) -> bool:
+    if wanted.trials is not None:
+        return done < wanted.trials
     if device.type == "cuda":
         return done < GPU_ROUNDS
-    return done < CPU_LEAST or (done < CPU_MOST and seconds < CPU_SECONDS)
+    return done < CPU_LEAST or (done < CPU_MOST and seconds < wanted.cpu_seconds)

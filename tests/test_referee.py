@@ -8,7 +8,19 @@ import torch
 from torch import nn
 
 from model import Model
-from referee import cases, compare, correctness, gradients, memory, report, stats, step, timing
+from referee import (
+    cases,
+    compare,
+    correctness,
+    gradients,
+    memory,
+    relu,
+    report,
+    stats,
+    step,
+    timing,
+)
+from referee.outcome import Run
 from referee.progress import Progress
 
 CPU = torch.device("cpu")
@@ -351,28 +363,42 @@ class Forgetful(nn.Module):
         return self.kept.clone()
 
 
-def draw_inputs() -> timing.Inputs:
+FIVE = timing.Rounds(trials=5)
+
+
+def draw_inputs() -> relu.Inputs:
     generator = torch.Generator().manual_seed(1)
     ring = [cases.random((4, 64), torch.float32, CPU, generator)]
-    return timing.Inputs(ring, Model(), generator)
+    return relu.Inputs(ring, Model(), generator)
+
+
+def timings_of(device: str, **seconds: float) -> timing.Timings:
+    times = {name: [value] * 3 for name, value in seconds.items()}
+    return timing.Timings(device, relu.NAMES, relu.RATE, 1, times, dict(times))
 
 
 def timed(candidate: nn.Module) -> timing.Timings:
-    return timing.measure(Model(), candidate, draw_inputs(), 5, Progress())
+    inputs = draw_inputs()
+    x = inputs.ring[0]
+    timings = timing.Timings("cpu", relu.NAMES, relu.RATE, 2 * x.nbytes)
+    calls = relu.contestants(Model(), candidate, x, timings.notes)
+    return timing.measure(calls, inputs, timings, relu.fastest_copy, FIVE, Progress())
 
 
-def timed_step(candidate: nn.Module, trials: int = 5) -> step.Step:
+def timed_step(candidate: nn.Module) -> step.Step:
     inputs = draw_inputs()
     grad_output = torch.rand(inputs.ring[0].shape)
-    return step.measure_step(Model(), candidate, inputs, grad_output, trials, 0.0, Progress())
+    return step.measure_step(
+        Model(), candidate, inputs, grad_output, relu.NAMES, relu.RATE, (0.0, 0.0), FIVE, Progress()
+    )
 
 
 def test_timing_takes_every_round():
     timings = timed(Model())
     assert timings.problems == []
     assert {len(times) for times in timings.seconds.values()} == {5}
-    assert timings.moved_bytes == 2 * 4 * 64 * 4
-    assert timing.AGAIN in report.results(timings)
+    assert timings.work == 2 * 4 * 64 * 4
+    assert relu.NAMES.again in report.results(Run("", timings))
 
 
 def test_replay_is_caught_while_timing():
@@ -385,36 +411,38 @@ def test_step_takes_every_round():
     seconds = timings.seconds()
     assert list(seconds) == ["forward", "backward", "step"]
     for half in seconds.values():
-        assert list(half) == [timing.SOLUTION, timing.EAGER, timing.AGAIN]
+        assert list(half) == ["ModelNew", "torch.relu", "torch.relu (again)"]
         assert {len(times) for times in half.values()} == {5}
-    assert seconds["step"][timing.EAGER][4] == sum(
-        seconds[half][timing.EAGER][4] for half in ("forward", "backward")
+    assert seconds["step"]["torch.relu"][4] == sum(
+        seconds[half]["torch.relu"][4] for half in ("forward", "backward")
     )
-    text = report.step_results(timings)
-    assert f"backward, {timing.AGAIN}" in text
+    text = report.results(Run("", timed(Model()), timings))
+    assert "backward, torch.relu (again)" in text
     assert "kept for backward: ModelNew 1,024 bytes, torch.relu 1,024 bytes (1/1)" in text
 
 
 def test_wrong_gradient_is_caught_while_timing():
     half = timed_step(GradientCheat(lambda x, g: g / 2))
     assert half.problems[0].startswith("step, backward: a timed gradient was wrong in rows")
-    assert len(half.forward.seconds[timing.SOLUTION]) == 1
+    assert len(half.forward.seconds["ModelNew"]) == 1
 
 
 def test_kept_bytes():
     x = torch.rand(8, 16)
     halves = nn.Sequential(nn.ReLU(), nn.Softplus())  # Softplus saves its input, ReLU's output
-    assert step.kept_bytes(torch.relu, x) == x.nbytes
-    assert step.kept_bytes(torch.sin, x) == 0  # the input is there anyway
+    assert step.kept_bytes(nn.ReLU(), x) == x.nbytes
+    assert step.kept_bytes(nn.Softplus(), x) == 0  # the input is there anyway
     assert step.kept_bytes(halves, x) == x.nbytes
+    assert step.kept_bytes(nn.Linear(16, 4), x) == 0  # and so are the parameters
 
 
 def test_incredible_times():
-    ms = {name: [value * 1e-3] * 3 for name, value in {timing.SOLUTION: 1, timing.COPY: 3}.items()}
-    honest = {**ms, timing.SOLUTION: [2.9e-3] * 3}
-    assert timing.incredible(timing.Timings("cuda", 1, honest, honest), 3e-3) == []
-    [fast, hidden] = timing.incredible(timing.Timings("cuda", 1, ms, honest), 3e-3)
-    assert "not credible" in fast
+    honest = timings_of("cuda", ModelNew=2.9e-3, copy=3e-3)
+    assert timing.incredible(honest, 3e-3) == []
+    fast = timings_of("cuda", ModelNew=1e-3, copy=3e-3)
+    fast.wall = honest.wall
+    [fast, hidden] = timing.incredible(fast, 3e-3)
+    assert "moving its bytes once as fast as a copy takes 3.000 ms: not credible" in fast
     assert "another stream" in hidden
 
 
@@ -437,6 +465,9 @@ def test_rows_that_fit(monkeypatch):
     assert rows == 10
     assert note.startswith("10 of 4,096 rows")
     assert memory.choose_rows(36, 4096, 10, CPU) == (36, "")
+    assert memory.choose_rows(None, 4096, 10, CPU, 400)[0] == 2
+    with pytest.raises(ValueError, match="1 rows need"):
+        memory.choose_rows(None, 4096, 10, CPU, 500)
     for wanted, size in [(37, 10), (None, 101)]:
         with pytest.raises(ValueError, match="GiB"):
             memory.choose_rows(wanted, 4096, size, CPU)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import run
-from model import Model
+from model import PROBLEMS, LinearReluDivide, Model
 
 ROOT = Path(run.__file__).parent
 
@@ -26,11 +27,19 @@ class Clone(Model):
 def solution(monkeypatch):
     """Puts a stand-in where run.py imports the solution from."""
 
-    def place(solution_type: type) -> None:
-        module = SimpleNamespace(SOLUTIONS={"relu": solution_type})
+    def place(relu: type, linear_relu_divide: type = LinearReluDivide) -> None:
+        solutions = {"relu": relu, "linear_relu_divide": linear_relu_divide}
+        module = SimpleNamespace(SOLUTIONS=solutions)
         monkeypatch.setitem(sys.modules, "model_new", module)
 
     return place
+
+
+@pytest.fixture
+def small_weights(monkeypatch):
+    """The second problem with in_features 96, out_features 80."""
+    small = replace(PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
+    monkeypatch.setitem(PROBLEMS, "linear_relu_divide", small)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,10 @@ def solution(monkeypatch):
         ["--json", "/no/such/folder/file"],
         ["--json", str(ROOT)],
         ["--bundle", "/no/such/folder/file"],
+        ["--bundle", "solution.py"],
+        ["linear_relu_divide", "--dtype", "int8"],
+        ["linear_relu_divide", "--rows", "9" * 30],
+        ["--dtype", "int8"],
         ["--no-such-option"],
     ],
     ids=" ".join,
@@ -66,7 +79,7 @@ def test_bad_input(arguments, capsys):
 def test_wrong_solution(solution, capsys, tmp_path):
     solution(Clone)
     path = tmp_path / "result.json"
-    assert run.main(["--device", "cpu", "--rows", "1", "--json", str(path)]) == 1
+    assert run.main(["relu", "--device", "cpu", "--rows", "1", "--json", str(path)]) == 1
     output = capsys.readouterr().out
     assert "nothing was timed" in output
     assert "WRONG  float32, random" in output
@@ -93,7 +106,7 @@ def test_solution_that_changes_settings(solution, capsys):
 
     solution(Sabotage)
     try:
-        assert run.main(["--device", "cpu", "--rows", "1", "--trials", "1"]) == 1
+        assert run.main(["relu", "--device", "cpu", "--rows", "1", "--trials", "1"]) == 1
     finally:
         torch.set_default_dtype(torch.float32)
     assert "WRONG  the solution changed the default dtype" in capsys.readouterr().out
@@ -110,7 +123,7 @@ def test_bundle(monkeypatch, capsys, tmp_path):
 
 def test_from_end_to_end(tmp_path):
     path = tmp_path / "result.json"
-    options = ["--rows", "1", "--trials", "3", "--device", "cpu", "--json", str(path)]
+    options = ["relu", "--rows", "1", "--trials", "3", "--device", "cpu", "--json", str(path)]
     command = [sys.executable, str(ROOT / "run.py"), *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -132,7 +145,61 @@ def test_from_end_to_end(tmp_path):
 def test_integers_have_no_step(solution, capsys, tmp_path):
     solution(Model)
     path = tmp_path / "result.json"
-    options = ["--dtype", "int8", "--rows", "1", "--trials", "1", "--device", "cpu"]
+    options = ["relu", "--dtype", "int8", "--rows", "1", "--trials", "1", "--device", "cpu"]
     assert run.main([*options, "--json", str(path)]) == 0
     assert "training step" not in capsys.readouterr().out
     assert "step" not in json.loads(path.read_text())
+
+
+@pytest.mark.usefixtures("small_weights")
+def test_both_problems(solution, capsys, tmp_path):
+    path = tmp_path / "result.json"
+    options = ["--device", "cpu", "--rows", "5", "--trials", "2", "--json", str(path)]
+    solution(Model)
+    assert run.main(options) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("relu: ")
+    assert "\n\nlinear_relu_divide: " in output
+    assert "highest, gradient of weight" in output
+    records = json.loads(path.read_text())
+    assert list(records) == ["relu", "linear_relu_divide"]
+    linear = records["linear_relu_divide"]
+    assert linear["shape"] == [5, 96]
+    assert [row["name"] for row in linear["errors"]][:2] == [
+        "highest, x in 0..1",
+        "highest, x normal",
+    ]
+    timings = linear["settings"]["highest"]["timings"]
+    assert timings["flops"] == 2 * 5 * 96 * 80
+    assert set(timings["seconds"]) == {
+        "LinearReluDivideNew", "eager", "eager (again)", "product alone",
+    }  # fmt: skip
+    assert {len(times) for times in timings["seconds"].values()} == {2}
+    assert linear["settings"]["highest"]["step"]["kept_bytes"]["eager"] == 5 * 80 * 4
+
+    class NoBias(LinearReluDivide):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x @ self.linear.weight.T) / self.divisor
+
+    solution(Model, NoBias)  # the second alone is wrong
+    assert run.main(options) == 1
+    output = capsys.readouterr().out
+    assert "WRONG  float32, [" in output
+    assert "errors" not in json.loads(path.read_text())["linear_relu_divide"]
+
+
+@pytest.mark.usefixtures("small_weights")
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_linear_in_other_dtypes(dtype, solution, capsys):
+    solution(Model)
+    options = ["--dtype", dtype, "--device", "cpu", "--rows", "5", "--trials", "5"]
+    assert run.main(["linear_relu_divide", *options]) == 0
+    output = capsys.readouterr().out
+    assert f"[5, 96] {dtype}" in output
+    assert "highest" not in output  # the setting is float32's
+
+
+def test_problem_without_solution(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "model_new", SimpleNamespace(SOLUTIONS={}))
+    assert run.main(["relu", "--device", "cpu", "--rows", "1"]) == 1
+    assert "it has none for relu" in capsys.readouterr().err

@@ -1,0 +1,322 @@
+"""Grades relu(x weight^T + bias) / divisor: as accurate as torch, and limited by products."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from model import Problem
+from referee import cases
+from referee.errors import U_TF32, Allowance, Comparison, Errors
+from referee.linear_checks import Contender, check_gradient, check_output, check_small
+from referee.linear_errors import clear_of_zero, precision
+from referee.memory import RING, choose_rows
+from referee.outcome import Outcome, Run, Task
+from referee.progress import Progress
+from referee.step import measure_step
+from referee.timing import Names, Rate, Timings, compiled, measure
+
+NAMES = Names(solution="LinearReluDivideNew", eager="eager")
+PRODUCT = "product alone"
+LIBRARY = "cuBLASLt epilogue"
+THREE = "3 float16 products"  # in one call, concatenated along K: no split, no epilogue
+RATE = Rate(
+    unit="TFLOP/s",
+    scale=1e12,
+    digits=2,
+    work="flops",
+    yardstick=PRODUCT,
+    floor="a product at the highest rate measured",
+    margin={"cpu": 1.5, "cuda": 1.25},
+)
+SETTINGS = {"cpu": ["highest"], "cuda": ["highest", "high", "medium"]}
+CPU_ROWS = 64  # a float64 product with all of the weight takes a CPU a second
+WEIGHTS = 6  # in memory at once: those of both modules, of a copy, their gradients
+SUSPECTS = 16, 64  # rows and columns that are looked at after a timed call
+# Times the allowance for a sum of a few terms: beyond any order of summation in float32, well
+# within TF32, of which a timed call must not make use either.
+TIMED = 4.0
+
+
+class Inputs:
+    """A ring of inputs `[rows, in_features]`, and the parameters of both modules.
+
+    Before every call one random row of x and one of the weight, in both modules alike, are
+    rewritten in place. A result that was kept, or computed from a kept weight, is then wrong in
+    that row or that column. `.data` leaves versions as they were.
+    """
+
+    def __init__(
+        self,
+        ring: list[torch.Tensor],
+        reference: nn.Module,
+        solution: nn.Module,
+        generator: torch.Generator,
+    ) -> None:
+        self.ring, self._generator = ring, generator
+        self._linear, self._divisor = reference.linear, reference.divisor
+        self._weights = [m.get_parameter("linear.weight").data for m in (reference, solution)]
+        self._turn = self._row = self._column = 0
+
+    def next(self) -> torch.Tensor:
+        """The next input of the ring, freshly altered, as the weight is."""
+        self._turn = (self._turn + 1) % len(self.ring)
+        x, (n, k) = self.ring[self._turn], self._weights[0].shape
+        self._row, self._column = random.randrange(len(x)), random.randrange(n)
+        cases.refill(x.data[self._row], self._generator)
+        values = cases.refill(torch.empty_like(x[0]), self._generator) / math.sqrt(k)
+        for weight in self._weights:
+            weight[self._column] = values
+        return x
+
+    @torch.no_grad()
+    def wrong(self, output: torch.Tensor) -> str | None:
+        """Compares altered, first, last and random rows and columns with float64."""
+        x, linear = self.ring[self._turn], self._linear
+        rows, columns = self._suspects()
+        flat, weight = x[rows].double(), linear.weight[columns].double()
+        z, magnitude = flat @ weight.T, flat.abs() @ weight.abs().T
+        if linear.bias is not None:
+            bias = linear.bias[columns].double()
+            z, magnitude = z + bias, magnitude + bias.abs()
+        exact, magnitude = torch.relu(z) / self._divisor, magnitude / abs(self._divisor)
+        errors = Errors(timed_allowance(x.dtype, x.shape[1]))
+        errors.add(output[rows][:, columns], exact, magnitude)
+        return _timed("call", errors)
+
+    @torch.no_grad()
+    def wrong_gradient(
+        self, output: torch.Tensor, gradients: Sequence[torch.Tensor], grad_output: torch.Tensor
+    ) -> str | None:
+        """Compares such rows and columns of all gradients; where the output is 0, none passes.
+
+        The output is what `wrong` has found right.
+        """
+        x, weight = self.ring[self._turn], self._linear.weight
+        rows, columns = self._suspects()
+        features = torch.randint(x.shape[1], (SUSPECTS[1],), device=x.device)
+        across, down = (
+            grad_output[part].double() * (output[part] != 0) / self._divisor
+            for part in (rows, (slice(None), columns))
+        )
+        some_weight, some_x = weight[:, features].double(), x[:, features].double()
+        got = {"x": gradients[0][rows][:, features], "weight": gradients[1][columns][:, features]}
+        exact = {"x": (across, some_weight), "weight": (down.T, some_x)}
+        if len(gradients) > 2:
+            got["bias"] = gradients[2][columns][:, None]
+            exact["bias"] = (down.T, torch.ones_like(some_x[:, :1]))
+        for name, (left, right) in exact.items():
+            allowance = timed_allowance(x.dtype, left.shape[1])
+            if x.dtype == torch.float16:  # an output that underflows hides on which side it was
+                hidden = (grad_output.abs().max() / abs(self._divisor) * right.abs().max()).item()
+                allowance = replace(allowance, smallest=hidden)
+            errors = Errors(allowance)
+            errors.add(got[name], left @ right, left.abs() @ right.abs())
+            if problem := _timed(f"gradient of {name}", errors):
+                return problem
+        return None
+
+    def _suspects(self) -> tuple[torch.Tensor, torch.Tensor]:
+        x, n = self.ring[self._turn], len(self._weights[0])
+        altered, sizes, chosen = (self._row, self._column), (len(x), n), []
+        for first, size, count in zip(altered, sizes, SUSPECTS, strict=True):
+            known = [first, 0, size - 1]
+            known += (random.randrange(size) for _ in range(count - len(known)))
+            chosen.append(torch.tensor(known, device=x.device))
+        return tuple(chosen)
+
+
+def choose_shape(
+    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[int, ...], str]:
+    """The shape of x, and a sentence that says why it is not the headline's, or "".
+
+    Raises:
+        ValueError: it does not fit, or an integer dtype.
+    """
+    if not dtype.is_floating_point:
+        raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
+    k, n, _ = problem.get_init_inputs()
+    usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
+    each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
+    weights = WEIGHTS * n * k * dtype.itemsize
+    count, note = choose_rows(wanted, usual, each, device, weights)
+    if not (note or wanted) and usual < problem.rows:
+        note = f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
+    return (count, k), note
+
+
+def grade(task: Task) -> Outcome:
+    """Checks outputs and gradients under every precision setting; if all are right, times them."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        return _grade(task)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _grade(task: Task) -> Outcome:
+    problem, device, progress = task.problem, task.device, task.progress
+    generator = torch.Generator(device=device)
+    seed = generator.seed() % 2**31  # new in every run
+    contender = Contender(problem.reference, task.solution, device, generator)
+    outcome = Outcome(check_small(contender, SETTINGS[device.type], seed, progress))
+    checks = outcome.checks
+    if checks.failures:
+        return outcome
+    progress("drawing the weights")
+    solution, reference = (
+        kind(*problem.get_init_inputs()).to(device, task.dtype)
+        for kind in (task.solution, problem.reference)
+    )
+    solution.load_state_dict(reference.state_dict())
+    ring = [
+        torch.empty(task.shape, dtype=task.dtype, device=device) for _ in range(RING[device.type])
+    ]
+    is_float32 = task.dtype == torch.float32
+    for setting in SETTINGS[device.type] if is_float32 else SETTINGS["cpu"]:
+        torch.set_float32_matmul_precision(setting)
+        label = setting if is_float32 else ""
+        _check_headline(reference, solution, ring[0], label, generator, outcome, progress)
+        if checks.failures:
+            break
+        inputs = Inputs(ring, reference, solution, generator)
+        for x in ring:
+            cases.refill(x, generator)
+        run = _measure(reference, solution, inputs, label, generator, task)
+        outcome.runs.append(run)
+        if torch.get_float32_matmul_precision() != setting:
+            checks.failures.append(f"{setting}: the solution changed the precision setting")
+        if run.problems:
+            break
+    return outcome
+
+
+def _check_headline(
+    reference: nn.Module,
+    solution: nn.Module,
+    x: torch.Tensor,
+    label: str,
+    generator: torch.Generator,
+    outcome: Outcome,
+    progress: Progress,
+) -> None:
+    """The timed size: the benchmark's x in 0..1, x of both signs, and the gradients for that."""
+    strict = x.dtype == torch.float32
+    prefix = f"{label}, " if label else ""
+
+    def record(name: str, compared: Comparison | None, problem: str | None) -> str | None:
+        if compared:
+            compared.name = name
+            outcome.errors.append(compared)
+        return problem
+
+    for name, fill in (("x in 0..1", x.uniform_), ("x normal", x.normal_)):
+        fill(generator=generator)
+        name = f"{prefix}{name}"
+        progress(f"checking {list(x.shape)}:", name)
+        outcome.checks.record(
+            name, lambda name=name: record(name, *check_output(reference, solution, x, strict))
+        )
+
+    def gradients() -> str | None:
+        clear = clear_of_zero(x, reference)
+        grad_output = cases.random(tuple(clear.shape), x.dtype, x.device, generator) * clear
+        compared, problem = check_gradient(reference, solution, x, grad_output, None, strict)
+        for name, comparison in compared.items():
+            record(f"{prefix}gradient of {name.removeprefix('linear.')}", comparison, None)
+        return problem
+
+    progress(f"checking {list(x.shape)}:", f"{prefix}gradients")
+    outcome.checks.record(f"{prefix}gradients", gradients)
+
+
+def _measure(
+    reference: nn.Module,
+    solution: nn.Module,
+    inputs: Inputs,
+    label: str,
+    generator: torch.Generator,
+    task: Task,
+) -> Run:
+    x = inputs.ring[0]
+    n, k = reference.linear.weight.shape
+    timings = Timings(x.device.type, NAMES, RATE, 2 * len(x) * n * k)
+    calls = contestants(reference, solution, x, timings.notes)
+    run = Run(label, measure(calls, inputs, timings, fastest_product, task.wanted, task.progress))
+    if not run.problems:
+        grad_output = cases.random((len(x), n), x.dtype, x.device, generator)
+        once = fastest_product(timings)
+        fastest = once, 2 * once
+        run.step = measure_step(
+            reference, solution, inputs, grad_output, NAMES, RATE, fastest, task.wanted,
+            task.progress,
+        )  # fmt: skip
+    return run
+
+
+@torch.no_grad()
+def contestants(
+    reference: nn.Module, solution: nn.Module, x: torch.Tensor, notes: list[str]
+) -> dict[str, Callable]:
+    """What is timed, by name; `notes` gets what is left out."""
+    weight = reference.linear.weight.data
+    calls = {NAMES.solution: solution, NAMES.eager: reference, NAMES.again: reference}
+    if x.is_cuda:
+        calls |= compiled(reference, lambda module: module(x), notes)
+    calls[PRODUCT] = lambda x: x @ weight.T
+    if x.is_cuda:
+        for yardstick in (_library, _three_products):
+            try:
+                name, call = yardstick(reference, x)
+                call(x)
+            except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+                reason = str(error).strip().splitlines()[0]
+                notes.append(f"{yardstick.__doc__.splitlines()[0]} is left out: {reason}")
+            else:
+                calls[name] = call
+    return calls
+
+
+def fastest_product(timings: Timings) -> float:
+    """Seconds of one product at the highest rate measured, eager's calls being products too.
+
+    For float32 that is float16's: an honest call needs at least one such product.
+    """
+    times = [timings.seconds[name] for name in (PRODUCT, NAMES.eager, NAMES.again)]
+    times.append([seconds / 3 for seconds in timings.seconds.get(THREE, [])])
+    return min(seconds for some in times for seconds in some)
+
+
+def timed_allowance(dtype: torch.dtype, terms: int) -> Allowance:
+    """What a timed call may be off, on values of random sign, wherever the reference is."""
+    if dtype == torch.float32 and precision() != "highest":
+        # The roundings of random operands add up as random signs do: six standard deviations.
+        return Allowance(0.0, 2 * U_TF32 * min(1.0, 4 / math.sqrt(terms)), 0.0)
+    return Allowance.of(dtype, precision(), terms).times(TIMED)
+
+
+def _library(reference: nn.Module, x: torch.Tensor) -> tuple[str, Callable]:
+    """The cuBLASLt epilogue, which is relu(z / divisor)"""
+    weight, bias, divisor = reference.linear.weight.data, reference.linear.bias, reference.divisor
+    if not (divisor > 0 and math.frexp(divisor)[0] == 0.5):
+        raise ValueError("1 / divisor is not exact")
+    bias = bias.data / divisor
+    return LIBRARY, lambda x: torch._addmm_activation(bias, x, weight.T, alpha=1 / divisor)
+
+
+def _three_products(reference: nn.Module, x: torch.Tensor) -> tuple[str, Callable]:
+    """Three float16 products"""
+    if x.dtype != torch.float32:
+        raise ValueError("x is not float32")
+    left, right = (torch.cat([t.half()] * 3, dim=1) for t in (x, reference.linear.weight.data))
+    return THREE, lambda x: torch.mm(left, right.T, out_dtype=torch.float32)
+
+
+def _timed(what: str, errors: Errors) -> str | None:
+    if not errors.beyond:
+        return None
+    return f"a timed {what} was wrong: {errors.beyond} of {errors.count}, {errors.first}"

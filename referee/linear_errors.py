@@ -1,0 +1,124 @@
+"""Outputs and gradients of relu(x weight^T + bias) / divisor against their float64 values."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.autograd import grad
+
+from referee.errors import U32, U_TF32, Allowance, Comparison
+
+BLOCK = 256  # rows of the weight that are in float64 at a time
+
+Gradients = dict[str, torch.Tensor]
+
+
+def precision() -> str:
+    """torch's setting for float32 products, in effect now."""
+    return torch.get_float32_matmul_precision()
+
+
+def compare_output(
+    name: str, ours: torch.Tensor, eager: torch.Tensor, x: torch.Tensor, module: nn.Module
+) -> Comparison:
+    """The errors of two outputs of one shape `[..., out_features]` for x and the parameters."""
+    comparison = Comparison.of(name, Allowance.of(x.dtype, precision(), x.shape[-1]))
+    divisor = module.divisor
+    for part, _, z, magnitude in _blocks(x, module.linear):
+        exact, magnitude = torch.relu(z) / divisor, magnitude / abs(divisor)
+        comparison.solution.add(_rows(ours)[:, part], exact, magnitude)
+        comparison.reference.add(_rows(eager)[:, part], exact, magnitude)
+    return comparison
+
+
+def clear_of_zero(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    """Where ReLU's side is certain at this precision, `[..., out_features]`, bool.
+
+    Elsewhere rounding decides whether a gradient passes.
+    """
+    near = U_TF32 * 4 if x.dtype == torch.float32 and precision() != "highest" else U32 * 64
+    parts = [z.abs() > near * magnitude for _, _, z, magnitude in _blocks(x, module.linear)]
+    return torch.cat(parts, dim=1).view(*x.shape[:-1], module.linear.out_features)
+
+
+def differentiate(
+    module: nn.Module, x: torch.Tensor, grad_output: torch.Tensor, direction: torch.Tensor | None
+) -> Gradients:
+    """The output, the gradients of x and of the parameters by name, and the second gradient.
+
+    That is what the gradient of x, in `direction`, gives the output's gradient.
+    """
+    x = x.detach().requires_grad_()
+    leaves = {"x": x, **dict(module.named_parameters())}
+    output = module(x)
+    retain = direction is not None
+    results = grad(output, list(leaves.values()), grad_output, retain_graph=retain)
+    found = {"output": output.detach(), **dict(zip(leaves, results, strict=True))}
+    if direction is not None:
+        g = grad_output.detach().requires_grad_()
+        [differentiable] = grad(output, x, g, create_graph=True)
+        [found["second gradient"]] = grad(differentiable, g, direction)
+    return found
+
+
+def compare_gradients(
+    ours: Gradients,
+    eager: Gradients,
+    x: torch.Tensor,
+    module: nn.Module,
+    grad_output: torch.Tensor,
+    direction: torch.Tensor | None,
+) -> dict[str, Comparison]:
+    """The errors of what `differentiate` gave, by name; grad_output is 0 where not clear."""
+    n, k = module.linear.weight.shape
+    flat = _rows(x).double()
+    m = len(flat)
+    terms = {"x": n, "linear.weight": m, "linear.bias": m, "second gradient": k}
+    found = {
+        name: Comparison.of(name, Allowance.of(x.dtype, precision(), terms[name]))
+        for name in ours
+        if name != "output"
+    }
+
+    def add(name: str, part: object, exact: torch.Tensor, magnitude: torch.Tensor) -> None:
+        if name in found:
+            for errors, got in ((found[name].solution, ours), (found[name].reference, eager)):
+                errors.add(_rows(got[name])[part], exact, magnitude)
+
+    every = slice(None)
+    grad_x, grad_x_magnitude = torch.zeros_like(flat), torch.zeros_like(flat)
+    for part, weight, z, _ in _blocks(x, module.linear):
+        passes = (z > 0).double() / module.divisor
+        grad_z = _rows(grad_output)[:, part].double() * passes
+        sizes = grad_z.abs()
+        grad_x += grad_z @ weight
+        grad_x_magnitude += sizes @ weight.abs()
+        add("linear.weight", (part, every), grad_z.T @ flat, sizes.T @ flat.abs())
+        add("linear.bias", (every, part), grad_z.sum(0)[None], sizes.sum(0)[None])
+        if direction is not None:
+            d = _rows(direction).double()
+            second = (d @ weight.T) * passes, (d.abs() @ weight.abs().T) * passes.abs()
+            add("second gradient", (every, part), *second)
+    add("x", every, grad_x, grad_x_magnitude)
+    return found
+
+
+def _blocks(
+    x: torch.Tensor, linear: nn.Linear
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Slices of the outputs; their weight, pre-activation and sums of magnitudes, in float64."""
+    weight, bias = linear.weight.detach(), linear.bias
+    x = _rows(x.detach()).double()
+    for start in range(0, len(weight), BLOCK):
+        part = slice(start, start + BLOCK)
+        rows = weight[part].double()
+        z, magnitude = x @ rows.T, x.abs() @ rows.abs().T
+        if bias is not None:
+            offset = bias.detach()[part].double()
+            z, magnitude = z + offset, magnitude + offset.abs()
+        yield part, rows, z, magnitude
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """All but the last dimension as one; a vector as one row."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]

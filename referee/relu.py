@@ -1,0 +1,136 @@
+"""Grades ReLU: equal to the last bit, and limited by memory."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.autograd import grad
+
+from model import Problem
+from referee import cases
+from referee.compare import first_mismatch
+from referee.correctness import check_headline, check_small
+from referee.memory import RING, choose_rows
+from referee.outcome import Outcome, Run, Task
+from referee.step import measure_step
+from referee.timing import Names, Rate, Timings, compiled, measure
+
+NAMES = Names(solution="ModelNew", eager="torch.relu")
+COPY = "copy"
+COPY_REUSED = "copy, reused memory"
+RATE = Rate(
+    unit="GB/s",
+    scale=1e9,
+    digits=1,
+    work="moved_bytes",
+    yardstick=COPY,
+    floor="moving its bytes once as fast as a copy",
+    # A CPU's copy may fetch the lines that it overwrites, three transfers for two: streaming
+    # stores beat it by up to 1.5.
+    margin={"cpu": 1.9, "cuda": 1.25},
+)
+
+
+class Inputs:
+    """A ring of inputs `[rows, ...]`; one random row is rewritten before every call.
+
+    A result that was kept from an earlier call is then wrong in that row, which `wrong` looks at.
+    """
+
+    def __init__(
+        self, ring: list[torch.Tensor], reference: nn.Module, generator: torch.Generator
+    ) -> None:
+        self.ring, self._reference, self._generator = ring, reference, generator
+        self._turn = 0
+        self._row = 0
+
+    def next(self) -> torch.Tensor:
+        """The next input of the ring, freshly altered."""
+        self._turn = (self._turn + 1) % len(self.ring)
+        x = self.ring[self._turn]
+        self._row = random.randrange(len(x))
+        cases.refill(x[self._row], self._generator)
+        return x
+
+    def wrong(self, output: torch.Tensor) -> str | None:
+        """Compares the altered row, the first, the last and a random one with the reference."""
+        x, rows = self.ring[self._turn], self._suspects()
+        mismatch = first_mismatch(output[rows], self._reference(x[rows]))
+        return f"a timed call was wrong in rows {rows}: {mismatch}" if mismatch else None
+
+    def wrong_gradient(
+        self, output: torch.Tensor, gradients: Sequence[torch.Tensor], grad_output: torch.Tensor
+    ) -> str | None:
+        """Compares the same rows of the input's gradient with the reference's."""
+        [gradient] = gradients
+        rows = self._suspects()
+        x = self.ring[self._turn][rows].requires_grad_()
+        [expected] = grad(self._reference(x), x, grad_output[rows])
+        mismatch = first_mismatch(gradient[rows], expected)
+        return f"a timed gradient was wrong in rows {rows}: {mismatch}" if mismatch else None
+
+    def _suspects(self) -> list[int]:
+        last = len(self.ring[self._turn]) - 1
+        return [self._row, 0, last, random.randint(0, last)]
+
+
+def choose_shape(
+    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[int, ...], str]:
+    """The shape of x, and a sentence that says why it is not the headline's, or ""."""
+    with torch.device("meta"):
+        [row] = problem.get_inputs_at(1)
+    count, note = choose_rows(wanted, problem.rows, row.numel() * dtype.itemsize, device)
+    return (count, *row.shape[1:]), note
+
+
+def grade(task: Task) -> Outcome:
+    """Checks outputs and gradients; if all are right, takes the times: integers have no step."""
+    problem, device, progress = task.problem, task.device, task.progress
+    reference = problem.reference(*problem.get_init_inputs()).to(device)
+    solution = task.solution(*problem.get_init_inputs()).to(device)
+    generator = torch.Generator(device=device)
+    seed = generator.seed() % 2**31  # new in every run
+    outcome = Outcome(check_small(reference, solution, device, seed, progress))
+    checks = outcome.checks
+    if checks.failures:
+        return outcome
+    progress("drawing the input")
+    x = cases.random(task.shape, task.dtype, device, generator)
+    checks.add(check_headline(reference, solution, x, generator, progress))
+    if checks.failures:
+        return outcome
+    ring = [x, *(x.clone() for _ in range(RING[device.type] - 1))]
+    inputs = Inputs(ring, reference, generator)
+    timings = Timings(device.type, NAMES, RATE, 2 * x.numel() * x.element_size())
+    calls = contestants(reference, solution, x, timings.notes)
+    run = Run("", measure(calls, inputs, timings, fastest_copy, task.wanted, progress))
+    outcome.runs.append(run)
+    if timings.problems or not x.is_floating_point():
+        return outcome
+    progress("drawing the output's gradient")
+    grad_output = cases.random(task.shape, x.dtype, device, generator)
+    fastest = (fastest_copy(timings),) * 2
+    run.step = measure_step(
+        reference, solution, inputs, grad_output, NAMES, RATE, fastest, task.wanted, progress
+    )
+    return outcome
+
+
+@torch.no_grad()
+def contestants(
+    reference: nn.Module, solution: nn.Module, x: torch.Tensor, notes: list[str]
+) -> dict[str, Callable]:
+    """What is timed, by name; `notes` gets what is left out."""
+    target = torch.empty_like(x).fill_(0)  # written once, so that its pages exist
+    calls = {NAMES.solution: solution, NAMES.eager: reference, NAMES.again: reference}
+    if not x.is_cuda:  # a CPU output is fresh memory, whose page faults the copy should pay too
+        return {**calls, COPY: torch.clone, COPY_REUSED: target.copy_}
+    calls |= compiled(reference, lambda module: module(x), notes)
+    return {**calls, COPY: target.copy_}  # cudaMemcpy from device to device
+
+
+def fastest_copy(timings: Timings) -> float:
+    """Seconds of the fastest copy of one input into memory that is there."""
+    return min(timings.seconds[COPY_REUSED if COPY_REUSED in timings.seconds else COPY])
