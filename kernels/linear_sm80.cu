@@ -26,10 +26,6 @@ constexpr int kWarpsN = 4;
 constexpr int kBlockM = 128;
 constexpr int kBlockK = 32;                    // a row of a tile is 64 bytes, four chunks of 16
 constexpr int kFragmentsM = kBlockM / 2 / 16;  // of a warp, 16 rows each
-// Blocks that run at once work on tiles of this many rows of tiles, so that L2 serves x and weight.
-constexpr int kGroupM = 8;
-// Shorter sums of float32 take the exact path: the split's error does not average out there.
-constexpr int64_t kShortK = 64;
 
 // Tiles by the number of products. Three need for their fragments the registers that wider tiles
 // would take for the total.
@@ -45,6 +41,7 @@ struct Tile {
   // Of copies on their way. Three where shared memory has no room for four.
   static constexpr int kMostStages = 4, kLeastStages = kIsSplit ? 3 : 4;
   static_assert(kLeastStages * kStageBytes <= 99 * 1024, "sm_86, sm_89 and sm_120 have no more");
+  static_assert(kFragmentsM == 4, "a stage is copied, and fragments of weight loaded, in quarters");
   static_assert(kFragmentsN % 4 == 0, "a quad of threads stores the mask of four fragments");
 };
 
@@ -113,7 +110,9 @@ __global__ void __launch_bounds__(kBlock, 1)
   const int warp_m = warp / kWarpsN * (kFragmentsM * 16);
   const int warp_n = warp % kWarpsN * (kFragmentsN * 8);
 
-  // Tiles in groups of kGroupM rows, column by column in a group.
+  // Tiles in groups of rows, column by column in a group, so that the blocks that run at once share
+  // x and weight in L2.
+  constexpr int kGroupM = 8;
   const int tiles_m = (m + kBlockM - 1) / kBlockM;
   const int tiles_n = (n + Tile::kBlockN - 1) / Tile::kBlockN;
   const int block = blockIdx.x;
@@ -320,8 +319,9 @@ bool is_aligned(const Linear& linear) {
   return start % 16 == 0 && (linear.k | linear.x_stride | linear.weight_stride) % 8 == 0;
 }
 
+// Where K has too few terms for pairs, all of the result takes the exact path at once.
 bool is_split(const Linear& linear) {
-  return linear.dtype == DType::kFloat32 && !(linear.products == 3 && linear.k <= kShortK);
+  return linear.dtype == DType::kFloat32 && (linear.products == 1 || linear.k >= split::kTerms);
 }
 
 Workspace lay_out(const Linear& linear) {

@@ -5,8 +5,8 @@
 // 2^-23 of itself or to 2^-25 of the scaled unit, whichever is more, that is to 2^-39 of the row's
 // maximum. A float32 product errs by some 2^-25 of |x| |weight|^T on average, so the elements that
 // matter to a sum are carried well enough, unless the other operand makes up for their smallness.
-// Rows with many such elements are flagged, as are rows with infinity or NaN, and the elements of
-// the result that a flagged row leads to are computed again, in float32.
+// Rows with many such elements are flagged, as are rows of few terms and rows with infinity or NaN,
+// and the elements of the result that a flagged row leads to are computed again, in float32.
 
 #ifndef KERNELS_SPLIT_CUH_
 #define KERNELS_SPLIT_CUH_
@@ -37,7 +37,7 @@ struct Operand {
   __half* high;   // [rows, padded(k)], or as the order says
   __half* low;    // the same, or null where high is enough
   int* exponent;  // [rows]: scaled = element * 2^exponent
-  int* flag;      // [rows]: 1 where the row has to take the exact path, else 0
+  int* flag;      // [rows]: positive where the row has to take the exact path
 };
 
 // The order in which k is written: element g * kGroup + i of a row goes to g * kGroup +
@@ -56,9 +56,9 @@ constexpr float kSmallPair = 0x1p-6f;
 constexpr float kSmallHigh = 0x1p-14f;
 // A row is flagged where more than one in this many of its nonzero elements are that small.
 constexpr int64_t kTolerated = 32;
-// And, for pairs, where fewer than one in this many of its elements are not zero: a float32 sum of
-// few terms is more accurate than pairs are, whose error only averages out over many.
-constexpr int64_t kSparse = 64;
+// And, for pairs, where it has nonzero elements, but fewer than the root of this times k: the error
+// of pairs averages out over the terms of a sum, which are this many where two such rows meet.
+constexpr int64_t kTerms = 128;
 
 constexpr int kThreads = 256;
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
@@ -192,7 +192,9 @@ __device__ bool split_row(const Operand& operand, int64_t row, int64_t k) {
   const auto add = [](uint32_t a, uint32_t b) { return a + b; };
   nonzeros = reduce_block(nonzeros, add);
   smalls = reduce_block(smalls, add);
-  const bool flagged = !finite || smalls * kTolerated > nonzeros;
+  const bool few = operand.low != nullptr && nonzeros > 0 &&
+                   static_cast<int64_t>(nonzeros) * nonzeros < kTerms * k;
+  const bool flagged = !finite || few || smalls * kTolerated > nonzeros;
   if (threadIdx.x == 0) {
     operand.exponent[row] = exponent;
     operand.flag[row] = flagged;
@@ -294,7 +296,7 @@ __global__ void __launch_bounds__(kExactThreads)
       const Operand& operand = of_x ? x : weight;
       const int i = threadIdx.x % kExactTile;
       const int64_t row = (of_x ? first_m : first_n) + i;
-      flagged = row < operand.rows && (any_flag == nullptr || operand.flag[row] != 0);
+      flagged = row < operand.rows && (any_flag == nullptr || operand.flag[row] > 0);
       (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
     }
     if (!__syncthreads_or(flagged)) continue;
