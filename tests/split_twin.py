@@ -142,18 +142,21 @@ def truncate(x: Tensor) -> Tensor:
 def accumulate(total: Tensor, x: Tensor, weight: Tensor, alignment: int | None) -> Tensor:
     """total [..., m, n] + x [..., m, 16] weight [..., n, 16]^T as a tensor core adds them.
 
-    The 17 terms are truncated to multiples of ulp / 2^alignment, ulp being that of a float32 as
-    large as the largest of them, and their sum to a float32. With alignment None, the sum of the
-    exact terms is truncated.
+    The 17 terms are truncated to multiples of ulp / 2^alignment, ulp being that of a float32 with
+    the largest of their exponents, and their sum to a float32. The exponent of a product is the sum
+    of its factors'. With alignment None, the sum of the exact terms is truncated.
     """
     if alignment is None:
         return truncate(total + x @ weight.mT)
+    x_exponent, weight_exponent, total_exponent = (
+        torch.where(t == 0, -1000, torch.frexp(t).exponent) for t in (x, weight, total)
+    )
+    exponent = (x_exponent[..., :, None, :] + weight_exponent[..., None, :, :]).amax(-1) - 1
+    exponent = torch.maximum(exponent, total_exponent).clamp(min=-900) - 24 - alignment
+    unit = torch.ldexp(torch.ones_like(total), exponent)
     terms = x[..., :, None, :] * weight[..., None, :, :]
-    largest = torch.maximum(terms.amax(-1), -terms.amin(-1))
-    exponent = torch.frexp(torch.maximum(largest, total.abs())).exponent
-    unit = torch.ldexp(torch.ones_like(largest), exponent - 24 - alignment)
     terms.mul_(1 / unit[..., None]).trunc_()
-    return truncate(total + terms.sum(-1) * unit)
+    return truncate(((total / unit).trunc() + terms.sum(-1)) * unit)
 
 
 def segments(pieces: Tensor, length: int, step: int) -> Tensor:
