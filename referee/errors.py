@@ -41,6 +41,13 @@ class Allowance:
             return Allowance(0.0, operands + 4 * U32, smallest)
         return Allowance(limits.eps / 2, (4 + math.sqrt(terms)) * U32, smallest)
 
+    @staticmethod
+    def of_sum(dtype: torch.dtype, terms: int) -> "Allowance":
+        """For sums of `terms` numbers, in float32 and in any order, float64 excepted."""
+        if dtype == torch.float32:
+            return Allowance(0.0, (4 + math.sqrt(terms)) * U32)
+        return Allowance.of(dtype, "highest", terms)
+
     def times(self, factor: float) -> "Allowance":
         """The same, so many times as much."""
         return Allowance(self.result * factor, self.terms * factor, self.smallest * factor)

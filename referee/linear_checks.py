@@ -169,7 +169,7 @@ def check_gradient(
     outputs = compare_output("output", ours["output"], eager["output"], x, reference)
     problems = {"output": outputs.problem(strict)}
     for name, comparison in compared.items():
-        # Sums over the rows alone are short, and may be taken in any order.
+        # Eager's error in a plain sum is its order's, and no measure for another's.
         problems[f"gradient of {name}"] = comparison.problem(strict and name != "linear.bias")
     wrong = [f"{name}: {problem}" for name, problem in problems.items() if problem]
     return compared, "; ".join(wrong) or None
