@@ -33,7 +33,8 @@ def assert_right(mine, theirs, x, grad_output):
     """Given the output's signs, which are the kernel's to find, the gradients are as accurate."""
     got, want = gradients(mine, x, grad_output), gradients(theirs, x, grad_output)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    divisor = torch.tensor(float(mine.divisor), dtype=wide).item()
+    # By a number, torch would multiply with the reciprocal on a GPU.
+    divisor = torch.tensor(float(mine.divisor), dtype=wide, device=x.device)
     keep = got[0] != 0
     quotient = (grad_output.to(wide) / divisor).to(x.dtype)
     grad_z = torch.where(keep, quotient, torch.zeros_like(quotient))

@@ -40,19 +40,32 @@ DIVISORS = [
     -4,
     True,
 ]
-# A device, and how products on it are computed.
-PATHS = [
-    ("cpu", "auto"),
-    *(pytest.param(("cuda", path), marks=pytest.mark.gpu) for path in ("auto", "sm80", "torch")),
+# A device, how products on it are computed, and a dtype that this path serves.
+CASES = [
+    *(("cpu", "auto", dtype) for dtype in FLOATING),
+    *(
+        pytest.param(("cuda", path, dtype), marks=pytest.mark.gpu)
+        for path in ("auto", "sm80", "torch")
+        for dtype in (HALF if path == "sm80" else FLOATING)
+    ),
 ]
 
 
-@pytest.fixture(params=PATHS, ids=lambda path: "-".join(path))
-def place(request):
-    """A device; all products on it take the path of the parameter."""
-    device, path = request.param
-    with linear_path(path):
-        yield device
+@pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
+def case(request):
+    with linear_path(request.param[1]):
+        yield request.param
+
+
+@pytest.fixture
+def place(case):
+    """A device; all products on it take the path of the case."""
+    return case[0]
+
+
+@pytest.fixture
+def dtype(case):
+    return case[2]
 
 
 def odd_shapes(count):
@@ -74,36 +87,37 @@ def exactly(module, x):
     return torch.relu(linear(*wide)) / divisor
 
 
+def torchs_own(module, x):
+    """The reference's result, but for two passes of torch's that differ from ours on purpose.
+
+    It adds the bias in a pass of its own where more than two dimensions have gaps; and on a GPU it
+    divides by multiplying with the reciprocal, which is less accurate than a division.
+    """
+    x = x.contiguous() if x.dim() > 2 else x
+    if x.is_cuda and x.dtype not in HALF:
+        divisor = torch.tensor(float(module.divisor), dtype=x.dtype, device=x.device)
+        return torch.relu(module.linear(x)) / divisor
+    return module(x)
+
+
 def assert_right(mine, theirs, x):
-    """mine(x) is what it is to be; the path that was chosen may not serve this problem."""
+    """mine(x) is what it is to be."""
     before = x.clone()
     with torch.no_grad():
-        # torch adds the bias in a pass of its own where more than two dimensions have gaps.
-        want = theirs(x.contiguous() if x.dim() > 2 else x)
-        try:
-            got = mine(x)
-        except RuntimeError as error:
-            if "does not serve" in str(error):
-                return False
-            raise
+        got, want = mine(x), torchs_own(theirs, x)
     assert got.is_contiguous()
     assert torch.equal(bits(x), bits(before))
     if x.is_cuda:
         assert_as_accurate(got, want, exactly(mine, x))
     else:
         assert_same_bits(got, want)
-    return True
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_odd_shapes(place, dtype):
-    served = 0
     for m, n, k in odd_shapes(300 if dtype == torch.float32 else 150):
         print(m, n, k)
         mine, theirs = linear_modules(k, n, -3.0, dtype, place, bias=(m + n + k) % 4 > 0)
-        served += assert_right(mine, theirs, draw((m, k), dtype, place))
-    if dtype in HALF or place == "cpu":
-        assert served > 30
+        assert_right(mine, theirs, draw((m, k), dtype, place))
 
 
 @pytest.mark.gpu
@@ -153,7 +167,6 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
 def test_strides(place, dtype, view, size):
@@ -170,7 +183,6 @@ def test_strides(place, dtype, view, size):
     assert_right(mine, theirs, draw((5, 16), dtype, place))
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
 def test_divisors(place, dtype, divisor):
     for n in (3, 64, 129):
@@ -196,7 +208,6 @@ def test_divisors_that_are_no_plain_numbers(divisor):
     assert_same_bits(mine(x), theirs(x))
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_special_values(place, dtype):
     """NaN and infinity come out where torch has them."""
     for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
