@@ -1,4 +1,8 @@
-"""Grades relu(x weight^T + bias) / divisor: as accurate as torch, and limited by products."""
+"""Grades relu(x weight^T + bias) / divisor: as accurate as torch, and limited by products.
+
+A GPU that runs products back to back meets its power limit and slows down by a fifth. The rounds
+do not wait for it to recover: interleaved in random order, all contestants meet the same clock.
+"""
 
 import math
 import random
