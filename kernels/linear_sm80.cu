@@ -308,7 +308,7 @@ struct Workspace {
   void* high[2];
   void* low[2];
   int* exponent[2];
-  int* flag[2];
+  split::Counts* counts[2];
   int* any_flag;
   size_t bytes;
 };
@@ -339,7 +339,9 @@ Workspace lay_out(const Linear& linear) {
     if (split || pads) workspace.high[i] = take(bytes);
     if (split && linear.products == 3) workspace.low[i] = take(bytes);
     if (split) workspace.exponent[i] = static_cast<int*>(take(rows * sizeof(int)));
-    if (split) workspace.flag[i] = static_cast<int*>(take(rows * sizeof(int)));
+    if (split) {
+      workspace.counts[i] = static_cast<split::Counts*>(take(rows * sizeof(split::Counts)));
+    }
   }
   if (split) workspace.any_flag = static_cast<int*>(take(sizeof(int)));
   return workspace;
@@ -408,7 +410,7 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                           static_cast<__half*>(workspace.high[i]),
                           static_cast<__half*>(workspace.low[i]),
                           workspace.exponent[i],
-                          workspace.flag[i]};
+                          workspace.counts[i]};
   };
   const split::Operand x = operand(0, linear.x, linear.m, linear.x_stride);
   const split::Operand weight = operand(1, linear.weight, linear.n, linear.weight_stride);
@@ -425,7 +427,8 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                  : multiply<__half, float, 1>(linear, pairs_x, pairs_weight, padded_k, stream);
     if (status != cudaSuccess) return status;
   }
-  return split::exact(x, weight, linear.k, result, workspace.any_flag, stream);
+  return split::exact(x, weight, linear.k, linear.products == 3, result, workspace.any_flag,
+                      stream);
 }
 
 }  // namespace sm80

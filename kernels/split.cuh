@@ -29,15 +29,20 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kPadding - 1) / kPadding * kPadding;
 }
 
+// Elements of a row that are not zero, and those among them that are carried badly.
+struct Counts {
+  int smalls, nonzeros;
+};
+
 // A float32 matrix [rows, k] with strides in elements, and what it is split into.
 struct Operand {
   const float* from;
   int64_t rows;
   int64_t row_stride, column_stride;
-  __half* high;   // [rows, padded(k)], or as the order says
-  __half* low;    // the same, or null where high is enough
-  int* exponent;  // [rows]: scaled = element * 2^exponent
-  int* flag;      // [rows]: positive where the row has to take the exact path
+  __half* high;    // [rows, padded(k)], or as the order says
+  __half* low;     // the same, or null where high is enough
+  int* exponent;   // [rows]: scaled = element * 2^exponent
+  Counts* counts;  // [rows]
 };
 
 // The order in which k is written: element g * kGroup + i of a row goes to g * kGroup +
@@ -59,6 +64,12 @@ constexpr int64_t kTolerated = 32;
 // And, for pairs, where it has nonzero elements, but fewer than the root of this times k: the error
 // of pairs averages out over the terms of a sum, which are this many where two such rows meet.
 constexpr int64_t kTerms = 128;
+
+__host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool pairs) {
+  const int64_t smalls = counts.smalls, nonzeros = counts.nonzeros;
+  const bool few = pairs && nonzeros > 0 && nonzeros * nonzeros < kTerms * k;
+  return few || smalls * kTolerated > nonzeros;
+}
 
 constexpr int kThreads = 256;
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
@@ -192,14 +203,14 @@ __device__ bool split_row(const Operand& operand, int64_t row, int64_t k) {
   const auto add = [](uint32_t a, uint32_t b) { return a + b; };
   nonzeros = reduce_block(nonzeros, add);
   smalls = reduce_block(smalls, add);
-  const bool few = operand.low != nullptr && nonzeros > 0 &&
-                   static_cast<int64_t>(nonzeros) * nonzeros < kTerms * k;
-  const bool flagged = !finite || few || smalls * kTolerated > nonzeros;
+  // One bad element of one stands for infinity and NaN, with which no count means anything.
+  const Counts counts =
+      finite ? Counts{static_cast<int>(smalls), static_cast<int>(nonzeros)} : Counts{1, 1};
   if (threadIdx.x == 0) {
     operand.exponent[row] = exponent;
-    operand.flag[row] = flagged;
+    operand.counts[row] = counts;
   }
-  return flagged;
+  return is_flagged(counts, k, operand.low != nullptr);
 }
 
 // A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
@@ -280,7 +291,7 @@ struct ExactLoad {
 // Runs behind the product, whose elements of the same bytes of the mask it leaves as they are.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
-                 int64_t k, const Result result, const int* any_flag) {
+                 int64_t k, bool pairs, const Result result, const int* any_flag) {
   if (any_flag != nullptr && *any_flag == 0) return;
   __shared__ ExactMemory shared;
   const int64_t m = x.rows, n = weight.rows;
@@ -296,7 +307,8 @@ __global__ void __launch_bounds__(kExactThreads)
       const Operand& operand = of_x ? x : weight;
       const int i = threadIdx.x % kExactTile;
       const int64_t row = (of_x ? first_m : first_n) + i;
-      flagged = row < operand.rows && (any_flag == nullptr || operand.flag[row] > 0);
+      flagged =
+          row < operand.rows && (any_flag == nullptr || is_flagged(operand.counts[row], k, pairs));
       (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
     }
     if (!__syncthreads_or(flagged)) continue;
@@ -372,9 +384,10 @@ __global__ void __launch_bounds__(kExactThreads)
   }
 }
 
-// All of the result where any_flag is null; else what the flags of x and weight say.
-inline int exact(const Operand& x, const Operand& weight, int64_t k, const Result& result,
-                 const int* any_flag, cudaStream_t stream) {
+// All of the result where any_flag is null; else what the counts of x and weight say. pairs tells
+// whether x and weight were split into pairs.
+inline int exact(const Operand& x, const Operand& weight, int64_t k, bool pairs,
+                 const Result& result, const int* any_flag, cudaStream_t stream) {
   int device, multiprocessors;
   int status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
@@ -385,8 +398,8 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, const Resul
       ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
-  exact_kernel<<<static_cast<unsigned>(blocks), kExactThreads, 0, stream>>>(x, weight, k, result,
-                                                                            any_flag);
+  exact_kernel<<<static_cast<unsigned>(blocks), kExactThreads, 0, stream>>>(x, weight, k, pairs,
+                                                                            result, any_flag);
   return cudaGetLastError();
 }
 

@@ -1,0 +1,233 @@
+// One small wrapper per PTX instruction that the Hopper kernels use: barriers in shared memory,
+// bulk tensor copies (TMA), warpgroup products (wgmma). The names are the PTX ISA's.
+
+#ifndef KERNELS_PTX_CUH_
+#define KERNELS_PTX_CUH_
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+namespace kernels::ptx {
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ------------------------------------------------------------------------------------ clusters
+
+__device__ inline uint32_t cluster_ctarank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// A barrier of all threads of the cluster.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// ----------------------------------------------------------------------------------- registers
+
+template <int kRegisters>
+__device__ inline void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ inline void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// The larger of two, or NaN if one is NaN.
+__device__ inline float max_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// ------------------------------------------------------------------------------------ barriers
+
+// Barriers by number; 0 is that of __syncthreads. `threads` is how many sync and arrive in all.
+__device__ inline void barrier_sync(int barrier, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ inline void barrier_arrive(int barrier, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine and to the cluster.
+__device__ inline void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// Arrives at the barrier of the same name in another block of the cluster, or in this one. Release
+// and acquire are of the block's scope: that of the cluster would fence all memory each time, and
+// what these barriers order are reads of shared memory before copies into it.
+__device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// Waits until the phase of this parity has completed.
+__device__ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// --------------------------------------------------------------------------------- bulk copies
+
+__device__ inline void prefetch_tensormap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// A box of a two-dimensional tensor into the shared memory of every block in `blocks`, at the same
+// place in each; the bytes are counted at each block's own `barrier`.
+__device__ inline void copy_tensor_multicast(void* to, const CUtensorMap* map, int column, int row,
+                                             uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
+      : "memory");
+}
+
+// The same into this block alone.
+__device__ inline void copy_tensor(void* to, const CUtensorMap* map, int column, int row,
+                                   uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// -------------------------------------------------------------------------------------- launch
+
+// Waits for the kernel before this one in the stream, where the launch allowed an early start.
+__device__ inline void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+__device__ inline void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ------------------------------------------------------------------------------------ products
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ inline void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int kPending>
+__device__ inline void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Describes a tile whose rows are 128 bytes of adjacent k, swizzled over 128 bytes as the copy
+// engine writes them; the tile begins at a multiple of 1024 bytes.
+__device__ inline uint64_t matrix_descriptor(const void* tile) {
+  constexpr uint64_t kGroupOfRows = 1024 >> 4;  // bytes from 8 rows to the next 8
+  constexpr uint64_t kSwizzle128 = 1;
+  return (shared_address(tile) & 0x3ffff) >> 4 | uint64_t{1} << 16 | kGroupOfRows << 32 |
+         kSwizzle128 << 62;
+}
+
+// What leads from one descriptor to that of the next 16 of k.
+constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
+
+// The accumulators of a warpgroup as operands of an asm statement, by their number a thread.
+#define KERNELS_8(d, i)                                                                       \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KERNELS_40(d, i)                                                            \
+  KERNELS_8(d, i), KERNELS_8(d, i + 8), KERNELS_8(d, i + 16), KERNELS_8(d, i + 24), \
+      KERNELS_8(d, i + 32)
+#define KERNELS_88(d) KERNELS_40(d, 0), KERNELS_40(d, 40), KERNELS_8(d, 80)
+#define KERNELS_128(d) KERNELS_88(d), KERNELS_40(d, 88)
+#define KERNELS_D88                                                                  \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87}"
+#define KERNELS_D128                                                                             \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
+  "%127}"
+
+// d [64, N] = a [64, 16] b [N, 16]^T + (accumulate ? d : 0) with N = 2 * accumulators, a in
+// registers and b in shared memory.
+#define KERNELS_WGMMA(n, list, operands, accumulators, a0, a1, a2, a3, b, p)                      \
+  __device__ inline void wgmma(float (&d)[accumulators], const uint32_t* a, uint64_t b_tile,      \
+                               bool accumulate) {                                                 \
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" p                         \
+                 ", 0;\n"                                                                         \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 " list ", {%" a0 ", %" a1 \
+                 ", %" a2 ", %" a3 "}, %" b ", accumulate, 1, 1, 0;\n}"                           \
+                 : operands(d)                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile),                       \
+                   "r"(static_cast<uint32_t>(accumulate)));                                       \
+  }
+KERNELS_WGMMA("176", KERNELS_D88, KERNELS_88, 88, "88", "89", "90", "91", "92", "93")
+KERNELS_WGMMA("256", KERNELS_D128, KERNELS_128, 128, "128", "129", "130", "131", "132", "133")
+#undef KERNELS_WGMMA
+
+// The same with a in shared memory.
+#define KERNELS_WGMMA_SHARED(T, type)                                                         \
+  __device__ inline void wgmma(T, float (&d)[128], uint64_t a, uint64_t b, bool accumulate) { \
+    asm volatile(                                                                             \
+        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"                       \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " " KERNELS_D128         \
+        ", %128, %129, accumulate, 1, 1, 0, 0;\n}"                                            \
+        : KERNELS_128(d)                                                                      \
+        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)));                            \
+  }
+KERNELS_WGMMA_SHARED(__half, "f16")
+KERNELS_WGMMA_SHARED(__nv_bfloat16, "bf16")
+#undef KERNELS_WGMMA_SHARED
+
+}  // namespace kernels::ptx
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+#endif  // KERNELS_PTX_CUH_
