@@ -51,6 +51,7 @@ struct Linear {
   int64_t weight_stride;
   const void* bias;  // [n], or null
   float divisor;
+  bool relu;        // or the product, with bias and division, as it is
   void* out;        // [m, n], contiguous
   uint8_t* mask;    // [m, (n + 7) / 8], or null
   void* workspace;  // as many bytes as *_workspace says, aligned to 256, uninitialised

@@ -87,6 +87,7 @@ struct alignas(2 * sizeof(Out)) Pair {
 template <typename Out>
 struct Epilogue {
   const Out* bias;
+  float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
   Out* out;
   uint8_t* mask;
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(kBlock, 1)
           if (epilogue.bias != nullptr) z += to_float(epilogue.bias[column + e]);
           bits |= static_cast<uint32_t>(mask_bit(z)) << e;
         }
-        pair.value[e] = round_to<Out>(relu_divide(z, epilogue.divisor));
+        pair.value[e] = round_to<Out>(epilogue.divisor.quotient(z < epilogue.floor ? 0.0f : z));
       }
       if (row_valid && column + 1 < n && epilogue.paired) {
         *reinterpret_cast<Pair<Out>*>(out + column) = pair;
@@ -366,8 +367,9 @@ int multiply(const Linear& linear, const Matrix<T>& x, const Matrix<T>& weight, 
       ((linear.m + kBlockM - 1) / kBlockM) * ((linear.n + Tile::kBlockN - 1) / Tile::kBlockN);
   const bool paired =
       linear.n % 2 == 0 && reinterpret_cast<uintptr_t>(linear.out) % sizeof(Pair<Out>) == 0;
-  const Epilogue<Out> epilogue{static_cast<const Out*>(linear.bias), Divisor<float>(linear.divisor),
-                               static_cast<Out*>(linear.out), linear.mask, paired};
+  const Epilogue<Out> epilogue{
+      static_cast<const Out*>(linear.bias), floor_of(linear.relu), Divisor<float>(linear.divisor),
+      static_cast<Out*>(linear.out),        linear.mask,           paired};
   kernel<<<static_cast<unsigned>(tiles), kBlock, bytes, stream>>>(
       x, weight, static_cast<int>(linear.m), static_cast<int>(linear.n), static_cast<int>(k),
       stages, epilogue);
@@ -414,10 +416,11 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
   };
   const split::Operand x = operand(0, linear.x, linear.m, linear.x_stride);
   const split::Operand weight = operand(1, linear.weight, linear.n, linear.weight_stride);
-  const split::Result result{static_cast<const float*>(linear.bias), Divisor<float>(linear.divisor),
-                             static_cast<float*>(linear.out), linear.mask};
+  const split::Result result{static_cast<const float*>(linear.bias), floor_of(linear.relu),
+                             Divisor<float>(linear.divisor), static_cast<float*>(linear.out),
+                             linear.mask};
   if (is_split(linear)) {
-    int status = split::split_rows<split::InOrder>(x, weight, linear.k, workspace.any_flag, stream);
+    int status = split::split_rows(x, weight, linear.k, workspace.any_flag, stream);
     if (status != cudaSuccess) return status;
     const int64_t padded_k = split::padded(linear.k);
     const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};

@@ -11,6 +11,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <type_traits>
 
 #include "epilogue.cuh"
@@ -66,42 +67,45 @@ struct Barriers {
   uint64_t full[kStages], empty[kStages];
 };
 
-// Results leave the registers in turns of so many blocks of 8 columns, through memory of which each
-// thread has its own part. A loop over the registers themselves has to be unrolled, whose code is
-// late from memory whenever L2 has lost it, and takes ptxas a minute.
-constexpr int kTurn = 4;
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int kStages>
-__device__ void init_barriers(Barriers<kStages>& barriers, int local_readers) {
+__device__ void init_barriers(uint32_t full, uint32_t empty, int local_readers) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(&barriers.full[s], 1);
-      ptx::mbarrier_init(&barriers.empty[s], 4 * kConsumers * kClusterSize + local_readers);
+      ptx::mbarrier_init(full + 8 * s, 1);
+      ptx::mbarrier_init(empty + 8 * s, 4 * kConsumers * kClusterSize + local_readers);
     }
     ptx::fence_mbarrier_init();
   }
   ptx::cluster_sync();
 }
 
-template <int kSums>
-__device__ void stage_turn(float4 (&staging)[kTurn][128], const float (&sums)[kSums], int turn,
-                           int thread) {
+// Results leave the registers in turns of kTurn blocks of 8 columns, through memory of which each
+// thread has its own part: a loop over registers would have to be unrolled, and so much code is
+// late from memory whenever L2 has lost it. This finds the turn among kFirst to kLast - 1.
+template <int kFirst, int kLast, int kTurn, int kSums>
+__device__ void stage_turn(float4 (&staging)[kTurn][128], const float (&sums)[kSums], int turn) {
+  if constexpr (kLast - kFirst > 1) {
+    constexpr int kMiddle = (kFirst + kLast) / 2;
+    if (turn < kMiddle) {
+      stage_turn<kFirst, kMiddle>(staging, sums, turn);
+    } else {
+      stage_turn<kMiddle, kLast>(staging, sums, turn);
+    }
+  } else {
 #pragma unroll
-  for (int i = 0; i < kSums / 4; ++i) {
-    if (i / kTurn == turn) {
-      staging[i % kTurn][thread] =
-          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    for (int j = 0; j < kTurn; ++j) {
+      const float* const sum = sums + 4 * (kFirst * kTurn + j);
+      staging[j][threadIdx.x % 128] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
   }
 }
 
-// Tells the producers of both blocks that this warp has read a stage.
-template <int kStages>
-__device__ void release(Barriers<kStages>& barriers, int stage) {
+// Tells the producers of both blocks that this warp has read what the barrier is of.
+__device__ inline void release(uint32_t empty) {
   const int lane = threadIdx.x % 32;
-  if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(&barriers.empty[stage], lane);
+  if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(empty, lane);
 }
 
 #endif
@@ -112,11 +116,12 @@ constexpr int kHalfRows = 64 * kConsumers;  // rows of x of a block's tile: oper
 constexpr int kHalfColumns = 256;           // rows of weight: operand B
 constexpr int kHalfK = kRowBytes / 2;
 constexpr int kHalfStages = 4;
+constexpr int kHalfTurn = 4;  // blocks of 8 columns that a quad of threads stores at once
 
 struct HalfMemory {
   uint8_t x[kHalfStages][kHalfRows * kRowBytes];
   uint8_t weight[kHalfStages][kHalfColumns * kRowBytes];
-  float4 staging[kConsumers][kTurn][128];
+  float4 staging[kConsumers][kHalfTurn][128];
   float bias[kConsumers][kHalfColumns];
   Barriers<kHalfStages> barriers;
 };
@@ -127,16 +132,12 @@ struct HalfProblem {
   T* out;
   uint8_t* mask;
   int m, n, k;
+  float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
   Tiles tiles;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-template <typename T>
-__device__ float to_float(T value) {
-  return static_cast<float>(value);
-}
 
 template <typename T>
 __device__ uint32_t pack_as(float first, float second) {
@@ -163,43 +164,68 @@ __device__ inline void transpose_quad(uint32_t (&v)[4], int c) {
   }
 }
 
-// Four blocks of 8 columns of one row, spread over four lanes with two columns of each block in
-// every lane: finished, and stored with block c, its 8 columns and its byte of the mask, by lane c.
-template <typename T>
-__device__ void store_row(const HalfProblem<T>& p, int row, int column, const float2 (&sum)[4],
-                          const float2 (&bias)[4], int c) {
-  uint32_t words[4], bits = 0;
+// The byte of the mask of block c, of four blocks of 8 columns of which each of four lanes has two.
+__device__ inline uint32_t mask_byte(const float (&z)[2 * kHalfTurn], int columns, int c) {
+  uint32_t bits = 0;
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    const float z0 = sum[b].x + bias[b].x, z1 = sum[b].y + bias[b].y;
-    words[b] = pack_as<T>(relu_divide(z0, p.divisor), relu_divide(z1, p.divisor));
-    const int at = column + 8 * b + 2 * c;
-    const uint32_t pair = (at < p.n && mask_bit(z0)) | (at + 1 < p.n && mask_bit(z1)) << 1;
-    bits |= pair << (8 * b + 2 * c);
+  for (int i = 0; i < 2 * kHalfTurn; ++i) {
+    const int at = i / 2 * 8 + 2 * c + i % 2;
+    bits |= (at < columns && mask_bit(z[i])) << at;
   }
-  transpose_quad(words, c);
-  column += 8 * c;
+  bits |= __shfl_xor_sync(0xffffffff, bits, 1);
+  bits |= __shfl_xor_sync(0xffffffff, bits, 2);
+  return bits >> (8 * c) & 0xff;
+}
+
+// Finishes four blocks of 8 columns of one row, of which each of four lanes has two, and stores
+// block c, its 8 columns and its byte of the mask, from lane c.
+template <bool kExact, typename T>
+__device__ void store_row(const HalfProblem<T>& p, int row, int column,
+                          const float (&z)[2 * kHalfTurn], int c) {
+  const int first = column + 8 * c;
+  const bool exists = row < p.m && first < p.n;
   if (p.mask != nullptr) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, 1);
-    bits |= __shfl_xor_sync(0xffffffff, bits, 2);
-    if (row < p.m && column < p.n) {
-      p.mask[static_cast<int64_t>(row) * ((p.n + 7) / 8) + column / 8] =
-          static_cast<uint8_t>(bits >> (8 * c));
-    }
+    const uint32_t byte = mask_byte(z, p.n - column, c);
+    const int64_t at = static_cast<int64_t>(row) * ((p.n + 7) / 8) + first / 8;
+    if (exists) p.mask[at] = static_cast<uint8_t>(byte);
   }
-  if (row >= p.m) return;
-  T* const to = p.out + static_cast<int64_t>(row) * p.n + column;
-  if (p.n % 8 == 0) {
-    if (column < p.n) {
-      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  } else {
+  float out[2 * kHalfTurn];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint16_t half = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
-      if (column + i < p.n) reinterpret_cast<uint16_t*>(to)[i] = half;
+  for (int i = 0; i < 2 * kHalfTurn; ++i) {
+    out[i] = p.divisor.template quotient<kExact>(z[i] < p.floor ? 0.0f : z[i]);
+  }
+  uint32_t words[kHalfTurn];
+#pragma unroll
+  for (int b = 0; b < kHalfTurn; ++b) words[b] = pack_as<T>(out[2 * b], out[2 * b + 1]);
+  transpose_quad(words, c);
+  if (!exists) return;
+  T* const to = p.out + static_cast<int64_t>(row) * p.n + first;
+  if (p.n % 8 == 0) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < min(8, p.n - first); ++i) {
+      const uint32_t word = i / 4 == 0 ? words[i / 2 % 2] : words[2 + i / 2 % 2];
+      reinterpret_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(word >> (i % 2 * 16));
     }
   }
+}
+
+// Two rows, eight apart, of what a turn has in memory.
+template <bool kExact, typename T>
+__device__ void store_turn(const HalfProblem<T>& p, int row, int column,
+                           const float4 (&staging)[kHalfTurn][128], const float* bias) {
+  const int c = threadIdx.x % 4;
+  float upper[2 * kHalfTurn], lower[2 * kHalfTurn];
+#pragma unroll
+  for (int b = 0; b < kHalfTurn; ++b) {
+    const float4 sum = staging[b][threadIdx.x % 128];
+    const float2 own = *reinterpret_cast<const float2*>(bias + 8 * b + 2 * c);
+    upper[2 * b] = sum.x + own.x, upper[2 * b + 1] = sum.y + own.y;
+    lower[2 * b] = sum.z + own.x, lower[2 * b + 1] = sum.w + own.y;
+  }
+  store_row<kExact>(p, row, column, upper, c);
+  store_row<kExact>(p, row + 8, column, lower, c);
 }
 
 #endif
@@ -211,11 +237,19 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   HalfMemory& shared = *reinterpret_cast<HalfMemory*>(dynamic_memory);
+  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const uint32_t x = base + offsetof(HalfMemory, x), weight = base + offsetof(HalfMemory, weight);
+  const uint32_t full = base + offsetof(HalfMemory, barriers.full);
+  const uint32_t empty = base + offsetof(HalfMemory, barriers.empty);
   const int warpgroup = threadIdx.x / 128;
   const int rank = ptx::cluster_ctarank();
   const int first = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
   const int steps = (p.k + kHalfK - 1) / kHalfK;
-  init_barriers(shared.barriers, 0);
+  if (threadIdx.x == kConsumers * 128) {
+    ptx::prefetch_tensormap(&x_map);
+    ptx::prefetch_tensormap(&weight_map);
+  }
+  init_barriers<kHalfStages>(full, empty, 0);
 
   Ring<kHalfStages> ring;
   if (warpgroup == kConsumers) {
@@ -228,28 +262,36 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
       const int row = (x_tile * kClusterSize + rank) * kHalfRows;
       const int weight_row = weight_tile * kHalfColumns + rank * kShare;
       for (int step = 0; step < steps; ++step, ring.advance()) {
-        uint64_t* const full = &shared.barriers.full[ring.stage];
-        ptx::mbarrier_wait(&shared.barriers.empty[ring.stage], ring.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(full, (kHalfRows + kHalfColumns) * kRowBytes);
-        ptx::copy_tensor(shared.x[ring.stage], &x_map, step * kHalfK, row, full);
-        ptx::copy_tensor_multicast(&shared.weight[ring.stage][rank * kShare * kRowBytes],
-                                   &weight_map, step * kHalfK, weight_row, full,
+        const uint32_t arrived = full + 8 * ring.stage;
+        ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+        ptx::mbarrier_arrive_expect_tx(arrived, (kHalfRows + kHalfColumns) * kRowBytes);
+        ptx::copy_tensor(x + ring.stage * kHalfRows * kRowBytes, &x_map, step * kHalfK, row,
+                         arrived);
+        ptx::copy_tensor_multicast(weight + (ring.stage * kHalfColumns + rank * kShare) * kRowBytes,
+                                   &weight_map, step * kHalfK, weight_row, arrived,
                                    (1 << kClusterSize) - 1);
       }
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
-    const int g = lane / 4, c = lane % 4;
+    const uint32_t own_x = x + warpgroup * 64 * kRowBytes;
     float d[kHalfColumns / 2];
     for (int tile = first; tile < p.tiles.count(); tile += clusters) {
       int x_tile, weight_tile;
       p.tiles.find(tile, &x_tile, &weight_tile);
+      float own_bias[kHalfColumns / 128];  // on its way while the products are made
+#pragma unroll
+      for (int i = 0; i < kHalfColumns / 128; ++i) {
+        const int at = weight_tile * kHalfColumns + i * 128 + thread;
+        own_bias[i] = p.bias != nullptr && at < p.n ? static_cast<float>(p.bias[at]) : 0.0f;
+      }
       for (int step = 0; step < steps; ++step, ring.advance()) {
-        ptx::mbarrier_wait(&shared.barriers.full[ring.stage], ring.parity);
+        ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
         const uint64_t a =
-            ptx::matrix_descriptor(&shared.x[ring.stage][warpgroup * 64 * kRowBytes]);
-        const uint64_t b = ptx::matrix_descriptor(shared.weight[ring.stage]);
+            ptx::matrix_descriptor<kRowBytes>(own_x + ring.stage * kHalfRows * kRowBytes);
+        const uint64_t b =
+            ptx::matrix_descriptor<kRowBytes>(weight + ring.stage * kHalfColumns * kRowBytes);
         ptx::wgmma_fence();
 #pragma unroll
         for (int s = 0; s < kHalfK / 16; ++s) {
@@ -258,39 +300,32 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
         }
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<1>();
-        if (step > 0) release(shared.barriers, ring.previous());
+        if (step > 0) release(empty + 8 * ring.previous());
       }
-      ptx::wgmma_wait_group<0>();
-      release(shared.barriers, ring.previous());
 
-      // The bias of the tile, by way of memory that the warpgroup shares.
-      ptx::barrier_sync(1 + warpgroup, 128);  // all have read that of the tile before
+      ptx::barrier_sync(1 + warpgroup, 128);  // all have read the bias of the tile before
 #pragma unroll
-      for (int i = thread; i < kHalfColumns; i += 128) {
-        const int at = weight_tile * kHalfColumns + i;
-        const bool exists = p.bias != nullptr && at < p.n;
-        shared.bias[warpgroup][i] = exists ? to_float(p.bias[at]) : 0.0f;
+      for (int i = 0; i < kHalfColumns / 128; ++i) {
+        shared.bias[warpgroup][i * 128 + thread] = own_bias[i];
       }
       ptx::barrier_sync(1 + warpgroup, 128);
+      ptx::wgmma_wait_group<0>();
+      release(empty + 8 * ring.previous());
 
-      const int row = (x_tile * kClusterSize + rank) * kHalfRows + warpgroup * 64 +
-                      threadIdx.x % 128 / 32 * 16 + g;
-      float4(&staging)[kTurn][128] = shared.staging[warpgroup];
+      const int row =
+          (x_tile * kClusterSize + rank) * kHalfRows + warpgroup * 64 + thread / 32 * 16 + lane / 4;
+      float4(&staging)[kHalfTurn][128] = shared.staging[warpgroup];
+      constexpr int kTurns = kHalfColumns / 8 / kHalfTurn;
 #pragma unroll 1
-      for (int turn = 0; turn < kHalfColumns / 8 / kTurn; ++turn) {
-        stage_turn(staging, d, turn, thread);
-        const int column = turn * kTurn * 8;
-        float2 upper[kTurn], lower[kTurn], bias[kTurn];
-#pragma unroll
-        for (int b = 0; b < kTurn; ++b) {
-          const float4 sum = staging[b][thread];
-          upper[b] = make_float2(sum.x, sum.y);
-          lower[b] = make_float2(sum.z, sum.w);
-          bias[b] =
-              *reinterpret_cast<const float2*>(&shared.bias[warpgroup][column + 8 * b + 2 * c]);
+      for (int turn = 0; turn < kTurns; ++turn) {
+        stage_turn<0, kTurns>(staging, d, turn);
+        const int in_tile = turn * kHalfTurn * 8, column = weight_tile * kHalfColumns + in_tile;
+        const float* const bias = &shared.bias[warpgroup][in_tile];
+        if (p.divisor.is_exact) {
+          store_turn<true>(p, row, column, staging, bias);
+        } else {
+          store_turn<false>(p, row, column, staging, bias);
         }
-        store_row(p, row, weight_tile * kHalfColumns + column, upper, bias, c);
-        store_row(p, row + 8, weight_tile * kHalfColumns + column, lower, bias, c);
       }
     }
   }
@@ -312,26 +347,23 @@ struct Split {
   static constexpr int kK = kPromotes ? 32 : 64;
   static constexpr int kStages = kPromotes ? 5 : 3;
   static constexpr int kSteps16 = kK / 16;
+  static constexpr int kTurn = 2;
+  static_assert(kXRows % (kTurn * 8) == 0, "turns are whole");
   static constexpr int kBoxes = kK * 4 / kRowBytes;  // of the weight, side by side
+  static constexpr int kBoxBytes = kWeightRows * kRowBytes;
+  static constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kBoxes * kBoxBytes;
 
-  // How a row of the split x lies in memory: of each 16 of k, 4c to 4c + 3 are columns 2c, 2c + 1,
-  // 2c + 8 and 2c + 9 to the tensor core, which are those of thread c of a quad. It thus loads four
-  // neighbours of the weight. Of a pair, 32 high come before their 32 low.
-  struct Order {
-    static constexpr int kGroup = 16;
-    static __device__ constexpr int position(int i) { return i / 4 * 2 + i % 2 + i % 4 / 2 * 8; }
-    static __device__ int64_t place(int64_t i) { return kPromotes ? i / 32 * 64 + i % 32 : i; }
-    static __host__ __device__ int64_t pitch(int64_t padded_k) { return padded_k * kParts; }
-  };
+  // Of x, pairs are two tiles, high and low, and rows half as long.
   static constexpr int kParts = kPromotes ? 2 : 1;
-  static constexpr int kLow = 32;
+  static constexpr int kXRowBytes = kRowBytes / kParts;
+  static constexpr int kPartBytes = kXRows * kXRowBytes;
 
-  // Behind the end of k the copies bring zeros.
-  static __device__ int steps(int k) { return (k + kK - 1) / kK; }
+  // Whole pairs of steps. Behind the end of k the copies bring zeros.
+  static __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }
 
   struct Memory {
-    uint8_t x[kStages][kXRows * kRowBytes];
-    uint8_t weight[kStages][kBoxes][kWeightRows * kRowBytes];
+    uint8_t x[kStages][kXBytes];
+    uint8_t weight[kStages][kWeightBytes];
     float4 staging[kConsumers][kTurn][128];
     Barriers<kStages> barriers;
   };
@@ -344,18 +376,20 @@ struct Split {
 constexpr int kSampledPieces = 8;
 constexpr int kSampledExponent = 7;
 
-// A block a row of x; behind those, a warp a row of the weight.
+// A warp a row of the weight, whose reads are the more scattered; behind those, a block a row of x.
 template <int kProducts>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, int* any_flag) {
-  if (blockIdx.x < x.rows) {
-    const bool flagged = split::split_row<typename Split<kProducts>::Order>(x, blockIdx.x, k);
+  constexpr int kRows = split::kThreads / 32;
+  const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
+  if (x_row >= 0) {
+    const bool flagged = split::split_row(x, x_row, k);
     if (flagged && threadIdx.x == 0) *any_flag = 1;
     return;
   }
   const int lane = threadIdx.x % 32;
-  const int64_t row = (blockIdx.x - x.rows) * (split::kThreads / 32) + threadIdx.x / 32;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32;
   if (row >= weight.rows) return;
   const int64_t piece = lane / (32 / kSampledPieces);
   const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
@@ -390,55 +424,98 @@ struct SplitProblem {
   split::Counts* weight_counts;  // [n], 0 at first
   int* any_flag;
   int m, n, k;
+  float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
   Tiles tiles;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The barrier at which a warpgroup waits for its turn.
-__device__ inline int turn_of(int warpgroup) { return 1 + warpgroup; }
-
 // The row of its warp's 16 that is row g (r = 0) or g + 8 (r = 1) of the warp's fragments: two
-// neighbours a thread, for the stores, and rows 4 apart in neighbouring quads, which keeps 16-byte
-// loads of swizzled rows free of bank conflicts.
+// neighbours a thread, for the stores, and rows that are swizzled apart in neighbouring quads,
+// which keeps their loads free of bank conflicts.
 __device__ inline int fragment_row(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
-// One finished element of each of four rows of the weight, in one row of x.
-__device__ inline void store_four(const SplitProblem& p, int row, int column, float (&z)[4],
-                                  bool is_upper) {
+// Four features of one row of x, finished and stored; the thread whose lane differs in bit 2 has
+// the four beside them, and the byte of the mask is of both.
+template <bool kExact>
+__device__ void store_four(const SplitProblem& p, int row, int column, const float (&z)[4]) {
+  const bool exists = row < p.m && column < p.n;
   if (p.mask != nullptr) {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) bits |= (column + i < p.n && mask_bit(z[i])) << i;
-    bits |= __shfl_xor_sync(0xffffffff, bits, 4) << 4;  // the next four, with the quad beside
-    if (!is_upper && row < p.m && column < p.n) {
-      p.mask[static_cast<int64_t>(row) * ((p.n + 7) / 8) + column / 8] = static_cast<uint8_t>(bits);
-    }
+    bits |= __shfl_xor_sync(0xffffffff, bits, 4) << 4;
+    const int64_t at = static_cast<int64_t>(row) * ((p.n + 7) / 8) + column / 8;
+    if (exists && column % 8 == 0) p.mask[at] = static_cast<uint8_t>(bits);
   }
-  if (row >= p.m) return;
+  if (!exists) return;
+  float out[4];
 #pragma unroll
-  for (float& element : z) element = relu_divide(element, p.divisor);
+  for (int i = 0; i < 4; ++i) {
+    out[i] = p.divisor.template quotient<kExact>(z[i] < p.floor ? 0.0f : z[i]);
+  }
   float* const to = p.out + static_cast<int64_t>(row) * p.n + column;
   if (p.n % 4 == 0) {
-    if (column < p.n) *reinterpret_cast<float4*>(to) = make_float4(z[0], z[1], z[2], z[3]);
+    *reinterpret_cast<float4*>(to) = make_float4(out[0], out[1], out[2], out[3]);
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (column + i < p.n) to[i] = z[i];
+      if (column + i < p.n) to[i] = out[i];
     }
+  }
+}
+
+// What four features need on the way from sums to results.
+struct Features {
+  int column;
+  float scale[4], bias[4];
+};
+
+// What a turn has in memory: two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A
+// swap with the thread that has the next two makes that four features of one row. scale is that of
+// row `lane` of the turn.
+template <bool kExact, int kTurn>
+__device__ void store_turn(const SplitProblem& p, int row, const Features& features,
+                           const float4 (&staging)[kTurn][128], float scale) {
+  const int lane = threadIdx.x % 32;
+  const bool is_second = lane & 8;
+#pragma unroll
+  for (int j = 0; j < kTurn; ++j) {
+    const float4 sum = staging[j][threadIdx.x % 128];
+    const float keep[2] = {is_second ? sum.y : sum.x, is_second ? sum.w : sum.z};
+    const float give[2] = {is_second ? sum.x : sum.y, is_second ? sum.z : sum.w};
+    float take[2];
+    take[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
+    take[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
+    const int in_turn = 8 * j + 2 * (lane % 4) + is_second;
+    const float x_scale = __shfl_sync(0xffffffff, scale, in_turn);
+    float z[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // The smaller first: where that overflows, so does the result.
+      const float total = (i < 2) == is_second ? take[i % 2] : keep[i % 2];
+      z[i] = total * fminf(x_scale, features.scale[i]) * fmaxf(x_scale, features.scale[i]) +
+             features.bias[i];
+    }
+    store_four<kExact>(p, row + in_turn, features.column, z);
   }
 }
 
 // Brings the tiles, each in steps of K: one thread.
 template <int kProducts>
-__device__ void produce(typename Split<kProducts>::Memory& shared, const CUtensorMap& x_map,
-                        const CUtensorMap& weight_map, const SplitProblem& p) {
+__device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                        const SplitProblem& p) {
   using S = Split<kProducts>;
-  constexpr int kShare = S::kXRows / kClusterSize;  // rows of x a block brings for both
+  using Memory = typename S::Memory;
+  const uint32_t full = base + offsetof(Memory, barriers.full);
+  const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
+  constexpr int kShare = S::kXRows / kClusterSize;  // rows of x a block brings for both
+  const uint32_t x = base + offsetof(Memory, x) + rank * kShare * S::kXRowBytes;
+  const uint32_t weight = base + offsetof(Memory, weight);
   Ring<S::kStages> ring;
   for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
        tile += gridDim.x / kClusterSize) {
@@ -447,34 +524,44 @@ __device__ void produce(typename Split<kProducts>::Memory& shared, const CUtenso
     const int row = x_tile * S::kXRows + rank * kShare;
     const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
     for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
-      uint64_t* const full = &shared.barriers.full[ring.stage];
-      ptx::mbarrier_wait(&shared.barriers.empty[ring.stage], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, (S::kXRows + S::kBoxes * S::kWeightRows) * kRowBytes);
-      ptx::copy_tensor_multicast(&shared.x[ring.stage][rank * kShare * kRowBytes], &x_map,
-                                 step * (kRowBytes / 2), row, full, (1 << kClusterSize) - 1);
+      const uint32_t arrived = full + 8 * ring.stage;
+      ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) {  // the rows of low are behind those of high
+        ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes + part * S::kPartBytes, &x_map,
+                                   step * S::kK, row + part * p.m, arrived,
+                                   (1 << kClusterSize) - 1);
+      }
 #pragma unroll
       for (int box = 0; box < S::kBoxes; ++box) {
-        ptx::copy_tensor(shared.weight[ring.stage][box], &weight_map, step * S::kK + box * 32,
-                         weight_row, full);
+        ptx::copy_tensor(weight + ring.stage * S::kWeightBytes + box * S::kBoxBytes, &weight_map,
+                         step * S::kK + box * 32, weight_row, arrived);
       }
     }
   }
 }
 
 // Counts what the split carries badly of every row of the weight. A lane has rows of its own. The
-// tiles that share rows of the weight take turns in looking, and add up what they find.
+// tiles that share rows of the weight share the columns of each step too, and add up what they
+// find.
 template <int kProducts>
-__device__ void judge(typename Split<kProducts>::Memory& shared, const SplitProblem& p, int warp) {
+__device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
   using S = Split<kProducts>;
+  using Memory = typename S::Memory;
+  const uint32_t full = base + offsetof(Memory, barriers.full);
+  const uint32_t empty = base + offsetof(Memory, barriers.empty);
+  const uint32_t weight = base + offsetof(Memory, weight);
   constexpr int kRows = S::kWeightRows / kJudges / 32;
+  constexpr int kChunks = S::kBoxes * 8;  // of four columns
+  const int shares = min(p.tiles.x_tiles, kChunks);
   const int lane = threadIdx.x % 32;
-  const int steps = S::steps(p.k), shares = min(p.tiles.x_tiles, steps);
+  const int first = warp * kRows * 32 + lane;
   Ring<S::kStages> ring;
   for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
        tile += gridDim.x / kClusterSize) {
     int x_tile, weight_tile;
     p.tiles.find(tile, &x_tile, &weight_tile);
-    const int first = warp * kRows * 32 + lane;
     const int weight_row =
         (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + first;
     float small[kRows], largest[kRows];
@@ -487,28 +574,24 @@ __device__ void judge(typename Split<kProducts>::Memory& shared, const SplitProb
       largest[r] = 0;
       nonzeros[r] = smalls[r] = 0;
     }
-    int turn = 0;
-    for (int step = 0; step < steps; ++step, ring.advance()) {
-      ptx::mbarrier_wait(&shared.barriers.full[ring.stage], ring.parity);
-      if (turn == x_tile) {
-#pragma unroll 2
-        for (int chunk = 0; chunk < S::kBoxes * 8; ++chunk) {
+    for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
+      ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
+      const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * kRowBytes;
+#pragma unroll 1
+      for (int chunk = x_tile; chunk < kChunks; chunk += shares) {
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            const int row = first + r * 32;
-            const float4 four = *reinterpret_cast<const float4*>(
-                &shared.weight[ring.stage][chunk / 8][row * kRowBytes + (chunk ^ row) % 8 * 16]);
-            for (const float v : {four.x, four.y, four.z, four.w}) {
-              nonzeros[r] += v != 0.0f;
-              smalls[r] += v != 0.0f && fabsf(v) < small[r];
-              largest[r] = ptx::max_nan(largest[r], fabsf(v));
-            }
+        for (int r = 0; r < kRows; ++r) {
+          const float4 four = ptx::load_shared_four(stage + chunk / 8 * S::kBoxBytes +
+                                                    r * 32 * kRowBytes + (chunk ^ first) % 8 * 16);
+          for (const float v : {four.x, four.y, four.z, four.w}) {
+            nonzeros[r] += v != 0.0f;
+            smalls[r] += v != 0.0f && fabsf(v) < small[r];
+            largest[r] = ptx::max_nan(largest[r], fabsf(v));
           }
         }
       }
-      if (++turn == shares) turn = 0;
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&shared.barriers.empty[ring.stage]);
+      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * ring.stage);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -522,9 +605,9 @@ __device__ void judge(typename Split<kProducts>::Memory& shared, const SplitProb
       atomicAdd(&p.weight_counts[row].nonzeros, nonzeros[r]);
       // If the row is flagged, then one share at least looks like it: by its smalls in proportion,
       // or by having no more nonzeros than its part of few.
-      const split::Counts part{smalls[r], nonzeros[r] * shares};
-      const bool suspect = nonzeros[r] == 0 || split::is_flagged(part, p.k, kProducts == 3) ||
-                           smalls[r] * split::kTolerated > nonzeros[r];
+      const split::Counts scaled_up{smalls[r], nonzeros[r] * shares};
+      const bool suspect = nonzeros[r] == 0 || smalls[r] * split::kTolerated > nonzeros[r] ||
+                           split::is_flagged(scaled_up, p.k, kProducts == 3);
       if (suspect) *p.any_flag = 1;
     }
   }
@@ -538,37 +621,47 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
                  const __grid_constant__ CUtensorMap weight_map, const SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Split<kProducts>;
+  using Memory = typename S::Memory;
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  typename S::Memory& shared = *reinterpret_cast<typename S::Memory*>(dynamic_memory);
+  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const uint32_t full = base + offsetof(Memory, barriers.full);
+  const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int warpgroup = threadIdx.x / 128;
-  const int rank = ptx::cluster_ctarank();
-  const int first = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
-  const int steps = S::steps(p.k);
-  init_barriers(shared.barriers, kJudges);
+  if (threadIdx.x == kConsumers * 128) {
+    ptx::prefetch_tensormap(&x_map);
+    ptx::prefetch_tensormap(&weight_map);
+  }
+  init_barriers<S::kStages>(full, empty, kJudges);
   ptx::griddepcontrol_wait();
 
-  Ring<S::kStages> ring;
   if (warpgroup == kConsumers) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     const int warp = threadIdx.x / 32 - 4 * kConsumers;
     if (threadIdx.x == kConsumers * 128) {
-      produce<kProducts>(shared, x_map, weight_map, p);
+      produce<kProducts>(base, x_map, weight_map, p);
     } else if (warp >= 1 && warp <= kJudges) {
-      judge<kProducts>(shared, p, warp - 1);
+      judge<kProducts>(base, p, warp - 1);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
-    const int g = lane / 4, c = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
-    const bool is_second_warpgroup = warpgroup == 1;
-    if (is_second_warpgroup) ptx::barrier_arrive(turn_of(0), 2 * 128);
-
+    // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
+    // the next, whose chunks are swizzled by one bit more.
+    const int own_row = local_row + fragment_row(g, 0);
+    const uint32_t own_weight = base + offsetof(Memory, weight) + own_row * kRowBytes +
+                                (c / 2 ^ own_row % 8) * 16 + c % 2 * 8;
+    const int steps = S::steps(p.k);
+    Ring<S::kStages> ring;
     float d[S::kAccumulators], sums[S::kPromotes ? S::kAccumulators : 1];
-    for (int tile = first; tile < p.tiles.count(); tile += clusters) {
+    uint32_t high[2][S::kSteps16][4], low[S::kSteps16][4];
+
+    for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
+         tile += gridDim.x / kClusterSize) {
       int x_tile, weight_tile;
       p.tiles.find(tile, &x_tile, &weight_tile);
-      const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows + local_row;
+      const int weight_row =
+          (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
       float scale[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -579,106 +672,107 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 #pragma unroll
         for (float& sum : sums) sum = 0;
       }
-      for (int step = 0; step < steps; ++step, ring.advance()) {
-        ptx::mbarrier_wait(&shared.barriers.full[ring.stage], ring.parity);
-        uint32_t high[S::kSteps16][4], low[S::kSteps16][4];
+
+      // The fragments of a stage, when its bytes are there.
+      const auto convert = [&](uint32_t (&high)[S::kSteps16][4]) {
+        ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
+        const uint32_t stage = own_weight + ring.stage * S::kWeightBytes;
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const int row = local_row + fragment_row(g, r), chunk = s % 2 * 4 + c;
-            const float4 v = *reinterpret_cast<const float4*>(
-                &shared.weight[ring.stage][s / 2][row * kRowBytes + (chunk ^ row % 8) * 16]);
-            const float t[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const __half2 h = __floats2half2_rn(t[2 * i], t[2 * i + 1]);
-              high[s][r + 2 * i] = *reinterpret_cast<const uint32_t*>(&h);
-              if constexpr (kProducts == 3) {
-                const __half2 rest =
-                    __floats2half2_rn(t[2 * i] - __low2float(h), t[2 * i + 1] - __high2float(h));
-                low[s][r + 2 * i] = *reinterpret_cast<const uint32_t*>(&rest);
-              }
+          for (int part = 0; part < 4; ++part) {  // of the fragment: two rows, eight columns apart
+            const int r = part % 2;
+            const uint32_t chunk = stage ^ (s % 2 * 64 | part / 2 * 32 | r * 16);
+            const float2 v = ptx::load_shared(chunk + s / 2 * S::kBoxBytes + r * kRowBytes);
+            const float t0 = v.x * scale[r], t1 = v.y * scale[r];
+            const __half2 h = __floats2half2_rn(t0, t1);
+            high[s][part] = *reinterpret_cast<const uint32_t*>(&h);
+            if constexpr (kProducts == 3) {
+              const __half2 rest = __floats2half2_rn(t0 - __low2float(h), t1 - __high2float(h));
+              low[s][part] = *reinterpret_cast<const uint32_t*>(&rest);
             }
           }
         }
+      };
 
-        // The warpgroups take turns: one multiplies while the other converts. Left alone they fall
-        // into step, and the tensor cores wait for both.
-        const bool accumulates = S::kPromotes ? step % kPromoteSteps != 0 : step != 0;
-        const uint64_t x = ptx::matrix_descriptor(shared.x[ring.stage]);
-        ptx::barrier_sync(turn_of(warpgroup), 2 * 128);
+      // Multiplies what is converted, and converts what comes next as soon as the registers of low,
+      // which goes first, are free.
+      const auto step = [&](uint32_t (&now)[S::kSteps16][4], uint32_t (&next)[S::kSteps16][4],
+                            bool accumulates, bool is_last) {
+        const uint64_t x = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x) +
+                                                                 ring.stage * S::kXBytes);
         ptx::wgmma_fence();
+        if constexpr (kProducts == 3) {
+#pragma unroll
+          for (int s = 0; s < S::kSteps16; ++s) {
+            ptx::wgmma(d, low[s], x + s * ptx::kDescriptorK16, accumulates || s > 0);
+          }
+          ptx::wgmma_commit_group();
+        }
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
           const uint64_t x_high = x + s * ptx::kDescriptorK16;
           if constexpr (kProducts == 3) {
-            const uint64_t x_low = x_high + 2 * ptx::kDescriptorK16;
-            ptx::wgmma(d, low[s], x_high, accumulates || s > 0);
-            ptx::wgmma(d, high[s], x_low, true);
-            ptx::wgmma(d, high[s], x_high, true);
+            ptx::wgmma(d, now[s], x_high + (S::kPartBytes >> 4), true);
+            ptx::wgmma(d, now[s], x_high, true);
           } else {
-            ptx::wgmma(d, high[s], x_high, accumulates || s > 0);
+            ptx::wgmma(d, now[s], x_high, accumulates || s > 0);
           }
         }
         ptx::wgmma_commit_group();
-        const bool is_last = step + 1 == steps && tile + clusters >= p.tiles.count();
-        if (!(is_second_warpgroup && is_last)) ptx::barrier_arrive(turn_of(1 - warpgroup), 2 * 128);
+        ptx::wgmma_wait_group<1>();
+        if (accumulates) release(empty + 8 * ring.previous());
+        ring.advance();
+        if (!is_last) convert(next);
+      };
+
+      convert(high[0]);
+      for (int i = 0; i < steps;) {
+        const int end = S::kPromotes ? min(i + kPromoteSteps, steps) : steps;
+        bool accumulates = false;
+        do {
+          step(high[0], high[1], accumulates, false);
+          i += 2;
+          step(high[1], high[0], true, i == steps);
+          accumulates = true;
+        } while (i < end);
         ptx::wgmma_wait_group<0>();
-        release(shared.barriers, ring.stage);
+        release(empty + 8 * ring.previous());
         if constexpr (S::kPromotes) {
-          if ((step + 1) % kPromoteSteps == 0 || step + 1 == steps) {
 #pragma unroll
-            for (int i = 0; i < S::kAccumulators; ++i) sums[i] += d[i];
-          }
+          for (int j = 0; j < S::kAccumulators; ++j) sums[j] += d[j];
         }
       }
 
-      // Thread (g, c) has two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A swap
-      // with the thread that has the next two makes that four features of one row.
-      const int is_second = g >> 1 & 1;
-      const int column = weight_row + fragment_row(g & ~2, 0);
-      const int x_row = x_tile * S::kXRows;
-      int weight_exponent[4];
-      float bias[4];
+      Features features;
+      features.column = weight_row + fragment_row(g & ~2, 0);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool exists = column + i < p.n;
-        weight_exponent[i] = exists ? __ldg(p.weight_exponent + column + i) : 0;
-        bias[i] = exists && p.bias != nullptr ? __ldg(p.bias + column + i) : 0.0f;
+        const int n = features.column + i;
+        features.scale[i] = split::power_of_two(n < p.n ? -__ldg(p.weight_exponent + n) : 0);
+        features.bias[i] = n < p.n && p.bias != nullptr ? __ldg(p.bias + n) : 0.0f;
       }
-      float4(&staging)[kTurn][128] = shared.staging[warpgroup];
-      constexpr int kBlocks = S::kXRows / 8;
-      int next_exponent = x_row + lane < p.m ? __ldg(p.x_exponent + x_row + lane) : 0;
+      Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
+      float4(&staging)[S::kTurn][128] = shared.staging[warpgroup];
+      constexpr int kTurnRows = S::kTurn * 8, kTurns = S::kXRows / kTurnRows;
+      const auto exponent_of = [&](int row) {  // of x
+        return row < p.m && lane < kTurnRows ? __ldg(p.x_exponent + row) : 0;
+      };
+      int row = x_tile * S::kXRows;
+      int next_exponent = exponent_of(row + lane);
 #pragma unroll 1
-      for (int turn = 0; turn * kTurn < kBlocks; ++turn) {
+      for (int turn = 0; turn < kTurns; ++turn, row += kTurnRows) {
         if constexpr (S::kPromotes) {
-          stage_turn(staging, sums, turn, thread);
+          stage_turn<0, kTurns>(staging, sums, turn);
         } else {
-          stage_turn(staging, d, turn, thread);
+          stage_turn<0, kTurns>(staging, d, turn);
         }
-        const int turn_row = x_row + turn * kTurn * 8;
-        const int x_exponent = next_exponent;  // of row `lane` of the turn
-        const int next_row = turn_row + kTurn * 8 + lane;
-        next_exponent = next_row < p.m ? __ldg(p.x_exponent + next_row) : 0;
-        const int blocks = min(kTurn, kBlocks - turn * kTurn);
-#pragma unroll 1
-        for (int j = 0; j < blocks; ++j) {
-          const float4 sum = staging[j][thread];
-          const float keep[2] = {is_second ? sum.y : sum.x, is_second ? sum.w : sum.z};
-          const float give[2] = {is_second ? sum.x : sum.y, is_second ? sum.z : sum.w};
-          float take[2];
-          take[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
-          take[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
-          const int in_turn = 8 * j + 2 * c + is_second;
-          const int exponent = __shfl_sync(0xffffffff, x_exponent, in_turn);
-          float z[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float total = i / 2 == is_second ? keep[i % 2] : take[i % 2];
-            z[i] = split::unscale(total, exponent + weight_exponent[i]) + bias[i];
-          }
-          store_four(p, turn_row + in_turn, column, z, g & 1);
+        const float x_scale = split::power_of_two(-next_exponent);
+        next_exponent = exponent_of(row + kTurnRows + lane);
+        if (p.divisor.is_exact) {
+          store_turn<true>(p, row, features, staging, x_scale);
+        } else {
+          store_turn<false>(p, row, features, staging, x_scale);
         }
       }
     }
@@ -708,20 +802,21 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-// Describes a matrix to the copy engine, in boxes of box_rows rows of kRowBytes. What a box has
+// Describes a matrix to the copy engine, in boxes of box_rows rows of kBytes. What a box has
 // outside of the matrix is 0. stride is in elements.
-template <typename T>
+template <int kBytes, typename T>
 int make_map(CUtensorMap* map, const T* matrix, int64_t rows, int64_t columns, int64_t stride,
              int box_rows) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return cudaErrorSymbolNotFound;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * sizeof(T)};
-  const cuuint32_t box[] = {kRowBytes / sizeof(T), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[] = {kBytes / sizeof(T), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[] = {1, 1};
   const CUresult status =
       encode(map, tensor_map_type<T>(), 2, const_cast<T*>(matrix), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_INTERLEAVE_NONE,
+             kBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -744,11 +839,15 @@ int launch(void (*kernel)(Parameters...), int tiles, bool starts_early, cudaStre
                                 static_cast<int>(sizeof(Memory)));
   if (status != cudaSuccess) return status;
   cudaLaunchConfig_t config = {};
-  const int clusters = multiprocessors / kClusterSize;
-  config.gridDim = (tiles < clusters ? tiles : clusters) * kClusterSize;
+  config.gridDim = multiprocessors / kClusterSize * kClusterSize;
   config.blockDim = kThreads;
   config.dynamicSmemBytes = sizeof(Memory);
   config.stream = stream;
+  // Not all multiprocessors need be where clusters of this size can be.
+  int clusters;
+  status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (status != cudaSuccess) return status;
+  config.gridDim = (tiles < clusters ? tiles : clusters) * kClusterSize;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -762,10 +861,11 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
   const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),
             k = static_cast<int>(linear.k);
   CUtensorMap x_map, weight_map;
-  int status = make_map(&x_map, static_cast<const T*>(linear.x), m, k, linear.x_stride, kHalfRows);
+  int status = make_map<kRowBytes>(&x_map, static_cast<const T*>(linear.x), m, k, linear.x_stride,
+                                   kHalfRows);
   if (status != cudaSuccess) return status;
-  status = make_map(&weight_map, static_cast<const T*>(linear.weight), n, k, linear.weight_stride,
-                    kHalfColumns / kClusterSize);
+  status = make_map<kRowBytes>(&weight_map, static_cast<const T*>(linear.weight), n, k,
+                               linear.weight_stride, kHalfColumns / kClusterSize);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, kHalfRows * kClusterSize), blocks_of(n, kHalfColumns)};
   const HalfProblem<T> problem{static_cast<const T*>(linear.bias),
@@ -774,6 +874,7 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
                                m,
                                n,
                                k,
+                               floor_of(linear.relu),
                                Divisor<float>(linear.divisor),
                                tiles};
   return launch<HalfMemory>(half_kernel<T>, tiles.count(), false, stream, x_map, weight_map,
@@ -797,7 +898,7 @@ struct Workspace {
     weight_exponent = take(linear.n * sizeof(int));
     weight_counts = take(linear.n * sizeof(split::Counts));
     const int64_t parts = linear.products == 3 ? 2 : 1;
-    x = take(linear.m * split::padded(linear.k) * parts * sizeof(__half));
+    x = take(parts * linear.m * split::padded(linear.k) * sizeof(__half));
     bytes = end;
   }
 };
@@ -812,12 +913,13 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
     return reinterpret_cast<split::Counts*>(workspace + offset);
   };
   __half* const high = reinterpret_cast<__half*>(workspace + at.x);
+  const int64_t padded_k = split::padded(linear.k);
   const split::Operand x{static_cast<const float*>(linear.x),
                          linear.m,
                          linear.x_stride,
                          1,
                          high,
-                         kProducts == 3 ? high + S::kLow : nullptr,
+                         kProducts == 3 ? high + linear.m * padded_k : nullptr,
                          ints(at.x_exponent),
                          counts(at.x_counts)};
   const split::Operand weight{static_cast<const float*>(linear.weight),
@@ -839,23 +941,26 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
 
   const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),
             k = static_cast<int>(linear.k);
-  const int64_t pitch = S::Order::pitch(split::padded(linear.k));
   CUtensorMap x_map, weight_map;
-  status = make_map(&x_map, high, m, pitch, pitch, S::kXRows / kClusterSize);
+  status = make_map<S::kXRowBytes>(&x_map, high, S::kParts * m, padded_k, padded_k,
+                                   S::kXRows / kClusterSize);
   if (status != cudaSuccess) return status;
-  status = make_map(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
+  status =
+      make_map<kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Divisor<float> divisor(linear.divisor);
   const float* const bias = static_cast<const float*>(linear.bias);
   float* const out = static_cast<float*>(linear.out);
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
-  const SplitProblem problem{bias,     out, linear.mask, x.exponent, weight.exponent, weight.counts,
-                             any_flag, m,   n,           k,          divisor,         tiles};
+  const SplitProblem problem{
+      bias,     out, linear.mask, x.exponent, weight.exponent,       weight.counts,
+      any_flag, m,   n,           k,          floor_of(linear.relu), divisor,
+      tiles};
   status = launch<typename S::Memory>(split_kernel<kProducts>, tiles.count(), true, stream, x_map,
                                       weight_map, problem);
   if (status != cudaSuccess) return status;
-  return split::exact(x, weight, linear.k, kProducts == 3, {bias, divisor, out, linear.mask},
-                      any_flag, stream);
+  return split::exact(x, weight, linear.k, kProducts == 3,
+                      {bias, floor_of(linear.relu), divisor, out, linear.mask}, any_flag, stream);
 }
 
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {

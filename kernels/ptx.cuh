@@ -14,8 +14,29 @@
 
 namespace kernels::ptx {
 
+// Addresses in shared memory are 32 bits wide here, as the instructions take them. This one is kept
+// in a register: where it has to be worked out from the block's place in its cluster again and
+// again, that costs a loop a hundred cycles.
 __device__ inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+  uint32_t address;
+  asm volatile("mov.b32 %0, %1;"
+               : "=r"(address)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(pointer))));
+  return address;
+}
+
+__device__ inline float2 load_shared(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+  return v;
+}
+
+__device__ inline float4 load_shared_four(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address));
+  return v;
 }
 
 // ------------------------------------------------------------------------------------ clusters
@@ -61,10 +82,8 @@ __device__ inline void barrier_arrive(int barrier, int threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-__device__ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(arrivals)
-               : "memory");
+__device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
 // Makes initialised barriers visible to the copy engine and to the cluster.
@@ -72,37 +91,34 @@ __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
+__device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 
-__device__ inline void mbarrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
-               : "memory");
+__device__ inline void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Arrives at the barrier of the same name in another block of the cluster, or in this one. Release
 // and acquire are of the block's scope: that of the cluster would fence all memory each time, and
 // what these barriers order are reads of shared memory before copies into it.
-__device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
+__device__ inline void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(rank)
       : "memory");
 }
 
 // Waits until the phase of this parity has completed.
-__device__ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+__device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+      "@!done bra again;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
@@ -115,22 +131,22 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 
 // A box of a two-dimensional tensor into the shared memory of every block in `blocks`, at the same
 // place in each; the bytes are counted at each block's own `barrier`.
-__device__ inline void copy_tensor_multicast(void* to, const CUtensorMap* map, int column, int row,
-                                             uint64_t* barrier, uint16_t blocks) {
+__device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
+                                             int row, uint32_t barrier, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
       : "memory");
 }
 
 // The same into this block alone.
-__device__ inline void copy_tensor(void* to, const CUtensorMap* map, int column, int row,
-                                   uint64_t* barrier) {
+__device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
+                                   uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
 
@@ -156,13 +172,14 @@ __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Describes a tile whose rows are 128 bytes of adjacent k, swizzled over 128 bytes as the copy
-// engine writes them; the tile begins at a multiple of 1024 bytes.
-__device__ inline uint64_t matrix_descriptor(const void* tile) {
-  constexpr uint64_t kGroupOfRows = 1024 >> 4;  // bytes from 8 rows to the next 8
-  constexpr uint64_t kSwizzle128 = 1;
-  return (shared_address(tile) & 0x3ffff) >> 4 | uint64_t{1} << 16 | kGroupOfRows << 32 |
-         kSwizzle128 << 62;
+// Describes a tile whose rows are kRowBytes of adjacent k, swizzled over as many bytes as the copy
+// engine writes them; the tile begins at a multiple of eight rows.
+template <int kRowBytes>
+__device__ uint64_t matrix_descriptor(uint32_t tile) {
+  static_assert(kRowBytes == 128 || kRowBytes == 64, "rows are as long as a swizzle");
+  constexpr uint64_t kEightRows = 8 * kRowBytes >> 4;
+  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
+  return (tile & 0x3ffff) >> 4 | uint64_t{1} << 16 | kEightRows << 32 | kSwizzle << 62;
 }
 
 // What leads from one descriptor to that of the next 16 of k.

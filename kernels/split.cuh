@@ -39,21 +39,14 @@ struct Operand {
   const float* from;
   int64_t rows;
   int64_t row_stride, column_stride;
-  __half* high;    // [rows, padded(k)], or as the order says
+  __half* high;    // [rows, padded(k)]
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
   Counts* counts;  // [rows]
 };
 
-// The order in which k is written: element g * kGroup + i of a row goes to g * kGroup +
-// position(i).
-struct InOrder {
-  static constexpr int kGroup = 8;
-  static __device__ constexpr int position(int i) { return i; }
-  // Where the group that begins at k = i begins, and the length of a row of padded_k.
-  static __device__ int64_t place(int64_t i) { return i; }
-  static __device__ int64_t pitch(int64_t padded_k) { return padded_k; }
-};
+// Elements of a row that go together: 16 bytes of fp16.
+constexpr int kGroup = 8;
 
 // An element below this, after scaling, has lost more than two of the 22 bits of a pair, or any of
 // the 11 that a lone high, like TF32, has.
@@ -106,9 +99,8 @@ __device__ uint32_t reduce_block(uint32_t value, const Op& op) {
 }
 
 // One group of a row, zeros behind its end.
-template <int kGroup>
-__device__ void load_group(float (&v)[kGroup], const float* row, int64_t column_stride, int64_t i,
-                           int64_t k, bool aligned) {
+__device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t column_stride,
+                                  int64_t i, int64_t k, bool aligned) {
   if (aligned && i + kGroup <= k) {
 #pragma unroll
     for (int j = 0; j < kGroup; j += 4) {
@@ -125,8 +117,7 @@ __device__ inline uint32_t pack(__half first, __half second) {
   return __half_as_ushort(first) | static_cast<uint32_t>(__half_as_ushort(second)) << 16;
 }
 
-template <int kGroup>
-__device__ void store_group(__half* to, const __half (&v)[kGroup]) {
+__device__ inline void store_group(__half* to, const __half (&v)[kGroup]) {
 #pragma unroll
   for (int j = 0; j < kGroup; j += 8) {
     *reinterpret_cast<uint4*>(to + j) =
@@ -136,9 +127,8 @@ __device__ void store_group(__half* to, const __half (&v)[kGroup]) {
 }
 
 // A row, by all threads of the block. Returns whether it is flagged.
-template <typename Order>
-__device__ bool split_row(const Operand& operand, int64_t row, int64_t k) {
-  constexpr int kGroup = Order::kGroup, kGroups = kKept / kGroup;
+__device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k) {
+  constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = kThreads * kGroup;
   const float* from = operand.from + row * operand.row_stride;
   const bool aligned =
@@ -166,28 +156,28 @@ __device__ bool split_row(const Operand& operand, int64_t row, int64_t k) {
   }
   largest = reduce_block(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
 
-  const bool finite = largest < 0x7f800000;
-  const int exponent = finite && largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
-  // In two steps, for 2^exponent is infinite where a row has nothing but subnormals. Both are
-  // exact where the result is not too small for fp16 anyway.
-  const float scale = power_of_two(exponent / 2);
-  const float rest = power_of_two(exponent - exponent / 2);
+  // Rows with infinity or NaN are not carried at all, nor are those whose scale would pass float's
+  // range, which have nothing above 2^-112.
+  const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+  const bool carried = largest < 0x7f800000 && needed <= 126;
+  const int exponent = carried ? needed : 0;
+  const float scale = power_of_two(exponent);
   const float small = operand.low == nullptr ? kSmallHigh : kSmallPair;
   uint32_t nonzeros = 0, smalls = 0;
   const auto write = [&](const float (&v)[kGroup], int64_t i) {
     __half high[kGroup], low[kGroup];
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
-      const float scaled = finite ? v[j] * scale * rest : 0.0f;
+      const float scaled = carried ? v[j] * scale : 0.0f;
       nonzeros += v[j] != 0.0f;
       smalls += v[j] != 0.0f && fabsf(scaled) < small;
       const __half rounded = __float2half_rn(scaled);
-      high[Order::position(j)] = rounded;
-      low[Order::position(j)] = __float2half_rn(scaled - __half2float(rounded));
+      high[j] = rounded;
+      low[j] = __float2half_rn(scaled - __half2float(rounded));
     }
-    store_group(operand.high + row * Order::pitch(padded_k) + Order::place(i), high);
+    store_group(operand.high + row * padded_k + i, high);
     if (operand.low != nullptr) {
-      store_group(operand.low + row * Order::pitch(padded_k) + Order::place(i), low);
+      store_group(operand.low + row * padded_k + i, low);
     }
   };
 #pragma unroll
@@ -203,9 +193,9 @@ __device__ bool split_row(const Operand& operand, int64_t row, int64_t k) {
   const auto add = [](uint32_t a, uint32_t b) { return a + b; };
   nonzeros = reduce_block(nonzeros, add);
   smalls = reduce_block(smalls, add);
-  // One bad element of one stands for infinity and NaN, with which no count means anything.
+  // One bad element of one stands for a row that is not carried.
   const Counts counts =
-      finite ? Counts{static_cast<int>(smalls), static_cast<int>(nonzeros)} : Counts{1, 1};
+      carried ? Counts{static_cast<int>(smalls), static_cast<int>(nonzeros)} : Counts{1, 1};
   if (threadIdx.x == 0) {
     operand.exponent[row] = exponent;
     operand.counts[row] = counts;
@@ -214,29 +204,26 @@ __device__ bool split_row(const Operand& operand, int64_t row, int64_t k) {
 }
 
 // A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
-template <typename Order>
 __global__ void __launch_bounds__(kThreads)
     split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
                       int64_t k, int* any_flag) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
     const bool flagged =
-        split_row<Order>(is_first ? first : second, is_first ? index : index - first.rows, k);
+        split_row(is_first ? first : second, is_first ? index : index - first.rows, k);
     if (flagged && threadIdx.x == 0) *any_flag = 1;
   }
 }
 
 // Splits two matrices (the second may have no rows) and sets *any_flag to whether a row is flagged.
-template <typename Order>
-int split_rows(const Operand& first, const Operand& second, int64_t k, int* any_flag,
-               cudaStream_t stream) {
+inline int split_rows(const Operand& first, const Operand& second, int64_t k, int* any_flag,
+                      cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
   if (status != cudaSuccess) return status;
   const int64_t rows = first.rows + second.rows;
-  split_rows_kernel<Order>
-      <<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0, stream>>>(
-          first, second, k, any_flag);
+  split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0,
+                      stream>>>(first, second, k, any_flag);
   return cudaGetLastError();
 }
 
@@ -245,6 +232,7 @@ int split_rows(const Operand& first, const Operand& second, int64_t k, int* any_
 // Where the results go: out [m, n], float32; bias and mask may be null, as in struct Linear.
 struct Result {
   const float* bias;
+  float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
   float* out;
   uint8_t* mask;
@@ -366,7 +354,7 @@ __global__ void __launch_bounds__(kExactThreads)
         // Nothing is lost to an infinity, but inf - inf says NaN.
         float z = total[i][j] + (isfinite(total[i][j]) ? lost[i][j] : 0.0f);
         if (result.bias != nullptr) z += result.bias[column];
-        result.out[row * n + column] = relu_divide(z, result.divisor);
+        result.out[row * n + column] = result.divisor.quotient(z < result.floor ? 0.0f : z);
         bits |= static_cast<uint32_t>(mask_bit(z)) << j;
         written |= 1u << j;
       }
