@@ -52,7 +52,12 @@ bool is_left_to_torch(const LinearInputs& in) {
 //   dtype              compute capability    path
 //   float16, bfloat16  9.0                   linear_sm90 (wgmma), where it serves
 //                      8.0 and newer         linear_sm80 (mma.sync), where it serves
+//   large float32      9.0                   linear_sm90, of operands split into float16
+//                      8.0 and newer         linear_sm80, likewise
 //   all else                                 torch's product, then linear_epilogue in place
+//
+// The products of float32's gradients are chosen by the same table; those of half types, and
+// gradients that are differentiated again, are torch's.
 enum class Path { kAuto, kSm90, kSm80, kTorch };
 constexpr std::pair<const char*, Path> kPaths[] = {
     {"auto", Path::kAuto}, {"sm90", Path::kSm90}, {"sm80", Path::kSm80}, {"torch", Path::kTorch}};
@@ -61,27 +66,36 @@ constexpr std::pair<const char*, Path> kPaths[] = {
 Path chosen_path = Path::kAuto;
 
 #ifdef KERNELS_WITH_CUDA
-bool serves(Path path, const Linear& linear, int capability) {
-  switch (path) {
-    case Path::kSm90:
-      return capability == 90 && cuda::linear_sm90_serves(linear);
-    case Path::kSm80:
-      return capability >= 80 && cuda::linear_sm80_serves(linear);
-    default:
-      return true;
-  }
+// float32 is large from these sizes on. Below, cuBLAS adds up partial sums: of short sums always,
+// and where there are few tiles of the result, for their parts along K go to different
+// multiprocessors. That errs as little as the split product, and takes no longer.
+constexpr int64_t kLargeM = 64, kLargeN = 512, kLargeK = 1024;
+
+bool is_large(const Linear& linear) {
+  return linear.m >= kLargeM && linear.n >= kLargeN && linear.k >= kLargeK;
 }
 
+// The path to try, by dtype, sizes and GPU.
 Path choose_path(const Linear& linear, int capability) {
+  if (chosen_path != Path::kAuto) return chosen_path;
+  const bool is_torchs =
+      linear.dtype == DType::kFloat64 || (linear.dtype == DType::kFloat32 && !is_large(linear));
+  if (is_torchs || capability < 80) return Path::kTorch;
+  return capability == 90 ? Path::kSm90 : Path::kSm80;
+}
+
+bool serves(Path path, const Linear& linear, int capability) {
+  return path == Path::kSm90 ? capability == 90 && cuda::linear_sm90_serves(linear)
+                             : capability >= 80 && cuda::linear_sm80_serves(linear);
+}
+
+// `path`, or the next that serves now that the operands' places in memory are known.
+Path path_that_serves(Path path, const Linear& linear, int capability) {
+  if (serves(path, linear, capability)) return path;
   if (chosen_path != Path::kAuto) {
-    if (serves(chosen_path, linear, capability)) return chosen_path;
     fail("the path that set_linear_path chose does not serve this problem");
   }
-  if (linear.dtype == DType::kFloat32) return Path::kTorch;
-  for (const Path path : {Path::kSm90, Path::kSm80}) {
-    if (serves(path, linear, capability)) return path;
-  }
-  return Path::kTorch;
+  return serves(Path::kSm80, linear, capability) ? Path::kSm80 : Path::kTorch;
 }
 
 // Of the current device: 10 times the major number, plus the minor one.
@@ -148,12 +162,24 @@ struct Rows {
   int64_t stride;
 };
 
-Rows adjacent_columns(const Tensor& x) {
-  const int64_t columns = x.size(-1);
-  if (x.is_contiguous()) return {x, columns};
-  const Tensor rows = x.reshape({-1, columns});
-  if (rows.stride(1) == 1 && rows.stride(0) >= columns) return {rows, rows.stride(0)};
-  return {rows.contiguous(), columns};
+// The rows of x, which begin at multiples of `alignment` bytes: its own, or those of a copy, with
+// padding that nobody reads.
+Rows adjacent_columns(const Tensor& x, int64_t alignment) {
+  const int64_t columns = x.size(-1), size = x.element_size();
+  const auto is_aligned = [&](const Tensor& t, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % alignment == 0 &&
+           stride * size % alignment == 0;
+  };
+  if (x.is_contiguous() && is_aligned(x, columns)) return {x, columns};
+  const Tensor rows = x.dim() == 2 ? x : x.reshape({-1, columns});
+  if (rows.stride(1) == 1 && rows.stride(0) >= columns && is_aligned(rows, rows.stride(0))) {
+    return {rows, rows.stride(0)};
+  }
+  const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
+  const Tensor padded = allocate(x, {rows.size(0), stride}, std::nullopt, x.scalar_type());
+  const Tensor copy = padded.narrow(1, 0, columns);
+  copy.copy_(rows);
+  return {copy, stride};
 }
 
 // Whether the arguments fit together; where they do not, torch's product has the last word.
@@ -166,27 +192,37 @@ bool is_regular(const LinearInputs& in) {
          in.x.numel() > 0 && in.weight.numel() > 0;
 }
 
-// Writes out and mask by the path of choice, or returns false if that is torch's product.
-bool run_linear_kernel(DType dtype, const LinearInputs& in, Tensor* out, const Tensor& mask) {
+// Writes out and mask by the path of choice, or returns false if that is torch's product. Without
+// relu, out is the product, with bias and division, as it is.
+bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* out,
+                       const Tensor& mask) {
   if (!is_regular(in)) return false;
-  const Rows x = adjacent_columns(in.x), weight = adjacent_columns(in.weight);
-  const Tensor bias = in.bias.defined() ? in.bias.contiguous() : Tensor();
-  Linear linear;
+  const bool is_float32 = dtype == DType::kFloat32;
+  Linear linear{};
   linear.dtype = dtype;
-  linear.products = at::globalContext().allowTF32CuBLAS() ? 1 : 3;
+  linear.products = is_float32 && !at::globalContext().allowTF32CuBLAS() ? 3 : 1;
   linear.m = rows_of(in.x);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
+  const int capability = compute_capability();
+  Path path = choose_path(linear, capability);
+  if (path == Path::kTorch) return false;
+
+  // sm90's copy engine reads a float32 weight, and takes rows so aligned. Half types that are not
+  // go to sm80, which pads them itself.
+  const int64_t alignment = is_float32 && path == Path::kSm90 ? 16 : in.x.element_size();
+  const Rows x = adjacent_columns(in.x, in.x.element_size());
+  const Rows weight = adjacent_columns(in.weight, alignment);
+  const Tensor bias = in.bias.defined() ? in.bias.contiguous() : Tensor();
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
   linear.weight = weight.tensor.const_data_ptr();
   linear.weight_stride = weight.stride;
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(in.divisor);
-  linear.out = nullptr;
+  linear.relu = relu;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  linear.workspace = nullptr;
-  const Path path = choose_path(linear, compute_capability());
+  path = path_that_serves(path, linear, capability);
   if (path == Path::kTorch) return false;
 
   c10::SmallVector<int64_t, 8> sizes(in.x.sizes().begin(), in.x.sizes().end());
@@ -214,7 +250,7 @@ Tensor run_linear(const LinearInputs& in, const Tensor& mask) {
   const at::AutoDispatchBelowADInplaceOrView below;
   Tensor out;
 #ifdef KERNELS_WITH_CUDA
-  if (in.x.is_cuda() && run_linear_kernel(dtype, in, &out, mask)) return out;
+  if (in.x.is_cuda() && run_linear_kernel(dtype, in, /*relu=*/true, &out, mask)) return out;
 #endif
   // Below autograd, torch would multiply the matrices of a tensor with gaps one by one.
   const Tensor x = in.x.dim() > 2 ? in.x.contiguous() : in.x;
@@ -386,8 +422,24 @@ Tensor linear_autocast(const LinearInputs& in) {
 
 // ------------------------------------------------------------------------------------- autograd
 
-// The products of the gradients: a [i, j] b [j, k].
-Tensor product(const Tensor& a, const Tensor& b) { return a.mm(b); }
+// The products of the gradients: a [i, j] b [j, k]. The kernels read b^T, which is a copy, and
+// serve where autograd records nothing of it.
+Tensor product(const Tensor& a, const Tensor& b) {
+#ifdef KERNELS_WITH_CUDA
+  if (a.is_cuda() && a.scalar_type() == at::kFloat && !at::GradMode::is_enabled() &&
+      has_only(a.key_set() | b.key_set(), kDense) && !has_tangent(a) && !has_tangent(b)) {
+    const DeviceOf device(a);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor none;
+    Tensor out;
+    if (run_linear_kernel(DType::kFloat32, {a, b.t(), none, /*divisor=*/1.0}, /*relu=*/false, &out,
+                          /*mask=*/none)) {
+      return out;
+    }
+  }
+#endif
+  return a.mm(b);
+}
 
 // What autograd records: the mask, and of x and weight those that the other's gradient needs.
 struct LinearReluDivideBackward : Node {
