@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ranges import CASES, ONE_PRODUCT_SLACK, Reference, broken_promises
-from tensors import linear_path
+from tensors import float32_precision, linear_path
 
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew
@@ -17,18 +17,14 @@ SIZES = [(1024, 2048, 4096), (1024, 8192, 4096)]
 
 @pytest.fixture(params=["auto", "sm90", "sm80"])
 def path(request):
-    if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
     with linear_path(request.param):
         yield request.param
 
 
 @pytest.fixture(params=["highest", "high", "medium"])
 def precision(request):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(request.param)
-    yield request.param
-    torch.set_float32_matmul_precision(before)
+    with float32_precision(request.param):
+        yield request.param
 
 
 def run(module_class, x, weight, bias):
@@ -55,7 +51,7 @@ def test_promise(name, size, precision, path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_promise_at_sizes_that_are_multiples_of_nothing(name, precision):
+def test_promise_at_sizes_that_are_multiples_of_nothing(name, precision, path):
     slack = 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
     assert judge(name, (1021, 4099, 2053), slack) == []
 
@@ -70,13 +66,9 @@ def test_results_do_not_vary(name, precision, path):
 
 
 def test_promise_of_highest_is_not_kept_by_one_product():
-    before = torch.get_float32_matmul_precision()
     operands = CASES["normal"].draw(*SIZES[0], device="cuda")
-    try:
-        trusted = run(LinearReluDivide, *operands)
-        torch.set_float32_matmul_precision("high")
+    trusted = run(LinearReluDivide, *operands)
+    with float32_precision("high"):
         out = run(LinearReluDivideNew, *operands)
-    finally:
-        torch.set_float32_matmul_precision(before)
     reference = Reference(*operands, DIVISOR)
     assert len(broken_promises(out, trusted, reference, CASES["normal"])) == 3

@@ -1,0 +1,383 @@
+"""float32 on a GPU by the split products, forward and backward: any shape, torch's accuracy."""
+
+import pytest
+import torch
+from ranges import CASES, ONE_PRODUCT_SLACK, Reference, broken_promises
+from tensors import (
+    assert_as_accurate,
+    assert_same_bits,
+    float32_precision,
+    linear_modules,
+    linear_path,
+    rounding_errors,
+)
+from torch import nn
+from torch.nn.functional import linear
+
+from model_new import _extension
+
+pytestmark = pytest.mark.gpu
+
+INF, NAN = float("inf"), float("nan")
+DIVISOR = 2.0
+# [m, n, k]: from K = 1024 on the promise is kept, whatever M and N.
+LONG = [(1, 513, 1027), (64, 512, 1024), (65, 1001, 1030), (200, 4099, 2053)]
+SHORT = [(1, 1, 1), (1, 3, 7), (64, 17, 65), (65, 129, 300), (200, 513, 129), (200, 1, 1000)]
+# Of its three products, each has M, N and K that are multiples of nothing.
+TRAINING = (1030, 1537, 1029)
+
+
+@pytest.fixture(params=["sm90", "sm80"])
+def path(request):
+    with linear_path(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=["highest", "high", "medium"])
+def precision(request):
+    with float32_precision(request.param):
+        yield request.param
+
+
+def slack(precision):
+    return 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
+
+
+def draw(m, n, k):
+    """A module and the reference, x, and the gradient of the output."""
+    modules = linear_modules(k, n, DIVISOR, device="cuda")
+    return (*modules, torch.randn(m, k, device="cuda"), torch.randn(m, n, device="cuda"))
+
+
+def step(module, x, grad_output):
+    """The output, and the gradients of x, weight and bias."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
+
+
+def grad_of_product(out, grad_output):
+    return torch.where(out > 0, grad_output / DIVISOR, 0.0)
+
+
+def repeated(x, rows):
+    """x again and again, in at least so many rows."""
+    return x.repeat(-(-rows // x.shape[0]), *[1] * (x.dim() - 1))
+
+
+def summed_at_once(a, b):
+    """torch's a b, as part of a result so large that cuBLAS makes one sum of each row and column.
+
+    Where the result is small it adds up partial sums, which err less: no yardstick for a split.
+    """
+    return (repeated(a, 1024) @ repeated(b.t(), 4096).t())[: a.shape[0], : b.shape[1]]
+
+
+def forward_summed_at_once(x, weight, bias):
+    z = linear(repeated(x, 1024), repeated(weight, 4096), repeated(bias, 4096))
+    return torch.relu(z[: x.shape[0], : weight.shape[0]]) / DIVISOR
+
+
+def assert_promise(got, trusted, exact, slack):
+    """Maximum and mean of the error are at most those of what torch computes."""
+    assert got.shape == exact.shape
+    for reduce in (torch.max, torch.mean):
+        error, allowed = (reduce((t.double() - exact).abs()).item() for t in (got, trusted))
+        assert error <= slack * allowed, f"{reduce.__name__} error {error:.3e} of {allowed:.3e}"
+
+
+# -------------------------------------------------------------------------------------- accuracy
+
+
+@pytest.mark.parametrize("shape", LONG, ids=str)
+def test_promise(path, precision, shape):
+    mine, _, x, _ = draw(*shape)
+    weight, bias = (p.detach() for p in mine.linear.parameters())
+    out, mask = _extension.operators.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
+    trusted = forward_summed_at_once(x, weight, bias)
+    reference = Reference(x, weight, bias, DIVISOR)
+    assert broken_promises(out, trusted, reference, CASES["normal"], slack(precision)) == []
+
+    n = shape[1]
+    bits = mask.unsqueeze(2).bitwise_right_shift(torch.arange(8, device="cuda")).bitwise_and(1)
+    assert torch.equal(bits.flatten(1)[:, :n], (out > 0).to(torch.uint8))
+    assert not bits.flatten(1)[:, n:].any()
+    with torch.no_grad():
+        assert_same_bits(mine(x), out)
+
+
+@pytest.mark.parametrize("name", ["auto", "sm90", "sm80"])
+def test_promise_of_the_gradients(name, precision):
+    mine, _, x, grad_output = draw(*TRAINING)
+    weight = mine.linear.weight.detach()
+    with linear_path(name):
+        out, grad_x, grad_weight, _ = step(mine, x, grad_output)
+    grad_z = grad_of_product(out, grad_output)
+    for got, a, b in ((grad_x, grad_z, weight), (grad_weight, grad_z.t(), x)):
+        assert got.is_contiguous()
+        exact = a.double() @ b.double()
+        assert_promise(got, summed_at_once(a, b), exact, slack(precision))
+
+
+@pytest.mark.parametrize("shape", SHORT, ids=str)
+def test_short_sums(path, precision, shape):
+    unit = 2.0**-24 if precision == "highest" else 2.0**-12
+    mine, theirs, x, grad_output = draw(*shape)
+    weight, bias = (p.detach() for p in mine.linear.parameters())
+    out, grad_x, grad_weight, _ = step(mine, x, grad_output)
+    with torch.no_grad():
+        own = theirs(x)
+    exact = Reference(x, weight, bias, DIVISOR).out
+    allowance = rounding_errors(x, weight, bias, unit) / DIVISOR
+    assert_as_accurate(out, own, exact, allowance=allowance)
+    grad_z = grad_of_product(out, grad_output)
+    for got, a, b in ((grad_x, grad_z, weight), (grad_weight, grad_z.t(), x)):
+        allowance = rounding_errors(a, b.t(), unit=unit)
+        assert_as_accurate(got, a @ b, a.double() @ b.double(), allowance=allowance)
+
+
+def test_gradients_follow_the_precision_of_their_own_time(path):
+    mine, _, x, grad_output = draw(*TRAINING)
+    leaf = x.requires_grad_()
+    out = mine(leaf)
+    grad_z = grad_of_product(out.detach(), grad_output)
+    exact = grad_z.double() @ mine.linear.weight.detach().double()
+    errors = []
+    for name in ("highest", "high"):
+        with float32_precision(name):
+            (grad,) = torch.autograd.grad(out, leaf, grad_output, retain_graph=True)
+        errors.append((grad.double() - exact).abs().max().item())
+    assert errors[0] < errors[1] / 100
+
+
+# ------------------------------------------------------------------------------ choice of a path
+
+
+def by_path(name, module, *arguments):
+    with linear_path(name):
+        return step(module, *arguments)
+
+
+@pytest.mark.parametrize("shape", [(1024, 2048, 2048), TRAINING], ids=str)
+def test_large_products_are_split(precision, shape):
+    best = "sm90" if torch.cuda.get_device_capability() == (9, 0) else "sm80"
+    mine, _, x, grad_output = draw(*shape)
+    auto, split, torchs = (by_path(name, mine, x, grad_output) for name in ("auto", best, "torch"))
+    for got, want, other in zip(auto[:3], split, torchs, strict=False):
+        assert_same_bits(got, want)
+        assert not torch.equal(got, other)
+
+
+@pytest.mark.parametrize("shape", [(4, 2048, 2048), (256, 256, 256)], ids=str)
+def test_small_products_are_torchs(precision, shape):
+    mine, _, x, grad_output = draw(*shape)
+    auto, torchs = (by_path(name, mine, x, grad_output) for name in ("auto", "torch"))
+    for got, want in zip(auto, torchs, strict=True):
+        assert_same_bits(got, want)
+
+
+# --------------------------------------------------------------------------------------- layouts
+
+
+def unaligned(x):
+    """The same values one element behind a multiple of 16 bytes."""
+    moved = torch.empty(x.numel() + 1, device=x.device)[1:].view(x.shape)
+    return moved.copy_(x)
+
+
+def with_gaps(x):
+    """The same values in rows that are 3 elements longer."""
+    wide = torch.full((x.shape[0], x.shape[1] + 3), NAN, device=x.device)
+    wide[:, 1:-2] = x
+    return wide[:, 1:-2]
+
+
+def by_columns(x):
+    return x.t().contiguous().t()
+
+
+def every_other_column(x):
+    return x.repeat_interleave(2, 1)[:, ::2]
+
+
+@pytest.mark.parametrize("layout", [unaligned, with_gaps, by_columns, every_other_column])
+@pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
+def test_the_layout_changes_no_bit(path, layout, shape):
+    mine, _, x, grad_output = draw(*shape)
+    want = step(mine, x, grad_output)
+    weight = mine.linear.weight
+    for got in (step(mine, layout(x), grad_output), step(mine, x, layout(grad_output))):
+        for a, b in zip(got, want, strict=True):
+            assert_same_bits(a, b)
+    mine.linear.weight = nn.Parameter(layout(weight.detach()))
+    assert not mine.linear.weight.is_contiguous() or layout is unaligned
+    for a, b in zip(step(mine, x, grad_output), want, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_more_dimensions_and_one_row_again_and_again(path):
+    mine, _, x, grad_output = draw(60, 130, 1027)
+    want = step(mine, x, grad_output)
+    deep = step(mine, x.view(3, 4, 5, -1), grad_output.view(3, 4, 5, -1))
+    for a, b in zip(deep, want, strict=True):
+        assert_same_bits(a.view(b.shape), b)
+    row = x[:1]
+    with torch.no_grad():
+        assert_same_bits(mine(row.expand(60, -1)), mine(row.repeat(60, 1)))
+
+
+# -------------------------------------------------------------------------------- special values
+
+
+def spoil(x):
+    """Rows that no split carries: inf, NaN, both inf, and one value that dwarfs the others."""
+    x = x.clone()
+    for row, value in enumerate([INF, -INF, NAN, 1e30]):
+        x[row::11, row + 2] = value
+    x[4::11, 0], x[4::11, -1] = INF, -INF
+    return x
+
+
+@pytest.mark.parametrize("spoiled", ["x", "weight", "grad_output"])
+@pytest.mark.parametrize("shape", [(65, 1001, 1030), (33, 70, 20)], ids=str)
+def test_special_values_come_out_where_torch_has_them(path, precision, shape, spoiled):
+    mine, theirs, x, grad_output = draw(*shape)
+    if spoiled == "x":
+        x = spoil(x)
+    elif spoiled == "grad_output":
+        grad_output = spoil(grad_output)
+    else:
+        for module in (mine, theirs):
+            module.linear.weight = nn.Parameter(spoil(mine.linear.weight.detach()))
+    out, grad_x, grad_weight, _ = step(mine, x, grad_output)
+    with torch.no_grad():
+        own = theirs(x)
+    # As in torch, the gradient passes where the output is NaN.
+    grad_z = torch.where(out <= 0, 0.0, grad_output / DIVISOR)
+    pairs = [
+        (out, own),
+        (grad_x, grad_z @ mine.linear.weight.detach()),
+        (grad_weight, grad_z.t() @ x),
+    ]
+    for got, want in pairs:
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isposinf(), want.isposinf())
+        assert torch.equal(got.isneginf(), want.isneginf())
+    assert any(not want.isfinite().all() for _, want in pairs)
+
+
+# --------------------------------------------------------------------------------------- running
+
+
+def test_same_bits_every_time(path, precision):
+    mine, _, x, grad_output = draw(*TRAINING)
+    x, grad_output = spoil(x), spoil(grad_output)
+    first = step(mine, x, grad_output)
+    for _ in range(3):
+        for a, b in zip(first, step(mine, x, grad_output), strict=True):
+            assert_same_bits(a, b)
+
+
+def test_parameters_are_read_in_each_call(path):
+    mine, _, x, grad_output = draw(65, 130, 1027)
+    fresh = draw(65, 130, 1027)[0]
+    before = step(mine, x, grad_output)
+    want = step(fresh, x, grad_output)
+    with torch.no_grad():
+        for parameter, other in zip(mine.parameters(), fresh.parameters(), strict=True):
+            parameter.copy_(other)
+    assert not torch.equal(before[0], want[0])
+    for a, b in zip(step(mine, x, grad_output), want, strict=True):
+        assert_same_bits(a, b)
+    mine.linear.weight = nn.Parameter(-fresh.linear.weight.detach())
+    with torch.no_grad():
+        assert_same_bits(mine(-x), fresh(x))
+
+
+def test_cuda_graph(path, precision):
+    """Captured with plain operands, replayed with others, some of them for the exact path."""
+    mine, _, x, grad_output = draw(65, 1001, 1030)
+    x.requires_grad_()
+
+    def run():
+        out = mine(x)
+        return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    for change in (lambda t: torch.randn_like(t), lambda t: spoil(torch.randn_like(t))):
+        with torch.no_grad():
+            for t in (x, grad_output, mine.linear.weight):
+                t.copy_(change(t))
+        graph.replay()
+        for got, want in zip(results, run(), strict=True):
+            assert_same_bits(got.detach(), want.detach())
+
+
+def test_the_host_never_waits(path):
+    mine, _, x, grad_output = draw(65, 1001, 1030)
+    x, grad_output = spoil(x), spoil(grad_output)
+    step(mine, x, grad_output)  # fills torch's cache of memory
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(1_000_000_000)
+        step(mine, x, grad_output)
+        is_done = torch.cuda.current_stream().query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not is_done
+
+
+def test_current_stream(path):
+    """All launches are on it, and memory returned in between is not overwritten too early."""
+    mine, _, x, grad_output = draw(65, 1001, 1030)
+    want = step(mine, x, grad_output)
+    moving = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # holds the stream back; the default stream is free
+        moving.copy_(x)
+        got = step(mine, moving, grad_output)
+        again = step(mine, moving, grad_output)
+    stream.synchronize()
+    for results in (got, again):
+        for a, b in zip(results, want, strict=True):
+            assert_same_bits(a, b)
+
+
+# -------------------------------------------------------------- gradients that are torch's product
+
+
+def test_gradient_of_a_gradient(path):
+    mine, theirs, x, _ = draw(65, 130, 257)
+    results = []
+    for module in (mine, theirs):
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(module(leaf).square().sum(), leaf, create_graph=True)
+        results.append(torch.autograd.grad(grad.square().sum(), [leaf, *module.parameters()]))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_functorch_and_autocast(path):
+    mine, theirs, x, _ = draw(65, 130, 257)
+    got, want = (
+        torch.func.grad(lambda x, module=module: module(x).square().sum())(x)
+        for module in (mine, theirs)
+    )
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    grads = []
+    for module in (mine, theirs):
+        leaf = x.clone().requires_grad_()
+        out = module(leaf)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            grads.append(torch.autograd.grad(out.sum(), leaf)[0])
+    torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-2)
