@@ -5,6 +5,7 @@
 #define KERNELS_LINEAR_H_
 
 #include <ATen/Context.h>
+#include <ATen/ops/_addmm_activation.h>
 #include <ATen/ops/linear.h>
 
 #include "autograd.h"
@@ -47,55 +48,90 @@ bool is_left_to_torch(const LinearInputs& in) {
 
 // ---------------------------------------------------------------------------------------- paths
 
-// How a product on a GPU is computed:
+// How a product on a GPU is computed, x being [m, k] and weight [n, k], by the first line that
+// fits. The limits are where the path began to win on an H200 (README has the sweep).
 //
-//   dtype              compute capability    path
-//   float16, bfloat16  9.0                   linear_sm90 (wgmma), where it serves
-//                      8.0 and newer         linear_sm80 (mma.sync), where it serves
-//   large float32      9.0                   linear_sm90, of operands split into float16
-//                      8.0 and newer         linear_sm80, likewise
-//   all else                                 torch's product, then linear_epilogue in place
+//   dtype             GPU          where                                             path
+//   float16, bfloat16 all          no mask; a bias; a divisor of 1/16 to 16,         kCublasLt
+//                                  and a power of two
+//                     9.0          2^22 <= m n <= 2^24, k >= 1024                    kSm90
+//   float32, highest  9.0          m n >= 2^19, k >= 1024                            kSm90
+//                     8.0, 10.0    m n >= 2^22, k >= 1024                            kSm80
+//   float32, high     9.0          m n >= 2^22, n k >= 2^22, k >= 1024               kSm90
+//   all else                                                                         kTorch
+//
+//   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync)
+//   kCublasLt     one call that adds the bias, scales and applies ReLU: 4% quicker than kSm90. The
+//                 division is part of the scale, which is exact for these divisors
+//   kTorch        torch's product, then linear_epilogue in place. Where there are few tiles of the
+//                 result it wins, and for float32 with short sums it errs less: cuBLAS adds up
+//                 partial sums there. GPUs between, whose tensor cores add float16 products in
+//                 float32 at half their rate, would not gain from three products
 //
 // The products of float32's gradients are chosen by the same table; those of half types, and
 // gradients that are differentiated again, are torch's.
-enum class Path { kAuto, kSm90, kSm80, kTorch };
-constexpr std::pair<const char*, Path> kPaths[] = {
-    {"auto", Path::kAuto}, {"sm90", Path::kSm90}, {"sm80", Path::kSm80}, {"torch", Path::kTorch}};
+enum class Path { kAuto, kSm90, kSm80, kCublasLt, kTorch };
+constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
+                                                   {"sm90", Path::kSm90},
+                                                   {"sm80", Path::kSm80},
+                                                   {"cublaslt", Path::kCublasLt},
+                                                   {"torch", Path::kTorch}};
 
 // What set_linear_path, which is there for tests, chose.
 Path chosen_path = Path::kAuto;
 
-#ifdef KERNELS_WITH_CUDA
-// float32 is large from these sizes on. Below, cuBLAS adds up partial sums: of short sums always,
-// and where there are few tiles of the result, for their parts along K go to different
-// multiprocessors. That errs as little as the split product, and takes no longer.
-constexpr int64_t kLargeM = 64, kLargeN = 512, kLargeK = 1024;
-
-bool is_large(const Linear& linear) {
-  return linear.m >= kLargeM && linear.n >= kLargeN && linear.k >= kLargeK;
+// Whether the reciprocal, and what it scales, is exact in half types.
+bool is_small_power_of_two(double divisor) {
+  int exponent;
+  return std::frexp(divisor, &exponent) == 0.5 && std::abs(exponent - 1) <= 4;
 }
 
-// The path to try, by dtype, sizes and GPU.
+#ifdef KERNELS_WITH_CUDA
+bool cublaslt_serves(const Linear& linear) {
+  const bool is_half = linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16;
+  return is_half && linear.relu && linear.mask == nullptr && linear.bias != nullptr &&
+         is_small_power_of_two(linear.divisor);
+}
+
+// The path to try; linear has all but the operands' places in memory.
 Path choose_path(const Linear& linear, int capability) {
   if (chosen_path != Path::kAuto) return chosen_path;
-  const bool is_torchs =
-      linear.dtype == DType::kFloat64 || (linear.dtype == DType::kFloat32 && !is_large(linear));
-  if (is_torchs || capability < 80) return Path::kTorch;
-  return capability == 90 ? Path::kSm90 : Path::kSm80;
+  if (cublaslt_serves(linear)) return Path::kCublasLt;
+  const int64_t size = linear.m * linear.n;
+  if (linear.dtype == DType::kFloat64 || linear.k < 1024) return Path::kTorch;
+  if (linear.dtype != DType::kFloat32) {
+    const bool is_sm90s = capability == 90 && size >= 1 << 22 && size <= 1 << 24;
+    return is_sm90s ? Path::kSm90 : Path::kTorch;
+  }
+  if (capability == 90) {
+    const bool is_large =
+        linear.products == 3 ? size >= 1 << 19 : size >= 1 << 22 && linear.n * linear.k >= 1 << 22;
+    return is_large ? Path::kSm90 : Path::kTorch;
+  }
+  const bool is_sm80s = (capability == 80 || capability == 100) && linear.products == 3;
+  return is_sm80s && size >= 1 << 22 ? Path::kSm80 : Path::kTorch;
 }
 
 bool serves(Path path, const Linear& linear, int capability) {
-  return path == Path::kSm90 ? capability == 90 && cuda::linear_sm90_serves(linear)
-                             : capability >= 80 && cuda::linear_sm80_serves(linear);
+  switch (path) {
+    case Path::kSm90:
+      return capability == 90 && cuda::linear_sm90_serves(linear);
+    case Path::kSm80:
+      return capability >= 80 && cuda::linear_sm80_serves(linear);
+    case Path::kCublasLt:
+      return cublaslt_serves(linear);
+    default:
+      return true;
+  }
 }
 
-// `path`, or the next that serves now that the operands' places in memory are known.
+// `path`, or torch's, now that the operands' places in memory are known.
 Path path_that_serves(Path path, const Linear& linear, int capability) {
   if (serves(path, linear, capability)) return path;
   if (chosen_path != Path::kAuto) {
     fail("the path that set_linear_path chose does not serve this problem");
   }
-  return serves(Path::kSm80, linear, capability) ? Path::kSm80 : Path::kTorch;
+  return Path::kTorch;
 }
 
 // Of the current device: 10 times the major number, plus the minor one.
@@ -204,29 +240,35 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   linear.m = rows_of(in.x);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
-  const int capability = compute_capability();
-  Path path = choose_path(linear, capability);
-  if (path == Path::kTorch) return false;
-
-  // sm90's copy engine reads a float32 weight, and takes rows so aligned. Half types that are not
-  // go to sm80, which pads them itself.
-  const int64_t alignment = is_float32 && path == Path::kSm90 ? 16 : in.x.element_size();
-  const Rows x = adjacent_columns(in.x, in.x.element_size());
-  const Rows weight = adjacent_columns(in.weight, alignment);
   const Tensor bias = in.bias.defined() ? in.bias.contiguous() : Tensor();
-  linear.x = x.tensor.const_data_ptr();
-  linear.x_stride = x.stride;
-  linear.weight = weight.tensor.const_data_ptr();
-  linear.weight_stride = weight.stride;
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(in.divisor);
   linear.relu = relu;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  const int capability = compute_capability();
+  Path path = choose_path(linear, capability);
+  if (path == Path::kTorch) return false;
+  c10::SmallVector<int64_t, 8> sizes(in.x.sizes().begin(), in.x.sizes().end());
+  sizes.back() = linear.n;
+  if (path == Path::kCublasLt && serves(path, linear, capability)) {
+    *out = at::_addmm_activation(linear.divisor == 1 ? bias : bias.div(in.divisor), as_matrix(in.x),
+                                 in.weight.t(), /*beta=*/1, /*alpha=*/1 / in.divisor)
+               .view(sizes);
+    return true;
+  }
+
+  // sm90's copy engine takes rows that begin at multiples of 16 bytes. A float32 x is not its to
+  // copy: it is split first.
+  const int64_t alignment = path == Path::kSm90 ? 16 : in.x.element_size();
+  const Rows x = adjacent_columns(in.x, is_float32 ? in.x.element_size() : alignment);
+  const Rows weight = adjacent_columns(in.weight, alignment);
+  linear.x = x.tensor.const_data_ptr();
+  linear.x_stride = x.stride;
+  linear.weight = weight.tensor.const_data_ptr();
+  linear.weight_stride = weight.stride;
   path = path_that_serves(path, linear, capability);
   if (path == Path::kTorch) return false;
 
-  c10::SmallVector<int64_t, 8> sizes(in.x.sizes().begin(), in.x.sizes().end());
-  sizes.back() = linear.n;
   *out = allocate(in.x, sizes, std::nullopt, in.x.scalar_type());
   linear.out = out->mutable_data_ptr();
   const bool is_sm90 = path == Path::kSm90;
