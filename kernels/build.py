@@ -27,6 +27,8 @@ CXX_FLAGS = [
     "-fvect-cost-model=dynamic",
     "-fopenmp",
     "-fvisibility=hidden",
+    # torch's headers then include the few operators they use, not all 2,000: a second less.
+    "-DAT_PER_OPERATOR_HEADERS",
 ]
 CUDA_FLAGS = [
     # All kernels are one file to nvcc. With a thread a core, two cores take 9 s instead of 15.

@@ -14,11 +14,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
@@ -43,7 +45,6 @@
 #ifdef KERNELS_WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
 
@@ -108,7 +109,7 @@ class DeviceOf {
   explicit DeviceOf(const Tensor& x) {
 #ifdef KERNELS_WITH_CUDA
     // Seldom needed, and a guard asks the driver more than once.
-    if (x.is_cuda() && x.get_device() != c10::cuda::current_device()) guard_.emplace(x.device());
+    if (x.is_cuda() && x.get_device() != c10::cuda::current_device()) guard_.reset_device(x.device());
 #else
     if (!x.is_cpu()) {
       fail("expected a tensor on the CPU, got one on " + x.device().str() +
@@ -120,7 +121,7 @@ class DeviceOf {
 
 #ifdef KERNELS_WITH_CUDA
  private:
-  std::optional<c10::cuda::CUDAGuard> guard_;
+  c10::OptionalDeviceGuard guard_;
 #endif
 };
 
