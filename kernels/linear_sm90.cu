@@ -32,7 +32,7 @@ static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65
 constexpr int kRowBytes = 128;
 // Clusters that run at once work on so many tiles of x side by side, so that L2 serves both
 // operands.
-constexpr int kGroup = 8;
+constexpr int kSideBySide = 8;
 
 // The tiles of the result, each a cluster's work, in the order in which they are taken.
 struct Tiles {
@@ -40,10 +40,10 @@ struct Tiles {
 
   __host__ __device__ int count() const { return x_tiles * weight_tiles; }
   __device__ void find(int index, int* x_tile, int* weight_tile) const {
-    const int group = index / (kGroup * weight_tiles);
-    const int rest = index - group * (kGroup * weight_tiles);
-    const int size = min(kGroup, x_tiles - group * kGroup);
-    *x_tile = group * kGroup + rest % size;
+    const int group = index / (kSideBySide * weight_tiles);
+    const int rest = index - group * (kSideBySide * weight_tiles);
+    const int size = min(kSideBySide, x_tiles - group * kSideBySide);
+    *x_tile = group * kSideBySide + rest % size;
     *weight_tile = rest / size;
   }
 };
@@ -934,6 +934,14 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
                               nullptr,
                               ints(at.weight_exponent),
                               counts(at.weight_counts)};
+  const Divisor<float> divisor(linear.divisor);
+  const float* const bias = static_cast<const float*>(linear.bias);
+  float* const out = static_cast<float*>(linear.out);
+  const split::Result result{bias, floor_of(linear.relu), divisor, out, linear.mask};
+  constexpr bool kPairs = kProducts == 3;
+  if (kPairs && linear.k < split::kTerms) {  // all rows would be flagged
+    return split::exact(x, weight, linear.k, kPairs, result, nullptr, stream);
+  }
   int* const any_flag = ints(at.any_flag);
   int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
   if (status != cudaSuccess) return status;
@@ -952,9 +960,6 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   status =
       make_map<kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
-  const Divisor<float> divisor(linear.divisor);
-  const float* const bias = static_cast<const float*>(linear.bias);
-  float* const out = static_cast<float*>(linear.out);
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
   const SplitProblem problem{
       bias,     out, linear.mask, x.exponent, weight.exponent,       weight.counts,
@@ -963,8 +968,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   status = launch<typename S::Memory>(split_kernel<kProducts>, tiles.count(), true, stream, x_map,
                                       weight_map, problem);
   if (status != cudaSuccess) return status;
-  return split::exact(x, weight, linear.k, kProducts == 3,
-                      {bias, floor_of(linear.relu), divisor, out, linear.mask}, any_flag, stream);
+  return split::exact(x, weight, linear.k, kPairs, result, any_flag, stream);
 }
 
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {
