@@ -109,8 +109,9 @@ class DeviceOf {
   explicit DeviceOf(const Tensor& x) {
 #ifdef KERNELS_WITH_CUDA
     // Seldom needed, and a guard asks the driver more than once.
-    if (x.is_cuda() && x.get_device() != c10::cuda::current_device())
+    if (x.is_cuda() && x.get_device() != c10::cuda::current_device()) {
       guard_.reset_device(x.device());
+    }
 #else
     if (!x.is_cpu()) {
       fail("expected a tensor on the CPU, got one on " + x.device().str() +
