@@ -5,7 +5,6 @@
 #define KERNELS_LINEAR_H_
 
 #include <ATen/Context.h>
-#include <ATen/ops/_addmm_activation.h>
 #include <ATen/ops/linear.h>
 
 #include "autograd.h"
@@ -51,52 +50,35 @@ bool is_left_to_torch(const LinearInputs& in) {
 // How a product on a GPU is computed, x being [m, k] and weight [n, k], by the first line that
 // fits. The limits are where the path began to win on an H200 (README has the sweep).
 //
-//   dtype             GPU          where                                             path
-//   float16, bfloat16 all          no mask; a bias; a divisor of 1/16 to 16,         kCublasLt
-//                                  and a power of two
-//                     9.0          2^22 <= m n <= 2^24, k >= 1024                    kSm90
-//   float32, highest  9.0          m n >= 2^19, k >= 1024                            kSm90
-//                     8.0, 10.0    m n >= 2^22, k >= 1024                            kSm80
-//   float32, high     9.0          m n >= 2^22, n k >= 2^22, k >= 1024               kSm90
-//   all else                                                                         kTorch
+//   dtype              GPU          where                                     path
+//   float16, bfloat16  9.0          2^22 <= m n <= 2^24, k >= 1024            kSm90
+//   float32, highest   9.0          m n >= 2^19, k >= 1024                    kSm90
+//                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
+//   float32, high      9.0          m n >= 2^22, n k >= 2^22, k >= 1024       kSm90
+//   all else                                                                  kTorch
 //
 //   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync)
-//   kCublasLt     one call that adds the bias, scales and applies ReLU: 4% quicker than kSm90. The
-//                 division is part of the scale, which is exact for these divisors
 //   kTorch        torch's product, then linear_epilogue in place. Where there are few tiles of the
 //                 result it wins, and for float32 with short sums it errs less: cuBLAS adds up
 //                 partial sums there. GPUs between, whose tensor cores add float16 products in
 //                 float32 at half their rate, would not gain from three products
 //
+// cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
+// division in the scale). It is no path: its ReLU makes 0 of NaN.
+//
 // The products of float32's gradients are chosen by the same table; those of half types, and
 // gradients that are differentiated again, are torch's.
-enum class Path { kAuto, kSm90, kSm80, kCublasLt, kTorch };
-constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
-                                                   {"sm90", Path::kSm90},
-                                                   {"sm80", Path::kSm80},
-                                                   {"cublaslt", Path::kCublasLt},
-                                                   {"torch", Path::kTorch}};
+enum class Path { kAuto, kSm90, kSm80, kTorch };
+constexpr std::pair<const char*, Path> kPaths[] = {
+    {"auto", Path::kAuto}, {"sm90", Path::kSm90}, {"sm80", Path::kSm80}, {"torch", Path::kTorch}};
 
 // What set_linear_path, which is there for tests, chose.
 Path chosen_path = Path::kAuto;
 
-// Whether the reciprocal, and what it scales, is exact in half types.
-bool is_small_power_of_two(double divisor) {
-  int exponent;
-  return std::frexp(divisor, &exponent) == 0.5 && std::abs(exponent - 1) <= 4;
-}
-
 #ifdef KERNELS_WITH_CUDA
-bool cublaslt_serves(const Linear& linear) {
-  const bool is_half = linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16;
-  return is_half && linear.relu && linear.mask == nullptr && linear.bias != nullptr &&
-         is_small_power_of_two(linear.divisor);
-}
-
-// The path to try; linear has all but the operands' places in memory.
+// The path to try, by dtype, sizes and GPU.
 Path choose_path(const Linear& linear, int capability) {
   if (chosen_path != Path::kAuto) return chosen_path;
-  if (cublaslt_serves(linear)) return Path::kCublasLt;
   const int64_t size = linear.m * linear.n;
   if (linear.dtype == DType::kFloat64 || linear.k < 1024) return Path::kTorch;
   if (linear.dtype != DType::kFloat32) {
@@ -118,8 +100,6 @@ bool serves(Path path, const Linear& linear, int capability) {
       return capability == 90 && cuda::linear_sm90_serves(linear);
     case Path::kSm80:
       return capability >= 80 && cuda::linear_sm80_serves(linear);
-    case Path::kCublasLt:
-      return cublaslt_serves(linear);
     default:
       return true;
   }
@@ -248,15 +228,6 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   const int capability = compute_capability();
   Path path = choose_path(linear, capability);
   if (path == Path::kTorch) return false;
-  c10::SmallVector<int64_t, 8> sizes(in.x.sizes().begin(), in.x.sizes().end());
-  sizes.back() = linear.n;
-  if (path == Path::kCublasLt && serves(path, linear, capability)) {
-    *out = at::_addmm_activation(linear.divisor == 1 ? bias : bias.div(in.divisor), as_matrix(in.x),
-                                 in.weight.t(), /*beta=*/1, /*alpha=*/1 / in.divisor)
-               .view(sizes);
-    return true;
-  }
-
   // sm90's copy engine takes rows that begin at multiples of 16 bytes. A float32 x is not its to
   // copy: it is split first.
   const int64_t alignment = path == Path::kSm90 ? 16 : in.x.element_size();
@@ -269,6 +240,8 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   path = path_that_serves(path, linear, capability);
   if (path == Path::kTorch) return false;
 
+  c10::SmallVector<int64_t, 8> sizes(in.x.sizes().begin(), in.x.sizes().end());
+  sizes.back() = linear.n;
   *out = allocate(in.x, sizes, std::nullopt, in.x.scalar_type());
   linear.out = out->mutable_data_ptr();
   const bool is_sm90 = path == Path::kSm90;

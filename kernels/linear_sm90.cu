@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(split::kThreads)
 // Steps between two promotions, an even number. float32's own error grows with the root of K, that
 // of the tensor cores with what is summed at once: 128 of K, and 64 where K is short, keep below it
 // even where all terms have one sign. At K = 8192, 256 would be 1.2% quicker and 64 3% slower.
-__device__ inline int promotion_steps(int k) { return k < 4096 ? 2 : 4; }
+__device__ inline int promotion_steps(int k) { return k < 8192 ? 2 : 4; }
 
 // Warps that look for rows of the weight that the split can't carry, beside those that multiply.
 constexpr int kJudges = 2;

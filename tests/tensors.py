@@ -155,7 +155,7 @@ def float32_precision(name):
 
 
 def rounding_errors(x, weight, bias=None, unit=2.0**-24):
-    """8 roundings of a sum of x weight^T as large as its terms make it if their signs are random.
+    """16 roundings of a sum of x weight^T as large as its terms make it if their signs are random.
 
     Or sqrt(K) / 4, where that is more, as the error of a float32 sum grows. By so much more than
     torch's may the error of a split product be where it promises nothing: in sums so short, or of
@@ -165,7 +165,7 @@ def rounding_errors(x, weight, bias=None, unit=2.0**-24):
     squares = x.square() @ weight.square().t()
     if bias is not None:
         squares = squares + bias.double().square()
-    return max(8.0, x.size(-1) ** 0.5 / 4) * unit * squares.max().sqrt().item()
+    return max(16.0, x.size(-1) ** 0.5 / 4) * unit * squares.max().sqrt().item()
 
 
 def assert_as_accurate(got, own, exact, slack=1.0, allowance=0.0):

@@ -45,15 +45,27 @@ def judge(name, size, slack=1.0):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_promise(name, size, precision, path):
-    slack = 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
-    assert judge(name, size, slack) == []
+def test_promise_of_highest(name, path, size):
+    assert judge(name, size) == []
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_promise_at_sizes_that_are_multiples_of_nothing(name, precision, path):
-    slack = 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
-    assert judge(name, (1021, 4099, 2053), slack) == []
+def test_promise_of_highest_at_sizes_that_are_multiples_of_nothing(name, path):
+    assert judge(name, (1021, 4099, 2053)) == []
+
+
+# One product is not promoted: its sums are truncated over the whole of K. TF32's are too, but cuBLAS
+# splits some of them. Mean error at [1024, 8192] x [8192, 4096]: 1.05 times TF32's.
+TRUNCATED = ["lognormal", "wide lognormal"]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.parametrize("name", CASES)
+def test_promise_of_one_product(name, precision, path, size):
+    slack = 1.1 if name in TRUNCATED else ONE_PRODUCT_SLACK
+    with float32_precision(precision):
+        assert judge(name, size, slack) == []
 
 
 @pytest.mark.parametrize("name", ["normal", "inf and NaN in x", "sampled weights are huge"])
