@@ -79,6 +79,11 @@ bool linear_sm80_serves(const Linear& linear);
 size_t linear_sm80_workspace(const Linear& linear);
 int linear_sm80(const Linear& linear, CUstream_st* stream);
 
+// to [rows, columns] = from [columns, rows]^T; both have adjacent columns and rows as far apart as
+// their strides say. columns is at most 2^22.
+int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
+              int64_t columns, CUstream_st* stream);
+
 // In place, out [m, n] being the finished product, bias included: out = relu(out) / divisor. mask
 // may be null. Any floating dtype.
 int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,

@@ -51,13 +51,17 @@ bool is_left_to_torch(const LinearInputs& in) {
 // fits. The limits are where the path began to win on an H200 (README has the sweep).
 //
 //   dtype              GPU          where                                     path
-//   float16, bfloat16  9.0          2^22 <= m n <= 2^24, k >= 1024            kSm90
+//   float16, bfloat16  9.0          2^22 <= m n <= 2^24, k >= 1024,           kSm90
+//                                   and the divisor no power of two
 //   float32, highest   9.0          m n >= 2^19, k >= 1024                    kSm90
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m n >= 2^22, n k >= 2^22, k >= 1024       kSm90
 //   all else                                                                  kTorch
 //
-//   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync)
+//   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). For half
+//   types
+//                 they round once, where torch's product rounds before the division too, which is
+//                 exact for powers of two; cuBLAS's product is 5 to 10% quicker
 //   kTorch        torch's product, then linear_epilogue in place. Where there are few tiles of the
 //                 result it wins, and for float32 with short sums it errs less: cuBLAS adds up
 //                 partial sums there. GPUs between, whose tensor cores add float16 products in
@@ -66,8 +70,8 @@ bool is_left_to_torch(const LinearInputs& in) {
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
-// The products of float32's gradients are chosen by the same table; those of half types, and
-// gradients that are differentiated again, are torch's.
+// The products of float32's gradients are chosen by the same table at `highest`; those at `high`,
+// of half types, and gradients that are differentiated again, are torch's.
 enum class Path { kAuto, kSm90, kSm80, kTorch };
 constexpr std::pair<const char*, Path> kPaths[] = {
     {"auto", Path::kAuto}, {"sm90", Path::kSm90}, {"sm80", Path::kSm80}, {"torch", Path::kTorch}};
@@ -82,8 +86,10 @@ Path choose_path(const Linear& linear, int capability) {
   const int64_t size = linear.m * linear.n;
   if (linear.dtype == DType::kFloat64 || linear.k < 1024) return Path::kTorch;
   if (linear.dtype != DType::kFloat32) {
+    int exponent;
+    const bool rounds_twice = std::abs(std::frexp(linear.divisor, &exponent)) != 0.5f;
     const bool is_sm90s = capability == 90 && size >= 1 << 22 && size <= 1 << 24;
-    return is_sm90s ? Path::kSm90 : Path::kTorch;
+    return rounds_twice && is_sm90s ? Path::kSm90 : Path::kTorch;
   }
   if (capability == 90) {
     const bool is_large =
@@ -194,7 +200,17 @@ Rows adjacent_columns(const Tensor& x, int64_t alignment) {
   const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
   const Tensor padded = allocate(x, {rows.size(0), stride}, std::nullopt, x.scalar_type());
   const Tensor copy = padded.narrow(1, 0, columns);
-  copy.copy_(rows);
+  constexpr int64_t kMostColumns = 1 << 22;
+  if (x.scalar_type() == at::kFloat && rows.stride(0) == 1 && rows.stride(1) >= rows.size(0) &&
+      columns <= kMostColumns) {  // in half of the time that torch's copy takes
+    const float* const from = rows.const_data_ptr<float>();
+    float* const to = copy.mutable_data_ptr<float>();
+    launch_on_stream([&](cudaStream_t stream) {
+      return cuda::transpose(from, rows.stride(1), to, stride, rows.size(0), columns, stream);
+    });
+  } else {
+    copy.copy_(rows);
+  }
   return {copy, stride};
 }
 
@@ -437,12 +453,13 @@ Tensor linear_autocast(const LinearInputs& in) {
 
 // ------------------------------------------------------------------------------------- autograd
 
-// The products of the gradients: a [i, j] b [j, k]. The kernels read b^T, which is a copy, and
-// serve where autograd records nothing of it.
+// The products of the gradients: a [i, j] b [j, k]. The kernels read b^T, which is a copy: worth
+// its time at `highest` alone. They serve where autograd records nothing of it.
 Tensor product(const Tensor& a, const Tensor& b) {
 #ifdef KERNELS_WITH_CUDA
   if (a.is_cuda() && a.scalar_type() == at::kFloat && !at::GradMode::is_enabled() &&
-      has_only(a.key_set() | b.key_set(), kDense) && !has_tangent(a) && !has_tangent(b)) {
+      !at::globalContext().allowTF32CuBLAS() && has_only(a.key_set() | b.key_set(), kDense) &&
+      !has_tangent(a) && !has_tangent(b)) {
     const DeviceOf device(a);
     const at::AutoDispatchBelowADInplaceOrView below;
     const Tensor none;

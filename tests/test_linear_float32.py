@@ -163,7 +163,8 @@ def test_large_products_are_split(precision, shape):
     best = "sm90" if torch.cuda.get_device_capability() == (9, 0) else "sm80"
     mine, _, x, grad_output = draw(*shape)
     auto, split, torchs = (by_path(name, mine, x, grad_output) for name in ("auto", best, "torch"))
-    for got, want, other in zip(auto[:3], split, torchs, strict=False):
+    split_results = 3 if precision == "highest" else 1  # the gradients at `high` are torch's
+    for got, want, other in zip(auto[:split_results], split, torchs, strict=False):
         assert_same_bits(got, want)
         assert not torch.equal(got, other)
 
