@@ -19,10 +19,9 @@ from types import ModuleType
 
 import torch
 
-# -O3 compiles longer and makes no CPU kernel faster. -O1 with the inlining of -O2 is 2 to 3 seconds
-# quicker to compile, but with GCC 13 a module's call on 16 floats on the CPU then takes 0.77 to 0.80
-# and not 0.67 to 0.69 of torch.relu's time, and with GCC 12 half types' backward takes 1.08 times
-# as long.
+# -O3 compiles longer and makes no CPU kernel faster. -O1 with the inlining of -O2 compiles 2 to 3 s
+# faster, but with GCC 13 a module's call on 16 floats on the CPU then takes 0.77 to 0.80 and not
+# 0.67 to 0.69 of torch.relu's time; with GCC 12 half types' backward takes 1.08 times as long.
 CXX_FLAGS = [
     "-O2",
     "-ftree-vectorize",
