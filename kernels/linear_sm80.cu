@@ -420,7 +420,8 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                              Divisor<float>(linear.divisor), static_cast<float*>(linear.out),
                              linear.mask};
   if (is_split(linear)) {
-    int status = split::split_rows(x, weight, linear.k, workspace.any_flag, stream);
+    int status = split::split_rows(x, weight, linear.k, split::heeds_few(linear),
+                                   workspace.any_flag, stream);
     if (status != cudaSuccess) return status;
     const int64_t padded_k = split::padded(linear.k);
     const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
@@ -430,7 +431,7 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                  : multiply<__half, float, 1>(linear, pairs_x, pairs_weight, padded_k, stream);
     if (status != cudaSuccess) return status;
   }
-  return split::exact(x, weight, linear.k, linear.products == 3, result, workspace.any_flag,
+  return split::exact(x, weight, linear.k, split::heeds_few(linear), result, workspace.any_flag,
                       stream);
 }
 

@@ -380,11 +380,12 @@ constexpr int kSampledExponent = 7;
 template <int kProducts>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
-                   const __grid_constant__ split::Operand weight, int64_t k, int* any_flag) {
+                   const __grid_constant__ split::Operand weight, int64_t k, bool heeds_few,
+                   int* any_flag) {
   constexpr int kRows = split::kThreads / 32;
   const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
   if (x_row >= 0) {
-    const bool flagged = split::split_row(x, x_row, k);
+    const bool flagged = split::split_row(x, x_row, k, heeds_few);
     if (flagged && threadIdx.x == 0) *any_flag = 1;
     return;
   }
@@ -426,6 +427,7 @@ struct SplitProblem {
   const int* weight_exponent;    // [n]
   split::Counts* weight_counts;  // [n], 0 at first
   int* any_flag;
+  bool heeds_few;
   int m, n, k;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
@@ -609,8 +611,9 @@ __device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
       // If the row is flagged, then one share at least looks like it: by its smalls in proportion,
       // or by having no more nonzeros than its part of few.
       const split::Counts scaled_up{smalls[r], nonzeros[r] * shares};
-      const bool suspect = nonzeros[r] == 0 || smalls[r] * split::kTolerated > nonzeros[r] ||
-                           split::is_flagged(scaled_up, p.k, kProducts == 3);
+      const bool suspect =
+          smalls[r] * split::kTolerated > nonzeros[r] ||
+          (p.heeds_few && (nonzeros[r] == 0 || split::is_flagged(scaled_up, p.k, true)));
       if (suspect) *p.any_flag = 1;
     }
   }
@@ -938,16 +941,17 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const float* const bias = static_cast<const float*>(linear.bias);
   float* const out = static_cast<float*>(linear.out);
   const split::Result result{bias, floor_of(linear.relu), divisor, out, linear.mask};
-  constexpr bool kPairs = kProducts == 3;
-  if (kPairs && linear.k < split::kTerms) {  // all rows would be flagged
-    return split::exact(x, weight, linear.k, kPairs, result, nullptr, stream);
+  const bool heeds_few = split::heeds_few(linear);
+  if (kProducts == 3 && linear.k < split::kTerms) {  // all rows would be flagged
+    return split::exact(x, weight, linear.k, heeds_few, result, nullptr, stream);
   }
   int* const any_flag = ints(at.any_flag);
   int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
   if (status != cudaSuccess) return status;
   constexpr int kSampledRows = split::kThreads / 32;
-  prepare_kernel<kProducts><<<static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows),
-                              split::kThreads, 0, stream>>>(x, weight, linear.k, any_flag);
+  prepare_kernel<kProducts>
+      <<<static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows), split::kThreads, 0,
+         stream>>>(x, weight, linear.k, heeds_few, any_flag);
   status = cudaGetLastError();
   if (status != cudaSuccess) return status;
 
@@ -962,13 +966,12 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
   const SplitProblem problem{
-      bias,     out, linear.mask, x.exponent, weight.exponent,       weight.counts,
-      any_flag, m,   n,           k,          floor_of(linear.relu), divisor,
-      tiles};
+      bias,      out, linear.mask, x.exponent, weight.exponent,       weight.counts, any_flag,
+      heeds_few, m,   n,           k,          floor_of(linear.relu), divisor,       tiles};
   status = launch<typename S::Memory>(split_kernel<kProducts>, tiles.count(), true, stream, x_map,
                                       weight_map, problem);
   if (status != cudaSuccess) return status;
-  return split::exact(x, weight, linear.k, kPairs, result, any_flag, stream);
+  return split::exact(x, weight, linear.k, heeds_few, result, any_flag, stream);
 }
 
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {

@@ -54,15 +54,20 @@ constexpr float kSmallPair = 0x1p-6f;
 constexpr float kSmallHigh = 0x1p-14f;
 // A row is flagged where more than one in this many of its nonzero elements are that small.
 constexpr int64_t kTolerated = 32;
-// And, for pairs, where it has nonzero elements, but fewer than the root of this times k: the error
+// And, of pairs, where it has nonzero elements, but fewer than the root of this times k: the error
 // of pairs averages out over the terms of a sum, which are this many where two such rows meet.
 constexpr int64_t kTerms = 128;
 
-__host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool pairs) {
+__host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool heeds_few) {
   const int64_t smalls = counts.smalls, nonzeros = counts.nonzeros;
-  const bool few = pairs && nonzeros > 0 && nonzeros * nonzeros < kTerms * k;
+  const bool few = heeds_few && nonzeros > 0 && nonzeros * nonzeros < kTerms * k;
   return few || smalls * kTolerated > nonzeros;
 }
+
+// Whether rows of few terms are flagged: of pairs, and in the forward. In the products of gradients
+// they are the rule, for ReLU lets few through; there a sum of few terms errs by up to 2^-21 of
+// |x| |weight|^T.
+inline bool heeds_few(const Linear& linear) { return linear.products == 3 && linear.relu; }
 
 constexpr int kThreads = 256;
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
@@ -127,7 +132,7 @@ __device__ inline void store_group(__half* to, const __half (&v)[kGroup]) {
 }
 
 // A row, by all threads of the block. Returns whether it is flagged.
-__device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k) {
+__device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k, bool heeds_few) {
   constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = kThreads * kGroup;
   const float* from = operand.from + row * operand.row_stride;
@@ -200,30 +205,30 @@ __device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k)
     operand.exponent[row] = exponent;
     operand.counts[row] = counts;
   }
-  return is_flagged(counts, k, operand.low != nullptr);
+  return is_flagged(counts, k, heeds_few);
 }
 
 // A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
 __global__ void __launch_bounds__(kThreads)
     split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
-                      int64_t k, int* any_flag) {
+                      int64_t k, bool heeds_few, int* any_flag) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
     const bool flagged =
-        split_row(is_first ? first : second, is_first ? index : index - first.rows, k);
+        split_row(is_first ? first : second, is_first ? index : index - first.rows, k, heeds_few);
     if (flagged && threadIdx.x == 0) *any_flag = 1;
   }
 }
 
 // Splits two matrices (the second may have no rows) and sets *any_flag to whether a row is flagged.
-inline int split_rows(const Operand& first, const Operand& second, int64_t k, int* any_flag,
-                      cudaStream_t stream) {
+inline int split_rows(const Operand& first, const Operand& second, int64_t k, bool heeds_few,
+                      int* any_flag, cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
   if (status != cudaSuccess) return status;
   const int64_t rows = first.rows + second.rows;
   split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0,
-                      stream>>>(first, second, k, any_flag);
+                      stream>>>(first, second, k, heeds_few, any_flag);
   return cudaGetLastError();
 }
 
@@ -279,7 +284,7 @@ struct ExactLoad {
 // Runs behind the product, whose elements of the same bytes of the mask it leaves as they are.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
-                 int64_t k, bool pairs, const Result result, const int* any_flag) {
+                 int64_t k, bool heeds_few, const Result result, const int* any_flag) {
   if (any_flag != nullptr && *any_flag == 0) return;
   __shared__ ExactMemory shared;
   const int64_t m = x.rows, n = weight.rows;
@@ -295,8 +300,8 @@ __global__ void __launch_bounds__(kExactThreads)
       const Operand& operand = of_x ? x : weight;
       const int i = threadIdx.x % kExactTile;
       const int64_t row = (of_x ? first_m : first_n) + i;
-      flagged =
-          row < operand.rows && (any_flag == nullptr || is_flagged(operand.counts[row], k, pairs));
+      flagged = row < operand.rows &&
+                (any_flag == nullptr || is_flagged(operand.counts[row], k, heeds_few));
       (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
     }
     if (!__syncthreads_or(flagged)) continue;
@@ -372,9 +377,8 @@ __global__ void __launch_bounds__(kExactThreads)
   }
 }
 
-// All of the result where any_flag is null; else what the counts of x and weight say. pairs tells
-// whether x and weight were split into pairs.
-inline int exact(const Operand& x, const Operand& weight, int64_t k, bool pairs,
+// All of the result where any_flag is null; else what the counts of x and weight say.
+inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_few,
                  const Result& result, const int* any_flag, cudaStream_t stream) {
   int device, multiprocessors;
   int status = cudaGetDevice(&device);
@@ -386,7 +390,7 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, bool pairs,
       ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
-  exact_kernel<<<static_cast<unsigned>(blocks), kExactThreads, 0, stream>>>(x, weight, k, pairs,
+  exact_kernel<<<static_cast<unsigned>(blocks), kExactThreads, 0, stream>>>(x, weight, k, heeds_few,
                                                                             result, any_flag);
   return cudaGetLastError();
 }

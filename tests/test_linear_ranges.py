@@ -54,7 +54,7 @@ def test_promise_of_highest_at_sizes_that_are_multiples_of_nothing(name, path):
     assert judge(name, (1021, 4099, 2053)) == []
 
 
-# One product is not promoted: its sums are truncated over the whole of K. TF32's are too, but cuBLAS
+# One product is not promoted: its sums are truncated over the whole of K. So are TF32's, but cuBLAS
 # splits some of them. Mean error at [1024, 8192] x [8192, 4096]: 1.05 times TF32's.
 TRUNCATED = ["lognormal", "wide lognormal"]
 
