@@ -58,10 +58,9 @@ bool is_left_to_torch(const LinearInputs& in) {
 //   float32, high      9.0          m n >= 2^22, n k >= 2^22, k >= 1024       kSm90
 //   all else                                                                  kTorch
 //
-//   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). For half
-//   types
-//                 they round once, where torch's product rounds before the division too, which is
-//                 exact for powers of two; cuBLAS's product is 5 to 10% quicker
+//   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). Half types
+//                 they round once, where torch rounds before the division too. That costs nothing
+//                 for powers of two, and cuBLAS's product is 5 to 12% quicker
 //   kTorch        torch's product, then linear_epilogue in place. Where there are few tiles of the
 //                 result it wins, and for float32 with short sums it errs less: cuBLAS adds up
 //                 partial sums there. GPUs between, whose tensor cores add float16 products in
