@@ -73,13 +73,9 @@ __device__ inline float max_nan(float a, float b) {
 
 // ------------------------------------------------------------------------------------ barriers
 
-// Barriers by number; 0 is that of __syncthreads. `threads` is how many sync and arrive in all.
+// Barriers by number; 0 is that of __syncthreads. `threads` is how many take part.
 __device__ inline void barrier_sync(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ inline void barrier_arrive(int barrier, int threads) {
-  asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 __device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -154,10 +150,6 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int colu
 
 // Waits for the kernel before this one in the stream, where the launch allowed an early start.
 __device__ inline void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-__device__ inline void griddepcontrol_launch_dependents() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
 
 // ------------------------------------------------------------------------------------ products
 
