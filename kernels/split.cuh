@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(kExactThreads)
       __syncthreads();
       next_x.load(x, first_m, k_start + kExactK, k);
       next_weight.load(weight, first_n, k_start + kExactK, k);
-#pragma unroll
+#pragma unroll 8  // of all 16, sm_120 spills
       for (int i = 0; i < kExactK; ++i) {
         const float4 a = *reinterpret_cast<const float4*>(&shared.x[i][thread_m]);
         const float4 b = *reinterpret_cast<const float4*>(&shared.x[i][thread_m + 4]);
