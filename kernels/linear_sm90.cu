@@ -30,6 +30,12 @@ namespace sm90 {
 constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kClusterSize = 2;
+// Compilers for older GPUs, for which the kernels are empty, know no clusters.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define KERNELS_CLUSTER
+#else
+#define KERNELS_CLUSTER __cluster_dims__(kClusterSize, 1, 1)
+#endif
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536,
               "a multiprocessor has 65,536 registers");
@@ -119,7 +125,7 @@ __device__ inline void release(uint32_t empty) {
 
 constexpr int kHalfRows = 64 * kConsumers;  // rows of x of a block's tile: operand A
 constexpr int kHalfColumns = 256;           // rows of weight: operand B
-constexpr int kHalfK = kRowBytes / 2;
+[[maybe_unused]] constexpr int kHalfK = kRowBytes / 2;
 constexpr int kHalfStages = 4;
 constexpr int kHalfTurn = 4;  // blocks of 8 columns that a quad of threads stores at once
 
@@ -236,7 +242,7 @@ __device__ void store_turn(const HalfProblem<T>& p, int row, int column,
 #endif
 
 template <typename T>
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     half_kernel(const __grid_constant__ CUtensorMap x_map,
                 const __grid_constant__ CUtensorMap weight_map, const HalfProblem<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -420,7 +426,7 @@ __global__ void __launch_bounds__(split::kThreads)
 __device__ inline int promotion_steps(int k) { return k < 8192 ? 2 : 4; }
 
 // Warps that look for rows of the weight that the split can't carry, beside those that multiply.
-constexpr int kJudges = 2;
+[[maybe_unused]] constexpr int kJudges = 2;
 // The counts of a row are ints.
 constexpr int64_t kMostK = 1 << 24;
 
@@ -627,7 +633,7 @@ __device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
 #endif
 
 template <int kProducts>
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     split_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map, const SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
