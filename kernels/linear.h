@@ -60,7 +60,7 @@ bool is_left_to_torch(const LinearInputs& in) {
 //
 //   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). Half types
 //                 they round once, where torch rounds before the division too. That costs nothing
-//                 for powers of two, and cuBLAS's product is 5 to 12% quicker
+//                 for powers of two, and cuBLAS's product is 3 to 12% quicker
 //   kTorch        torch's product, then linear_epilogue in place. Where there are few tiles of the
 //                 result it wins, and for float32 with short sums it errs less: cuBLAS adds up
 //                 partial sums there. GPUs between, whose tensor cores add float16 products in
