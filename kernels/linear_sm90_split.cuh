@@ -1,0 +1,474 @@
+// float32 on Hopper, by products of the fp16 that it is split into.
+
+#ifndef KERNELS_LINEAR_SM90_SPLIT_CUH_
+#define KERNELS_LINEAR_SM90_SPLIT_CUH_
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+
+#include "epilogue.cuh"
+#include "linear_sm90_common.cuh"
+#include "ptx.cuh"
+#include "split.cuh"
+
+namespace kernels {
+namespace sm90 {
+
+// With operand A in registers, its rows are those of the weight. Operand B is the split x.
+template <int kProducts>
+struct Split {
+  static constexpr bool kPromotes = kProducts == 3;
+  static constexpr int kWeightRows = 64 * kConsumers;
+  // The promoted sums take as many registers as the accumulators; 176 leaves room for both, and
+  // makes 1024 rows of x six tiles, which with 64 of the weight fill 132 multiprocessors to 97%.
+  static constexpr int kXRows = kPromotes ? 176 : 256;
+  static constexpr int kAccumulators = kXRows / 2;
+  static constexpr int kK = kPromotes ? 32 : 64;
+  static constexpr int kStages = kPromotes ? 5 : 3;
+  static constexpr int kSteps16 = kK / 16;
+  static constexpr int kTurn = 2;
+  static_assert(kXRows % (kTurn * 8) == 0, "turns are whole");
+  static constexpr int kBoxes = kK * 4 / kRowBytes;  // of the weight, side by side
+  static constexpr int kBoxBytes = kWeightRows * kRowBytes;
+  static constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kBoxes * kBoxBytes;
+
+  // Of x, pairs are two tiles, high and low, and rows half as long.
+  static constexpr int kParts = kPromotes ? 2 : 1;
+  static constexpr int kXRowBytes = kRowBytes / kParts;
+  static constexpr int kPartBytes = kXRows * kXRowBytes;
+
+  // Whole pairs of steps. Behind the end of k the copies bring zeros.
+  static __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }
+
+  struct Memory {
+    uint8_t x[kStages][kXBytes];
+    uint8_t weight[kStages][kWeightBytes];
+    float4 staging[kConsumers][kTurn][128];
+    Barriers<kStages> barriers;
+  };
+  static_assert(sizeof(Memory) <= 227 * 1024, "a block has no more shared memory");
+};
+
+// The weight is read once, so its rows are scaled by what a sample of them says: eight pieces of 16
+// elements, evenly spread. The largest is put below 2^8, which leaves the others a factor of 256
+// before they pass fp16's range, and 14 bits below before they count as small.
+constexpr int kSampledPieces = 8;
+constexpr int kSampledExponent = 7;
+
+// A warp a row of the weight, whose reads are the more scattered; behind those, a block a row of x.
+template <int kProducts>
+__global__ void __launch_bounds__(split::kThreads)
+    prepare_kernel(const __grid_constant__ split::Operand x,
+                   const __grid_constant__ split::Operand weight, int64_t k, bool heeds_few,
+                   int* any_flag) {
+  constexpr int kRows = split::kThreads / 32;
+  const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
+  if (x_row >= 0) {
+    const bool flagged = split::split_row(x, x_row, k, heeds_few);
+    if (flagged && threadIdx.x == 0) *any_flag = 1;
+    return;
+  }
+  const int lane = threadIdx.x % 32;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32;
+  if (row >= weight.rows) return;
+  const int64_t piece = lane / (32 / kSampledPieces);
+  const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
+  float largest = 0;
+  if (at + 4 <= k) {
+    const float4 v = *reinterpret_cast<const float4*>(weight.from + row * weight.row_stride + at);
+    largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+  }
+  for (int bit = 16; bit > 0; bit /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
+  }
+  if (lane == 0) {
+    const int exponent = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
+    weight.exponent[row] = max(-126, min(126, exponent));
+    weight.counts[row] = {0, 0};
+  }
+}
+
+// Steps between two promotions, an even number. float32's own error grows with the root of K, that
+// of the tensor cores with what is summed at once: 128 of K, and 64 where K is short, keep below it
+// even where all terms have one sign. At K = 8192, 256 would be 1.2% quicker and 64 3% slower.
+__device__ inline int promotion_steps(int k) { return k < 8192 ? 2 : 4; }
+
+// Warps that look for rows of the weight that the split can't carry, beside those that multiply.
+[[maybe_unused]] constexpr int kJudges = 2;
+// The counts of a row are ints.
+constexpr int64_t kMostK = 1 << 24;
+
+struct SplitProblem {
+  const float* bias;
+  float* out;
+  uint8_t* mask;
+  const int* x_exponent;         // [m]
+  const int* weight_exponent;    // [n]
+  split::Counts* weight_counts;  // [n], 0 at first
+  int* any_flag;
+  bool heeds_few;
+  int m, n, k;
+  float floor;  // what is smaller becomes 0
+  Divisor<float> divisor;
+  Tiles tiles;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// The row of its warp's 16 that is row g (r = 0) or g + 8 (r = 1) of the warp's fragments: two
+// neighbours a thread, for the stores, and rows that are swizzled apart in neighbouring quads,
+// which keeps their loads free of bank conflicts.
+__device__ inline int fragment_row(int g, int r) {
+  return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
+}
+
+// Four features of one row of x, finished and stored; the thread whose lane differs in bit 2 has
+// the four beside them, and the byte of the mask is of both.
+template <bool kExact>
+__device__ void store_four(const SplitProblem& p, int row, int column, const float (&z)[4]) {
+  const bool exists = row < p.m && column < p.n;
+  if (p.mask != nullptr) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bits |= (column + i < p.n && mask_bit(z[i])) << i;
+    bits |= __shfl_xor_sync(0xffffffff, bits, 4) << 4;
+    const int64_t at = static_cast<int64_t>(row) * ((p.n + 7) / 8) + column / 8;
+    if (exists && column % 8 == 0) p.mask[at] = static_cast<uint8_t>(bits);
+  }
+  if (!exists) return;
+  float out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    out[i] = p.divisor.template quotient<kExact>(z[i] < p.floor ? 0.0f : z[i]);
+  }
+  float* const to = p.out + static_cast<int64_t>(row) * p.n + column;
+  if (p.n % 4 == 0) {
+    *reinterpret_cast<float4*>(to) = make_float4(out[0], out[1], out[2], out[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (column + i < p.n) to[i] = out[i];
+    }
+  }
+}
+
+// What four features need on the way from sums to results.
+struct Features {
+  int column;
+  float scale[4], bias[4];
+};
+
+// What a turn has in memory: two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A
+// swap with the thread that has the next two makes that four features of one row. scale is that of
+// row `lane` of the turn.
+template <bool kExact, int kTurn>
+__device__ void store_turn(const SplitProblem& p, int row, const Features& features,
+                           const float4 (&staging)[kTurn][128], float scale) {
+  const int lane = threadIdx.x % 32;
+  const bool is_second = lane & 8;
+#pragma unroll
+  for (int j = 0; j < kTurn; ++j) {
+    const float4 sum = staging[j][threadIdx.x % 128];
+    const float keep[2] = {is_second ? sum.y : sum.x, is_second ? sum.w : sum.z};
+    const float give[2] = {is_second ? sum.x : sum.y, is_second ? sum.z : sum.w};
+    float take[2];
+    take[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
+    take[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
+    const int in_turn = 8 * j + 2 * (lane % 4) + is_second;
+    const float x_scale = __shfl_sync(0xffffffff, scale, in_turn);
+    float z[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // The smaller first: where that overflows, so does the result.
+      const float total = (i < 2) == is_second ? take[i % 2] : keep[i % 2];
+      z[i] = total * fminf(x_scale, features.scale[i]) * fmaxf(x_scale, features.scale[i]) +
+             features.bias[i];
+    }
+    store_four<kExact>(p, row + in_turn, features.column, z);
+  }
+}
+
+// Brings the tiles, each in steps of K: one thread.
+template <int kProducts>
+__device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                        const SplitProblem& p) {
+  using S = Split<kProducts>;
+  using Memory = typename S::Memory;
+  const uint32_t full = base + offsetof(Memory, barriers.full);
+  const uint32_t empty = base + offsetof(Memory, barriers.empty);
+  const int rank = ptx::cluster_ctarank();
+  constexpr int kShare = S::kXRows / kClusterSize;  // rows of x a block brings for both
+  const uint32_t x = base + offsetof(Memory, x) + rank * kShare * S::kXRowBytes;
+  const uint32_t weight = base + offsetof(Memory, weight);
+  Ring<S::kStages> ring;
+  for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
+       tile += gridDim.x / kClusterSize) {
+    int x_tile, weight_tile;
+    p.tiles.find(tile, &x_tile, &weight_tile);
+    const int row = x_tile * S::kXRows + rank * kShare;
+    const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
+    for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
+      const uint32_t arrived = full + 8 * ring.stage;
+      ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) {  // the rows of low are behind those of high
+        ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes + part * S::kPartBytes, &x_map,
+                                   step * S::kK, row + part * p.m, arrived,
+                                   (1 << kClusterSize) - 1);
+      }
+#pragma unroll
+      for (int box = 0; box < S::kBoxes; ++box) {
+        ptx::copy_tensor(weight + ring.stage * S::kWeightBytes + box * S::kBoxBytes, &weight_map,
+                         step * S::kK + box * 32, weight_row, arrived);
+      }
+    }
+  }
+}
+
+// Counts what the split carries badly of every row of the weight. A lane has rows of its own. The
+// tiles that share rows of the weight share the columns of each step too, and add up what they
+// find.
+template <int kProducts>
+__device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
+  using S = Split<kProducts>;
+  using Memory = typename S::Memory;
+  const uint32_t full = base + offsetof(Memory, barriers.full);
+  const uint32_t empty = base + offsetof(Memory, barriers.empty);
+  const uint32_t weight = base + offsetof(Memory, weight);
+  constexpr int kRows = S::kWeightRows / kJudges / 32;
+  constexpr int kChunks = S::kBoxes * 8;  // of four columns
+  const int shares = min(p.tiles.x_tiles, kChunks);
+  const int lane = threadIdx.x % 32;
+  const int first = warp * kRows * 32 + lane;
+  Ring<S::kStages> ring;
+  for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
+       tile += gridDim.x / kClusterSize) {
+    int x_tile, weight_tile;
+    p.tiles.find(tile, &x_tile, &weight_tile);
+    const int weight_row =
+        (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + first;
+    float small[kRows], largest[kRows];
+    int nonzeros[kRows], smalls[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = min(weight_row + r * 32, p.n - 1);
+      const float unit = split::power_of_two(-__ldg(p.weight_exponent + row));
+      small[r] = unit * (kProducts == 3 ? split::kSmallPair : split::kSmallHigh);
+      largest[r] = 0;
+      nonzeros[r] = smalls[r] = 0;
+    }
+    for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
+      ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
+      const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * kRowBytes;
+#pragma unroll 1
+      for (int chunk = x_tile; chunk < kChunks; chunk += shares) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const float4 four = ptx::load_shared_four(stage + chunk / 8 * S::kBoxBytes +
+                                                    r * 32 * kRowBytes + (chunk ^ first) % 8 * 16);
+          for (const float v : {four.x, four.y, four.z, four.w}) {
+            nonzeros[r] += v != 0.0f;
+            smalls[r] += v != 0.0f && fabsf(v) < small[r];
+            largest[r] = ptx::max_nan(largest[r], fabsf(v));
+          }
+        }
+      }
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * ring.stage);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      constexpr float kTooLarge = 65520;  // rounds to infinity in fp16
+      const int row = weight_row + r * 32;
+      if (row >= p.n || x_tile >= shares) continue;
+      // So many that the nonzeros can't make up for them, however many tiles find one too large.
+      const float scaled = largest[r] * split::power_of_two(p.weight_exponent[row]);
+      if (!(scaled < kTooLarge)) smalls[r] = (1 << 30) / shares;
+      atomicAdd(&p.weight_counts[row].smalls, smalls[r]);
+      atomicAdd(&p.weight_counts[row].nonzeros, nonzeros[r]);
+      // If the row is flagged, then one share at least looks like it: by its smalls in proportion,
+      // or by having no more nonzeros than its part of few.
+      const split::Counts scaled_up{smalls[r], nonzeros[r] * shares};
+      const bool suspect =
+          smalls[r] * split::kTolerated > nonzeros[r] ||
+          (p.heeds_few && (nonzeros[r] == 0 || split::is_flagged(scaled_up, p.k, true)));
+      if (suspect) *p.any_flag = 1;
+    }
+  }
+}
+
+#endif
+
+template <int kProducts>
+__global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
+    split_kernel(const __grid_constant__ CUtensorMap x_map,
+                 const __grid_constant__ CUtensorMap weight_map, const SplitProblem p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using S = Split<kProducts>;
+  using Memory = typename S::Memory;
+  extern __shared__ __align__(1024) uint8_t dynamic_memory[];
+  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const uint32_t full = base + offsetof(Memory, barriers.full);
+  const uint32_t empty = base + offsetof(Memory, barriers.empty);
+  const int warpgroup = threadIdx.x / 128;
+  if (threadIdx.x == kConsumers * 128) {
+    ptx::prefetch_tensormap(&x_map);
+    ptx::prefetch_tensormap(&weight_map);
+  }
+  init_barriers<S::kStages>(full, empty, kJudges);
+  ptx::griddepcontrol_wait();
+
+  if (warpgroup == kConsumers) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    const int warp = threadIdx.x / 32 - 4 * kConsumers;
+    if (threadIdx.x == kConsumers * 128) {
+      produce<kProducts>(base, x_map, weight_map, p);
+    } else if (warp >= 1 && warp <= kJudges) {
+      judge<kProducts>(base, p, warp - 1);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
+    // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
+    // the next, whose chunks are swizzled by one bit more.
+    const int own_row = local_row + fragment_row(g, 0);
+    const uint32_t own_weight = base + offsetof(Memory, weight) + own_row * kRowBytes +
+                                (c / 2 ^ own_row % 8) * 16 + c % 2 * 8;
+    const int steps = S::steps(p.k);
+    const int segment = S::kPromotes ? promotion_steps(p.k) : steps;
+    Ring<S::kStages> ring;
+    float d[S::kAccumulators], sums[S::kPromotes ? S::kAccumulators : 1];
+    uint32_t high[2][S::kSteps16][4], low[S::kSteps16][4];
+
+    for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
+         tile += gridDim.x / kClusterSize) {
+      int x_tile, weight_tile;
+      p.tiles.find(tile, &x_tile, &weight_tile);
+      const int weight_row =
+          (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
+      float scale[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int n = min(weight_row + fragment_row(g, r), p.n - 1);
+        scale[r] = split::power_of_two(__ldg(p.weight_exponent + n));
+      }
+      if constexpr (S::kPromotes) {
+#pragma unroll
+        for (float& sum : sums) sum = 0;
+      }
+
+      // The fragments of a stage, when its bytes are there.
+      const auto convert = [&](uint32_t (&high)[S::kSteps16][4]) {
+        ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
+        const uint32_t stage = own_weight + ring.stage * S::kWeightBytes;
+#pragma unroll
+        for (int s = 0; s < S::kSteps16; ++s) {
+#pragma unroll
+          for (int part = 0; part < 4; ++part) {  // of the fragment: two rows, eight columns apart
+            const int r = part % 2;
+            const uint32_t chunk = stage ^ (s % 2 * 64 | part / 2 * 32 | r * 16);
+            const float2 v = ptx::load_shared(chunk + s / 2 * S::kBoxBytes + r * kRowBytes);
+            const float t0 = v.x * scale[r], t1 = v.y * scale[r];
+            const __half2 h = __floats2half2_rn(t0, t1);
+            high[s][part] = *reinterpret_cast<const uint32_t*>(&h);
+            if constexpr (kProducts == 3) {
+              const __half2 rest = __floats2half2_rn(t0 - __low2float(h), t1 - __high2float(h));
+              low[s][part] = *reinterpret_cast<const uint32_t*>(&rest);
+            }
+          }
+        }
+      };
+
+      // Multiplies what is converted, and converts what comes next as soon as the registers of low,
+      // which goes first, are free.
+      const auto step = [&](uint32_t (&now)[S::kSteps16][4], uint32_t (&next)[S::kSteps16][4],
+                            bool accumulates, bool is_last) {
+        const uint64_t x = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x) +
+                                                                 ring.stage * S::kXBytes);
+        ptx::wgmma_fence();
+        if constexpr (kProducts == 3) {
+#pragma unroll
+          for (int s = 0; s < S::kSteps16; ++s) {
+            ptx::wgmma(d, low[s], x + s * ptx::kDescriptorK16, accumulates || s > 0);
+          }
+          ptx::wgmma_commit_group();
+        }
+#pragma unroll
+        for (int s = 0; s < S::kSteps16; ++s) {
+          const uint64_t x_high = x + s * ptx::kDescriptorK16;
+          if constexpr (kProducts == 3) {
+            ptx::wgmma(d, now[s], x_high + (S::kPartBytes >> 4), true);
+            ptx::wgmma(d, now[s], x_high, true);
+          } else {
+            ptx::wgmma(d, now[s], x_high, accumulates || s > 0);
+          }
+        }
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<1>();
+        if (accumulates) release(empty + 8 * ring.previous());
+        ring.advance();
+        if (!is_last) convert(next);
+      };
+
+      convert(high[0]);
+      for (int i = 0; i < steps;) {
+        const int end = min(i + segment, steps);
+        bool accumulates = false;
+        do {
+          step(high[0], high[1], accumulates, false);
+          i += 2;
+          step(high[1], high[0], true, i == steps);
+          accumulates = true;
+        } while (i < end);
+        ptx::wgmma_wait_group<0>();
+        release(empty + 8 * ring.previous());
+        if constexpr (S::kPromotes) {
+#pragma unroll
+          for (int j = 0; j < S::kAccumulators; ++j) sums[j] += d[j];
+        }
+      }
+
+      Features features;
+      features.column = weight_row + fragment_row(g & ~2, 0);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = features.column + i;
+        features.scale[i] = split::power_of_two(n < p.n ? -__ldg(p.weight_exponent + n) : 0);
+        features.bias[i] = n < p.n && p.bias != nullptr ? __ldg(p.bias + n) : 0.0f;
+      }
+      Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
+      float4(&staging)[S::kTurn][128] = shared.staging[warpgroup];
+      constexpr int kTurnRows = S::kTurn * 8, kTurns = S::kXRows / kTurnRows;
+      const auto exponent_of = [&](int row) {  // of x
+        return row < p.m && lane < kTurnRows ? __ldg(p.x_exponent + row) : 0;
+      };
+      int row = x_tile * S::kXRows;
+      int next_exponent = exponent_of(row + lane);
+#pragma unroll 1
+      for (int turn = 0; turn < kTurns; ++turn, row += kTurnRows) {
+        if constexpr (S::kPromotes) {
+          stage_turn<0, kTurns>(staging, sums, turn);
+        } else {
+          stage_turn<0, kTurns>(staging, d, turn);
+        }
+        const float x_scale = split::power_of_two(-next_exponent);
+        next_exponent = exponent_of(row + kTurnRows + lane);
+        if (p.divisor.is_exact) {
+          store_turn<true>(p, row, features, staging, x_scale);
+        } else {
+          store_turn<false>(p, row, features, staging, x_scale);
+        }
+      }
+    }
+  }
+  ptx::cluster_sync();
+#endif
+}
+
+}  // namespace sm90
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_SM90_SPLIT_CUH_
