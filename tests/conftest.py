@@ -26,6 +26,15 @@ def device(request):
     return request.param
 
 
+@pytest.fixture(params=["highest", "high", "medium"])
+def precision(request):
+    """torch's float32 precision, set for the test."""
+    from tensors import float32_precision
+
+    with float32_precision(request.param):
+        yield request.param
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -33,12 +33,6 @@ def path(request):
         yield request.param
 
 
-@pytest.fixture(params=["highest", "high", "medium"])
-def precision(request):
-    with float32_precision(request.param):
-        yield request.param
-
-
 def slack(precision):
     return 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
 

@@ -21,12 +21,6 @@ def path(request):
         yield request.param
 
 
-@pytest.fixture(params=["highest", "high", "medium"])
-def precision(request):
-    with float32_precision(request.param):
-        yield request.param
-
-
 def run(module_class, x, weight, bias):
     with torch.device("meta"):
         module = module_class(weight.shape[1], weight.shape[0], DIVISOR)
