@@ -80,7 +80,7 @@ size_t linear_sm80_workspace(const Linear& linear);
 int linear_sm80(const Linear& linear, CUstream_st* stream);
 
 // to [rows, columns] = from [columns, rows]^T; both have adjacent columns and rows as far apart as
-// their strides say. columns is at most 2^22.
+// their strides say. columns is at most 2^21.
 int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
               int64_t columns, CUstream_st* stream);
 

@@ -199,7 +199,7 @@ Rows adjacent_columns(const Tensor& x, int64_t alignment) {
   const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
   const Tensor padded = allocate(x, {rows.size(0), stride}, std::nullopt, x.scalar_type());
   const Tensor copy = padded.narrow(1, 0, columns);
-  constexpr int64_t kMostColumns = 1 << 22;
+  constexpr int64_t kMostColumns = 1 << 21;
   if (x.scalar_type() == at::kFloat && rows.stride(0) == 1 && rows.stride(1) >= rows.size(0) &&
       columns <= kMostColumns) {  // 163 us where torch's copy takes 466: [8192, 8192], H200
     const float* const from = rows.const_data_ptr<float>();
