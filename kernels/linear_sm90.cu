@@ -101,6 +101,12 @@ int launch(void (*kernel)(Parameters...), int tiles, bool starts_early, cudaStre
   return cudaLaunchKernelEx(&config, kernel, parameters...);
 }
 
+// Whether sums and bias can be scaled one by one: nothing overflows, and what becomes subnormal
+// does so in the result too.
+inline bool is_plain_scale(const Divisor<float>& divisor) {
+  return divisor.is_exact && divisor.scale <= 1 && divisor.scale >= 0x1p-32f;
+}
+
 template <typename T>
 int half_linear(const Linear& linear, cudaStream_t stream) {
   const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),
@@ -113,15 +119,18 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
                                linear.weight_stride, kHalfColumns / kClusterSize);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, kHalfRows * kClusterSize), blocks_of(n, kHalfColumns)};
-  const HalfProblem<T> problem{static_cast<const T*>(linear.bias),
-                               static_cast<T*>(linear.out),
-                               linear.mask,
-                               m,
-                               n,
-                               k,
-                               floor_of(linear.relu),
-                               Divisor<float>(linear.divisor),
-                               tiles};
+  const Divisor<float> divisor(linear.divisor);
+  const HalfProblem<T> problem{
+      static_cast<const T*>(linear.bias),
+      static_cast<T*>(linear.out),
+      linear.mask,
+      m,
+      n,
+      k,
+      floor_of(linear.relu),
+      divisor,
+      linear.mask == nullptr && n % 8 == 0 && linear.relu && is_plain_scale(divisor),
+      tiles};
   return launch<HalfMemory>(half_kernel<T>, tiles.count(), false, stream, x_map, weight_map,
                             problem);
 }

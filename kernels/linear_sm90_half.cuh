@@ -25,7 +25,7 @@ constexpr int kHalfTurn = 4;  // blocks of 8 columns that a quad of threads stor
 struct HalfMemory {
   uint8_t x[kHalfStages][kHalfRows * kRowBytes];
   uint8_t weight[kHalfStages][kHalfColumns * kRowBytes];
-  float4 staging[kConsumers][kHalfTurn][128];
+  float4 staging[kConsumers][2][kHalfTurn][128];
   float bias[kConsumers][kHalfColumns];
   Barriers<kHalfStages> barriers;
 };
@@ -38,6 +38,7 @@ struct HalfProblem {
   int m, n, k;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
+  bool is_direct;  // whether store_tile serves
   Tiles tiles;
 };
 
@@ -132,6 +133,59 @@ __device__ void store_turn(const HalfProblem<T>& p, int row, int column,
   store_row<kExact>(p, row + 8, column, lower, c);
 }
 
+// relu, rounded.
+template <typename T>
+__device__ uint32_t pack_relu(float first, float second) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  }
+  return pair;
+}
+
+// The way out of the registers where nothing but the result is asked for, and the division is an
+// exact multiplication: the bias is scaled too, and a warp's 16 rows go through memory of its own,
+// 64 columns at a time.
+template <typename T>
+__device__ void store_tile(const HalfProblem<T>& p, int row, int column,
+                           const float (&d)[kHalfColumns / 2], const float* bias,
+                           uint32_t staging) {
+  constexpr int kBytes = 16 * kRowBytes;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int turn = 0; turn < kHalfColumns / 64; ++turn) {
+    const uint32_t buffer = staging + turn % 2 * kBytes;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int block = turn * 8 + pair * 2 + i;
+        const float2 own = *reinterpret_cast<const float2*>(bias + 8 * block + 2 * (lane % 4));
+        const float* const sum = d + 4 * block;
+        const float scale = p.divisor.scale;
+        words[2 * i] = pack_relu<T>(fmaf(sum[0], scale, own.x), fmaf(sum[1], scale, own.y));
+        words[2 * i + 1] = pack_relu<T>(fmaf(sum[2], scale, own.x), fmaf(sum[3], scale, own.y));
+      }
+      ptx::store_matrices(buffer + lane % 16 * kRowBytes + ((2 * pair + lane / 16) ^ lane % 8) * 16,
+                          words);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int in_rows = 4 * i + lane / 8, chunk = lane % 8;
+      const float4 v =
+          ptx::load_shared_four(buffer + in_rows * kRowBytes + (chunk ^ in_rows % 8) * 16);
+      const int at = column + turn * 64 + chunk * 8;
+      if (row + in_rows < p.m && at < p.n) {
+        *reinterpret_cast<float4*>(p.out + static_cast<int64_t>(row + in_rows) * p.n + at) = v;
+      }
+    }
+  }
+}
+
 #endif
 
 template <typename T>
@@ -210,15 +264,22 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       ptx::barrier_sync(1 + warpgroup, 128);  // all have read the bias of the tile before
 #pragma unroll
       for (int i = 0; i < kHalfColumns / 128; ++i) {
-        shared.bias[warpgroup][i * 128 + thread] = own_bias[i];
+        shared.bias[warpgroup][i * 128 + thread] =
+            p.is_direct ? own_bias[i] * p.divisor.scale : own_bias[i];
       }
       ptx::barrier_sync(1 + warpgroup, 128);
       ptx::wgmma_wait_group<0>();
       release(empty + 8 * ring.previous());
 
-      const int row =
-          (x_tile * kClusterSize + rank) * kHalfRows + warpgroup * 64 + thread / 32 * 16 + lane / 4;
-      float4(&staging)[kHalfTurn][128] = shared.staging[warpgroup];
+      const int warp_row =
+          (x_tile * kClusterSize + rank) * kHalfRows + warpgroup * 64 + thread / 32 * 16;
+      if (p.is_direct) {
+        store_tile(p, warp_row, weight_tile * kHalfColumns, d, shared.bias[warpgroup],
+                   base + offsetof(HalfMemory, staging) + threadIdx.x / 32 * 2 * 16 * kRowBytes);
+        continue;
+      }
+      const int row = warp_row + lane / 4;
+      float4(&staging)[kHalfTurn][128] = shared.staging[warpgroup][0];
       constexpr int kTurns = kHalfColumns / 8 / kHalfTurn;
 #pragma unroll 1
       for (int turn = 0; turn < kTurns; ++turn) {
