@@ -16,12 +16,14 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "epilogue.cuh"
 #include "launchers.h"
 #include "linear_sm90_common.cuh"
-#include "linear_sm90_half.cuh"
+#include "linear_sm90_convert.cuh"
+#include "linear_sm90_product.cuh"
 #include "linear_sm90_split.cuh"
 #include "split.cuh"
 
@@ -70,29 +72,35 @@ constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>((size + block - 1) / block);
 }
 
-// A persistent grid: as many clusters as there is room for, or tiles. An early start lets a kernel
-// set itself up while the one before it ends; it waits for that one itself.
-template <typename Memory, typename... Parameters>
-int launch(void (*kernel)(Parameters...), int tiles, bool starts_early, cudaStream_t stream,
-           const Parameters&... parameters) {
+// How many clusters of a kernel run at once: not all multiprocessors need be where clusters of this
+// size can be.
+template <typename... Parameters>
+int count_clusters(void (*kernel)(Parameters...), int threads, size_t bytes, int* clusters) {
   int device, multiprocessors;
   int status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
   status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(sizeof(Memory)));
+                                static_cast<int>(bytes));
   if (status != cudaSuccess) return status;
   cudaLaunchConfig_t config = {};
   config.gridDim = multiprocessors / kClusterSize * kClusterSize;
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = sizeof(Memory);
+  config.blockDim = threads;
+  config.dynamicSmemBytes = bytes;
+  return cudaOccupancyMaxActiveClusters(clusters, kernel, &config);
+}
+
+// A persistent grid. An early start lets a kernel set itself up while the one before it ends; it
+// waits for that one itself.
+template <typename... Parameters>
+int launch(void (*kernel)(Parameters...), int clusters, int threads, size_t bytes,
+           bool starts_early, cudaStream_t stream, const Parameters&... parameters) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = clusters * kClusterSize;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = bytes;
   config.stream = stream;
-  // Not all multiprocessors need be where clusters of this size can be.
-  int clusters;
-  status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  if (status != cudaSuccess) return status;
-  config.gridDim = (tiles < clusters ? tiles : clusters) * kClusterSize;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -101,43 +109,64 @@ int launch(void (*kernel)(Parameters...), int tiles, bool starts_early, cudaStre
   return cudaLaunchKernelEx(&config, kernel, parameters...);
 }
 
-// Whether sums and bias can be scaled one by one: nothing overflows, and what becomes subnormal
-// does so in the result too.
-inline bool is_plain_scale(const Divisor<float>& divisor) {
-  return divisor.is_exact && divisor.scale <= 1 && divisor.scale >= 0x1p-32f;
+template <typename T>
+Output<T> output_of(const Linear& linear) {
+  const Divisor<float> divisor(linear.divisor);
+  constexpr int kAligned = 16 / sizeof(T) > 4 ? 8 : 2;
+  // Where sums and bias are scaled one by one, nothing may overflow; what becomes subnormal does so
+  // in the result too.
+  const bool is_direct = linear.mask == nullptr && divisor.is_exact && divisor.scale <= 1 &&
+                         divisor.scale >= 0x1p-32f && linear.n % kAligned == 0 &&
+                         (linear.relu || sizeof(T) == 4);
+  return {static_cast<const T*>(linear.bias),
+          static_cast<T*>(linear.out),
+          linear.mask,
+          static_cast<int>(linear.m),
+          static_cast<int>(linear.n),
+          floor_of(linear.relu),
+          divisor,
+          nullptr,
+          nullptr,
+          is_direct};
+}
+
+// A product of tiles of 128 x 256, by `clusters` that run at once.
+template <typename Kind>
+int launch_product(const Problem<Kind>& problem, int clusters, const typename Kind::Operand* x,
+                   int64_t x_stride, const typename Kind::Operand* weight, int64_t weight_stride,
+                   cudaStream_t stream) {
+  CUtensorMap x_map, weight_map;
+  const Output<typename Kind::Out>& output = problem.output;
+  int status = make_map<kRowBytes>(&x_map, x, output.m, problem.k, x_stride, kRows);
+  if (status != cudaSuccess) return status;
+  status = make_map<kRowBytes>(&weight_map, weight, output.n, problem.k, weight_stride, kShareRows);
+  if (status != cudaSuccess) return status;
+  return launch(product_kernel<Kind>, clusters, kThreads, sizeof(Memory<Kind>), Kind::kConverts,
+                stream, x_map, weight_map, problem);
+}
+
+inline Tiles product_tiles(const Linear& linear) {
+  return {blocks_of(linear.m, kRows * kClusterSize), blocks_of(linear.n, kColumns)};
 }
 
 template <typename T>
 int half_linear(const Linear& linear, cudaStream_t stream) {
-  const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),
-            k = static_cast<int>(linear.k);
-  CUtensorMap x_map, weight_map;
-  int status = make_map<kRowBytes>(&x_map, static_cast<const T*>(linear.x), m, k, linear.x_stride,
-                                   kHalfRows);
+  using Kind = Half<T>;
+  int clusters;
+  const int status =
+      count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
-  status = make_map<kRowBytes>(&weight_map, static_cast<const T*>(linear.weight), n, k,
-                               linear.weight_stride, kHalfColumns / kClusterSize);
-  if (status != cudaSuccess) return status;
-  const Tiles tiles{blocks_of(m, kHalfRows * kClusterSize), blocks_of(n, kHalfColumns)};
-  const Divisor<float> divisor(linear.divisor);
-  const HalfProblem<T> problem{
-      static_cast<const T*>(linear.bias),
-      static_cast<T*>(linear.out),
-      linear.mask,
-      m,
-      n,
-      k,
-      floor_of(linear.relu),
-      divisor,
-      linear.mask == nullptr && n % 8 == 0 && linear.relu && is_plain_scale(divisor),
-      tiles};
-  return launch<HalfMemory>(half_kernel<T>, tiles.count(), false, stream, x_map, weight_map,
-                            problem);
+  const Problem<Kind> problem{
+      output_of<T>(linear), static_cast<int>(linear.k), product_tiles(linear), {}};
+  return launch_product(problem, std::min(clusters, problem.tiles.count()),
+                        static_cast<const T*>(linear.x), linear.x_stride,
+                        static_cast<const T*>(linear.weight), linear.weight_stride, stream);
 }
 
-// The parts of a workspace, each aligned to 256 bytes.
+// The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
 struct Workspace {
-  size_t any_flag, x_exponent, x_counts, weight_exponent, weight_counts, x, bytes;
+  size_t any_flag, next, ready, zeros;
+  size_t x_exponent, x_counts, weight_exponent, weight_counts, x, weight, bytes;
 
   explicit Workspace(const Linear& linear) {
     size_t end = 0;
@@ -146,79 +175,139 @@ struct Workspace {
       end += (bytes + 255) / 256 * 256;
       return begin;
     };
+    const bool rounds = linear.products == 1;
+    const int64_t padded_k = split::padded(linear.k);
     any_flag = take(sizeof(int));
+    next = take(rounds ? sizeof(unsigned) : 0);
+    ready =
+        take(rounds ? blocks_of(linear.n, kShareRows) * (padded_k / kStepK) * sizeof(unsigned) : 0);
+    zeros = end;
     x_exponent = take(linear.m * sizeof(int));
     x_counts = take(linear.m * sizeof(split::Counts));
     weight_exponent = take(linear.n * sizeof(int));
     weight_counts = take(linear.n * sizeof(split::Counts));
-    const int64_t parts = linear.products == 3 ? 2 : 1;
-    x = take(parts * linear.m * split::padded(linear.k) * sizeof(__half));
+    x = take((rounds ? 1 : 2) * linear.m * padded_k * sizeof(__half));
+    weight = take(rounds ? linear.n * padded_k * sizeof(__half) : 0);
     bytes = end;
   }
 };
 
-template <int kProducts>
-int split_linear(const Linear& linear, cudaStream_t stream) {
-  using S = Split<kProducts>;
-  const Workspace at(linear);
-  char* const workspace = static_cast<char*>(linear.workspace);
-  const auto ints = [&](size_t offset) { return reinterpret_cast<int*>(workspace + offset); };
-  const auto counts = [&](size_t offset) {
-    return reinterpret_cast<split::Counts*>(workspace + offset);
-  };
-  __half* const high = reinterpret_cast<__half*>(workspace + at.x);
-  const int64_t padded_k = split::padded(linear.k);
-  const split::Operand x{static_cast<const float*>(linear.x),
-                         linear.m,
-                         linear.x_stride,
-                         1,
-                         high,
-                         kProducts == 3 ? high + linear.m * padded_k : nullptr,
-                         ints(at.x_exponent),
-                         counts(at.x_counts)};
-  const split::Operand weight{static_cast<const float*>(linear.weight),
-                              linear.n,
-                              linear.weight_stride,
-                              1,
-                              nullptr,
-                              nullptr,
-                              ints(at.weight_exponent),
-                              counts(at.weight_counts)};
-  const Divisor<float> divisor(linear.divisor);
-  const float* const bias = static_cast<const float*>(linear.bias);
-  float* const out = static_cast<float*>(linear.out);
-  const split::Result result{bias, floor_of(linear.relu), divisor, out, linear.mask};
-  const bool heeds_few = split::heeds_few(linear);
-  if (kProducts == 3 && linear.k < split::kTerms) {  // all rows would be flagged
-    return split::exact(x, weight, linear.k, heeds_few, result, nullptr, stream);
+// What both kernels for float32 begin with.
+struct Operands {
+  split::Operand x, weight;
+  int* any_flag;
+  unsigned *next, *ready;
+  size_t zeros;
+  bool heeds_few;
+
+  explicit Operands(const Linear& linear) : heeds_few(split::heeds_few(linear)) {
+    const Workspace at(linear);
+    char* const workspace = static_cast<char*>(linear.workspace);
+    const auto operand = [&](const void* from, int64_t rows, int64_t stride, size_t to,
+                             size_t exponent, size_t counts) {
+      __half* const high = reinterpret_cast<__half*>(workspace + to);
+      return split::Operand{static_cast<const float*>(from),
+                            rows,
+                            stride,
+                            1,
+                            high,
+                            linear.products == 3 ? high + rows * split::padded(linear.k) : nullptr,
+                            reinterpret_cast<int*>(workspace + exponent),
+                            reinterpret_cast<split::Counts*>(workspace + counts)};
+    };
+    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts);
+    weight = operand(linear.weight, linear.n, linear.weight_stride, at.weight, at.weight_exponent,
+                     at.weight_counts);
+    any_flag = reinterpret_cast<int*>(workspace + at.any_flag);
+    next = reinterpret_cast<unsigned*>(workspace + at.next);
+    ready = reinterpret_cast<unsigned*>(workspace + at.ready);
+    zeros = at.zeros;
   }
-  int* const any_flag = ints(at.any_flag);
-  int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
+
+  // Splits x, and looks at the weight. `nonzeros` is what the counts of its rows begin with.
+  int prepare(int64_t k, int nonzeros, cudaStream_t stream) const {
+    const int status = cudaMemsetAsync(any_flag, 0, zeros, stream);
+    if (status != cudaSuccess) return status;
+    constexpr int kSampledRows = split::kThreads / 32;
+    prepare_kernel<<<static_cast<int>(x.rows) + blocks_of(weight.rows, kSampledRows),
+                     split::kThreads, 0, stream>>>(x, weight, k, heeds_few, nonzeros, any_flag);
+    return cudaGetLastError();
+  }
+};
+
+inline split::Result result_of(const Output<float>& output) {
+  return {output.bias, output.floor, output.divisor, output.out, output.mask};
+}
+
+int rounded_linear(const Linear& linear, cudaStream_t stream) {
+  const Operands operands(linear);
+  Output<float> output = output_of<float>(linear);
+  output.x_exponent = operands.x.exponent;
+  output.weight_exponent = operands.weight.exponent;
+  int status = operands.prepare(linear.k, static_cast<int>(linear.k), stream);
   if (status != cudaSuccess) return status;
-  constexpr int kSampledRows = split::kThreads / 32;
-  prepare_kernel<kProducts>
-      <<<static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows), split::kThreads, 0,
-         stream>>>(x, weight, linear.k, heeds_few, any_flag);
-  status = cudaGetLastError();
+  int clusters;
+  status = count_clusters(product_kernel<Rounded>, kThreads, sizeof(Memory<Rounded>), &clusters);
+  if (status != cudaSuccess) return status;
+  const Tiles tiles = product_tiles(linear);
+  clusters = std::min(clusters, tiles.count());
+  const int side = std::min(tiles.x_tiles, kSideBySide);
+  const int64_t padded_k = split::padded(linear.k);
+  const Problem<Rounded> problem{
+      output, static_cast<int>(linear.k), tiles,
+      Conversion{operands.weight, operands.any_flag, operands.next, operands.ready,
+                 static_cast<int>(padded_k / kStepK), side, blocks_of(clusters, side)}};
+  status = launch_product(problem, clusters, operands.x.high, padded_k, operands.weight.high,
+                          padded_k, stream);
+  if (status != cudaSuccess) return status;
+  return split::exact(operands.x, operands.weight, linear.k, operands.heeds_few, result_of(output),
+                      operands.any_flag, stream);
+}
+
+int split_linear(const Linear& linear, cudaStream_t stream) {
+  using S = Split;
+  const Operands operands(linear);
+  const split::Operand &x = operands.x, &weight = operands.weight;
+  const Output<float> output = output_of<float>(linear);
+  if (linear.k < split::kTerms) {  // all rows would be flagged
+    return split::exact(x, weight, linear.k, operands.heeds_few, result_of(output), nullptr,
+                        stream);
+  }
+  int status = operands.prepare(linear.k, 0, stream);
   if (status != cudaSuccess) return status;
 
-  const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),
-            k = static_cast<int>(linear.k);
+  const int m = output.m, n = output.n, k = static_cast<int>(linear.k);
+  const int64_t padded_k = split::padded(k);
   CUtensorMap x_map, weight_map;
-  status = make_map<S::kXRowBytes>(&x_map, high, S::kParts * m, padded_k, padded_k,
-                                   S::kXRows / kClusterSize);
+  status =
+      make_map<S::kXRowBytes>(&x_map, x.high, 2 * m, padded_k, padded_k, S::kXRows / kClusterSize);
   if (status != cudaSuccess) return status;
   status =
-      make_map<kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
+      make_map<S::kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
-  const SplitProblem problem{
-      bias,      out, linear.mask, x.exponent, weight.exponent,       weight.counts, any_flag,
-      heeds_few, m,   n,           k,          floor_of(linear.relu), divisor,       tiles};
-  status = launch<typename S::Memory>(split_kernel<kProducts>, tiles.count(), true, stream, x_map,
-                                      weight_map, problem);
+  const SplitProblem problem{output.bias,
+                             output.out,
+                             output.mask,
+                             x.exponent,
+                             weight.exponent,
+                             weight.counts,
+                             operands.any_flag,
+                             operands.heeds_few,
+                             m,
+                             n,
+                             k,
+                             output.floor,
+                             output.divisor,
+                             tiles};
+  int clusters;
+  status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;
-  return split::exact(x, weight, linear.k, heeds_few, result, any_flag, stream);
+  status = launch(split_kernel, std::min(clusters, tiles.count()), kThreads, sizeof(S::Memory),
+                  true, stream, x_map, weight_map, problem);
+  if (status != cudaSuccess) return status;
+  return split::exact(x, weight, k, operands.heeds_few, result_of(output), operands.any_flag,
+                      stream);
 }
 
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {
@@ -251,8 +340,8 @@ int linear_sm90(const Linear& linear, CUstream_st* stream) {
     case DType::kBFloat16:
       return sm90::half_linear<__nv_bfloat16>(linear, stream);
     default:
-      return linear.products == 3 ? sm90::split_linear<3>(linear, stream)
-                                  : sm90::split_linear<1>(linear, stream);
+      return linear.products == 3 ? sm90::split_linear(linear, stream)
+                                  : sm90::rounded_linear(linear, stream);
   }
 }
 

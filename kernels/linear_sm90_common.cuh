@@ -25,8 +25,6 @@ constexpr int kClusterSize = 2;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536,
               "a multiprocessor has 65,536 registers");
-// Rows of a tile in shared memory are as long as the widest swizzle.
-constexpr int kRowBytes = 128;
 // Clusters that run at once work on so many tiles of x side by side, so that L2 serves both
 // operands.
 constexpr int kSideBySide = 8;

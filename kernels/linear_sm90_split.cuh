@@ -16,27 +16,20 @@ namespace kernels {
 namespace sm90 {
 
 // With operand A in registers, its rows are those of the weight. Operand B is the split x.
-template <int kProducts>
 struct Split {
-  static constexpr bool kPromotes = kProducts == 3;
   static constexpr int kWeightRows = 64 * kConsumers;
   // The promoted sums take as many registers as the accumulators; 176 leaves room for both, and
   // makes 1024 rows of x six tiles, which with 64 of the weight fill 132 multiprocessors to 97%.
-  static constexpr int kXRows = kPromotes ? 176 : 256;
+  static constexpr int kXRows = 176;
   static constexpr int kAccumulators = kXRows / 2;
-  static constexpr int kK = kPromotes ? 32 : 64;
-  static constexpr int kStages = kPromotes ? 5 : 3;
-  static constexpr int kSteps16 = kK / 16;
+  static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
   static constexpr int kTurn = 2;
   static_assert(kXRows % (kTurn * 8) == 0, "turns are whole");
-  static constexpr int kBoxes = kK * 4 / kRowBytes;  // of the weight, side by side
-  static constexpr int kBoxBytes = kWeightRows * kRowBytes;
-  static constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kBoxes * kBoxBytes;
-
-  // Of x, pairs are two tiles, high and low, and rows half as long.
-  static constexpr int kParts = kPromotes ? 2 : 1;
-  static constexpr int kXRowBytes = kRowBytes / kParts;
-  static constexpr int kPartBytes = kXRows * kXRowBytes;
+  static constexpr int kRowBytes = kK * 4;  // of the weight
+  static constexpr int kWeightBytes = kWeightRows * kRowBytes;
+  // Of x, there are two tiles, high and low, whose rows are half as long.
+  static constexpr int kXRowBytes = kRowBytes / 2;
+  static constexpr int kPartBytes = kXRows * kXRowBytes, kXBytes = 2 * kPartBytes;
 
   // Whole pairs of steps. Behind the end of k the copies bring zeros.
   static __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }
@@ -55,13 +48,15 @@ struct Split {
 // before they pass fp16's range, and 14 bits below before they count as small.
 constexpr int kSampledPieces = 8;
 constexpr int kSampledExponent = 7;
+// Where the limits of what is carried, 2^-14 and 2^16 above the scaled unit, are normal floats.
+// What lies beyond them is flagged.
+constexpr int kLeastExponent = -111, kMostExponent = 112;
 
 // A warp a row of the weight, whose reads are the more scattered; behind those, a block a row of x.
-template <int kProducts>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, bool heeds_few,
-                   int* any_flag) {
+                   int nonzeros, int* any_flag) {
   constexpr int kRows = split::kThreads / 32;
   const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
   if (x_row >= 0) {
@@ -84,8 +79,8 @@ __global__ void __launch_bounds__(split::kThreads)
   }
   if (lane == 0) {
     const int exponent = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
-    weight.exponent[row] = max(-126, min(126, exponent));
-    weight.counts[row] = {0, 0};
+    weight.exponent[row] = max(kLeastExponent, min(kMostExponent, exponent));
+    weight.counts[row] = {0, nonzeros};
   }
 }
 
@@ -190,11 +185,10 @@ __device__ void store_turn(const SplitProblem& p, int row, const Features& featu
 }
 
 // Brings the tiles, each in steps of K: one thread.
-template <int kProducts>
-__device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                        const SplitProblem& p) {
-  using S = Split<kProducts>;
-  using Memory = typename S::Memory;
+__device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
+                               const CUtensorMap& weight_map, const SplitProblem& p) {
+  using S = Split;
+  using Memory = S::Memory;
   const uint32_t full = base + offsetof(Memory, barriers.full);
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
@@ -213,16 +207,13 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
 #pragma unroll
-      for (int part = 0; part < S::kParts; ++part) {  // the rows of low are behind those of high
+      for (int part = 0; part < 2; ++part) {  // the rows of low are behind those of high
         ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes + part * S::kPartBytes, &x_map,
                                    step * S::kK, row + part * p.m, arrived,
                                    (1 << kClusterSize) - 1);
       }
-#pragma unroll
-      for (int box = 0; box < S::kBoxes; ++box) {
-        ptx::copy_tensor(weight + ring.stage * S::kWeightBytes + box * S::kBoxBytes, &weight_map,
-                         step * S::kK + box * 32, weight_row, arrived);
-      }
+      ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
+                       arrived);
     }
   }
 }
@@ -230,15 +221,14 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
 // Counts what the split carries badly of every row of the weight. A lane has rows of its own. The
 // tiles that share rows of the weight share the columns of each step too, and add up what they
 // find.
-template <int kProducts>
-__device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
-  using S = Split<kProducts>;
-  using Memory = typename S::Memory;
+__device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
+  using S = Split;
+  using Memory = S::Memory;
   const uint32_t full = base + offsetof(Memory, barriers.full);
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const uint32_t weight = base + offsetof(Memory, weight);
   constexpr int kRows = S::kWeightRows / kJudges / 32;
-  constexpr int kChunks = S::kBoxes * 8;  // of four columns
+  constexpr int kChunks = S::kK / 4;  // of four columns
   const int shares = min(p.tiles.x_tiles, kChunks);
   const int lane = threadIdx.x % 32;
   const int first = warp * kRows * 32 + lane;
@@ -255,19 +245,19 @@ __device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
     for (int r = 0; r < kRows; ++r) {
       const int row = min(weight_row + r * 32, p.n - 1);
       const float unit = split::power_of_two(-__ldg(p.weight_exponent + row));
-      small[r] = unit * (kProducts == 3 ? split::kSmallPair : split::kSmallHigh);
+      small[r] = unit * split::kSmallPair;
       largest[r] = 0;
       nonzeros[r] = smalls[r] = 0;
     }
     for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
       ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-      const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * kRowBytes;
+      const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * S::kRowBytes;
 #pragma unroll 1
       for (int chunk = x_tile; chunk < kChunks; chunk += shares) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          const float4 four = ptx::load_shared_four(stage + chunk / 8 * S::kBoxBytes +
-                                                    r * 32 * kRowBytes + (chunk ^ first) % 8 * 16);
+          const float4 four =
+              ptx::load_shared_four(stage + r * 32 * S::kRowBytes + (chunk ^ first) % 8 * 16);
           for (const float v : {four.x, four.y, four.z, four.w}) {
             nonzeros[r] += v != 0.0f;
             smalls[r] += v != 0.0f && fabsf(v) < small[r];
@@ -301,13 +291,12 @@ __device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
 
 #endif
 
-template <int kProducts>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     split_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map, const SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Split<kProducts>;
-  using Memory = typename S::Memory;
+  using S = Split;
+  using Memory = S::Memory;
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const uint32_t full = base + offsetof(Memory, barriers.full);
@@ -324,9 +313,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::setmaxnreg_dec<kProducerRegisters>();
     const int warp = threadIdx.x / 32 - 4 * kConsumers;
     if (threadIdx.x == kConsumers * 128) {
-      produce<kProducts>(base, x_map, weight_map, p);
+      produce(base, x_map, weight_map, p);
     } else if (warp >= 1 && warp <= kJudges) {
-      judge<kProducts>(base, p, warp - 1);
+      judge(base, p, warp - 1);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
@@ -335,12 +324,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
     // the next, whose chunks are swizzled by one bit more.
     const int own_row = local_row + fragment_row(g, 0);
-    const uint32_t own_weight = base + offsetof(Memory, weight) + own_row * kRowBytes +
+    const uint32_t own_weight = base + offsetof(Memory, weight) + own_row * S::kRowBytes +
                                 (c / 2 ^ own_row % 8) * 16 + c % 2 * 8;
     const int steps = S::steps(p.k);
-    const int segment = S::kPromotes ? promotion_steps(p.k) : steps;
+    const int segment = promotion_steps(p.k);
     Ring<S::kStages> ring;
-    float d[S::kAccumulators], sums[S::kPromotes ? S::kAccumulators : 1];
+    float d[S::kAccumulators], sums[S::kAccumulators];
     uint32_t high[2][S::kSteps16][4], low[S::kSteps16][4];
 
     for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
@@ -355,10 +344,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         const int n = min(weight_row + fragment_row(g, r), p.n - 1);
         scale[r] = split::power_of_two(__ldg(p.weight_exponent + n));
       }
-      if constexpr (S::kPromotes) {
 #pragma unroll
-        for (float& sum : sums) sum = 0;
-      }
+      for (float& sum : sums) sum = 0;
 
       // The fragments of a stage, when its bytes are there.
       const auto convert = [&](uint32_t (&high)[S::kSteps16][4]) {
@@ -370,14 +357,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
           for (int part = 0; part < 4; ++part) {  // of the fragment: two rows, eight columns apart
             const int r = part % 2;
             const uint32_t chunk = stage ^ (s % 2 * 64 | part / 2 * 32 | r * 16);
-            const float2 v = ptx::load_shared(chunk + s / 2 * S::kBoxBytes + r * kRowBytes);
+            const float2 v = ptx::load_shared(chunk + r * S::kRowBytes);
             const float t0 = v.x * scale[r], t1 = v.y * scale[r];
             const __half2 h = __floats2half2_rn(t0, t1);
             high[s][part] = *reinterpret_cast<const uint32_t*>(&h);
-            if constexpr (kProducts == 3) {
-              const __half2 rest = __floats2half2_rn(t0 - __low2float(h), t1 - __high2float(h));
-              low[s][part] = *reinterpret_cast<const uint32_t*>(&rest);
-            }
+            const __half2 rest = __floats2half2_rn(t0 - __low2float(h), t1 - __high2float(h));
+            low[s][part] = *reinterpret_cast<const uint32_t*>(&rest);
           }
         }
       };
@@ -389,22 +374,16 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         const uint64_t x = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x) +
                                                                  ring.stage * S::kXBytes);
         ptx::wgmma_fence();
-        if constexpr (kProducts == 3) {
 #pragma unroll
-          for (int s = 0; s < S::kSteps16; ++s) {
-            ptx::wgmma(d, low[s], x + s * ptx::kDescriptorK16, accumulates || s > 0);
-          }
-          ptx::wgmma_commit_group();
+        for (int s = 0; s < S::kSteps16; ++s) {
+          ptx::wgmma(d, low[s], x + s * ptx::kDescriptorK16, accumulates || s > 0);
         }
+        ptx::wgmma_commit_group();
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
           const uint64_t x_high = x + s * ptx::kDescriptorK16;
-          if constexpr (kProducts == 3) {
-            ptx::wgmma(d, now[s], x_high + (S::kPartBytes >> 4), true);
-            ptx::wgmma(d, now[s], x_high, true);
-          } else {
-            ptx::wgmma(d, now[s], x_high, accumulates || s > 0);
-          }
+          ptx::wgmma(d, now[s], x_high + (S::kPartBytes >> 4), true);
+          ptx::wgmma(d, now[s], x_high, true);
         }
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<1>();
@@ -425,10 +404,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         } while (i < end);
         ptx::wgmma_wait_group<0>();
         release(empty + 8 * ring.previous());
-        if constexpr (S::kPromotes) {
 #pragma unroll
-          for (int j = 0; j < S::kAccumulators; ++j) sums[j] += d[j];
-        }
+        for (int j = 0; j < S::kAccumulators; ++j) sums[j] += d[j];
       }
 
       Features features;
@@ -449,11 +426,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       int next_exponent = exponent_of(row + lane);
 #pragma unroll 1
       for (int turn = 0; turn < kTurns; ++turn, row += kTurnRows) {
-        if constexpr (S::kPromotes) {
-          stage_turn<0, kTurns>(staging, sums, turn);
-        } else {
-          stage_turn<0, kTurns>(staging, d, turn);
-        }
+        stage_turn<0, kTurns>(staging, sums, turn);
         const float x_scale = split::power_of_two(-next_exponent);
         next_exponent = exponent_of(row + kTurnRows + lane);
         if (p.divisor.is_exact) {

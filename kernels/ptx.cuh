@@ -86,6 +86,20 @@ __device__ inline void barrier_sync(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// The same, and whether the predicate of all is true.
+__device__ inline bool barrier_and(int barrier, int threads, bool predicate) {
+  uint32_t all;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.b32 p, %3, 0;\n"
+      "barrier.red.and.pred q, %1, %2, p;\n"
+      "selp.b32 %0, 1, 0, q;\n}"
+      : "=r"(all)
+      : "r"(barrier), "r"(threads), "r"(static_cast<uint32_t>(predicate))
+      : "memory");
+  return all != 0;
+}
+
 __device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -152,6 +166,46 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int colu
       " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
+}
+
+// Between ordinary writes of global memory and copies of what they wrote, in the threads of both.
+__device__ inline void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// ------------------------------------------------------------------------------- global memory
+
+// For what is read once: L2 gives it up first.
+__device__ inline uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// 16 bytes to shared memory. The thread that asks for them sees them when it has waited.
+__device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from), "l"(policy)
+               : "memory");
+}
+
+__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kPending>
+__device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// What a thread wrote before it adds is seen by those that read the sum.
+__device__ inline void add_release(unsigned* to, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ inline unsigned load_acquire(const unsigned* from) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
 }
 
 // -------------------------------------------------------------------------------------- launch
@@ -226,7 +280,6 @@ constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
                    "r"(static_cast<uint32_t>(accumulate)));                                       \
   }
 KERNELS_WGMMA("176", KERNELS_D88, KERNELS_88, 88, "88", "89", "90", "91", "92", "93")
-KERNELS_WGMMA("256", KERNELS_D128, KERNELS_128, 128, "128", "129", "130", "131", "132", "133")
 #undef KERNELS_WGMMA
 
 // The same with a in shared memory.

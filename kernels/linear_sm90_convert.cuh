@@ -1,0 +1,254 @@
+// float32 for Hopper's tensor cores: x is split by a kernel before the product, the weight while
+// the product is made, by warps that have nothing else to do.
+
+#ifndef KERNELS_LINEAR_SM90_CONVERT_CUH_
+#define KERNELS_LINEAR_SM90_CONVERT_CUH_
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "linear_sm90_common.cuh"
+#include "linear_sm90_split.cuh"
+#include "ptx.cuh"
+#include "split.cuh"
+
+namespace kernels {
+namespace sm90 {
+
+// The weight's conversion is handed out in units of 32 rows and 256 of K, a warp each, in the order
+// in which the product needs them. What is ready is counted by the rows that a block brings and by
+// the product's steps, 64 of K.
+constexpr int kStepK = 64;
+constexpr int kUnitSteps = 4, kUnitRows = 32;
+constexpr int kShareRows = 128;
+constexpr int kUnitsOfShare = kShareRows / kUnitRows;
+// A warp has so many pieces of 16 rows and 64 of K on their way into shared memory.
+constexpr int kPieces = 4, kPieceRows = 16;
+constexpr int kConverters = 3;
+struct ConverterMemory {
+  float4 pieces[kConverters][kPieces][kPieceRows / 4][2][32];
+};
+// What a row with an element that, scaled, rounds to infinity in fp16 has for smalls: so many that
+// its nonzeros can't make up for them.
+constexpr int kOverflow = 1 << 30;
+// How far ahead of the product of its own block a warp converts, in steps: what is converted stays
+// in L2 until it is read.
+constexpr int kLead = 24;
+
+struct Conversion {
+  split::Operand weight;
+  int* any_flag;
+  unsigned* next;   // unit, 0 at first
+  unsigned* ready;  // [shares][steps]: units finished, 0 at first
+  int steps;        // along K
+  int side, width;  // tiles of x that use a tile of the weight at once; tiles of the weight that
+                    // are in use at once
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+struct Unit {
+  int share, row;  // of the share
+  int step;        // the first
+  int first_use;   // the step of the kernel in which its group is used first
+};
+
+// Units go by groups of `width` tiles, the last of which may be smaller, and in a group by steps.
+__device__ inline Unit find_unit(const Conversion& p, int index, int shares, int clusters) {
+  const int units_k = (p.steps + kUnitSteps - 1) / kUnitSteps;
+  const int rows = p.width * kClusterSize * kUnitsOfShare;  // of units in a group
+  const int group = index / (rows * units_k);
+  const int in_group = index - group * rows * units_k;
+  const int size = min(rows, shares * kUnitsOfShare - group * rows);
+  const int unit_k = in_group / size;
+  const int unit_row = group * rows + in_group - unit_k * size;
+  const int step = unit_k * kUnitSteps;
+  return {unit_row / kUnitsOfShare, unit_row % kUnitsOfShare * kUnitRows, step,
+          group * p.width * p.side / clusters * p.steps + step};
+}
+
+constexpr float kTooLarge = 65520;  // rounds to infinity in fp16
+
+// Adds what is not carried well of 64 elements of a row, of which eight lanes have eight each, to
+// the counts of the row.
+__device__ inline void count(const Conversion& p, int64_t row, int step, int64_t k) {
+  const int64_t column = static_cast<int64_t>(step) * kStepK + threadIdx.x % 8 * split::kGroup;
+  const bool exists = row < p.weight.rows;
+  const float scale = split::power_of_two(exists ? __ldg(p.weight.exponent + row) : 0);
+  int zeros = 0, smalls = 0, overflows = 0;
+#pragma unroll
+  for (int j = 0; j < split::kGroup; ++j) {
+    if (!exists || column + j >= k) break;
+    const float v = __ldg(p.weight.from + row * p.weight.row_stride + column + j);
+    const float scaled = fabsf(v * scale);
+    zeros += v == 0.0f;
+    smalls += v != 0.0f && scaled < split::kSmallHigh;
+    overflows += !(scaled < kTooLarge);
+  }
+  int sum = zeros | smalls << 8 | overflows << 16;
+  for (int bit = 1; bit < 8; bit *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
+  if (threadIdx.x % 8 != 0 || sum == 0) return;
+  zeros = sum & 0xff, smalls = sum >> 8 & 0xff, overflows = sum >> 16;
+  split::Counts* const counts = p.weight.counts + row;
+  if (overflows != 0) {
+    atomicMax(&counts->smalls, kOverflow);
+  } else if (smalls != 0) {
+    atomicAdd(&counts->smalls, smalls);
+  }
+  if (zeros != 0) atomicAdd(&counts->nonzeros, -zeros);
+  // If the row is flagged, then one of its pieces at least looks like it.
+  const int nonzeros = static_cast<int>(min(int64_t{kStepK}, k - step * kStepK)) - zeros;
+  if (overflows != 0 || smalls * split::kTolerated > nonzeros) *p.any_flag = 1;
+}
+
+// Eight neighbours, scaled and rounded. least and most are of the magnitudes so far.
+__device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale, __half2* least,
+                                    __half2* most) {
+  __half2 high[split::kGroup / 2];
+#pragma unroll
+  for (int j = 0; j < split::kGroup / 2; ++j) {
+    high[j] = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
+    *least = __hmin2(*least, __habs2(high[j]));
+    *most = __hmax2_nan(*most, __habs2(high[j]));
+  }
+  return *reinterpret_cast<const uint4*>(high);
+}
+
+// Whether fp16 carries all that least and most are of well, for all lanes.
+__device__ inline bool all_carried(__half2 least, __half2 most) {
+  return __all_sync(0xffffffff, __hbge2(least, __float2half2_rn(split::kSmallHigh)) &&
+                                    __hblt2(most, __float2half2_rn(INFINITY)));
+}
+
+// Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
+// fourth row.
+__device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row, int step,
+                                    float4 (&pieces)[kPieces][kPieceRows / 4][2][32]) {
+  constexpr int kAll = kUnitSteps * kUnitRows / kPieceRows;  // pieces of a unit
+  constexpr int kPasses = kPieceRows / 4;
+  const int lane = threadIdx.x % 32;
+  const int64_t padded_k = split::padded(k), stride = p.weight.row_stride;
+  const int64_t column = static_cast<int64_t>(step) * kStepK + lane % 8 * split::kGroup;
+  __half* to = p.weight.high + row * padded_k + column;
+  const uint64_t policy = ptx::evict_first();
+  // Pieces alternate between the unit's upper and lower rows. Sixteen lanes copy a row.
+  const float* const row_start = p.weight.from + (row - lane / 8) * stride +
+                                 static_cast<int64_t>(step) * kStepK + lane / 16 * stride +
+                                 lane % 16 * 4;
+  const auto load = [&](int piece) {
+    const float* at = row_start + piece / 2 * kStepK + piece % 2 * kPieceRows * stride;
+#pragma unroll
+    for (int i = 0; i < 2 * kPasses; ++i, at += 2 * stride) {
+      ptx::copy_async(&pieces[piece % kPieces][i / 2][i % 2][lane], at, policy);
+    }
+  };
+  float scale[2][kPasses];
+#pragma unroll
+  for (int i = 0; i < 2 * kPasses; ++i) {
+    scale[i / kPasses][i % kPasses] = split::power_of_two(__ldg(p.weight.exponent + row + 4 * i));
+  }
+#pragma unroll
+  for (int piece = 0; piece < kPieces - 1; ++piece) {
+    load(piece);
+    ptx::copy_async_commit();
+  }
+#pragma unroll 1
+  for (int pair = 0; pair < kAll; pair += 2, to += kStepK) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int piece = pair + half;
+      if (piece + kPieces - 1 < kAll) load(piece + kPieces - 1);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<kPieces - 1>();
+      __syncwarp();
+      __half2 least = __float2half2_rn(INFINITY), most = __float2half2_rn(0);
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        const float4* const group = &pieces[piece % kPieces][i][lane / 16][lane % 16 * 2];
+        const float4 a = group[0], b = group[1];
+        const float v[split::kGroup] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        *reinterpret_cast<uint4*>(to + (half * kPieceRows + 4 * i) * padded_k) =
+            round_group(v, scale[half][i], &least, &most);
+      }
+      if (all_carried(least, most)) continue;
+#pragma unroll 1
+      for (int i = 0; i < kPasses; ++i) {
+        count(p, row + half * kPieceRows + 4 * i, step + pair / 2, k);
+      }
+    }
+  }
+}
+
+// The same at the weight's edges.
+__device__ inline void convert_edge(const Conversion& p, int64_t k, int64_t row, int step) {
+  const int64_t padded_k = split::padded(k);
+#pragma unroll 1
+  for (int i = 0; i < kUnitSteps * kUnitRows / 4; ++i) {
+    const int64_t at = row + i % (kUnitRows / 4) * 4;
+    const int own_step = step + i / (kUnitRows / 4);
+    const int64_t column =
+        static_cast<int64_t>(own_step) * kStepK + threadIdx.x % 8 * split::kGroup;
+    __half2 least = __float2half2_rn(INFINITY), most = __float2half2_rn(0);
+    if (at < p.weight.rows && column < padded_k) {
+      float v[split::kGroup];
+      split::load_group(v, p.weight.from + at * p.weight.row_stride, 1, column, k, true);
+      *reinterpret_cast<uint4*>(p.weight.high + at * padded_k + column) =
+          round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &least, &most);
+    }
+    if (!all_carried(least, most)) count(p, at, own_step, k);
+  }
+}
+
+// Converts units until there are none left. progress, in shared memory, is how many steps the
+// copies of this block have reached; pieces is the warp's memory.
+__device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
+                               float4 (&pieces)[kPieces][kPieceRows / 4][2][32],
+                               const volatile int* progress) {
+  const int lane = threadIdx.x % 32;
+  const int shares = weight_tiles * kClusterSize;
+  const unsigned units =
+      static_cast<unsigned>(shares * kUnitsOfShare) * ((p.steps + kUnitSteps - 1) / kUnitSteps);
+  const auto take = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
+  unsigned index = __shfl_sync(0xffffffff, take(), 0);
+  while (index < units) {
+    const unsigned taken = take();
+    const Unit unit = find_unit(p, static_cast<int>(index), shares, clusters);
+    while (*progress + kLead < unit.first_use) __nanosleep(200);
+    const int64_t row = static_cast<int64_t>(unit.share) * kShareRows + unit.row;
+    const bool is_whole = row + kUnitRows <= p.weight.rows &&
+                          static_cast<int64_t>(unit.step + kUnitSteps) * kStepK <= k;
+    if (is_whole) {
+      convert_unit(p, k, row + lane / 8, unit.step, pieces);
+    } else {
+      convert_edge(p, k, row + lane / 8, unit.step);
+    }
+    ptx::fence_proxy_async_global();
+    __syncwarp();
+    if (lane < kUnitSteps && unit.step + lane < p.steps) {
+      ptx::add_release(p.ready + static_cast<int64_t>(unit.share) * p.steps + unit.step + lane, 1);
+    }
+    index = __shfl_sync(0xffffffff, taken, 0);
+  }
+}
+
+// Waits until a share of the weight is converted in a step. Returns how many steps
+// from this one on are, 32 at most. By all lanes of a warp.
+__device__ inline int wait_converted(const Conversion& p, int share, int step) {
+  const int at = step + threadIdx.x % 32;
+  const unsigned* const ready = p.ready + static_cast<int64_t>(share) * p.steps + at;
+  unsigned missing;
+  do {
+    const bool is_ready = at < p.steps && ptx::load_acquire(ready) == kUnitsOfShare;
+    missing = ~__ballot_sync(0xffffffff, is_ready);
+  } while (missing & 1);
+  ptx::fence_proxy_async_global();
+  return missing == 0 ? 32 : __ffs(missing) - 1;
+}
+
+#endif
+
+}  // namespace sm90
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_SM90_CONVERT_CUH_

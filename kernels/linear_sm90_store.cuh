@@ -1,0 +1,266 @@
+// The way out of the registers: scales, bias, ReLU, division, mask.
+
+#ifndef KERNELS_LINEAR_SM90_STORE_CUH_
+#define KERNELS_LINEAR_SM90_STORE_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "epilogue.cuh"
+#include "linear_sm90_common.cuh"
+#include "ptx.cuh"
+#include "split.cuh"
+
+namespace kernels {
+namespace sm90 {
+
+// What is stored, T being float or a half type.
+template <typename T>
+struct Output {
+  const T* bias;
+  T* out;
+  uint8_t* mask;
+  int m, n;
+  float floor;  // what is smaller becomes 0
+  Divisor<float> divisor;
+  // Of float32, whose rows were scaled by 2^exponent.
+  const int* x_exponent;       // [m]
+  const int* weight_exponent;  // [n]
+  // Whether store_direct serves: there is no mask, division is an exact multiplication that
+  // overflows nowhere, and rows are aligned.
+  bool is_direct;
+};
+
+// Exponents of rows and columns that can be multiplied with each other and with the divisor's.
+[[maybe_unused]] constexpr int kModestExponent = 60;
+constexpr int kTurn = 4;  // blocks of 8 columns that a quad of threads stores at once
+
+// What the columns of a tile need on the way from sums to results, in shared memory.
+template <int kColumns, typename T>
+struct alignas(16) Columns {
+  static constexpr int kPadded = (kColumns + 8 * kTurn - 1) / (8 * kTurn) * (8 * kTurn);
+  float bias[kPadded];
+  float scale[std::is_same_v<T, float> ? kPadded : 1];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <typename T>
+__device__ uint32_t pack_as(float first, float second) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(first, second);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+// relu, rounded.
+template <typename T>
+__device__ uint32_t pack_relu(float first, float second) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  }
+  return pair;
+}
+
+// Lane c of each four has word b of its own; afterwards it has word c of lane b.
+__device__ inline void transpose_quad(uint32_t (&v)[4], int c) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = c & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t taken = __shfl_xor_sync(0xffffffff, upper ? v[i] : v[i | bit], bit);
+      (upper ? v[i] : v[i | bit]) = taken;
+    }
+  }
+}
+
+// The byte of the mask of block c, of four blocks of 8 columns of which each of four lanes has two.
+__device__ inline uint32_t mask_byte(const float (&z)[2 * kTurn], int columns, int c) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kTurn; ++i) {
+    const int at = i / 2 * 8 + 2 * c + i % 2;
+    bits |= (at < columns && mask_bit(z[i])) << at;
+  }
+  bits |= __shfl_xor_sync(0xffffffff, bits, 1);
+  bits |= __shfl_xor_sync(0xffffffff, bits, 2);
+  return bits >> (8 * c) & 0xff;
+}
+
+// Eight neighbours of a row, as far as the row goes. out has the even ones, then the odd ones,
+// where T is float; else pairs.
+template <typename T, int kWords>
+__device__ void store_eight(T* to, const uint32_t (&words)[kWords], int columns, bool aligned) {
+  if constexpr (std::is_same_v<T, float>) {
+    uint4* const four = reinterpret_cast<uint4*>(to);
+    if (aligned) {
+      four[0] = make_uint4(words[0], words[4], words[1], words[5]);
+      four[1] = make_uint4(words[2], words[6], words[3], words[7]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < columns) to[i] = __uint_as_float(words[i % 2 * 4 + i / 2]);
+      }
+    }
+  } else {
+    if (aligned) {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < columns) {
+          reinterpret_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+        }
+      }
+    }
+  }
+}
+
+// Finishes four blocks of 8 columns of one row, of which each of four lanes has two, and stores
+// block c, its 8 columns and its byte of the mask, from lane c.
+template <bool kExact, typename T>
+__device__ void store_row(const Output<T>& p, int row, int column, int end,
+                          const float (&z)[2 * kTurn], int c) {
+  const int first = column + 8 * c;
+  const bool exists = row < p.m && first < end;
+  if (p.mask != nullptr) {
+    const uint32_t byte = mask_byte(z, end - column, c);
+    const int64_t at = static_cast<int64_t>(row) * ((p.n + 7) / 8) + first / 8;
+    if (exists) p.mask[at] = static_cast<uint8_t>(byte);
+  }
+  float out[2 * kTurn];
+#pragma unroll
+  for (int i = 0; i < 2 * kTurn; ++i) {
+    out[i] = p.divisor.template quotient<kExact>(z[i] < p.floor ? 0.0f : z[i]);
+  }
+  T* const to = p.out + static_cast<int64_t>(row) * p.n + first;
+  constexpr int kSets = sizeof(T) / 2;  // of four words that are transposed
+  uint32_t words[4 * kSets];
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) {
+    uint32_t own[kTurn];
+#pragma unroll
+    for (int b = 0; b < kTurn; ++b) {
+      if constexpr (kSets == 2) {
+        own[b] = __float_as_uint(out[2 * b + set]);
+      } else {
+        own[b] = pack_as<T>(out[2 * b], out[2 * b + 1]);
+      }
+    }
+    transpose_quad(own, c);
+#pragma unroll
+    for (int b = 0; b < kTurn; ++b) words[4 * set + b] = own[b];
+  }
+  if (exists) store_eight(to, words, end - first, p.n % 8 == 0);
+}
+
+// Two rows, eight apart, of what a turn has in memory, up to column `end`. x_scale is theirs.
+template <bool kExact, typename T>
+__device__ void store_turn(const Output<T>& p, int row, int column, int end,
+                           const float4 (&staging)[kTurn][128], const float* scale,
+                           const float* bias, const float (&x_scale)[2]) {
+  const int c = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float z[2 * kTurn];
+#pragma unroll
+    for (int b = 0; b < kTurn; ++b) {
+      const float4 sum = staging[b][threadIdx.x % 128];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = 8 * b + 2 * c + i;
+        float total = r == 0 ? (i == 0 ? sum.x : sum.y) : (i == 0 ? sum.z : sum.w);
+        if constexpr (std::is_same_v<T, float>) {
+          // The smaller first: where that overflows, so does the result.
+          total = total * fminf(x_scale[r], scale[at]) * fmaxf(x_scale[r], scale[at]);
+        }
+        z[2 * b + i] = total + bias[at];
+      }
+    }
+    store_row<kExact>(p, row + 8 * r, column, end, z, c);
+  }
+}
+
+// The way out where nothing but the result is asked for, and the division is an exact
+// multiplication, which has gone into scale and bias. A warp's 16 rows of half types go through
+// memory of its own, 64 columns at a time.
+template <typename T, int kColumns>
+__device__ void store_direct(const Output<T>& p, int row, int column,
+                             const float (&sums)[kColumns / 2], const Columns<kColumns, T>& columns,
+                             uint32_t staging) {
+  constexpr int kBytes = 16 * 128;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int turn = 0; turn < kColumns / 64; ++turn) {
+    const uint32_t buffer = staging + turn % 2 * kBytes;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int block = turn * 8 + pair * 2 + i;
+        const float2 bias =
+            *reinterpret_cast<const float2*>(columns.bias + 8 * block + 2 * (lane % 4));
+        const float* const sum = sums + 4 * block;
+        const float scale = p.divisor.scale;
+        words[2 * i] = pack_relu<T>(fmaf(sum[0], scale, bias.x), fmaf(sum[1], scale, bias.y));
+        words[2 * i + 1] = pack_relu<T>(fmaf(sum[2], scale, bias.x), fmaf(sum[3], scale, bias.y));
+      }
+      ptx::store_matrices(buffer + lane % 16 * 128 + ((2 * pair + lane / 16) ^ lane % 8) * 16,
+                          words);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int in_rows = 4 * i + lane / 8, chunk = lane % 8;
+      const float4 v = ptx::load_shared_four(buffer + in_rows * 128 + (chunk ^ in_rows % 8) * 16);
+      const int at = column + turn * 64 + chunk * 8;
+      if (row + in_rows < p.m && at < p.n) {
+        *reinterpret_cast<float4*>(p.out + static_cast<int64_t>(row + in_rows) * p.n + at) = v;
+      }
+    }
+  }
+}
+
+// The same for float32: rows `row` and row + 8, whose scales are x_scale.
+template <int kColumns>
+__device__ void store_direct(const Output<float>& p, int row, int column,
+                             const float (&sums)[kColumns / 2],
+                             const Columns<kColumns, float>& columns, const float (&x_scale)[2]) {
+  const int c = threadIdx.x % 4;
+  float* const to = p.out + static_cast<int64_t>(row) * p.n + column + 2 * c;
+#pragma unroll
+  for (int block = 0; block < kColumns / 8; ++block) {
+    const int at = 8 * block + 2 * c;
+    const float2 scale = *reinterpret_cast<const float2*>(columns.scale + at);
+    const float2 bias = *reinterpret_cast<const float2*>(columns.bias + at);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float* const sum = sums + 4 * block + 2 * r;
+      const float2 z = make_float2(fmaf(sum[0], x_scale[r] * scale.x, bias.x),
+                                   fmaf(sum[1], x_scale[r] * scale.y, bias.y));
+      if (row + 8 * r < p.m && column + at < p.n) {
+        *reinterpret_cast<float2*>(to + 8 * r * static_cast<int64_t>(p.n) + 8 * block) =
+            make_float2(ptx::max_nan(z.x, p.floor), ptx::max_nan(z.y, p.floor));
+      }
+    }
+  }
+}
+
+#endif
+
+}  // namespace sm90
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_SM90_STORE_CUH_
