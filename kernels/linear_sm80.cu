@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "early_start.cuh"
 #include "epilogue.cuh"
 #include "launchers.h"
 #include "ptx80.cuh"
@@ -188,6 +189,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 
   float total[kFragmentsM][kFragmentsN][4] = {};
 
+  wait_for_previous_kernel();
   for (int i = 0; i < stages - 1; ++i) {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) copy_part(quarter);
@@ -370,10 +372,9 @@ int multiply(const Linear& linear, const Matrix<T>& x, const Matrix<T>& weight, 
   const Epilogue<Out> epilogue{
       static_cast<const Out*>(linear.bias), floor_of(linear.relu), Divisor<float>(linear.divisor),
       static_cast<Out*>(linear.out),        linear.mask,           paired};
-  kernel<<<static_cast<unsigned>(tiles), kBlock, bytes, stream>>>(
-      x, weight, static_cast<int>(linear.m), static_cast<int>(linear.n), static_cast<int>(k),
-      stages, epilogue);
-  return cudaGetLastError();
+  return launch_early(kernel, static_cast<unsigned>(tiles), kBlock, bytes, stream, x, weight,
+                      static_cast<int>(linear.m), static_cast<int>(linear.n), static_cast<int>(k),
+                      stages, epilogue);
 }
 
 template <typename T>

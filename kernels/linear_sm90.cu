@@ -193,13 +193,10 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
     return split::exact(x, weight, linear.k, heeds_few, result, nullptr, stream);
   }
   int* const any_flag = ints(at.any_flag);
-  int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
-  if (status != cudaSuccess) return status;
-  constexpr int kSampledRows = split::kThreads / 32;
   prepare_kernel<kProducts>
-      <<<static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows), split::kThreads, 0,
-         stream>>>(x, weight, linear.k, heeds_few, any_flag);
-  status = cudaGetLastError();
+      <<<static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows * split::kThreads / 32),
+         split::kThreads, 0, stream>>>(x, weight, linear.k, heeds_few, any_flag);
+  int status = cudaGetLastError();
   if (status != cudaSuccess) return status;
 
   const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 
+#include "early_start.cuh"
 #include "epilogue.cuh"
 #include "linear_sm90_common.cuh"
 #include "ptx.cuh"
@@ -55,37 +56,46 @@ struct Split {
 // before they pass fp16's range, and 14 bits below before they count as small.
 constexpr int kSampledPieces = 8;
 constexpr int kSampledExponent = 7;
+constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way together
 
-// A warp a row of the weight, whose reads are the more scattered; behind those, a block a row of x.
+// A warp some rows of the weight, whose reads are the more scattered; behind those, a block a row
+// of x.
 template <int kProducts>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, bool heeds_few,
                    int* any_flag) {
-  constexpr int kRows = split::kThreads / 32;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *any_flag = 0;
+  constexpr int kRows = split::kThreads / 32 * kSampledRows;
   const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
   if (x_row >= 0) {
-    const bool flagged = split::split_row(x, x_row, k, heeds_few);
-    if (flagged && threadIdx.x == 0) *any_flag = 1;
+    split::split_row(x, x_row, k, heeds_few);
     return;
   }
   const int lane = threadIdx.x % 32;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32;
-  if (row >= weight.rows) return;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32 * kSampledRows;
   const int64_t piece = lane / (32 / kSampledPieces);
   const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
-  float largest = 0;
-  if (at + 4 <= k) {
-    const float4 v = *reinterpret_cast<const float4*>(weight.from + row * weight.row_stride + at);
-    largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+  float4 sample[kSampledRows] = {};
+#pragma unroll
+  for (int i = 0; i < kSampledRows; ++i) {
+    const float* const row = weight.from + (first + i) * weight.row_stride;
+    if (first + i < weight.rows && at + 4 <= k) {
+      sample[i] = *reinterpret_cast<const float4*>(row + at);
+    }
   }
-  for (int bit = 16; bit > 0; bit /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
-  }
-  if (lane == 0) {
-    const int exponent = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
-    weight.exponent[row] = max(-126, min(126, exponent));
-    weight.counts[row] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < kSampledRows; ++i) {
+    const float4 v = sample[i];
+    float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    for (int bit = 16; bit > 0; bit /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
+    }
+    if (lane == 0 && first + i < weight.rows) {
+      const int exponent = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
+      weight.exponent[first + i] = max(-126, min(126, exponent));
+      weight.counts[first + i] = {0, 0};
+    }
   }
 }
 
@@ -318,7 +328,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
   }
   init_barriers<S::kStages>(full, empty, kJudges);
-  ptx::griddepcontrol_wait();
+  wait_for_previous_kernel();
 
   if (warpgroup == kConsumers) {
     ptx::setmaxnreg_dec<kProducerRegisters>();

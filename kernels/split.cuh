@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "early_start.cuh"
 #include "epilogue.cuh"
 #include "launchers.h"
 
@@ -42,7 +43,7 @@ struct Operand {
   __half* high;    // [rows, padded(k)]
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
-  Counts* counts;  // [rows]
+  Counts* counts;  // [rows]; of split rows, kFlagged or kNotFlagged
 };
 
 // Elements of a row that go together: 16 bytes of fp16.
@@ -63,6 +64,9 @@ __host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool
   const bool few = heeds_few && nonzeros > 0 && nonzeros * nonzeros < kTerms * k;
   return few || smalls * kTolerated > nonzeros;
 }
+
+// Counts of which is_flagged says the same whatever its other arguments.
+constexpr Counts kFlagged{1, 1}, kNotFlagged{0, 0};
 
 // Whether rows of few terms are flagged: of pairs, and in the forward. In the products of gradients
 // they are the rule, for ReLU lets few through; there a sum of few terms errs by up to 2^-21 of
@@ -198,14 +202,13 @@ __device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k,
   const auto add = [](uint32_t a, uint32_t b) { return a + b; };
   nonzeros = reduce_block(nonzeros, add);
   smalls = reduce_block(smalls, add);
-  // One bad element of one stands for a row that is not carried.
-  const Counts counts =
-      carried ? Counts{static_cast<int>(smalls), static_cast<int>(nonzeros)} : Counts{1, 1};
+  const Counts counts{static_cast<int>(smalls), static_cast<int>(nonzeros)};
+  const bool flagged = !carried || is_flagged(counts, k, heeds_few);
   if (threadIdx.x == 0) {
     operand.exponent[row] = exponent;
-    operand.counts[row] = counts;
+    operand.counts[row] = flagged ? kFlagged : kNotFlagged;
   }
-  return is_flagged(counts, k, heeds_few);
+  return flagged;
 }
 
 // A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
@@ -281,15 +284,33 @@ struct ExactLoad {
 };
 
 // Writes the elements whose row of x or of weight is flagged; all of them where any_flag is null.
-// Runs behind the product, whose elements of the same bytes of the mask it leaves as they are.
+// Runs behind the product, whose elements of the same bytes of the mask it leaves as they are. If
+// *any_flag is 0, no row of weight is flagged.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
                  int64_t k, bool heeds_few, const Result result, const int* any_flag) {
-  if (any_flag != nullptr && *any_flag == 0) return;
-  __shared__ ExactMemory shared;
+  wait_for_previous_kernel();
   const int64_t m = x.rows, n = weight.rows;
   const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
   const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
+  if (any_flag != nullptr) {
+    // Mostly there is nothing to do. x is split, so that its counts say so at a look. There are
+    // fewer than 2^32 tiles, or the result would have no room.
+    int found = *any_flag;
+    constexpr int kLoads = 4;
+    const uint32_t tiles = tiles_m * tiles_n, modulus = tiles_m;
+    const uint32_t apart = gridDim.x * (kExactThreads / kExactTile);
+    for (uint32_t tile = blockIdx.x + threadIdx.x / kExactTile * gridDim.x; tile < tiles;
+         tile += kLoads * apart) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int64_t tile_m = min(tile + i * apart, tiles - 1) % modulus;
+        found |= x.counts[min(tile_m * kExactTile + threadIdx.x % kExactTile, m - 1)].smalls;
+      }
+    }
+    if (!__syncthreads_or(found)) return;
+  }
+  __shared__ ExactMemory shared;
   const int thread_m = threadIdx.x / 16 * 8, thread_n = threadIdx.x % 16 * 4;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
     const int64_t first_m = tile % tiles_m * kExactTile, first_n = tile / tiles_m * kExactTile;
@@ -390,9 +411,8 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_
       ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
-  exact_kernel<<<static_cast<unsigned>(blocks), kExactThreads, 0, stream>>>(x, weight, k, heeds_few,
-                                                                            result, any_flag);
-  return cudaGetLastError();
+  return launch_early(exact_kernel, static_cast<unsigned>(blocks), kExactThreads, 0, stream, x,
+                      weight, k, heeds_few, result, any_flag);
 }
 
 }  // namespace split
