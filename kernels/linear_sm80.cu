@@ -321,7 +321,6 @@ struct Workspace {
   void* low[2];
   int* exponent[2];
   split::Counts* counts[2];
-  int* any_flag;
   size_t bytes;
 };
 
@@ -355,7 +354,6 @@ Workspace lay_out(const Linear& linear) {
       workspace.counts[i] = static_cast<split::Counts*>(take(rows * sizeof(split::Counts)));
     }
   }
-  if (split) workspace.any_flag = static_cast<int*>(take(sizeof(int)));
   return workspace;
 }
 
@@ -430,8 +428,7 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                              Divisor<float>(linear.divisor), static_cast<float*>(linear.out),
                              linear.mask};
   if (is_split(linear)) {
-    int status = split::split_rows(x, weight, linear.k, split::heeds_few(linear),
-                                   workspace.any_flag, stream);
+    int status = split::split_rows(x, weight, linear.k, split::heeds_few(linear), stream);
     if (status != cudaSuccess) return status;
     const int64_t padded_k = split::padded(linear.k);
     const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
@@ -441,8 +438,8 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                  : multiply<__half, float, 1>(linear, pairs_x, pairs_weight, padded_k, stream);
     if (status != cudaSuccess) return status;
   }
-  return split::exact(x, weight, linear.k, split::heeds_few(linear), result, workspace.any_flag,
-                      stream);
+  return split::exact(x, weight, linear.k, split::heeds_few(linear), result, !is_split(linear),
+                      nullptr, stream);
 }
 
 }  // namespace sm80

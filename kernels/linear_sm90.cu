@@ -190,7 +190,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const split::Result result{bias, floor_of(linear.relu), divisor, out, linear.mask};
   const bool heeds_few = split::heeds_few(linear);
   if (kProducts == 3 && linear.k < split::kTerms) {  // all rows would be flagged
-    return split::exact(x, weight, linear.k, heeds_few, result, nullptr, stream);
+    return split::exact(x, weight, linear.k, heeds_few, result, true, nullptr, stream);
   }
   int* const any_flag = ints(at.any_flag);
   prepare_kernel<kProducts>
@@ -215,7 +215,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   status = launch<typename S::Memory>(split_kernel<kProducts>, tiles.count(), true, stream, x_map,
                                       weight_map, problem);
   if (status != cudaSuccess) return status;
-  return split::exact(x, weight, linear.k, heeds_few, result, any_flag, stream);
+  return split::exact(x, weight, linear.k, heeds_few, result, false, any_flag, stream);
 }
 
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {

@@ -135,8 +135,8 @@ __device__ inline void store_group(__half* to, const __half (&v)[kGroup]) {
   }
 }
 
-// A row, by all threads of the block. Returns whether it is flagged.
-__device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k, bool heeds_few) {
+// A row, by all threads of the block.
+__device__ inline void split_row(const Operand& operand, int64_t row, int64_t k, bool heeds_few) {
   constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = kThreads * kGroup;
   const float* from = operand.from + row * operand.row_stride;
@@ -208,30 +208,24 @@ __device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k,
     operand.exponent[row] = exponent;
     operand.counts[row] = flagged ? kFlagged : kNotFlagged;
   }
-  return flagged;
 }
 
-// A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
+// A block a row, the rows of first before those of second.
 __global__ void __launch_bounds__(kThreads)
     split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
-                      int64_t k, bool heeds_few, int* any_flag) {
+                      int64_t k, bool heeds_few) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    const bool flagged =
-        split_row(is_first ? first : second, is_first ? index : index - first.rows, k, heeds_few);
-    if (flagged && threadIdx.x == 0) *any_flag = 1;
+    split_row(is_first ? first : second, is_first ? index : index - first.rows, k, heeds_few);
   }
 }
 
-// Splits two matrices (the second may have no rows) and sets *any_flag to whether a row is flagged.
 inline int split_rows(const Operand& first, const Operand& second, int64_t k, bool heeds_few,
-                      int* any_flag, cudaStream_t stream) {
+                      cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
-  const int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
-  if (status != cudaSuccess) return status;
   const int64_t rows = first.rows + second.rows;
   split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0,
-                      stream>>>(first, second, k, heeds_few, any_flag);
+                      stream>>>(first, second, k, heeds_few);
   return cudaGetLastError();
 }
 
@@ -283,29 +277,35 @@ struct ExactLoad {
   }
 };
 
-// Writes the elements whose row of x or of weight is flagged; all of them where any_flag is null.
-// Runs behind the product, whose elements of the same bytes of the mask it leaves as they are. If
-// *any_flag is 0, no row of weight is flagged.
+// Writes the elements whose row of x or of weight is flagged, or all of them. Runs behind the
+// product, whose elements of the same bytes of the mask it leaves as they are. Unless all are
+// written, x is split, and so is weight, or there is a flag that is 0 if no row of it is flagged.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
-                 int64_t k, bool heeds_few, const Result result, const int* any_flag) {
+                 int64_t k, bool heeds_few, const Result result, bool writes_all,
+                 const int* weight_flag) {
   wait_for_previous_kernel();
   const int64_t m = x.rows, n = weight.rows;
   const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
   const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
-  if (any_flag != nullptr) {
-    // Mostly there is nothing to do. x is split, so that its counts say so at a look. There are
-    // fewer than 2^32 tiles, or the result would have no room.
-    int found = *any_flag;
+  if (!writes_all) {
+    // Mostly there is nothing to do, which the counts of split rows say at a look. There are fewer
+    // than 2^32 tiles, or the result would have no room.
+    int found = weight_flag != nullptr ? *weight_flag : 0;
     constexpr int kLoads = 4;
     const uint32_t tiles = tiles_m * tiles_n, modulus = tiles_m;
+    const auto smalls_of = [](const Operand& operand, int64_t tile) {
+      const int64_t row = tile * kExactTile + threadIdx.x % kExactTile;
+      return operand.counts[min(row, operand.rows - 1)].smalls;
+    };
     const uint32_t apart = gridDim.x * (kExactThreads / kExactTile);
     for (uint32_t tile = blockIdx.x + threadIdx.x / kExactTile * gridDim.x; tile < tiles;
          tile += kLoads * apart) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int64_t tile_m = min(tile + i * apart, tiles - 1) % modulus;
-        found |= x.counts[min(tile_m * kExactTile + threadIdx.x % kExactTile, m - 1)].smalls;
+        const uint32_t near = min(tile + i * apart, tiles - 1);
+        found |= smalls_of(x, near % modulus);
+        if (weight_flag == nullptr) found |= smalls_of(weight, near / modulus);
       }
     }
     if (!__syncthreads_or(found)) return;
@@ -321,8 +321,7 @@ __global__ void __launch_bounds__(kExactThreads)
       const Operand& operand = of_x ? x : weight;
       const int i = threadIdx.x % kExactTile;
       const int64_t row = (of_x ? first_m : first_n) + i;
-      flagged = row < operand.rows &&
-                (any_flag == nullptr || is_flagged(operand.counts[row], k, heeds_few));
+      flagged = row < operand.rows && (writes_all || is_flagged(operand.counts[row], k, heeds_few));
       (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
     }
     if (!__syncthreads_or(flagged)) continue;
@@ -390,7 +389,7 @@ __global__ void __launch_bounds__(kExactThreads)
       if (low_columns && written != 0) {
         uint8_t* byte = result.mask + row * ((n + 7) / 8) + (first_n + thread_n) / 8;
         // Bits behind column n - 1 are 0 already, unless nobody has written the byte before.
-        const uint32_t others = any_flag == nullptr ? 0 : *byte & ~written;
+        const uint32_t others = writes_all ? 0 : *byte & ~written;
         *byte = static_cast<uint8_t>(others | bits);
       }
     }
@@ -398,9 +397,9 @@ __global__ void __launch_bounds__(kExactThreads)
   }
 }
 
-// All of the result where any_flag is null; else what the counts of x and weight say.
 inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_few,
-                 const Result& result, const int* any_flag, cudaStream_t stream) {
+                 const Result& result, bool writes_all, const int* weight_flag,
+                 cudaStream_t stream) {
   int device, multiprocessors;
   int status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
@@ -412,7 +411,7 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
   return launch_early(exact_kernel, static_cast<unsigned>(blocks), kExactThreads, 0, stream, x,
-                      weight, k, heeds_few, result, any_flag);
+                      weight, k, heeds_few, result, writes_all, weight_flag);
 }
 
 }  // namespace split
