@@ -428,7 +428,7 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                              Divisor<float>(linear.divisor), static_cast<float*>(linear.out),
                              linear.mask};
   if (is_split(linear)) {
-    int status = split::split_rows(x, weight, linear.k, split::heeds_few(linear), stream);
+    int status = split::split_rows(x, weight, linear.k, stream);
     if (status != cudaSuccess) return status;
     const int64_t padded_k = split::padded(linear.k);
     const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
@@ -439,7 +439,7 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
     if (status != cudaSuccess) return status;
   }
   return split::exact(x, weight, linear.k, split::heeds_few(linear), result, !is_split(linear),
-                      nullptr, stream);
+                      stream);
 }
 
 }  // namespace sm80

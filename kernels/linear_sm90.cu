@@ -137,7 +137,7 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
 
 // The parts of a workspace, each aligned to 256 bytes.
 struct Workspace {
-  size_t any_flag, x_exponent, x_counts, weight_exponent, weight_counts, x, bytes;
+  size_t x_exponent, x_counts, weight_exponent, weight_counts, x, bytes;
 
   explicit Workspace(const Linear& linear) {
     size_t end = 0;
@@ -146,7 +146,6 @@ struct Workspace {
       end += (bytes + 255) / 256 * 256;
       return begin;
     };
-    any_flag = take(sizeof(int));
     x_exponent = take(linear.m * sizeof(int));
     x_counts = take(linear.m * sizeof(split::Counts));
     weight_exponent = take(linear.n * sizeof(int));
@@ -190,12 +189,11 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const split::Result result{bias, floor_of(linear.relu), divisor, out, linear.mask};
   const bool heeds_few = split::heeds_few(linear);
   if (kProducts == 3 && linear.k < split::kTerms) {  // all rows would be flagged
-    return split::exact(x, weight, linear.k, heeds_few, result, true, nullptr, stream);
+    return split::exact(x, weight, linear.k, heeds_few, result, true, stream);
   }
-  int* const any_flag = ints(at.any_flag);
   prepare_kernel<kProducts>
       <<<static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows * split::kThreads / 32),
-         split::kThreads, 0, stream>>>(x, weight, linear.k, heeds_few, any_flag);
+         split::kThreads, 0, stream>>>(x, weight, linear.k);
   int status = cudaGetLastError();
   if (status != cudaSuccess) return status;
 
@@ -209,13 +207,13 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
       make_map<kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
-  const SplitProblem problem{
-      bias,      out, linear.mask, x.exponent, weight.exponent,       weight.counts, any_flag,
-      heeds_few, m,   n,           k,          floor_of(linear.relu), divisor,       tiles};
+  const SplitProblem problem{bias,          out,  linear.mask, x.exponent, weight.exponent,
+                             weight.counts, m,    n,           k,          floor_of(linear.relu),
+                             divisor,       tiles};
   status = launch<typename S::Memory>(split_kernel<kProducts>, tiles.count(), true, stream, x_map,
                                       weight_map, problem);
   if (status != cudaSuccess) return status;
-  return split::exact(x, weight, linear.k, heeds_few, result, false, any_flag, stream);
+  return split::exact(x, weight, linear.k, heeds_few, result, false, stream);
 }
 
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {

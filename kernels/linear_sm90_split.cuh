@@ -63,13 +63,11 @@ constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way toge
 template <int kProducts>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
-                   const __grid_constant__ split::Operand weight, int64_t k, bool heeds_few,
-                   int* any_flag) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) *any_flag = 0;
+                   const __grid_constant__ split::Operand weight, int64_t k) {
   constexpr int kRows = split::kThreads / 32 * kSampledRows;
   const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
   if (x_row >= 0) {
-    split::split_row(x, x_row, k, heeds_few);
+    split::split_row(x, x_row, k);
     return;
   }
   const int lane = threadIdx.x % 32;
@@ -116,8 +114,6 @@ struct SplitProblem {
   const int* x_exponent;         // [m]
   const int* weight_exponent;    // [n]
   split::Counts* weight_counts;  // [n], 0 at first
-  int* any_flag;
-  bool heeds_few;
   int m, n, k;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
@@ -298,13 +294,6 @@ __device__ void judge(uint32_t base, const SplitProblem& p, int warp) {
       if (!(scaled < kTooLarge)) smalls[r] = (1 << 30) / shares;
       atomicAdd(&p.weight_counts[row].smalls, smalls[r]);
       atomicAdd(&p.weight_counts[row].nonzeros, nonzeros[r]);
-      // If the row is flagged, then one share at least looks like it: by its smalls in proportion,
-      // or by having no more nonzeros than its part of few.
-      const split::Counts scaled_up{smalls[r], nonzeros[r] * shares};
-      const bool suspect =
-          smalls[r] * split::kTolerated > nonzeros[r] ||
-          (p.heeds_few && (nonzeros[r] == 0 || split::is_flagged(scaled_up, p.k, true)));
-      if (suspect) *p.any_flag = 1;
     }
   }
 }

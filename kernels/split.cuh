@@ -31,7 +31,7 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 }
 
 // Elements of a row that are not zero, and those among them that are carried badly.
-struct Counts {
+struct alignas(8) Counts {
   int smalls, nonzeros;
 };
 
@@ -43,7 +43,7 @@ struct Operand {
   __half* high;    // [rows, padded(k)]
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
-  Counts* counts;  // [rows]; of split rows, kFlagged or kNotFlagged
+  Counts* counts;  // [rows]
 };
 
 // Elements of a row that go together: 16 bytes of fp16.
@@ -64,9 +64,6 @@ __host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool
   const bool few = heeds_few && nonzeros > 0 && nonzeros * nonzeros < kTerms * k;
   return few || smalls * kTolerated > nonzeros;
 }
-
-// Counts of which is_flagged says the same whatever its other arguments.
-constexpr Counts kFlagged{1, 1}, kNotFlagged{0, 0};
 
 // Whether rows of few terms are flagged: of pairs, and in the forward. In the products of gradients
 // they are the rule, for ReLU lets few through; there a sum of few terms errs by up to 2^-21 of
@@ -136,7 +133,7 @@ __device__ inline void store_group(__half* to, const __half (&v)[kGroup]) {
 }
 
 // A row, by all threads of the block.
-__device__ inline void split_row(const Operand& operand, int64_t row, int64_t k, bool heeds_few) {
+__device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
   constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = kThreads * kGroup;
   const float* from = operand.from + row * operand.row_stride;
@@ -202,30 +199,30 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k,
   const auto add = [](uint32_t a, uint32_t b) { return a + b; };
   nonzeros = reduce_block(nonzeros, add);
   smalls = reduce_block(smalls, add);
-  const Counts counts{static_cast<int>(smalls), static_cast<int>(nonzeros)};
-  const bool flagged = !carried || is_flagged(counts, k, heeds_few);
+  // One bad element of one stands for a row that is not carried.
+  const Counts counts =
+      carried ? Counts{static_cast<int>(smalls), static_cast<int>(nonzeros)} : Counts{1, 1};
   if (threadIdx.x == 0) {
     operand.exponent[row] = exponent;
-    operand.counts[row] = flagged ? kFlagged : kNotFlagged;
+    operand.counts[row] = counts;
   }
 }
 
 // A block a row, the rows of first before those of second.
 __global__ void __launch_bounds__(kThreads)
     split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
-                      int64_t k, bool heeds_few) {
+                      int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    split_row(is_first ? first : second, is_first ? index : index - first.rows, k, heeds_few);
+    split_row(is_first ? first : second, is_first ? index : index - first.rows, k);
   }
 }
 
-inline int split_rows(const Operand& first, const Operand& second, int64_t k, bool heeds_few,
-                      cudaStream_t stream) {
+inline int split_rows(const Operand& first, const Operand& second, int64_t k, cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int64_t rows = first.rows + second.rows;
   split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0,
-                      stream>>>(first, second, k, heeds_few);
+                      stream>>>(first, second, k);
   return cudaGetLastError();
 }
 
@@ -278,34 +275,37 @@ struct ExactLoad {
 };
 
 // Writes the elements whose row of x or of weight is flagged, or all of them. Runs behind the
-// product, whose elements of the same bytes of the mask it leaves as they are. Unless all are
-// written, x is split, and so is weight, or there is a flag that is 0 if no row of it is flagged.
+// product, whose elements of the same bytes of the mask it leaves as they are.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
-                 int64_t k, bool heeds_few, const Result result, bool writes_all,
-                 const int* weight_flag) {
+                 int64_t k, bool heeds_few, const Result result, bool writes_all) {
   wait_for_previous_kernel();
   const int64_t m = x.rows, n = weight.rows;
   const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
   const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
   if (!writes_all) {
-    // Mostly there is nothing to do, which the counts of split rows say at a look. There are fewer
-    // than 2^32 tiles, or the result would have no room.
-    int found = weight_flag != nullptr ? *weight_flag : 0;
+    // Mostly there is nothing to do, which takes a while to see unless many counts are on their
+    // way. There are fewer than 2^32 tiles, or the result would have no room.
     constexpr int kLoads = 4;
     const uint32_t tiles = tiles_m * tiles_n, modulus = tiles_m;
-    const auto smalls_of = [](const Operand& operand, int64_t tile) {
-      const int64_t row = tile * kExactTile + threadIdx.x % kExactTile;
-      return operand.counts[min(row, operand.rows - 1)].smalls;
-    };
     const uint32_t apart = gridDim.x * (kExactThreads / kExactTile);
+    const auto counts_of = [](const Operand& operand, int64_t tile) {
+      const int64_t row = tile * kExactTile + threadIdx.x % kExactTile;
+      return operand.counts[min(row, operand.rows - 1)];
+    };
+    bool found = false;
     for (uint32_t tile = blockIdx.x + threadIdx.x / kExactTile * gridDim.x; tile < tiles;
          tile += kLoads * apart) {
+      Counts of_x[kLoads], of_weight[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const uint32_t near = min(tile + i * apart, tiles - 1);
-        found |= smalls_of(x, near % modulus);
-        if (weight_flag == nullptr) found |= smalls_of(weight, near / modulus);
+        of_x[i] = counts_of(x, near % modulus);
+        of_weight[i] = counts_of(weight, near / modulus);
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        found |= is_flagged(of_x[i], k, heeds_few) | is_flagged(of_weight[i], k, heeds_few);
       }
     }
     if (!__syncthreads_or(found)) return;
@@ -398,8 +398,7 @@ __global__ void __launch_bounds__(kExactThreads)
 }
 
 inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_few,
-                 const Result& result, bool writes_all, const int* weight_flag,
-                 cudaStream_t stream) {
+                 const Result& result, bool writes_all, cudaStream_t stream) {
   int device, multiprocessors;
   int status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
@@ -411,7 +410,7 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
   return launch_early(exact_kernel, static_cast<unsigned>(blocks), kExactThreads, 0, stream, x,
-                      weight, k, heeds_few, result, writes_all, weight_flag);
+                      weight, k, heeds_few, result, writes_all);
 }
 
 }  // namespace split
