@@ -165,7 +165,7 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
 
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
 struct Workspace {
-  size_t any_flag, next, ready, zeros;
+  size_t next, ready, zeros;
   size_t x_exponent, x_counts, weight_exponent, weight_counts, x, weight, bytes;
 
   explicit Workspace(const Linear& linear) {
@@ -177,7 +177,6 @@ struct Workspace {
     };
     const bool rounds = linear.products == 1;
     const int64_t padded_k = split::padded(linear.k);
-    any_flag = take(sizeof(int));
     next = take(rounds ? sizeof(unsigned) : 0);
     ready =
         take(rounds ? blocks_of(linear.n, kShareRows) * (padded_k / kStepK) * sizeof(unsigned) : 0);
@@ -195,9 +194,8 @@ struct Workspace {
 // What both kernels for float32 begin with.
 struct Operands {
   split::Operand x, weight;
-  int* any_flag;
   unsigned *next, *ready;
-  size_t zeros;
+  int64_t zeros;  // from next on
   bool heeds_few;
 
   explicit Operands(const Linear& linear) : heeds_few(split::heeds_few(linear)) {
@@ -218,19 +216,16 @@ struct Operands {
     x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts);
     weight = operand(linear.weight, linear.n, linear.weight_stride, at.weight, at.weight_exponent,
                      at.weight_counts);
-    any_flag = reinterpret_cast<int*>(workspace + at.any_flag);
     next = reinterpret_cast<unsigned*>(workspace + at.next);
     ready = reinterpret_cast<unsigned*>(workspace + at.ready);
-    zeros = at.zeros;
+    zeros = static_cast<int64_t>(at.zeros / sizeof(unsigned));
   }
 
   // Splits x, and looks at the weight. `nonzeros` is what the counts of its rows begin with.
   int prepare(int64_t k, int nonzeros, cudaStream_t stream) const {
-    const int status = cudaMemsetAsync(any_flag, 0, zeros, stream);
-    if (status != cudaSuccess) return status;
-    constexpr int kSampledRows = split::kThreads / 32;
-    prepare_kernel<<<static_cast<int>(x.rows) + blocks_of(weight.rows, kSampledRows),
-                     split::kThreads, 0, stream>>>(x, weight, k, heeds_few, nonzeros, any_flag);
+    prepare_kernel<<<static_cast<int>(x.rows) +
+                         blocks_of(weight.rows, kSampledRows * split::kThreads / 32),
+                     split::kThreads, 0, stream>>>(x, weight, k, nonzeros, next, zeros);
     return cudaGetLastError();
   }
 };
@@ -255,13 +250,13 @@ int rounded_linear(const Linear& linear, cudaStream_t stream) {
   const int64_t padded_k = split::padded(linear.k);
   const Problem<Rounded> problem{
       output, static_cast<int>(linear.k), tiles,
-      Conversion{operands.weight, operands.any_flag, operands.next, operands.ready,
+      Conversion{operands.weight, operands.next, operands.ready,
                  static_cast<int>(padded_k / kStepK), side, blocks_of(clusters, side)}};
   status = launch_product(problem, clusters, operands.x.high, padded_k, operands.weight.high,
                           padded_k, stream);
   if (status != cudaSuccess) return status;
   return split::exact(operands.x, operands.weight, linear.k, operands.heeds_few, result_of(output),
-                      operands.any_flag, stream);
+                      false, stream);
 }
 
 int split_linear(const Linear& linear, cudaStream_t stream) {
@@ -270,8 +265,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const split::Operand &x = operands.x, &weight = operands.weight;
   const Output<float> output = output_of<float>(linear);
   if (linear.k < split::kTerms) {  // all rows would be flagged
-    return split::exact(x, weight, linear.k, operands.heeds_few, result_of(output), nullptr,
-                        stream);
+    return split::exact(x, weight, linear.k, operands.heeds_few, result_of(output), true, stream);
   }
   int status = operands.prepare(linear.k, 0, stream);
   if (status != cudaSuccess) return status;
@@ -286,28 +280,16 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
       make_map<S::kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
-  const SplitProblem problem{output.bias,
-                             output.out,
-                             output.mask,
-                             x.exponent,
-                             weight.exponent,
-                             weight.counts,
-                             operands.any_flag,
-                             operands.heeds_few,
-                             m,
-                             n,
-                             k,
-                             output.floor,
-                             output.divisor,
-                             tiles};
+  const SplitProblem problem{output.bias,    output.out, output.mask, x.exponent, weight.exponent,
+                             weight.counts,  m,          n,           k,          output.floor,
+                             output.divisor, tiles};
   int clusters;
   status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;
   status = launch(split_kernel, std::min(clusters, tiles.count()), kThreads, sizeof(S::Memory),
                   true, stream, x_map, weight_map, problem);
   if (status != cudaSuccess) return status;
-  return split::exact(x, weight, k, operands.heeds_few, result_of(output), operands.any_flag,
-                      stream);
+  return split::exact(x, weight, k, operands.heeds_few, result_of(output), false, stream);
 }
 
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {

@@ -38,7 +38,6 @@ constexpr int kLead = 24;
 
 struct Conversion {
   split::Operand weight;
-  int* any_flag;
   unsigned* next;   // unit, 0 at first
   unsigned* ready;  // [shares][steps]: units finished, 0 at first
   int steps;        // along K
@@ -97,9 +96,6 @@ __device__ inline void count(const Conversion& p, int64_t row, int step, int64_t
     atomicAdd(&counts->smalls, smalls);
   }
   if (zeros != 0) atomicAdd(&counts->nonzeros, -zeros);
-  // If the row is flagged, then one of its pieces at least looks like it.
-  const int nonzeros = static_cast<int>(min(int64_t{kStepK}, k - step * kStepK)) - zeros;
-  if (overflows != 0 || smalls * split::kTolerated > nonzeros) *p.any_flag = 1;
 }
 
 // Eight neighbours, scaled and rounded. least and most are of the magnitudes so far.

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "early_start.cuh"
 #include "linear_sm90_common.cuh"
 #include "linear_sm90_convert.cuh"
 #include "linear_sm90_store.cuh"
@@ -212,7 +213,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     shared.progress = 0;
   }
   init_barriers<Kind::kStages>(full, empty, 0);
-  ptx::griddepcontrol_wait();
+  wait_for_previous_kernel();
 
   if (warpgroup >= kConsumers) {
     ptx::setmaxnreg_dec<kWorkerRegisters>();

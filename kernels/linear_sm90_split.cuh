@@ -7,6 +7,7 @@
 
 #include <cstddef>
 
+#include "early_start.cuh"
 #include "epilogue.cuh"
 #include "linear_sm90_common.cuh"
 #include "ptx.cuh"
@@ -51,36 +52,48 @@ constexpr int kSampledExponent = 7;
 // Where the limits of what is carried, 2^-14 and 2^16 above the scaled unit, are normal floats.
 // What lies beyond them is flagged.
 constexpr int kLeastExponent = -111, kMostExponent = 112;
+constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way together
 
-// A warp a row of the weight, whose reads are the more scattered; behind those, a block a row of x.
+// A warp some rows of the weight, whose reads are the more scattered; behind those, a block a row
+// of x. `nonzeros` is what the counts of the weight begin with; `zeros` are set to 0.
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
-                   const __grid_constant__ split::Operand weight, int64_t k, bool heeds_few,
-                   int nonzeros, int* any_flag) {
-  constexpr int kRows = split::kThreads / 32;
+                   const __grid_constant__ split::Operand weight, int64_t k, int nonzeros,
+                   unsigned* zeros, int64_t zeros_size) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * split::kThreads + threadIdx.x; i < zeros_size;
+       i += static_cast<int64_t>(gridDim.x) * split::kThreads) {
+    zeros[i] = 0;
+  }
+  constexpr int kRows = split::kThreads / 32 * kSampledRows;
   const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
   if (x_row >= 0) {
-    const bool flagged = split::split_row(x, x_row, k, heeds_few);
-    if (flagged && threadIdx.x == 0) *any_flag = 1;
+    split::split_row(x, x_row, k);
     return;
   }
   const int lane = threadIdx.x % 32;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32;
-  if (row >= weight.rows) return;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32 * kSampledRows;
   const int64_t piece = lane / (32 / kSampledPieces);
   const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
-  float largest = 0;
-  if (at + 4 <= k) {
-    const float4 v = *reinterpret_cast<const float4*>(weight.from + row * weight.row_stride + at);
-    largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+  float4 sample[kSampledRows] = {};
+#pragma unroll
+  for (int i = 0; i < kSampledRows; ++i) {
+    const float* const row = weight.from + (first + i) * weight.row_stride;
+    if (first + i < weight.rows && at + 4 <= k) {
+      sample[i] = *reinterpret_cast<const float4*>(row + at);
+    }
   }
-  for (int bit = 16; bit > 0; bit /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
-  }
-  if (lane == 0) {
-    const int exponent = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
-    weight.exponent[row] = max(kLeastExponent, min(kMostExponent, exponent));
-    weight.counts[row] = {0, nonzeros};
+#pragma unroll
+  for (int i = 0; i < kSampledRows; ++i) {
+    const float4 v = sample[i];
+    float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    for (int bit = 16; bit > 0; bit /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
+    }
+    if (lane == 0 && first + i < weight.rows) {
+      const int exponent = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
+      weight.exponent[first + i] = max(kLeastExponent, min(kMostExponent, exponent));
+      weight.counts[first + i] = {0, nonzeros};
+    }
   }
 }
 
@@ -101,8 +114,6 @@ struct SplitProblem {
   const int* x_exponent;         // [m]
   const int* weight_exponent;    // [n]
   split::Counts* weight_counts;  // [n], 0 at first
-  int* any_flag;
-  bool heeds_few;
   int m, n, k;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
@@ -278,13 +289,6 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
       if (!(scaled < kTooLarge)) smalls[r] = (1 << 30) / shares;
       atomicAdd(&p.weight_counts[row].smalls, smalls[r]);
       atomicAdd(&p.weight_counts[row].nonzeros, nonzeros[r]);
-      // If the row is flagged, then one share at least looks like it: by its smalls in proportion,
-      // or by having no more nonzeros than its part of few.
-      const split::Counts scaled_up{smalls[r], nonzeros[r] * shares};
-      const bool suspect =
-          smalls[r] * split::kTolerated > nonzeros[r] ||
-          (p.heeds_few && (nonzeros[r] == 0 || split::is_flagged(scaled_up, p.k, true)));
-      if (suspect) *p.any_flag = 1;
     }
   }
 }
@@ -307,7 +311,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
   }
   init_barriers<S::kStages>(full, empty, kJudges);
-  ptx::griddepcontrol_wait();
+  wait_for_previous_kernel();
 
   if (warpgroup == kConsumers) {
     ptx::setmaxnreg_dec<kProducerRegisters>();

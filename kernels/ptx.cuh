@@ -208,11 +208,6 @@ __device__ inline unsigned load_acquire(const unsigned* from) {
   return value;
 }
 
-// -------------------------------------------------------------------------------------- launch
-
-// Waits for the kernel before this one in the stream, where the launch allowed an early start.
-__device__ inline void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // ------------------------------------------------------------------------------------ products
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

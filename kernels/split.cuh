@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "early_start.cuh"
 #include "epilogue.cuh"
 #include "launchers.h"
 
@@ -30,7 +31,7 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 }
 
 // Elements of a row that are not zero, and those among them that are carried badly.
-struct Counts {
+struct alignas(8) Counts {
   int smalls, nonzeros;
 };
 
@@ -131,8 +132,8 @@ __device__ inline void store_group(__half* to, const __half (&v)[kGroup]) {
   }
 }
 
-// A row, by all threads of the block. Returns whether it is flagged.
-__device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k, bool heeds_few) {
+// A row, by all threads of the block.
+__device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
   constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = kThreads * kGroup;
   const float* from = operand.from + row * operand.row_stride;
@@ -205,30 +206,23 @@ __device__ inline bool split_row(const Operand& operand, int64_t row, int64_t k,
     operand.exponent[row] = exponent;
     operand.counts[row] = counts;
   }
-  return is_flagged(counts, k, heeds_few);
 }
 
-// A block a row, the rows of first before those of second. any_flag is set where a row is flagged.
+// A block a row, the rows of first before those of second.
 __global__ void __launch_bounds__(kThreads)
     split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
-                      int64_t k, bool heeds_few, int* any_flag) {
+                      int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    const bool flagged =
-        split_row(is_first ? first : second, is_first ? index : index - first.rows, k, heeds_few);
-    if (flagged && threadIdx.x == 0) *any_flag = 1;
+    split_row(is_first ? first : second, is_first ? index : index - first.rows, k);
   }
 }
 
-// Splits two matrices (the second may have no rows) and sets *any_flag to whether a row is flagged.
-inline int split_rows(const Operand& first, const Operand& second, int64_t k, bool heeds_few,
-                      int* any_flag, cudaStream_t stream) {
+inline int split_rows(const Operand& first, const Operand& second, int64_t k, cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
-  const int status = cudaMemsetAsync(any_flag, 0, sizeof(int), stream);
-  if (status != cudaSuccess) return status;
   const int64_t rows = first.rows + second.rows;
   split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0,
-                      stream>>>(first, second, k, heeds_few, any_flag);
+                      stream>>>(first, second, k);
   return cudaGetLastError();
 }
 
@@ -280,16 +274,43 @@ struct ExactLoad {
   }
 };
 
-// Writes the elements whose row of x or of weight is flagged; all of them where any_flag is null.
-// Runs behind the product, whose elements of the same bytes of the mask it leaves as they are.
+// Writes the elements whose row of x or of weight is flagged, or all of them. Runs behind the
+// product, whose elements of the same bytes of the mask it leaves as they are.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
-                 int64_t k, bool heeds_few, const Result result, const int* any_flag) {
-  if (any_flag != nullptr && *any_flag == 0) return;
-  __shared__ ExactMemory shared;
+                 int64_t k, bool heeds_few, const Result result, bool writes_all) {
+  wait_for_previous_kernel();
   const int64_t m = x.rows, n = weight.rows;
   const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
   const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
+  if (!writes_all) {
+    // Mostly there is nothing to do, which takes a while to see unless many counts are on their
+    // way. There are fewer than 2^32 tiles, or the result would have no room.
+    constexpr int kLoads = 4;
+    const uint32_t tiles = tiles_m * tiles_n, modulus = tiles_m;
+    const uint32_t apart = gridDim.x * (kExactThreads / kExactTile);
+    const auto counts_of = [](const Operand& operand, int64_t tile) {
+      const int64_t row = tile * kExactTile + threadIdx.x % kExactTile;
+      return operand.counts[min(row, operand.rows - 1)];
+    };
+    bool found = false;
+    for (uint32_t tile = blockIdx.x + threadIdx.x / kExactTile * gridDim.x; tile < tiles;
+         tile += kLoads * apart) {
+      Counts of_x[kLoads], of_weight[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const uint32_t near = min(tile + i * apart, tiles - 1);
+        of_x[i] = counts_of(x, near % modulus);
+        of_weight[i] = counts_of(weight, near / modulus);
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        found |= is_flagged(of_x[i], k, heeds_few) | is_flagged(of_weight[i], k, heeds_few);
+      }
+    }
+    if (!__syncthreads_or(found)) return;
+  }
+  __shared__ ExactMemory shared;
   const int thread_m = threadIdx.x / 16 * 8, thread_n = threadIdx.x % 16 * 4;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
     const int64_t first_m = tile % tiles_m * kExactTile, first_n = tile / tiles_m * kExactTile;
@@ -300,8 +321,7 @@ __global__ void __launch_bounds__(kExactThreads)
       const Operand& operand = of_x ? x : weight;
       const int i = threadIdx.x % kExactTile;
       const int64_t row = (of_x ? first_m : first_n) + i;
-      flagged = row < operand.rows &&
-                (any_flag == nullptr || is_flagged(operand.counts[row], k, heeds_few));
+      flagged = row < operand.rows && (writes_all || is_flagged(operand.counts[row], k, heeds_few));
       (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
     }
     if (!__syncthreads_or(flagged)) continue;
@@ -369,7 +389,7 @@ __global__ void __launch_bounds__(kExactThreads)
       if (low_columns && written != 0) {
         uint8_t* byte = result.mask + row * ((n + 7) / 8) + (first_n + thread_n) / 8;
         // Bits behind column n - 1 are 0 already, unless nobody has written the byte before.
-        const uint32_t others = any_flag == nullptr ? 0 : *byte & ~written;
+        const uint32_t others = writes_all ? 0 : *byte & ~written;
         *byte = static_cast<uint8_t>(others | bits);
       }
     }
@@ -377,9 +397,8 @@ __global__ void __launch_bounds__(kExactThreads)
   }
 }
 
-// All of the result where any_flag is null; else what the counts of x and weight say.
 inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_few,
-                 const Result& result, const int* any_flag, cudaStream_t stream) {
+                 const Result& result, bool writes_all, cudaStream_t stream) {
   int device, multiprocessors;
   int status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
@@ -390,9 +409,8 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_
       ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
-  exact_kernel<<<static_cast<unsigned>(blocks), kExactThreads, 0, stream>>>(x, weight, k, heeds_few,
-                                                                            result, any_flag);
-  return cudaGetLastError();
+  return launch_early(exact_kernel, static_cast<unsigned>(blocks), kExactThreads, 0, stream, x,
+                      weight, k, heeds_few, result, writes_all);
 }
 
 }  // namespace split
