@@ -85,10 +85,7 @@ Path choose_path(const Linear& linear, int capability) {
   const int64_t size = linear.m * linear.n;
   if (linear.dtype == DType::kFloat64 || linear.k < 1024) return Path::kTorch;
   if (linear.dtype != DType::kFloat32) {
-    int exponent;
-    const bool rounds_twice = std::abs(std::frexp(linear.divisor, &exponent)) != 0.5f;
-    const bool is_sm90s = capability == 90 && size >= 1 << 22 && size <= 1 << 24;
-    return rounds_twice && is_sm90s ? Path::kSm90 : Path::kTorch;
+    return capability == 90 && size >= 1 << 22 ? Path::kSm90 : Path::kTorch;
   }
   if (capability == 90) {
     const bool is_large =

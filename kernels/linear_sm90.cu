@@ -166,7 +166,8 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
 struct Workspace {
   size_t next, ready, zeros;
-  size_t x_exponent, x_counts, weight_exponent, weight_counts, x, weight, bytes;
+  size_t x_exponent, x_counts, x_loss, weight_exponent, weight_counts, weight_loss;
+  size_t x, weight, bytes;
 
   explicit Workspace(const Linear& linear) {
     size_t end = 0;
@@ -183,8 +184,10 @@ struct Workspace {
     zeros = end;
     x_exponent = take(linear.m * sizeof(int));
     x_counts = take(linear.m * sizeof(split::Counts));
+    x_loss = take(rounds ? 0 : linear.m * sizeof(float));
     weight_exponent = take(linear.n * sizeof(int));
     weight_counts = take(linear.n * sizeof(split::Counts));
+    weight_loss = take(rounds ? 0 : linear.n * sizeof(float));
     x = take((rounds ? 1 : 2) * linear.m * padded_k * sizeof(__half));
     weight = take(rounds ? linear.n * padded_k * sizeof(__half) : 0);
     bytes = end;
@@ -202,20 +205,22 @@ struct Operands {
     const Workspace at(linear);
     char* const workspace = static_cast<char*>(linear.workspace);
     const auto operand = [&](const void* from, int64_t rows, int64_t stride, size_t to,
-                             size_t exponent, size_t counts) {
+                             size_t exponent, size_t counts, size_t loss) {
       __half* const high = reinterpret_cast<__half*>(workspace + to);
-      return split::Operand{static_cast<const float*>(from),
-                            rows,
-                            stride,
-                            1,
-                            high,
-                            linear.products == 3 ? high + rows * split::padded(linear.k) : nullptr,
-                            reinterpret_cast<int*>(workspace + exponent),
-                            reinterpret_cast<split::Counts*>(workspace + counts)};
+      return split::Operand{
+          static_cast<const float*>(from),
+          rows,
+          stride,
+          1,
+          high,
+          linear.products == 3 ? high + rows * split::padded(linear.k) : nullptr,
+          reinterpret_cast<int*>(workspace + exponent),
+          reinterpret_cast<split::Counts*>(workspace + counts),
+          linear.products == 3 ? reinterpret_cast<float*>(workspace + loss) : nullptr};
     };
-    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts);
+    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts, at.x_loss);
     weight = operand(linear.weight, linear.n, linear.weight_stride, at.weight, at.weight_exponent,
-                     at.weight_counts);
+                     at.weight_counts, at.weight_loss);
     next = reinterpret_cast<unsigned*>(workspace + at.next);
     ready = reinterpret_cast<unsigned*>(workspace + at.ready);
     zeros = static_cast<int64_t>(at.zeros / sizeof(unsigned));
@@ -280,9 +285,21 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
       make_map<S::kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
-  const SplitProblem problem{output.bias,    output.out, output.mask, x.exponent, weight.exponent,
-                             weight.counts,  m,          n,           k,          output.floor,
-                             output.divisor, tiles};
+  const SplitProblem problem{output.bias,
+                             output.out,
+                             output.mask,
+                             x.exponent,
+                             weight.exponent,
+                             x.loss,
+                             weight.loss,
+                             weight.counts,
+                             m,
+                             n,
+                             k,
+                             output.floor,
+                             output.divisor,
+                             output.is_direct,
+                             tiles};
   int clusters;
   status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;

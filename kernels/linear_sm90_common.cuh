@@ -43,6 +43,9 @@ struct Tiles {
   }
 };
 
+// Exponents of rows and columns that can be multiplied with each other and with the divisor's.
+[[maybe_unused]] constexpr int kModestExponent = 60;
+
 // Where the stages of a pipeline stand: the next stage, and the parity of its barrier's phase.
 template <int kStages>
 struct Ring {

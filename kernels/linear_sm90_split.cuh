@@ -89,18 +89,31 @@ __global__ void __launch_bounds__(split::kThreads)
     for (int bit = 16; bit > 0; bit /= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
     }
+    const int needed = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
+    const int exponent = max(kLeastExponent, min(kMostExponent, needed));
+    const float scale = split::power_of_two(exponent);
+    int inexact = 0;
+    for (const float element : {v.x, v.y, v.z, v.w}) {
+      inexact += __popc(__ballot_sync(0xffffffff, split::has_low(element * scale)));
+    }
     if (lane == 0 && first + i < weight.rows) {
-      const int exponent = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
-      weight.exponent[first + i] = max(kLeastExponent, min(kMostExponent, exponent));
+      weight.exponent[first + i] = exponent;
       weight.counts[first + i] = {0, nonzeros};
+      if (weight.loss != nullptr) {
+        constexpr int kSample = 128;
+        weight.loss[first + i] = split::loss_of(static_cast<float>(inexact) / kSample);
+      }
     }
   }
 }
 
 // Steps between two promotions, an even number. float32's own error grows with the root of K, that
-// of the tensor cores with what is summed at once: 128 of K, and 64 where K is short, keep below it
-// even where all terms have one sign. At K = 8192, 256 would be 1.2% quicker and 64 3% slower.
-__device__ inline int promotion_steps(int k) { return k < 8192 ? 2 : 4; }
+// of the tensor cores with what is summed at once: with what truncation is expected to take made up
+// for, 256 of K, and 128 where K is short, keep below it even where all terms have one sign.
+__device__ inline int promotion_steps(int k) { return (k < 8192 ? 128 : 256) / Split::kK; }
+
+// What a sum loses to truncation for each of K between two promotions (SPLIT.md).
+[[maybe_unused]] constexpr float kLossOfK = 1.5e-6f / 512;
 
 // Warps that look for rows of the weight that the split can't carry, beside those that multiply.
 [[maybe_unused]] constexpr int kJudges = 2;
@@ -113,10 +126,13 @@ struct SplitProblem {
   uint8_t* mask;
   const int* x_exponent;         // [m]
   const int* weight_exponent;    // [n]
+  const float* x_loss;           // [m]
+  const float* weight_loss;      // [n]
   split::Counts* weight_counts;  // [n], 0 at first
   int m, n, k;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
+  bool is_direct;  // whether store_direct serves, as far as the call goes
   Tiles tiles;
 };
 
@@ -162,36 +178,87 @@ __device__ void store_four(const SplitProblem& p, int row, int column, const flo
 // What four features need on the way from sums to results.
 struct Features {
   int column;
-  float scale[4], bias[4];
+  float scale[4], bias[4], loss[4];
 };
 
 // What a turn has in memory: two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A
-// swap with the thread that has the next two makes that four features of one row. scale is that of
-// row `lane` of the turn.
+// swap with the thread that has the next two makes that four features of one row. scale and loss
+// are those of row `lane` of the turn.
 template <bool kExact, int kTurn>
 __device__ void store_turn(const SplitProblem& p, int row, const Features& features,
-                           const float4 (&staging)[kTurn][128], float scale) {
+                           const float4 (&staging)[kTurn][128], float scale, float loss) {
   const int lane = threadIdx.x % 32;
   const bool is_second = lane & 8;
 #pragma unroll
   for (int j = 0; j < kTurn; ++j) {
-    const float4 sum = staging[j][threadIdx.x % 128];
-    const float keep[2] = {is_second ? sum.y : sum.x, is_second ? sum.w : sum.z};
-    const float give[2] = {is_second ? sum.x : sum.y, is_second ? sum.z : sum.w};
+    const float4 own = staging[j][threadIdx.x % 128];
+    const float keep[2] = {is_second ? own.y : own.x, is_second ? own.w : own.z};
+    const float give[2] = {is_second ? own.x : own.y, is_second ? own.z : own.w};
     float take[2];
     take[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
     take[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
     const int in_turn = 8 * j + 2 * (lane % 4) + is_second;
     const float x_scale = __shfl_sync(0xffffffff, scale, in_turn);
+    const float x_loss = __shfl_sync(0xffffffff, loss, in_turn);
     float z[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       // The smaller first: where that overflows, so does the result.
-      const float total = (i < 2) == is_second ? take[i % 2] : keep[i % 2];
+      const float sum = (i < 2) == is_second ? take[i % 2] : keep[i % 2];
+      const float total = fmaf(sum, x_loss * features.loss[i], sum);
       z[i] = total * fminf(x_scale, features.scale[i]) * fmaxf(x_scale, features.scale[i]) +
              features.bias[i];
     }
     store_four<kExact>(p, row + in_turn, features.column, z);
+  }
+}
+
+// Whether store_direct serves a warp, whose lanes have two features each: for all lanes.
+__device__ inline bool is_direct(const SplitProblem& p, int row, int column) {
+  const auto is_modest = [](int exponent) { return abs(exponent) <= kModestExponent; };
+  bool all_modest = p.is_direct;
+  if (column < p.n) {
+    all_modest &= is_modest(__ldg(p.weight_exponent + column));
+    all_modest &= is_modest(__ldg(p.weight_exponent + min(column + 1, p.n - 1)));
+  }
+  const int end = min(row + Split::kXRows, p.m);
+  for (int i = row + threadIdx.x % 32; i < end; i += 32) {
+    all_modest &= is_modest(__ldg(p.x_exponent + i));
+  }
+  return __all_sync(0xffffffff, all_modest);
+}
+
+// The way out where nothing but the result is asked for, the division is an exact multiplication
+// and all exponents are modest: features column and column + 1 of all rows.
+template <int kSums>
+__device__ void store_direct(const SplitProblem& p, int row, int column, float loss_of_segment,
+                             const float (&sums)[kSums]) {
+  if (column >= p.n) return;
+  float scale[2], lost[2], bias[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    scale[r] = p.divisor.scale * split::power_of_two(-__ldg(p.weight_exponent + column + r));
+    lost[r] = scale[r] * loss_of_segment * __ldg(p.weight_loss + column + r);
+    bias[r] = p.bias != nullptr ? p.divisor.scale * __ldg(p.bias + column + r) : 0.0f;
+  }
+  row += threadIdx.x % 4 * 2;
+  float* to = p.out + static_cast<int64_t>(row) * p.n + column;
+#pragma unroll
+  for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(p.n)) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (row + i >= p.m) continue;
+      const float x_scale = split::power_of_two(-__ldg(p.x_exponent + row + i));
+      const float x_lost = x_scale * __ldg(p.x_loss + row + i);
+      float out[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float z =
+            fmaf(sums[4 * j + 2 * r + i], fmaf(x_lost, lost[r], x_scale * scale[r]), bias[r]);
+        out[r] = ptx::max_nan(z, p.floor);
+      }
+      *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(p.n)) = make_float2(out[0], out[1]);
+    }
   }
 }
 
@@ -240,7 +307,7 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
   const uint32_t weight = base + offsetof(Memory, weight);
   constexpr int kRows = S::kWeightRows / kJudges / 32;
   constexpr int kChunks = S::kK / 4;  // of four columns
-  const int shares = min(p.tiles.x_tiles, kChunks);
+  const int shares = min(p.tiles.x_tiles, S::steps(p.k));
   const int lane = threadIdx.x % 32;
   const int first = warp * kRows * 32 + lane;
   Ring<S::kStages> ring;
@@ -260,11 +327,14 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
       largest[r] = 0;
       nonzeros[r] = smalls[r] = 0;
     }
+    int until = x_tile;  // steps until one is this block's
     for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
       ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
       const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * S::kRowBytes;
+      const int chunks = until == 0 ? kChunks : 0;
+      until = (until == 0 ? shares : until) - 1;
 #pragma unroll 1
-      for (int chunk = x_tile; chunk < kChunks; chunk += shares) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           const float4 four =
@@ -412,6 +482,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         for (int j = 0; j < S::kAccumulators; ++j) sums[j] += d[j];
       }
 
+      const int column = weight_row + fragment_row(g, 0);
+      if (is_direct(p, x_tile * S::kXRows, column)) {
+        store_direct(p, x_tile * S::kXRows, column, kLossOfK * S::kK * segment, sums);
+        continue;
+      }
+
       Features features;
       features.column = weight_row + fragment_row(g & ~2, 0);
 #pragma unroll
@@ -419,6 +495,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         const int n = features.column + i;
         features.scale[i] = split::power_of_two(n < p.n ? -__ldg(p.weight_exponent + n) : 0);
         features.bias[i] = n < p.n && p.bias != nullptr ? __ldg(p.bias + n) : 0.0f;
+        features.loss[i] = n < p.n ? kLossOfK * S::kK * segment * __ldg(p.weight_loss + n) : 0.0f;
       }
       Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
       float4(&staging)[S::kTurn][128] = shared.staging[warpgroup];
@@ -427,16 +504,20 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         return row < p.m && lane < kTurnRows ? __ldg(p.x_exponent + row) : 0;
       };
       int row = x_tile * S::kXRows;
+      const auto loss_of = [&](int row) {
+        return row < p.m && lane < kTurnRows ? __ldg(p.x_loss + row) : 0;
+      };
       int next_exponent = exponent_of(row + lane);
 #pragma unroll 1
       for (int turn = 0; turn < kTurns; ++turn, row += kTurnRows) {
         stage_turn<0, kTurns>(staging, sums, turn);
         const float x_scale = split::power_of_two(-next_exponent);
+        const float x_loss = loss_of(row + lane);
         next_exponent = exponent_of(row + kTurnRows + lane);
         if (p.divisor.is_exact) {
-          store_turn<true>(p, row, features, staging, x_scale);
+          store_turn<true>(p, row, features, staging, x_scale, x_loss);
         } else {
-          store_turn<false>(p, row, features, staging, x_scale);
+          store_turn<false>(p, row, features, staging, x_scale, x_loss);
         }
       }
     }

@@ -34,8 +34,6 @@ struct Output {
   bool is_direct;
 };
 
-// Exponents of rows and columns that can be multiplied with each other and with the divisor's.
-[[maybe_unused]] constexpr int kModestExponent = 60;
 constexpr int kTurn = 4;  // blocks of 8 columns that a quad of threads stores at once
 
 // What the columns of a tile need on the way from sums to results, in shared memory.
