@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "epilogue.cuh"
 #include "launchers.h"
@@ -277,10 +278,11 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
 
   const int m = output.m, n = output.n, k = static_cast<int>(linear.k);
   const int64_t padded_k = split::padded(k);
-  CUtensorMap x_map, weight_map;
-  status =
-      make_map<S::kXRowBytes>(&x_map, x.high, 2 * m, padded_k, padded_k, S::kXRows / kClusterSize);
-  if (status != cudaSuccess) return status;
+  CUtensorMap high_map, low_map, weight_map;
+  for (const auto [map, part] : {std::pair(&high_map, x.high), std::pair(&low_map, x.low)}) {
+    status = make_map<S::kXRowBytes>(map, part, m, padded_k, padded_k, S::kXRows / kClusterSize);
+    if (status != cudaSuccess) return status;
+  }
   status =
       make_map<S::kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
@@ -304,7 +306,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;
   status = launch(split_kernel, std::min(clusters, tiles.count()), kThreads, sizeof(S::Memory),
-                  true, stream, x_map, weight_map, problem);
+                  true, stream, high_map, low_map, weight_map, problem);
   if (status != cudaSuccess) return status;
   return split::exact(x, weight, k, operands.heeds_few, result_of(output), false, stream);
 }

@@ -263,8 +263,9 @@ __device__ void store_direct(const SplitProblem& p, int row, int column, float l
 }
 
 // Brings the tiles, each in steps of K: one thread.
-__device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
-                               const CUtensorMap& weight_map, const SplitProblem& p) {
+__device__ inline void produce(uint32_t base, const CUtensorMap& high_map,
+                               const CUtensorMap& low_map, const CUtensorMap& weight_map,
+                               const SplitProblem& p) {
   using S = Split;
   using Memory = S::Memory;
   const uint32_t full = base + offsetof(Memory, barriers.full);
@@ -284,12 +285,10 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
-#pragma unroll
-      for (int part = 0; part < 2; ++part) {  // the rows of low are behind those of high
-        ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes + part * S::kPartBytes, &x_map,
-                                   step * S::kK, row + part * p.m, arrived,
-                                   (1 << kClusterSize) - 1);
-      }
+      constexpr int kBoth = (1 << kClusterSize) - 1;
+      const uint32_t to = x + ring.stage * S::kXBytes;
+      ptx::copy_tensor_multicast(to, &high_map, step * S::kK, row, arrived, kBoth);
+      ptx::copy_tensor_multicast(to + S::kPartBytes, &low_map, step * S::kK, row, arrived, kBoth);
       ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
                        arrived);
     }
@@ -366,7 +365,8 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
 #endif
 
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
-    split_kernel(const __grid_constant__ CUtensorMap x_map,
+    split_kernel(const __grid_constant__ CUtensorMap high_map,
+                 const __grid_constant__ CUtensorMap low_map,
                  const __grid_constant__ CUtensorMap weight_map, const SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Split;
@@ -377,7 +377,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int warpgroup = threadIdx.x / 128;
   if (threadIdx.x == kConsumers * 128) {
-    ptx::prefetch_tensormap(&x_map);
+    ptx::prefetch_tensormap(&high_map);
+    ptx::prefetch_tensormap(&low_map);
     ptx::prefetch_tensormap(&weight_map);
   }
   init_barriers<S::kStages>(full, empty, kJudges);
@@ -387,7 +388,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::setmaxnreg_dec<kProducerRegisters>();
     const int warp = threadIdx.x / 32 - 4 * kConsumers;
     if (threadIdx.x == kConsumers * 128) {
-      produce(base, x_map, weight_map, p);
+      produce(base, high_map, low_map, weight_map, p);
     } else if (warp >= 1 && warp <= kJudges) {
       judge(base, p, warp - 1);
     }
