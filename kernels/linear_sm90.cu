@@ -113,12 +113,13 @@ int launch(void (*kernel)(Parameters...), int clusters, int threads, size_t byte
 template <typename T>
 Output<T> output_of(const Linear& linear) {
   const Divisor<float> divisor(linear.divisor);
-  constexpr int kAligned = 16 / sizeof(T) > 4 ? 8 : 2;
+  const bool has_mask = linear.mask != nullptr;
+  const bool has_whole_stores = sizeof(T) == sizeof(float) ? linear.n % 2 == 0 && !has_mask
+                                                           : linear.n % (has_mask ? 32 : 8) == 0;
   // Where sums and bias are scaled one by one, nothing may overflow; what becomes subnormal does so
-  // in the result too.
-  const bool is_direct = linear.mask == nullptr && divisor.is_exact && divisor.scale <= 1 &&
-                         divisor.scale >= 0x1p-32f && linear.n % kAligned == 0 &&
-                         (linear.relu || sizeof(T) == 4);
+  // in the result too. float32 has a product without ReLU, that of the gradients.
+  const bool is_direct = has_whole_stores && divisor.is_exact && divisor.scale <= 1 &&
+                         divisor.scale >= 0x1p-32f && (linear.relu || sizeof(T) == sizeof(float));
   return {static_cast<const T*>(linear.bias),
           static_cast<T*>(linear.out),
           linear.mask,

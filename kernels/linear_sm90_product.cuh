@@ -128,9 +128,13 @@ __device__ void store(const Problem<Kind>& p, int row, int column, const float (
     if constexpr (Kind::kConverts) {
       store_direct(output, row + lane / 4, column, sums, columns, x_scale);
     } else {
-      store_direct(
-          output, row, column, sums, columns,
-          ptx::shared_address(&shared.staging[0][0][0][0]) + threadIdx.x / 32 * 2 * 16 * 128);
+      const uint32_t staging =
+          ptx::shared_address(&shared.staging[0][0][0][0]) + threadIdx.x / 32 * 2 * 16 * 128;
+      if (output.mask == nullptr) {
+        store_direct<false>(output, row, column, sums, columns, staging);
+      } else {
+        store_direct<true>(output, row, column, sums, columns, staging);
+      }
     }
     return;
   }
@@ -153,43 +157,50 @@ __device__ void store(const Problem<Kind>& p, int row, int column, const float (
   }
 }
 
-// Fills what a warpgroup's columns need. Returns whether store_direct serves the tile, for which
-// the division has gone into scale and bias.
+// What a thread brings of what its warpgroup's columns need: on its way from memory while the
+// products are made.
+struct OwnColumns {
+  static constexpr int kEach = kColumns / 128;
+  float bias[kEach];
+  int exponent[kEach];
+  bool is_direct;  // whether store_direct serves, as far as this thread sees
+};
+
 template <typename Kind>
-__device__ bool prepare_columns(const Problem<Kind>& p, int row, int column,
-                                Columns<kColumns, typename Kind::Out>* columns, int warpgroup) {
-  const Output<typename Kind::Out>& output = p.output;
+__device__ OwnColumns load_columns(const Output<typename Kind::Out>& p, int row, int column) {
   const int thread = threadIdx.x % 128;
-  constexpr int kEach = (kColumns + 127) / 128;
-  bool is_direct = output.is_direct;
-  float scale[kEach], bias[kEach];
+  OwnColumns own;
+  own.is_direct = p.is_direct;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
+  for (int i = 0; i < OwnColumns::kEach; ++i) {
     const int at = column + i * 128 + thread;
-    const bool exists = at < output.n && i * 128 + thread < kColumns;
-    bias[i] = output.bias != nullptr && exists ? static_cast<float>(__ldg(output.bias + at)) : 0.0f;
-    if constexpr (Kind::kConverts) {
-      const int exponent = exists ? __ldg(output.weight_exponent + at) : 0;
-      is_direct &= abs(exponent) <= kModestExponent;
-      scale[i] = split::power_of_two(-exponent);
-    }
+    own.bias[i] = p.bias != nullptr && at < p.n ? static_cast<float>(__ldg(p.bias + at)) : 0.0f;
+    own.exponent[i] = Kind::kConverts && at < p.n ? __ldg(p.weight_exponent + at) : 0;
+    own.is_direct &= abs(own.exponent[i]) <= kModestExponent;
   }
-  if constexpr (Kind::kConverts) {
-    if (thread < 64 && row + thread < output.m) {
-      is_direct &= abs(__ldg(output.x_exponent + row + thread)) <= kModestExponent;
-    }
+  if (Kind::kConverts && thread < 64 && row + thread < p.m) {
+    own.is_direct &= abs(__ldg(p.x_exponent + row + thread)) <= kModestExponent;
   }
+  return own;
+}
+
+// Tells the warpgroup. Returns whether store_direct serves the tile, for which the division has
+// gone into scale and bias.
+template <typename Kind>
+__device__ bool share_columns(const OwnColumns& own, const Output<typename Kind::Out>& p,
+                              Columns<kColumns, typename Kind::Out>* columns, int barrier) {
   // All have read what the tile before needed.
-  is_direct = ptx::barrier_and(1 + warpgroup, 128, is_direct);
-  const float factor = is_direct ? output.divisor.scale : 1.0f;
+  const bool is_direct = ptx::barrier_and(barrier, 128, own.is_direct);
+  const float factor = is_direct ? p.divisor.scale : 1.0f;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int at = i * 128 + thread;
-    if (at >= kColumns) break;
-    columns->bias[at] = bias[i] * factor;
-    if constexpr (Kind::kConverts) columns->scale[at] = scale[i] * factor;
+  for (int i = 0; i < OwnColumns::kEach; ++i) {
+    const int at = i * 128 + threadIdx.x % 128;
+    columns->bias[at] = own.bias[i] * factor;
+    if constexpr (Kind::kConverts) {
+      columns->scale[at] = split::power_of_two(-own.exponent[i]) * factor;
+    }
   }
-  ptx::barrier_sync(1 + warpgroup, 128);
+  ptx::barrier_sync(barrier, 128);
   return is_direct;
 }
 
@@ -237,7 +248,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       p.tiles.find(tile, &x_tile, &weight_tile);
       const int row = (x_tile * kClusterSize + rank) * kRows + warpgroup * 64;
       const int column = weight_tile * kColumns;
-      const bool is_direct = prepare_columns(p, row, column, &shared.columns[warpgroup], warpgroup);
+      const OwnColumns own = load_columns<Kind>(p.output, row, column);
       for (int step = 0; step < steps; ++step, ring.advance()) {
         ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
         const uint64_t a = ptx::matrix_descriptor<kRowBytes>(x + ring.stage * kXBytes);
@@ -252,6 +263,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         ptx::wgmma_wait_group<1>();
         if (step > 0) release(empty + 8 * ring.previous());
       }
+      const bool is_direct =
+          share_columns<Kind>(own, p.output, &shared.columns[warpgroup], 1 + warpgroup);
       ptx::wgmma_wait_group<0>();
       release(empty + 8 * ring.previous());
       store(p, row + threadIdx.x % 128 / 32 * 16, column, d, shared, warpgroup, is_direct);

@@ -29,8 +29,8 @@ struct Output {
   // Of float32, whose rows were scaled by 2^exponent.
   const int* x_exponent;       // [m]
   const int* weight_exponent;  // [n]
-  // Whether store_direct serves: there is no mask, division is an exact multiplication that
-  // overflows nowhere, and rows are aligned.
+  // Whether store_direct serves: division is an exact multiplication that overflows nowhere, rows
+  // are aligned, and float32 asks for no mask.
   bool is_direct;
 };
 
@@ -190,30 +190,38 @@ __device__ void store_turn(const Output<T>& p, int row, int column, int end,
   }
 }
 
-// The way out where nothing but the result is asked for, and the division is an exact
-// multiplication, which has gone into scale and bias. A warp's 16 rows of half types go through
-// memory of its own, 64 columns at a time.
-template <typename T, int kColumns>
+// The way out where the division is an exact multiplication, which has gone into scale and bias. A
+// warp's 16 rows of half types go through memory of its own, 64 columns at a time.
+template <bool kMask, typename T, int kColumns>
 __device__ void store_direct(const Output<T>& p, int row, int column,
                              const float (&sums)[kColumns / 2], const Columns<kColumns, T>& columns,
                              uint32_t staging) {
   constexpr int kBytes = 16 * 128;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, c = lane % 4;
+  const float scale = p.divisor.scale;
 #pragma unroll
   for (int turn = 0; turn < kColumns / 64; ++turn) {
+    const int first = column + turn * 64;
     const uint32_t buffer = staging + turn % 2 * kBytes;
+    uint32_t mask[2][2] = {};  // of each row, of 32 columns each
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int block = turn * 8 + pair * 2 + i;
+        const int block = pair * 2 + i;
         const float2 bias =
-            *reinterpret_cast<const float2*>(columns.bias + 8 * block + 2 * (lane % 4));
-        const float* const sum = sums + 4 * block;
-        const float scale = p.divisor.scale;
-        words[2 * i] = pack_relu<T>(fmaf(sum[0], scale, bias.x), fmaf(sum[1], scale, bias.y));
-        words[2 * i + 1] = pack_relu<T>(fmaf(sum[2], scale, bias.x), fmaf(sum[3], scale, bias.y));
+            *reinterpret_cast<const float2*>(columns.bias + turn * 64 + 8 * block + 2 * c);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float* const sum = sums + 4 * (turn * 8 + block) + 2 * r;
+          const float z[2] = {fmaf(sum[0], scale, bias.x), fmaf(sum[1], scale, bias.y)};
+          words[2 * i + r] = pack_relu<T>(z[0], z[1]);
+          if constexpr (kMask) {
+            const uint32_t bits = mask_bit(z[0]) | mask_bit(z[1]) << 1;
+            mask[r][block / 4] |= bits << (block % 4 * 8);
+          }
+        }
       }
       ptx::store_matrices(buffer + lane % 16 * 128 + ((2 * pair + lane / 16) ^ lane % 8) * 16,
                           words);
@@ -223,9 +231,24 @@ __device__ void store_direct(const Output<T>& p, int row, int column,
     for (int i = 0; i < 4; ++i) {
       const int in_rows = 4 * i + lane / 8, chunk = lane % 8;
       const float4 v = ptx::load_shared_four(buffer + in_rows * 128 + (chunk ^ in_rows % 8) * 16);
-      const int at = column + turn * 64 + chunk * 8;
+      const int at = first + chunk * 8;
       if (row + in_rows < p.m && at < p.n) {
         *reinterpret_cast<float4*>(p.out + static_cast<int64_t>(row + in_rows) * p.n + at) = v;
+      }
+    }
+    if constexpr (kMask) {
+      // Four lanes put their bits together; each stores those of 32 columns of a row.
+      uint32_t own = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t bits = mask[i / 2][i % 2] << (2 * c);
+        bits |= __shfl_xor_sync(0xffffffff, bits, 1);
+        bits |= __shfl_xor_sync(0xffffffff, bits, 2);
+        if (c == i) own = bits;
+      }
+      const int at_row = row + lane / 4 + c / 2 * 8, at = first + c % 2 * 32;
+      if (at_row < p.m && at < p.n) {
+        *reinterpret_cast<uint32_t*>(p.mask + (static_cast<int64_t>(at_row) * p.n + at) / 8) = own;
       }
     }
   }
