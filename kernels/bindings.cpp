@@ -40,34 +40,19 @@ Tensor relu_backward_meta(const Tensor& grad_output, const Tensor&, const c10::I
   return at::threshold_backward(grad_output, out, 0);
 }
 
-// The kernels as the dispatcher takes them, on a stack. One functor for all: torch's own wrappers
-// would be made anew for every function, which takes seconds to compile.
-struct Boxed : c10::OperatorKernel {
-  explicit Boxed(void (*function)(Stack&)) : function(function) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
-    function(*stack);
-  }
-  void (*function)(Stack&);
-};
+// The kernels of each signature as the dispatcher calls them, on a stack.
 
-torch::CppFunction boxed(void (*function)(Stack&)) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(function));
-}
-
-template <Tensor (*kernel)(const Tensor&)>
-void box_relu(Stack& stack) {
+void call(Tensor (*kernel)(const Tensor&), Stack& stack) {
   stack.back() = kernel(stack.back().toTensor());
 }
 
-template <std::tuple<Tensor, Tensor> (*kernel)(const Tensor&)>
-void box_relu_with_mask(Stack& stack) {
+void call(std::tuple<Tensor, Tensor> (*kernel)(const Tensor&), Stack& stack) {
   auto [out, mask] = kernel(stack.back().toTensor());
   stack.back() = std::move(out);
   stack.emplace_back(std::move(mask));
 }
 
-template <Tensor (*kernel)(const Tensor&, const Tensor&, const c10::IValue&)>
-void box_relu_backward(Stack& stack) {
+void call(Tensor (*kernel)(const Tensor&, const Tensor&, const c10::IValue&), Stack& stack) {
   const size_t first = stack.size() - 3;
   stack[first] = kernel(stack[first].toTensor(), stack[first + 1].toTensor(), stack[first + 2]);
   stack.resize(first + 1);
@@ -92,20 +77,90 @@ void return_from_four(Stack& stack, std::tuple<Tensor, Tensor> result) {
   stack.emplace_back(std::move(std::get<1>(result)));
 }
 
-template <auto kernel>
-void box_linear(Stack& stack) {
+void call(Tensor (*kernel)(const LinearInputs&), Stack& stack) {
   return_from_four(stack, kernel(linear_inputs(stack)));
 }
 
-template <std::tuple<Tensor, Tensor> (*kernel)(const LinearGradients&)>
-void box_linear_backward(Stack& stack) {
+void call(std::tuple<Tensor, Tensor> (*kernel)(const LinearInputs&), Stack& stack) {
+  return_from_four(stack, kernel(linear_inputs(stack)));
+}
+
+void call(std::tuple<Tensor, Tensor> (*kernel)(const LinearGradients&), Stack& stack) {
   const size_t first = stack.size() - 4;
   return_from_four(stack, kernel({stack[first].toTensor(), stack[first + 1].toTensor(),
                                   stack[first + 2].toDouble(), stack[first + 3].toBool()}));
 }
 
+// A kernel of any signature, beside the `call` that knows which.
+struct Kernel {
+  template <typename Function>
+  Kernel(Function* function)
+      : function(reinterpret_cast<void (*)()>(function)),
+        caller([](void (*function)(), Stack& stack) {
+          call(reinterpret_cast<Function*>(function), stack);
+        }) {}
+  void (*function)();
+  void (*caller)(void (*)(), Stack&);
+};
+
+// One functor for all: torch's own wrappers would be made anew for every function, which takes
+// seconds to compile.
+struct Boxed : c10::OperatorKernel {
+  explicit Boxed(Kernel kernel) : kernel(kernel) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+    kernel.caller(kernel.function, *stack);
+  }
+  Kernel kernel;
+};
+
+using at::DispatchKey;
+
+const struct {
+  DispatchKey key;
+  const char* name;
+  Kernel kernel;
+} kKernels[] = {
+    {DispatchKey::CPU, "relu", relu_kernel},
+    {DispatchKey::CPU, "relu_with_mask", relu_with_mask_kernel},
+    {DispatchKey::CPU, "relu_backward", relu_backward_kernel},
+    {DispatchKey::CPU, "linear_relu_divide", linear_kernel},
+    {DispatchKey::CPU, "linear_relu_divide_with_mask", linear_with_mask_kernel},
+    {DispatchKey::CPU, "linear_relu_divide_backward", linear_backward_kernel},
+
+    {DispatchKey::CUDA, "relu", relu_kernel},
+    {DispatchKey::CUDA, "relu_with_mask", relu_with_mask_kernel},
+    {DispatchKey::CUDA, "relu_backward", relu_backward_kernel},
+    {DispatchKey::CUDA, "linear_relu_divide", linear_kernel},
+    {DispatchKey::CUDA, "linear_relu_divide_with_mask", linear_with_mask_kernel},
+    {DispatchKey::CUDA, "linear_relu_divide_backward", linear_backward_kernel},
+
+    {DispatchKey::Meta, "relu", at::relu},
+    {DispatchKey::Meta, "relu_with_mask", relu_with_mask_meta},
+    {DispatchKey::Meta, "relu_backward", relu_backward_meta},
+    {DispatchKey::Meta, "linear_relu_divide", linear_composite},
+    {DispatchKey::Meta, "linear_relu_divide_with_mask", linear_with_mask_meta},
+    {DispatchKey::Meta, "linear_relu_divide_backward", linear_backward_meta},
+
+    {DispatchKey::Autograd, "relu", relu_autograd},
+    {DispatchKey::Autograd, "relu_backward", relu_backward_autograd},
+    {DispatchKey::Autograd, "linear_relu_divide", linear_autograd},
+    {DispatchKey::Autograd, "linear_relu_divide_backward", linear_backward_autograd},
+
+    {DispatchKey::AutocastCPU, "linear_relu_divide",
+     linear_autocast<at::kCPU, DispatchKey::AutocastCPU>},
+    {DispatchKey::AutocastCUDA, "linear_relu_divide",
+     linear_autocast<at::kCUDA, DispatchKey::AutocastCUDA>},
+
+    {DispatchKey::FuncTorchBatched, "relu", at::relu},
+    {DispatchKey::FuncTorchBatched, "relu_backward", relu_backward_composite},
+    {DispatchKey::FuncTorchBatched, "linear_relu_divide", linear_composite},
+    {DispatchKey::FuncTorchBatched, "linear_relu_divide_backward", linear_backward_composite},
+
+    {DispatchKey::CompositeExplicitAutograd, "relu", at::relu},
+    {DispatchKey::CompositeExplicitAutograd, "linear_relu_divide", linear_composite},
+};
+
 #define KERNELS_LIBRARY(name, m) TORCH_LIBRARY(name, m)
-#define KERNELS_LIBRARY_IMPL(name, key, m) TORCH_LIBRARY_IMPL(name, key, m)
 
 KERNELS_LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def("relu(Tensor input) -> Tensor");
@@ -118,54 +173,10 @@ KERNELS_LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def(
       "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
       " -> (Tensor, Tensor)");
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("relu", boxed(box_relu<relu_kernel>));
-  m.impl("relu_with_mask", boxed(box_relu_with_mask<relu_with_mask_kernel>));
-  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_kernel>));
-  m.impl("linear_relu_divide", boxed(box_linear<linear_kernel>));
-  m.impl("linear_relu_divide_with_mask", boxed(box_linear<linear_with_mask_kernel>));
-  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_kernel>));
-}
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { register_kernels(m); }
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) { register_kernels(m); }
-
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Meta, m) {
-  m.impl("relu", boxed(box_relu<at::relu>));
-  m.impl("relu_with_mask", boxed(box_relu_with_mask<relu_with_mask_meta>));
-  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_meta>));
-  m.impl("linear_relu_divide", boxed(box_linear<linear_composite>));
-  m.impl("linear_relu_divide_with_mask", boxed(box_linear<linear_with_mask_meta>));
-  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_meta>));
-}
-
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, Autograd, m) {
-  m.impl("relu", boxed(box_relu<relu_autograd>));
-  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_autograd>));
-  m.impl("linear_relu_divide", boxed(box_linear<linear_autograd>));
-  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_autograd>));
-}
-
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, AutocastCPU, m) {
-  m.impl("linear_relu_divide",
-         boxed(box_linear<linear_autocast<at::kCPU, at::DispatchKey::AutocastCPU>>));
-}
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, AutocastCUDA, m) {
-  m.impl("linear_relu_divide",
-         boxed(box_linear<linear_autocast<at::kCUDA, at::DispatchKey::AutocastCUDA>>));
-}
-
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, FuncTorchBatched, m) {
-  m.impl("relu", boxed(box_relu<at::relu>));
-  m.impl("relu_backward", boxed(box_relu_backward<relu_backward_composite>));
-  m.impl("linear_relu_divide", boxed(box_linear<linear_composite>));
-  m.impl("linear_relu_divide_backward", boxed(box_linear_backward<linear_backward_composite>));
-}
-
-KERNELS_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("relu", boxed(box_relu<at::relu>));
-  m.impl("linear_relu_divide", boxed(box_linear<linear_composite>));
+  for (const auto& [key, name, kernel] : kKernels) {
+    auto functor = torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(kernel));
+    m.impl(name, torch::dispatch(key, std::move(functor)));
+  }
 }
 
 // -------------------------------------------------------------------------------------- Python

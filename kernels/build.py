@@ -30,6 +30,12 @@ CXX_FLAGS = [
     "-fvisibility=hidden",
     # torch's headers then include the few operators they use, not all 2,000: a second less.
     "-DAT_PER_OPERATOR_HEADERS",
+    # GCC then frees nothing on its way: 8% less of the time, for 160 MB more memory.
+    "--param=ggc-min-heapsize=1000000",
+    # Passes of -O2 that take 3% of the time and make no kernel and no call faster here.
+    "-fno-tree-pre",
+    "-fno-gcse",
+    "-fno-schedule-insns2",
 ]
 CUDA_FLAGS = [
     # All kernels are one file to nvcc. With a thread a core, two cores take 9 s instead of 15.

@@ -314,7 +314,7 @@ inline KERNELS_INLINE void linear_epilogue_backward_body(const T* grad_output, c
   }
 }
 
-// Calls body with the element type of a dtype.
+// Calls body with the element type of a dtype, or with the integer of a floating one's width.
 template <typename Body>
 inline KERNELS_INLINE void for_floating(DType dtype, const Body& body) {
   switch (dtype) {
@@ -328,6 +328,18 @@ inline KERNELS_INLINE void for_floating(DType dtype, const Body& body) {
       return body(BFloat16{});
     default:
       return;
+  }
+}
+
+template <typename Body>
+inline KERNELS_INLINE void for_bits(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(uint32_t{});
+    case DType::kFloat64:
+      return body(uint64_t{});
+    default:
+      return body(uint16_t{});
   }
 }
 
@@ -385,8 +397,8 @@ void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_
 KERNELS_WITH_AVX2_TOO
 void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
                    int64_t begin, int64_t end) {
-  for_floating(dtype, [&](auto element) KERNELS_INLINE {
-    using Bits = typename decltype(element)::Type;
+  for_bits(dtype, [&](auto bits) KERNELS_INLINE {
+    using Bits = decltype(bits);
     relu_backward_body(static_cast<const Bits*>(grad_output) + begin, mask + begin / 8,
                        static_cast<Bits*>(grad_input) + begin, end - begin);
   });
@@ -394,8 +406,8 @@ void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, vo
 
 void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                            void* grad_input, int64_t begin, int64_t end, const Layout& layout) {
-  for_floating(dtype, [&](auto element) KERNELS_INLINE {
-    using Bits = typename decltype(element)::Type;
+  for_bits(dtype, [&](auto bits) KERNELS_INLINE {
+    using Bits = decltype(bits);
     relu_backward_strided_body(static_cast<const Bits*>(grad_output), mask,
                                static_cast<Bits*>(grad_input), begin, end, layout);
   });

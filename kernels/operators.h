@@ -22,6 +22,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -216,8 +217,8 @@ Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef 
 constexpr int64_t kGrain = 32768;
 
 // work(begin, end) over 0 <= i < n, on torch's threads if that is more than a grain.
-template <typename Work>
-void split(int64_t n, int64_t grain, const Work& work) {
+// Not a template, as torch's parallel_for is: it would be compiled anew for every kernel.
+void split(int64_t n, int64_t grain, c10::function_ref<void(int64_t, int64_t)> work) {
   if (n <= grain) return work(0, n);
   at::parallel_for(0, n, grain, work);
 }
