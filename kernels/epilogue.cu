@@ -31,12 +31,9 @@ __device__ T narrow(Compute<T> x) {
   }
 }
 
-// A thread handles the columns of one byte of the mask.
-constexpr int kColumns = 8;
-
 // The `count` elements at an address, in 16-byte accesses where all rows allow them. Those that are
-// missing from a full eight are 0.
-template <typename T>
+// missing from all kColumns are 0.
+template <typename T, int kColumns>
 __device__ void load_columns(const T* address, int count, bool aligned,
                              Compute<T> (&value)[kColumns]) {
   if (aligned && count == kColumns) {
@@ -54,7 +51,7 @@ __device__ void load_columns(const T* address, int count, bool aligned,
   }
 }
 
-template <typename T>
+template <typename T, int kColumns>
 __device__ void store_columns(T* address, int count, bool aligned,
                               const Compute<T> (&value)[kColumns]) {
   if (aligned && count == kColumns) {
@@ -81,8 +78,36 @@ bool rows_aligned(const void* a, const void* b, int64_t n) {
 }
 
 constexpr int kThreads = 256;
+// Where there is a mask, a thread handles the columns of one of its bytes.
+constexpr int kColumns = 8;
 
-// out [m, n], mask [m, row_bytes] or null.
+constexpr int kVectors = 2;  // of a thread, where there is none
+
+// out [n]. Neighbouring threads have neighbouring vectors: two of a thread's own side by side, as
+// eight columns of float32 are, would take every sector of memory twice.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    plain_kernel(T* out, const Divisor<Compute<T>> divisor, int64_t n, bool aligned) {
+  constexpr int kSize = Vector<T>::kSize;
+  const int64_t first =
+      (static_cast<int64_t>(blockIdx.x) * kVectors * kThreads + threadIdx.x) * kSize;
+  Compute<T> z[kVectors][kSize];
+  int count[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t at = first + i * kThreads * kSize;
+    count[i] = static_cast<int>(max(int64_t{0}, min(n - at, int64_t{kSize})));
+    load_columns(out + at, count[i], aligned, z[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+    for (Compute<T>& element : z[i]) element = relu_divide(element, divisor);
+    store_columns(out + first + i * kThreads * kSize, count[i], aligned, z[i]);
+  }
+}
+
+// out [m, n], mask [m, row_bytes].
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t m, int64_t n,
@@ -105,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
     bits |= static_cast<uint32_t>(mask_bit(z[j])) << j;  // 0 behind the last column: z is 0 there
     z[j] = relu_divide(z[j], divisor);
   }
-  if (mask != nullptr) mask[byte] = static_cast<uint8_t>(bits);
+  mask[byte] = static_cast<uint8_t>(bits);
   store_columns(address, count, aligned, z);
 }
 
@@ -204,6 +229,12 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
   using namespace epilogue;
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
+    if (mask == nullptr) {
+      const int64_t blocks = divide_up(m * n, kVectors * kThreads * Vector<T>::kSize);
+      return launch(plain_kernel<T>, dim3(static_cast<unsigned>(blocks)), kThreads, stream,
+                    static_cast<T*>(out), Divisor<Compute<T>>(divisor), m * n,
+                    is_vector_aligned(out, nullptr));
+    }
     const int64_t row_bytes = divide_up(n, kColumns);
     const unsigned grid = static_cast<unsigned>(divide_up(m * row_bytes, kThreads));
     return launch(forward_kernel<T>, dim3(grid), kThreads, stream, static_cast<T*>(out),

@@ -51,16 +51,17 @@ bool is_left_to_torch(const LinearInputs& in) {
 // fits. The limits are where the path began to win on an H200 (README has the sweep).
 //
 //   dtype              GPU          where                                     path
-//   float16, bfloat16  9.0          2^22 <= m n <= 2^24, k >= 1024,           kSm90
-//                                   and the divisor no power of two
-//   float32, highest   9.0          m n >= 2^19, k >= 1024                    kSm90
+//   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
+//   float32, highest   9.0          m n >= 2^19, k >= 1024; m n >= 2^20       kSm90
+//                                   if 64 < m <= 176 and k > 4096
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
-//   float32, high      9.0          m n >= 2^22, n k >= 2^22, k >= 1024       kSm90
+//   float32, high      9.0          m n >= 2^22, m n k >= 2^33, k >= 1024,    kSm90
+//                                   fill 0.6
 //   all else                                                                  kTorch
 //
-//   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). Half types
-//                 they round once, where torch rounds before the division too. That costs nothing
-//                 for powers of two, and cuBLAS's product is 3 to 12% quicker
+//   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). The fill is
+//                 what the result takes of linear_sm90.cu's rounds of tiles of 256 x 256, one for
+//                 each pair of multiprocessors
 //   kTorch        torch's product, then linear_epilogue in place. Where there are few tiles of the
 //                 result it wins, and for float32 with short sums it errs less: cuBLAS adds up
 //                 partial sums there. GPUs between, whose tensor cores add float16 products in
@@ -79,21 +80,31 @@ constexpr std::pair<const char*, Path> kPaths[] = {
 Path chosen_path = Path::kAuto;
 
 #ifdef KERNELS_WITH_CUDA
+// What the result takes of the rounds of tiles that it is made in.
+double fill(const Linear& linear) {
+  int device, multiprocessors;
+  C10_CUDA_CHECK(cudaGetDevice(&device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int64_t tiles = (linear.m + 255) / 256 * ((linear.n + 255) / 256);
+  const int64_t pairs = multiprocessors / 2, rounds = (tiles + pairs - 1) / pairs;
+  return static_cast<double>(linear.m) * linear.n / (rounds * pairs * 256 * 256);
+}
+
 // The path to try, by dtype, sizes and GPU.
 Path choose_path(const Linear& linear, int capability) {
   if (chosen_path != Path::kAuto) return chosen_path;
   const int64_t size = linear.m * linear.n;
   if (linear.dtype == DType::kFloat64 || linear.k < 1024) return Path::kTorch;
-  if (linear.dtype != DType::kFloat32) {
-    return capability == 90 && size >= 1 << 22 ? Path::kSm90 : Path::kTorch;
+  if (linear.dtype == DType::kFloat32 && linear.products == 3) {
+    const bool is_short = linear.m > 64 && linear.m <= 176 && linear.k > 4096;
+    const bool is_sm90s = capability == 90 && size >= (is_short ? 1 << 20 : 1 << 19);
+    const bool is_sm80s = (capability == 80 || capability == 100) && size >= 1 << 22;
+    return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
-  if (capability == 90) {
-    const bool is_large =
-        linear.products == 3 ? size >= 1 << 19 : size >= 1 << 22 && linear.n * linear.k >= 1 << 22;
-    return is_large ? Path::kSm90 : Path::kTorch;
-  }
-  const bool is_sm80s = (capability == 80 || capability == 100) && linear.products == 3;
-  return is_sm80s && size >= 1 << 22 ? Path::kSm80 : Path::kTorch;
+  const bool is_half = linear.dtype != DType::kFloat32;
+  const bool is_large = size >= 1 << 22 && (is_half || size >= (int64_t{1} << 33) / linear.k);
+  const bool is_sm90s = capability == 90 && is_large && fill(linear) >= (is_half ? 0.9 : 0.6);
+  return is_sm90s ? Path::kSm90 : Path::kTorch;
 }
 
 bool serves(Path path, const Linear& linear, int capability) {

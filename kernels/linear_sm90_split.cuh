@@ -332,7 +332,7 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
       const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * S::kRowBytes;
       const int chunks = until == 0 ? kChunks : 0;
       until = (until == 0 ? shares : until) - 1;
-#pragma unroll 1
+#pragma unroll 2  // 2% of an H200's time off, against 1
       for (int chunk = 0; chunk < chunks; ++chunk) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
