@@ -181,8 +181,8 @@ struct Workspace {
     const bool rounds = linear.products == 1;
     const int64_t padded_k = split::padded(linear.k);
     next = take(rounds ? sizeof(unsigned) : 0);
-    ready =
-        take(rounds ? blocks_of(linear.n, kShareRows) * (padded_k / kStepK) * sizeof(unsigned) : 0);
+    const int64_t shares = blocks_of(linear.n, kColumns) * kClusterSize;
+    ready = take(rounds ? shares * (padded_k / kStepK) * sizeof(unsigned) : 0);
     zeros = end;
     x_exponent = take(linear.m * sizeof(int));
     x_counts = take(linear.m * sizeof(split::Counts));

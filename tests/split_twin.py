@@ -62,11 +62,8 @@ def one_product(split: Split) -> Split:
 
 
 def segment_length(k: int) -> int:
-    """The largest power of two up to 4 sqrt(k)."""
-    length = STEP
-    while (2 * length) ** 2 <= 16 * k:
-        length *= 2
-    return length
+    """What a sum of k is promoted every."""
+    return 64 if k < 4096 else 128 if k < 8192 else 256
 
 
 @dataclass
@@ -77,7 +74,7 @@ class Rows:
         exponent: scaled = row * 2^exponent.
         pieces: high and low, `[rows, k]`.
         flagged: rows that take the exact path.
-        inexact: the share of a row's elements that have a low piece.
+        inexact: the share of elements that have a low piece, in a sample of each row.
     """
 
     exponent: Tensor
@@ -130,7 +127,7 @@ def prepare(rows: Tensor, top: int, is_sampled: bool, split: Split) -> Rows:
         if split.flags:  # one inf in x would make infinite what every row of the weight leads to
             scaled[flagged] = 0
     pieces = split_pieces(scaled, split.piece)
-    low = pieces[1][:, sampled(k)] if is_sampled else pieces[1]
+    low = pieces[1][:, sampled(k)] if is_sampled else pieces[1][:, :2048:8]
     return Rows(exponent, pieces, flagged, (low != 0).double().mean(1))
 
 
@@ -207,10 +204,13 @@ def product(x: Tensor, weight: Tensor, split: Split) -> tuple[Tensor, Rows, Rows
     # fp16 overflowed, or the weight has inf or NaN
     weight_rows.flagged |= ~torch.isfinite(total).all(0)
 
-    # Instructions that add nothing but zeros truncate nothing: t is how many terms with low pieces
-    # to expect in one.
-    t = STEP * x_rows.inexact[:, None] * weight_rows.inexact
-    loss = (split.compensation * min(length, k) * t / (1 + t)).float()
+    # Instructions that add nothing but zeros truncate nothing. Of t terms with low pieces that an
+    # instruction can expect, t / (1 + t) says how often it truncates: t is 16 times the product of
+    # both shares, and the fraction is taken apart by rows, exactly so where the shares are equal.
+    x_loss, weight_loss = (
+        4 * rows.inexact * (1 + STEP * rows.inexact**2).rsqrt() for rows in (x_rows, weight_rows)
+    )
+    loss = (split.compensation * min(length, k) * x_loss[:, None] * weight_loss).float()
     total = (total + total * loss).float().double()
 
     out = torch.ldexp(total, -(x_rows.exponent[:, None] + weight_rows.exponent).double()).float()
