@@ -43,8 +43,9 @@ struct Tiles {
   }
 };
 
-// Exponents of rows and columns that can be multiplied with each other and with the divisor's.
-[[maybe_unused]] constexpr int kModestExponent = 60;
+// Rows whose exponents are no larger have scales that can be multiplied with each other and with a
+// divisor's, down to 2^-32.
+[[maybe_unused]] constexpr int kModestExponent = 40;
 
 // Where the stages of a pipeline stand: the next stage, and the parity of its barrier's phase.
 template <int kStages>

@@ -241,7 +241,7 @@ __device__ void store_direct(const SplitProblem& p, int row, int column, float l
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     scale[r] = p.divisor.scale * split::power_of_two(-__ldg(p.weight_exponent + column + r));
-    lost[r] = scale[r] * loss_of_segment * __ldg(p.weight_loss + column + r);
+    lost[r] = loss_of_segment * __ldg(p.weight_loss + column + r);
     bias[r] = p.bias != nullptr ? p.divisor.scale * __ldg(p.bias + column + r) : 0.0f;
   }
   row += threadIdx.x % 4 * 2;
@@ -252,12 +252,14 @@ __device__ void store_direct(const SplitProblem& p, int row, int column, float l
     for (int i = 0; i < 2; ++i) {
       if (row + i >= p.m) continue;
       const float x_scale = split::power_of_two(-__ldg(p.x_exponent + row + i));
-      const float x_lost = x_scale * __ldg(p.x_loss + row + i);
+      const float x_loss = __ldg(p.x_loss + row + i);
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float z =
-            fmaf(sums[4 * j + 2 * r + i], fmaf(x_lost, lost[r], x_scale * scale[r]), bias[r]);
+        // The same bits as store_turn's: powers of two scale exactly.
+        const float sum = sums[4 * j + 2 * r + i];
+        const float total = fmaf(sum, x_loss * lost[r], sum);
+        const float z = fmaf(total, x_scale * scale[r], bias[r]);
         out[r] = ptx::max_nan(z, p.floor);
       }
       *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(p.n)) = make_float2(out[0], out[1]);
