@@ -1,14 +1,23 @@
 // Linear -> ReLU -> divide on Hopper: TMA, wgmma, and the whole epilogue on the accumulators.
 //
-// Both kernels are persistent, in clusters of two blocks that share what one of the operands has in
-// common: a warpgroup brings the data, two multiply. float16 and bfloat16 are multiplied as they
-// are. float32 is split into pairs of fp16 (split.cuh): x by a kernel before, the weight, which is
-// read once, in the registers of the warps that multiply it. SPLIT.md has the arithmetic.
+// All kernels are persistent, in clusters of two blocks that share what one of the operands has in
+// common: a warp brings the data, two warpgroups multiply.
+//
+//   float16, bfloat16    linear_sm90_product.cuh: multiplied as they are
+//   float32, one product the same; the weight is rounded to scaled fp16 by other warps of the same
+//                        kernel, just ahead of the product (linear_sm90_convert.cuh)
+//   float32, three       linear_sm90_split.cuh: the weight is split into pairs of fp16 in the
+//                        registers of the warps that multiply it
+//
+// x in float32 is split by a kernel before, which samples the weight too. SPLIT.md has the
+// arithmetic.
 //
 // What was slower on an H200 at [1024, 8192] x [8192, 8192]: clusters of one (3%) and of four
 // (24%); float32 weights straight from L2 to registers (a load's result is waited for before the
 // products that should hide it); promoted sums in shared memory, which leaves too few stages;
-// barriers whose release and acquire are of the cluster's scope (33%).
+// barriers whose release and acquire are of the cluster's scope (33%). Of three products: both
+// operands from shared memory, even with the weight's conversion left out (1%). Of one: the weight
+// converted in registers, once for each tile of x (9%).
 
 #include <cuda.h>
 #include <cudaTypedefs.h>

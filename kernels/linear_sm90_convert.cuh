@@ -1,5 +1,5 @@
-// float32 for Hopper's tensor cores: x is split by a kernel before the product, the weight while
-// the product is made, by warps that have nothing else to do.
+// The weight in float32, rounded to scaled fp16 once, while the product is made, by warps that have
+// nothing else to do.
 
 #ifndef KERNELS_LINEAR_SM90_CONVERT_CUH_
 #define KERNELS_LINEAR_SM90_CONVERT_CUH_
@@ -29,11 +29,12 @@ constexpr int kConverters = 3;
 struct ConverterMemory {
   float4 pieces[kConverters][kPieces][kPieceRows / 4][2][32];
 };
+
 // What a row with an element that, scaled, rounds to infinity in fp16 has for smalls: so many that
 // its nonzeros can't make up for them.
 constexpr int kOverflow = 1 << 30;
 // How far ahead of the product of its own block a warp converts, in steps: what is converted stays
-// in L2 until it is read.
+// in L2 until it is read. 48 steps were 1% slower on an H200.
 constexpr int kLead = 24;
 
 struct Conversion {
