@@ -48,8 +48,9 @@ struct Conversion {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// What a warp converts at a time.
 struct Unit {
-  int share, row;  // of the share
+  int share, row;  // the share, and the unit's first row of it
   int step;        // the first
   int first_use;   // the step of the kernel in which its group is used first
 };
@@ -229,8 +230,8 @@ __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles,
   }
 }
 
-// Waits until a share of the weight is converted in a step. Returns how many steps
-// from this one on are, 32 at most. By all lanes of a warp.
+// Waits until a share of the weight is converted in a step. Returns how many steps from this one on
+// are, 32 at most. By all lanes of a warp.
 __device__ inline int wait_converted(const Conversion& p, int share, int step) {
   const int at = step + threadIdx.x % 32;
   const unsigned* const ready = p.ready + static_cast<int64_t>(share) * p.steps + at;
@@ -239,6 +240,7 @@ __device__ inline int wait_converted(const Conversion& p, int share, int step) {
     const bool is_ready = at < p.steps && ptx::load_acquire(ready) == kUnitsOfShare;
     missing = ~__ballot_sync(0xffffffff, is_ready);
   } while (missing & 1);
+  __syncwarp();  // what each lane has seen is seen by the one that copies
   ptx::fence_proxy_async_global();
   return missing == 0 ? 32 : __ffs(missing) - 1;
 }
