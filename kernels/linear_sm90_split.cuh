@@ -301,8 +301,7 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& high_map,
 }
 
 // Counts what the split carries badly of every row of the weight. A lane has rows of its own. The
-// tiles that share rows of the weight share the columns of each step too, and add up what they
-// find.
+// tiles that share rows of the weight take turns at the steps, and add up what they find.
 __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
   using S = Split;
   using Memory = S::Memory;
