@@ -29,10 +29,6 @@ constexpr int kConverters = 3;
 struct ConverterMemory {
   float4 pieces[kConverters][kPieces][kPieceRows / 4][2][32];
 };
-
-// What a row with an element that, scaled, rounds to infinity in fp16 has for smalls: so many that
-// its nonzeros can't make up for them.
-constexpr int kOverflow = 1 << 30;
 // How far ahead of the product of its own block a warp converts, in steps: what is converted stays
 // in L2 until it is read. 48 steps were 1% slower on an H200.
 constexpr int kLead = 24;
@@ -68,8 +64,6 @@ __device__ inline Unit find_unit(const Conversion& p, int index, int shares, int
   return {unit_row / kUnitsOfShare, unit_row % kUnitsOfShare * kUnitRows, step,
           group * p.width * p.side / clusters * p.steps + step};
 }
-
-constexpr float kTooLarge = 65520;  // rounds to infinity in fp16
 
 // Adds what is not carried well of 64 elements of a row, of which eight lanes have eight each, to
 // the counts of the row.

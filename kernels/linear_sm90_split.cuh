@@ -122,6 +122,10 @@ __device__ inline int promotion_steps(int k) {
 [[maybe_unused]] constexpr int kJudges = 2;
 // The counts of a row are ints.
 constexpr int64_t kMostK = 1 << 24;
+// A row with an element that, scaled, rounds to infinity in fp16 has so many smalls that its
+// nonzeros can't make up for them.
+[[maybe_unused]] constexpr float kTooLarge = 65520;
+[[maybe_unused]] constexpr int kOverflow = 1 << 30;
 
 struct SplitProblem {
   const float* bias;
@@ -354,12 +358,11 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      constexpr float kTooLarge = 65520;  // rounds to infinity in fp16
       const int row = weight_row + r * 32;
       if (row >= p.n || x_tile >= shares) continue;
       // So many that the nonzeros can't make up for them, however many tiles find one too large.
       const float scaled = largest[r] * split::power_of_two(p.weight_exponent[row]);
-      if (!(scaled < kTooLarge)) smalls[r] = (1 << 30) / shares;
+      if (!(scaled < kTooLarge)) smalls[r] = kOverflow / shares;
       atomicAdd(&p.weight_counts[row].smalls, smalls[r]);
       atomicAdd(&p.weight_counts[row].nonzeros, nonzeros[r]);
     }
