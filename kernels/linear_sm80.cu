@@ -425,7 +425,8 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                           static_cast<__half*>(workspace.low[i]),
                           workspace.exponent[i],
                           workspace.counts[i],
-                          /*loss=*/nullptr};
+                          /*sample=*/nullptr,
+                          /*is_interleaved=*/false};
   };
   const split::Operand x = operand(0, linear.x, linear.m, linear.x_stride);
   const split::Operand weight = operand(1, linear.weight, linear.n, linear.weight_stride);

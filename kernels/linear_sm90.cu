@@ -177,7 +177,7 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
 struct Workspace {
   size_t next, ready, zeros;
-  size_t x_exponent, x_counts, x_loss, weight_exponent, weight_counts, weight_loss;
+  size_t x_exponent, x_counts, x_sample, weight_exponent, weight_counts, weight_sample;
   size_t x, weight, bytes;
 
   explicit Workspace(const Linear& linear) {
@@ -195,10 +195,10 @@ struct Workspace {
     zeros = end;
     x_exponent = take(linear.m * sizeof(int));
     x_counts = take(linear.m * sizeof(split::Counts));
-    x_loss = take(rounds ? 0 : linear.m * sizeof(float));
+    x_sample = take(rounds ? 0 : linear.m * sizeof(split::Sample));
     weight_exponent = take(linear.n * sizeof(int));
     weight_counts = take(linear.n * sizeof(split::Counts));
-    weight_loss = take(rounds ? 0 : linear.n * sizeof(float));
+    weight_sample = take(rounds ? 0 : linear.n * sizeof(split::Sample));
     x = take((rounds ? 1 : 2) * linear.m * padded_k * sizeof(__half));
     weight = take(rounds ? linear.n * padded_k * sizeof(__half) : 0);
     bytes = end;
@@ -216,7 +216,7 @@ struct Operands {
     const Workspace at(linear);
     char* const workspace = static_cast<char*>(linear.workspace);
     const auto operand = [&](const void* from, int64_t rows, int64_t stride, size_t to,
-                             size_t exponent, size_t counts, size_t loss) {
+                             size_t exponent, size_t counts, size_t sample) {
       __half* const high = reinterpret_cast<__half*>(workspace + to);
       return split::Operand{
           static_cast<const float*>(from),
@@ -227,11 +227,12 @@ struct Operands {
           linear.products == 3 ? high + rows * split::padded(linear.k) : nullptr,
           reinterpret_cast<int*>(workspace + exponent),
           reinterpret_cast<split::Counts*>(workspace + counts),
-          linear.products == 3 ? reinterpret_cast<float*>(workspace + loss) : nullptr};
+          linear.products == 3 ? reinterpret_cast<split::Sample*>(workspace + sample) : nullptr,
+          linear.products == 3};
     };
-    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts, at.x_loss);
+    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts, at.x_sample);
     weight = operand(linear.weight, linear.n, linear.weight_stride, at.weight, at.weight_exponent,
-                     at.weight_counts, at.weight_loss);
+                     at.weight_counts, at.weight_sample);
     next = reinterpret_cast<unsigned*>(workspace + at.next);
     ready = reinterpret_cast<unsigned*>(workspace + at.ready);
     zeros = static_cast<int64_t>(at.zeros / sizeof(unsigned));
@@ -297,13 +298,15 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
       make_map<S::kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
+  constexpr int kMore = S::kXRows - S::kNarrow;
+  const int wide = blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
   const SplitProblem problem{output.bias,
                              output.out,
                              output.mask,
                              x.exponent,
                              weight.exponent,
-                             x.loss,
-                             weight.loss,
+                             x.sample,
+                             weight.sample,
                              weight.counts,
                              m,
                              n,
@@ -311,7 +314,8 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
                              output.floor,
                              output.divisor,
                              output.is_direct,
-                             tiles};
+                             tiles,
+                             std::clamp(wide, 0, tiles.x_tiles)};
   int clusters;
   status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;

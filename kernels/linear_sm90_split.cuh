@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstddef>
+#include <type_traits>
 
 #include "early_start.cuh"
 #include "epilogue.cuh"
@@ -22,7 +23,10 @@ struct Split {
   // The promoted sums take as many registers as the accumulators; 176 leaves room for both, and
   // makes 1024 rows of x six tiles, which with 64 of the weight fill 132 multiprocessors to 97%.
   static constexpr int kXRows = 176;
-  static constexpr int kAccumulators = kXRows / 2;
+  static constexpr int kSums = kXRows / 2;
+  // Some tiles of x have fewer rows, so that none multiplies many that are not there: 1024 are 4
+  // tiles of 176 and 2 of 160, which takes 2% off an H200's time. 168 take as long as 176.
+  static constexpr int kNarrow = 160;
   static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
   static constexpr int kTurn = 2;
   static_assert(kXRows % (kTurn * 8) == 0, "turns are whole");
@@ -35,11 +39,26 @@ struct Split {
   // Whole pairs of steps. Behind the end of k the copies bring zeros.
   static __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }
 
+  // What a tile needs on its way out.
+  struct Outward {
+    struct alignas(16) XRow {
+      float scale, loss, inverse_mean;
+    } x[kXRows];
+    struct alignas(16) Feature {
+      float scale, loss, inverse_mean, bias;
+    } features[kWeightRows];
+    int row, end;   // rows of x: the first, and that behind the last
+    int column;     // the first feature
+    int is_direct;  // whether store_direct serves
+  };
+
   struct Memory {
     uint8_t x[kStages][kXBytes];
     uint8_t weight[kStages][kWeightBytes];
     float4 staging[kConsumers][kTurn][128];
+    Outward outward[2];  // of this tile, and of the next
     Barriers<kStages> barriers;
+    uint64_t unheeded;  // barrier
   };
   static_assert(sizeof(Memory) <= 227 * 1024, "a block has no more shared memory");
 };
@@ -93,16 +112,16 @@ __global__ void __launch_bounds__(split::kThreads)
     const int exponent = max(kLeastExponent, min(kMostExponent, needed));
     const float scale = split::power_of_two(exponent);
     int inexact = 0;
+    float sum = 0;
     for (const float element : {v.x, v.y, v.z, v.w}) {
       inexact += __popc(__ballot_sync(0xffffffff, split::has_low(element * scale)));
+      sum += fabsf(element * scale);
     }
+    for (int bit = 16; bit > 0; bit /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
     if (lane == 0 && first + i < weight.rows) {
       weight.exponent[first + i] = exponent;
       weight.counts[first + i] = {0, nonzeros};
-      if (weight.loss != nullptr) {
-        constexpr int kSample = 128;
-        weight.loss[first + i] = split::loss_of(static_cast<float>(inexact) / kSample);
-      }
+      if (weight.sample != nullptr) weight.sample[first + i] = split::sample_of(128, inexact, sum);
     }
   }
 }
@@ -115,8 +134,9 @@ __device__ inline int promotion_steps(int k) {
   return (k < 4096 ? 64 : k < 8192 ? 128 : 256) / Split::kK;
 }
 
-// What a sum loses to truncation for each of K between two promotions (SPLIT.md).
-[[maybe_unused]] constexpr float kLossOfK = 1.5e-6f / 512;
+// What a sum of random signs loses to truncation for each of K between two promotions, and how much
+// more, in parts of that, where all terms have one sign (SPLIT.md).
+[[maybe_unused]] constexpr float kLossOfK = 1.5e-6f / 512, kLossOfSign = 2.0f / 1.5f;
 
 // Warps that look for rows of the weight that the split can't carry, beside those that multiply.
 [[maybe_unused]] constexpr int kJudges = 2;
@@ -131,16 +151,17 @@ struct SplitProblem {
   const float* bias;
   float* out;
   uint8_t* mask;
-  const int* x_exponent;         // [m]
-  const int* weight_exponent;    // [n]
-  const float* x_loss;           // [m]
-  const float* weight_loss;      // [n]
-  split::Counts* weight_counts;  // [n], 0 at first
+  const int* x_exponent;               // [m]
+  const int* weight_exponent;          // [n]
+  const split::Sample* x_sample;       // [m]
+  const split::Sample* weight_sample;  // [n]
+  split::Counts* weight_counts;        // [n], 0 at first
   int m, n, k;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
   bool is_direct;  // whether store_direct serves, as far as the call goes
   Tiles tiles;
+  int wide;  // tiles of x that have kXRows rows; the others have kNarrow
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -152,11 +173,12 @@ __device__ inline int fragment_row(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
-// Four features of one row of x, finished and stored; the thread whose lane differs in bit 2 has
-// the four beside them, and the byte of the mask is of both.
+// Four features of a row of x that is before `end`, finished and stored; the thread whose lane
+// differs in bit 2 has the four beside them, and the byte of the mask is of both.
 template <bool kExact>
-__device__ void store_four(const SplitProblem& p, int row, int column, const float (&z)[4]) {
-  const bool exists = row < p.m && column < p.n;
+__device__ void store_four(const SplitProblem& p, int row, int end, int column,
+                           const float (&z)[4]) {
+  const bool exists = row < end && column < p.n;
   if (p.mask != nullptr) {
     uint32_t bits = 0;
 #pragma unroll
@@ -182,18 +204,36 @@ __device__ void store_four(const SplitProblem& p, int row, int column, const flo
   }
 }
 
-// What four features need on the way from sums to results.
-struct Features {
-  int column;
-  float scale[4], bias[4], loss[4];
+// The rows of a tile of x. Which tiles are the wide ones differs between tiles of the weight, so
+// that all clusters have as many of them.
+struct Rows {
+  int begin, size;
+
+  __device__ Rows(const SplitProblem& p, int x_tile, int weight_tile) {
+    const unsigned tiles = p.tiles.x_tiles, wide = p.wide;
+    const unsigned shift = weight_tile * wide % tiles;
+    const auto wide_before = [&](unsigned i) { return i / tiles * wide + min(i % tiles, wide); };
+    begin = x_tile * Split::kNarrow +
+            (wide_before(shift + x_tile) - wide_before(shift)) * (Split::kXRows - Split::kNarrow);
+    size = (shift + x_tile) % tiles < wide ? Split::kXRows : Split::kNarrow;
+  }
 };
 
+// A sum with what truncation is expected to have taken from it.
+__device__ inline float compensated(float sum, const Split::Outward::XRow& x,
+                                    const Split::Outward::Feature& feature) {
+  const float loss = x.loss * feature.loss;
+  const float share = fabsf(sum) * (x.inverse_mean * feature.inverse_mean);
+  const float sign = fmaxf(fminf(share, 2 * kLossOfSign - share), 0.0f);
+  return fmaf(sum, fmaf(loss, sign, loss), sum);
+}
+
 // What a turn has in memory: two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A
-// swap with the thread that has the next two makes that four features of one row. scale and loss
-// are those of row `lane` of the turn.
+// swap with the thread that has the next two makes that four features of one row, from `feature`
+// on.
 template <bool kExact, int kTurn>
-__device__ void store_turn(const SplitProblem& p, int row, const Features& features,
-                           const float4 (&staging)[kTurn][128], float scale, float loss) {
+__device__ void store_turn(const SplitProblem& p, const Split::Outward& outward, int first_row,
+                           int first_feature, const float4 (&staging)[kTurn][128]) {
   const int lane = threadIdx.x % 32;
   const bool is_second = lane & 8;
 #pragma unroll
@@ -204,69 +244,49 @@ __device__ void store_turn(const SplitProblem& p, int row, const Features& featu
     float take[2];
     take[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
     take[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
-    const int in_turn = 8 * j + 2 * (lane % 4) + is_second;
-    const float x_scale = __shfl_sync(0xffffffff, scale, in_turn);
-    const float x_loss = __shfl_sync(0xffffffff, loss, in_turn);
+    const int row = first_row + 8 * j + 2 * (lane % 4) + is_second;
+    const Split::Outward::XRow x = outward.x[row];
     float z[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      const Split::Outward::Feature feature = outward.features[first_feature + i];
+      const float total = compensated((i < 2) == is_second ? take[i % 2] : keep[i % 2], x, feature);
       // The smaller first: where that overflows, so does the result.
-      const float sum = (i < 2) == is_second ? take[i % 2] : keep[i % 2];
-      const float total = fmaf(sum, x_loss * features.loss[i], sum);
-      z[i] = total * fminf(x_scale, features.scale[i]) * fmaxf(x_scale, features.scale[i]) +
-             features.bias[i];
+      z[i] = total * fminf(x.scale, feature.scale) * fmaxf(x.scale, feature.scale) + feature.bias;
     }
-    store_four<kExact>(p, row + in_turn, features.column, z);
+    store_four<kExact>(p, outward.row + row, outward.end, outward.column + first_feature, z);
   }
-}
-
-// Whether store_direct serves a warp, whose lanes have two features each: for all lanes.
-__device__ inline bool is_direct(const SplitProblem& p, int row, int column) {
-  const auto is_modest = [](int exponent) { return abs(exponent) <= kModestExponent; };
-  bool all_modest = p.is_direct;
-  if (column < p.n) {
-    all_modest &= is_modest(__ldg(p.weight_exponent + column));
-    all_modest &= is_modest(__ldg(p.weight_exponent + min(column + 1, p.n - 1)));
-  }
-  const int end = min(row + Split::kXRows, p.m);
-  for (int i = row + threadIdx.x % 32; i < end; i += 32) {
-    all_modest &= is_modest(__ldg(p.x_exponent + i));
-  }
-  return __all_sync(0xffffffff, all_modest);
 }
 
 // The way out where nothing but the result is asked for, the division is an exact multiplication
-// and all exponents are modest: features column and column + 1 of all rows.
+// and all exponents are modest: `feature` and the next, of all rows.
 template <int kSums>
-__device__ void store_direct(const SplitProblem& p, int row, int column, float loss_of_segment,
+__device__ void store_direct(const SplitProblem& p, const Split::Outward& outward, int feature,
                              const float (&sums)[kSums]) {
+  const int column = outward.column + feature;
   if (column >= p.n) return;
-  float scale[2], lost[2], bias[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    scale[r] = p.divisor.scale * split::power_of_two(-__ldg(p.weight_exponent + column + r));
-    lost[r] = loss_of_segment * __ldg(p.weight_loss + column + r);
-    bias[r] = p.bias != nullptr ? p.divisor.scale * __ldg(p.bias + column + r) : 0.0f;
-  }
-  row += threadIdx.x % 4 * 2;
+  const Split::Outward::Feature features[2] = {outward.features[feature],
+                                               outward.features[feature + 1]};
+  const int first = threadIdx.x % 4 * 2;
+  int row = outward.row + first;
   float* to = p.out + static_cast<int64_t>(row) * p.n + column;
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(p.n)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (row + i >= p.m) continue;
-      const float x_scale = split::power_of_two(-__ldg(p.x_exponent + row + i));
-      const float x_loss = __ldg(p.x_loss + row + i);
+      const Split::Outward::XRow x = outward.x[8 * j + first + i];
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         // The same bits as store_turn's: powers of two scale exactly.
-        const float sum = sums[4 * j + 2 * r + i];
-        const float total = fmaf(sum, x_loss * lost[r], sum);
-        const float z = fmaf(total, x_scale * scale[r], bias[r]);
-        out[r] = ptx::max_nan(z, p.floor);
+        const float total = compensated(sums[4 * j + 2 * r + i], x, features[r]);
+        const float scale = x.scale * (p.divisor.scale * features[r].scale);
+        out[r] = ptx::max_nan(fmaf(total, scale, p.divisor.scale * features[r].bias), p.floor);
       }
-      *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(p.n)) = make_float2(out[0], out[1]);
+      if (row + i < outward.end) {
+        *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(p.n)) =
+            make_float2(out[0], out[1]);
+      }
     }
   }
 }
@@ -288,7 +308,7 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& high_map,
        tile += gridDim.x / kClusterSize) {
     int x_tile, weight_tile;
     p.tiles.find(tile, &x_tile, &weight_tile);
-    const int row = x_tile * S::kXRows + rank * kShare;
+    const int row = Rows(p, x_tile, weight_tile).begin + rank * kShare;
     const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
     for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
@@ -301,6 +321,48 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& high_map,
       ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
                        arrived);
     }
+  }
+}
+
+// Collects what each tile needs on its way out while it is multiplied: one warp.
+__device__ inline void gather(const SplitProblem& p, Split::Outward (&outward)[2]) {
+  using S = Split;
+  const int lane = threadIdx.x % 32;
+  const float loss_of_segment = kLossOfK * S::kK * promotion_steps(p.k);
+  const float sign_of_sum = kLossOfSign / static_cast<float>(p.k);
+  int turn = 0;
+  for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
+       tile += gridDim.x / kClusterSize, turn ^= 1) {
+    int x_tile, weight_tile;
+    p.tiles.find(tile, &x_tile, &weight_tile);
+    const Rows rows(p, x_tile, weight_tile);
+    const int end = min(rows.begin + rows.size, p.m);
+    const int column = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
+    bool is_direct = p.is_direct;
+    for (int i = lane; i < S::kXRows; i += 32) {
+      const int row = rows.begin + i;
+      const int exponent = row < end ? __ldg(p.x_exponent + row) : 0;
+      const split::Sample sample = row < end ? p.x_sample[row] : split::Sample{};
+      is_direct &= abs(exponent) <= kModestExponent;
+      outward[turn].x[i] = {split::power_of_two(-exponent), sample.loss, sample.inverse_mean};
+    }
+    for (int i = lane; i < S::kWeightRows; i += 32) {
+      const int row = column + i;
+      const int exponent = row < p.n ? __ldg(p.weight_exponent + row) : 0;
+      const split::Sample sample = row < p.n ? p.weight_sample[row] : split::Sample{};
+      is_direct &= abs(exponent) <= kModestExponent;
+      outward[turn].features[i] = {split::power_of_two(-exponent), loss_of_segment * sample.loss,
+                                   sign_of_sum * sample.inverse_mean,
+                                   row < p.n && p.bias != nullptr ? __ldg(p.bias + row) : 0.0f};
+    }
+    is_direct = __all_sync(0xffffffff, is_direct);
+    if (lane == 0) {
+      outward[turn].row = rows.begin, outward[turn].end = end;
+      outward[turn].column = column;
+      outward[turn].is_direct = is_direct;
+    }
+    // The one that is written next was read by both before they came here.
+    for (int w = 0; w < kConsumers; ++w) ptx::barrier_sync(1 + w, 128 + 32);
   }
 }
 
@@ -379,15 +441,18 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   using S = Split;
   using Memory = S::Memory;
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
+  Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const uint32_t full = base + offsetof(Memory, barriers.full);
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
-  const int warpgroup = threadIdx.x / 128;
+  // The same for all of a warp, as the compiler sees it then: 1% of an H200's time.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (threadIdx.x == kConsumers * 128) {
     ptx::prefetch_tensormap(&high_map);
     ptx::prefetch_tensormap(&low_map);
     ptx::prefetch_tensormap(&weight_map);
   }
+  if (threadIdx.x == 0) ptx::mbarrier_init(base + offsetof(Memory, unheeded), 1);
   init_barriers<S::kStages>(full, empty, kJudges);
   wait_for_previous_kernel();
 
@@ -398,6 +463,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       produce(base, high_map, low_map, weight_map, p);
     } else if (warp >= 1 && warp <= kJudges) {
       judge(base, p, warp - 1);
+    } else if (warp > kJudges) {
+      gather(p, shared.outward);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
@@ -406,126 +473,124 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
     // the next, whose chunks are swizzled by one bit more.
     const int own_row = local_row + fragment_row(g, 0);
-    const uint32_t own_weight = base + offsetof(Memory, weight) + own_row * S::kRowBytes +
-                                (c / 2 ^ own_row % 8) * 16 + c % 2 * 8;
+    const uint32_t own_weight =
+        base + offsetof(Memory, weight) + own_row * S::kRowBytes + (c ^ own_row % 8) * 16;
     const int steps = S::steps(p.k);
-    const int segment = promotion_steps(p.k);
+    const int segment = min(promotion_steps(p.k), steps);
+    // A lane for each block tells its producer which stage the warp has read, a step later. That
+    // there was none before the first is told to a barrier that nobody heeds.
+    const uint32_t empty_of_block = ptx::map_shared(empty, lane % kClusterSize);
+    uint32_t read = ptx::map_shared(base + offsetof(Memory, unheeded), lane % kClusterSize);
     Ring<S::kStages> ring;
-    float d[S::kAccumulators], sums[S::kAccumulators];
     uint32_t high[2][S::kSteps16][4], low[S::kSteps16][4];
+    int turn = 0;
 
     for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
          tile += gridDim.x / kClusterSize) {
       int x_tile, weight_tile;
       p.tiles.find(tile, &x_tile, &weight_tile);
-      const int weight_row =
-          (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
+      const int tile_row = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
       float scale[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int n = min(weight_row + fragment_row(g, r), p.n - 1);
+        const int n = min(tile_row + local_row + fragment_row(g, r), p.n - 1);
         scale[r] = split::power_of_two(__ldg(p.weight_exponent + n));
       }
-#pragma unroll
-      for (float& sum : sums) sum = 0;
+      // d has values so that its registers are free when the products are made.
+      float d[S::kSums] = {}, sums[S::kSums] = {};
 
-      // The fragments of a stage, when its bytes are there.
+      // The fragments of a stage, when its bytes are there. Of each 16 columns a thread takes four
+      // neighbours, two for each half of the fragment: x is interleaved to match.
       const auto convert = [&](uint32_t (&high)[S::kSteps16][4]) {
         ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
         const uint32_t stage = own_weight + ring.stage * S::kWeightBytes;
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
 #pragma unroll
-          for (int part = 0; part < 4; ++part) {  // of the fragment: two rows, eight columns apart
-            const int r = part % 2;
-            const uint32_t chunk = stage ^ (s % 2 * 64 | part / 2 * 32 | r * 16);
-            const float2 v = ptx::load_shared(chunk + r * S::kRowBytes);
-            const float t0 = v.x * scale[r], t1 = v.y * scale[r];
-            const __half2 h = __floats2half2_rn(t0, t1);
-            high[s][part] = *reinterpret_cast<const uint32_t*>(&h);
-            const __half2 rest = __floats2half2_rn(t0 - __low2float(h), t1 - __high2float(h));
-            low[s][part] = *reinterpret_cast<const uint32_t*>(&rest);
+          for (int r = 0; r < 2; ++r) {  // rows of the fragment
+            const float4 v = ptx::load_shared_four((stage ^ (s * 64 | r * 16)) + r * S::kRowBytes);
+            const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r],
+                                     v.w * scale[r]};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {  // of its columns
+              const float first = scaled[2 * half], second = scaled[2 * half + 1];
+              const __half2 h = __floats2half2_rn(first, second);
+              const __half2 rest =
+                  __floats2half2_rn(first - __low2float(h), second - __high2float(h));
+              high[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&h);
+              low[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&rest);
+            }
           }
         }
       };
 
       // Multiplies what is converted, and converts what comes next as soon as the registers of low,
       // which goes first, are free.
-      const auto step = [&](uint32_t (&now)[S::kSteps16][4], uint32_t (&next)[S::kSteps16][4],
-                            bool accumulates, bool is_last) {
+      const auto step = [&](auto rows, uint32_t (&now)[S::kSteps16][4],
+                            uint32_t (&next)[S::kSteps16][4], bool accumulates, bool is_last) {
         const uint64_t x = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x) +
                                                                  ring.stage * S::kXBytes);
         ptx::wgmma_fence();
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
-          ptx::wgmma(d, low[s], x + s * ptx::kDescriptorK16, accumulates || s > 0);
+          ptx::wgmma(rows, d, low[s], x + s * ptx::kDescriptorK16, accumulates || s > 0);
         }
         ptx::wgmma_commit_group();
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
           const uint64_t x_high = x + s * ptx::kDescriptorK16;
-          ptx::wgmma(d, now[s], x_high + (S::kPartBytes >> 4), true);
-          ptx::wgmma(d, now[s], x_high, true);
+          ptx::wgmma(rows, d, now[s], x_high + (S::kPartBytes >> 4), true);
+          ptx::wgmma(rows, d, now[s], x_high, true);
         }
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<1>();
-        if (accumulates) release(empty + 8 * ring.previous());
+        if (lane < kClusterSize) ptx::mbarrier_arrive_mapped(read);
+        read = empty_of_block + 8 * ring.stage;
         ring.advance();
         if (!is_last) convert(next);
       };
 
-      convert(high[0]);
-      for (int i = 0; i < steps;) {
-        const int end = min(i + segment, steps);
-        bool accumulates = false;
-        do {
-          step(high[0], high[1], accumulates, false);
-          i += 2;
-          step(high[1], high[0], true, i == steps);
-          accumulates = true;
-        } while (i < end);
-        ptx::wgmma_wait_group<0>();
-        release(empty + 8 * ring.previous());
+      const auto multiply = [&](auto rows) {
+        // The second warpgroup begins with half a segment, so that one multiplies while the other
+        // promotes: 1% of an H200's time.
+        for (int i = 0, end = segment >> warpgroup; i < steps; end = min(end + segment, steps)) {
+          bool accumulates = false;
+          do {
+            step(rows, high[0], high[1], accumulates, false);
+            i += 2;
+            step(rows, high[1], high[0], true, i == steps);
+            accumulates = true;
+          } while (i < end);
+          ptx::wgmma_wait_group<0>();
 #pragma unroll
-        for (int j = 0; j < S::kAccumulators; ++j) sums[j] += d[j];
+          for (int j = 0; j < decltype(rows)::value / 2; ++j) sums[j] += d[j];
+        }
+      };
+      const bool is_wide = Rows(p, x_tile, weight_tile).size == S::kXRows;
+      convert(high[0]);
+      if (is_wide) {
+        multiply(std::integral_constant<int, S::kXRows>{});
+      } else {
+        multiply(std::integral_constant<int, S::kNarrow>{});
       }
 
-      const int column = weight_row + fragment_row(g, 0);
-      if (is_direct(p, x_tile * S::kXRows, column)) {
-        store_direct(p, x_tile * S::kXRows, column, kLossOfK * S::kK * segment, sums);
+      const S::Outward& outward = shared.outward[turn];
+      turn ^= 1;
+      ptx::barrier_sync(1 + warpgroup, 128 + 32);
+      if (outward.is_direct) {
+        store_direct(p, outward, local_row + fragment_row(g, 0), sums);
         continue;
       }
-
-      Features features;
-      features.column = weight_row + fragment_row(g & ~2, 0);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int n = features.column + i;
-        features.scale[i] = split::power_of_two(n < p.n ? -__ldg(p.weight_exponent + n) : 0);
-        features.bias[i] = n < p.n && p.bias != nullptr ? __ldg(p.bias + n) : 0.0f;
-        features.loss[i] = n < p.n ? kLossOfK * S::kK * segment * __ldg(p.weight_loss + n) : 0.0f;
-      }
-      Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
+      const int feature = local_row + fragment_row(g & ~2, 0);
       float4(&staging)[S::kTurn][128] = shared.staging[warpgroup];
-      constexpr int kTurnRows = S::kTurn * 8, kTurns = S::kXRows / kTurnRows;
-      const auto exponent_of = [&](int row) {  // of x
-        return row < p.m && lane < kTurnRows ? __ldg(p.x_exponent + row) : 0;
-      };
-      int row = x_tile * S::kXRows;
-      const auto loss_of = [&](int row) {
-        return row < p.m && lane < kTurnRows ? __ldg(p.x_loss + row) : 0;
-      };
-      int next_exponent = exponent_of(row + lane);
+      constexpr int kTurns = S::kXRows / (S::kTurn * 8);
 #pragma unroll 1
-      for (int turn = 0; turn < kTurns; ++turn, row += kTurnRows) {
+      for (int turn = 0; turn < kTurns; ++turn) {
         stage_turn<0, kTurns>(staging, sums, turn);
-        const float x_scale = split::power_of_two(-next_exponent);
-        const float x_loss = loss_of(row + lane);
-        next_exponent = exponent_of(row + kTurnRows + lane);
         if (p.divisor.is_exact) {
-          store_turn<true>(p, row, features, staging, x_scale, x_loss);
+          store_turn<true>(p, outward, turn * S::kTurn * 8, feature, staging);
         } else {
-          store_turn<false>(p, row, features, staging, x_scale, x_loss);
+          store_turn<false>(p, outward, turn * S::kTurn * 8, feature, staging);
         }
       }
     }

@@ -9,6 +9,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -23,12 +24,6 @@ __device__ inline uint32_t shared_address(const void* pointer) {
                : "=r"(address)
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(pointer))));
   return address;
-}
-
-__device__ inline float2 load_shared(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
-  return v;
 }
 
 __device__ inline float4 load_shared_four(uint32_t address) {
@@ -128,6 +123,18 @@ __device__ inline void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) 
       "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(rank)
       : "memory");
+}
+
+// Where a barrier of another block of the cluster, or of this one, is to be found.
+__device__ inline uint32_t map_shared(uint32_t barrier, uint32_t rank) {
+  uint32_t mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(barrier), "r"(rank));
+  return mapped;
+}
+
+// The same arrival, at what map_shared gave.
+__device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
 
 // Waits until the phase of this parity has completed.
@@ -241,8 +248,15 @@ constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
 #define KERNELS_40(d, i)                                                            \
   KERNELS_8(d, i), KERNELS_8(d, i + 8), KERNELS_8(d, i + 16), KERNELS_8(d, i + 24), \
       KERNELS_8(d, i + 32)
-#define KERNELS_88(d) KERNELS_40(d, 0), KERNELS_40(d, 40), KERNELS_8(d, 80)
+#define KERNELS_80(d) KERNELS_40(d, 0), KERNELS_40(d, 40)
+#define KERNELS_88(d) KERNELS_80(d), KERNELS_8(d, 80)
 #define KERNELS_128(d) KERNELS_88(d), KERNELS_40(d, 88)
+#define KERNELS_D80                                                                  \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}"
 #define KERNELS_D88                                                                  \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -261,20 +275,23 @@ constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
   "%127}"
 
-// d [64, N] = a [64, 16] b [N, 16]^T + (accumulate ? d : 0) with N = 2 * accumulators, a in
-// registers and b in shared memory.
-#define KERNELS_WGMMA(n, list, operands, accumulators, a0, a1, a2, a3, b, p)                      \
-  __device__ inline void wgmma(float (&d)[accumulators], const uint32_t* a, uint64_t b_tile,      \
-                               bool accumulate) {                                                 \
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" p                         \
-                 ", 0;\n"                                                                         \
-                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 " list ", {%" a0 ", %" a1 \
-                 ", %" a2 ", %" a3 "}, %" b ", accumulate, 1, 1, 0;\n}"                           \
-                 : operands(d)                                                                    \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile),                       \
-                   "r"(static_cast<uint32_t>(accumulate)));                                       \
+// d [64, n] = a [64, 16] b [n, 16]^T + (accumulate ? d : 0), a in registers and b in shared memory.
+// d has n / 2 registers, and maybe some more.
+#define KERNELS_WGMMA(n, list, operands, a0, a1, a2, a3, b, p)                                     \
+  template <int kSums>                                                                             \
+  __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kSums], const uint32_t* a,      \
+                        uint64_t b_tile, bool accumulate) {                                        \
+    static_assert(kSums >= n / 2, "n / 2 registers");                                              \
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" p                          \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 " list ", {%" a0 ", %" a1 \
+                 ", %" a2 ", %" a3 "}, %" b ", accumulate, 1, 1, 0;\n}"                            \
+                 : operands(d)                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile),                        \
+                   "r"(static_cast<uint32_t>(accumulate)));                                        \
   }
-KERNELS_WGMMA("176", KERNELS_D88, KERNELS_88, 88, "88", "89", "90", "91", "92", "93")
+KERNELS_WGMMA(160, KERNELS_D80, KERNELS_80, "80", "81", "82", "83", "84", "85")
+KERNELS_WGMMA(176, KERNELS_D88, KERNELS_88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA
 
 // The same with a in shared memory.

@@ -35,6 +35,12 @@ struct alignas(8) Counts {
   int smalls, nonzeros;
 };
 
+// What a sample of a row, scaled, tells of the sums that the row leads to (SPLIT.md).
+struct alignas(8) Sample {
+  float loss;          // loss_of the share of elements that have a low piece
+  float inverse_mean;  // of magnitudes, or 0
+};
+
 // A float32 matrix [rows, k] with strides in elements, and what it is split into.
 struct Operand {
   const float* from;
@@ -44,7 +50,10 @@ struct Operand {
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
   Counts* counts;  // [rows]
-  float* loss;     // [rows], what loss_of says of each, or null
+  Sample* sample;  // [rows], or null
+  // Whether the pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7. A thread that holds a
+  // fragment of the other operand then has four neighbours of each 16 in it.
+  bool is_interleaved;
 };
 
 // Elements of a row that go together: 16 bytes of fp16.
@@ -71,7 +80,7 @@ __host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool
 // |x| |weight|^T.
 inline bool heeds_few(const Linear& linear) { return linear.products == 3 && linear.relu; }
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
 constexpr int kKept = 32;
 
@@ -88,20 +97,13 @@ __device__ inline float unscale(float sum, int exponent) {
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
 }
 
-// What op makes of the values of all threads of the block.
-template <typename Op>
-__device__ uint32_t reduce_block(uint32_t value, const Op& op) {
-  __shared__ uint32_t shared[kThreads / 32];
+// What op makes of the values of all lanes.
+template <typename T, typename Op>
+__device__ T reduce_warp(T value, const Op& op) {
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) {
     value = op(value, __shfl_xor_sync(0xffffffff, value, lane));
   }
-  __syncthreads();  // of the reduction before
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = shared[0];
-#pragma unroll
-  for (int warp = 1; warp < kThreads / 32; ++warp) value = op(value, shared[warp]);
   return value;
 }
 
@@ -120,16 +122,21 @@ __device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t 
   }
 }
 
-__device__ inline uint32_t pack(__half first, __half second) {
-  return __half_as_ushort(first) | static_cast<uint32_t>(__half_as_ushort(second)) << 16;
-}
-
-__device__ inline void store_group(__half* to, const __half (&v)[kGroup]) {
+// A group in pairs. By all threads of a warp; those that have `exists` store.
+__device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bool is_interleaved,
+                                   bool exists) {
+  if (is_interleaved) {  // with the thread that has the other eight of 16
+    const bool is_second = threadIdx.x % 2;
 #pragma unroll
-  for (int j = 0; j < kGroup; j += 8) {
-    *reinterpret_cast<uint4*>(to + j) =
-        make_uint4(pack(v[j], v[j + 1]), pack(v[j + 2], v[j + 3]), pack(v[j + 4], v[j + 5]),
-                   pack(v[j + 6], v[j + 7]));
+    for (int j = 0; j < kGroup / 2; j += 2) {
+      const uint32_t taken = __shfl_xor_sync(0xffffffff, is_second ? pairs[j] : pairs[j + 1], 1);
+      (is_second ? pairs[j] : pairs[j + 1]) = taken;
+    }
+    const uint32_t second = pairs[1];
+    pairs[1] = pairs[2], pairs[2] = second;
+  }
+  if (exists) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 }
 
@@ -143,6 +150,12 @@ __device__ inline bool has_low(float scaled) {
 // an instruction, t / (1 + t) is the expectation that it truncates; the product of the two rows'
 // numbers is that where s = u, and less elsewhere.
 __device__ inline float loss_of(float share) { return 4 * share * rsqrtf(1 + 16 * share * share); }
+
+// Of `size` elements, of which so many have a low piece and whose magnitudes add up to `sum`.
+__device__ inline Sample sample_of(int size, int inexact, float sum) {
+  return {loss_of(static_cast<float>(inexact) / static_cast<float>(size)),
+          sum > 0 ? static_cast<float>(size) / sum : 0.0f};
+}
 
 // A row, by all threads of the block.
 __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
@@ -172,7 +185,13 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
     load(v, i);
     compare(v);
   }
-  largest = reduce_block(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  __shared__ uint32_t largest_of_warp[kWarps];
+  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
+  largest = reduce_warp(largest, larger);
+  if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
+  __syncthreads();
+#pragma unroll
+  for (const uint32_t other : largest_of_warp) largest = max(largest, other);
 
   // Rows with infinity or NaN are not carried at all, nor are those whose scale would pass float's
   // range, which have nothing above 2^-112.
@@ -181,49 +200,67 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   const int exponent = carried ? needed : 0;
   const float scale = power_of_two(exponent);
   const float small = operand.low == nullptr ? kSmallHigh : kSmallPair;
-  uint32_t nonzeros = 0, smalls = 0;
+  int nonzeros = 0, smalls = 0;
   const auto write = [&](const float (&v)[kGroup], int64_t i) {
-    __half high[kGroup], low[kGroup];
+    uint32_t high[kGroup / 2], low[kGroup / 2];
 #pragma unroll
-    for (int j = 0; j < kGroup; ++j) {
-      const float scaled = carried ? v[j] * scale : 0.0f;
-      nonzeros += v[j] != 0.0f;
-      smalls += v[j] != 0.0f && fabsf(scaled) < small;
-      const __half rounded = __float2half_rn(scaled);
-      high[j] = rounded;
-      low[j] = __float2half_rn(scaled - __half2float(rounded));
+    for (int j = 0; j < kGroup / 2; ++j) {
+      float scaled[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float element = v[2 * j + e];
+        scaled[e] = carried ? element * scale : 0.0f;
+        nonzeros += element != 0.0f;
+        smalls += element != 0.0f && fabsf(scaled[e]) < small;
+      }
+      const __half2 rounded = __floats2half2_rn(scaled[0], scaled[1]);
+      const __half2 rest =
+          __floats2half2_rn(scaled[0] - __low2float(rounded), scaled[1] - __high2float(rounded));
+      high[j] = *reinterpret_cast<const uint32_t*>(&rounded);
+      low[j] = *reinterpret_cast<const uint32_t*>(&rest);
     }
-    store_group(operand.high + row * padded_k + i, high);
+    const int64_t at = row * padded_k + i;
+    store_group(operand.high + at, high, operand.is_interleaved, i < padded_k);
     if (operand.low != nullptr) {
-      store_group(operand.low + row * padded_k + i, low);
+      store_group(operand.low + at, low, operand.is_interleaved, i < padded_k);
     }
   };
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    if (start + g * step < padded_k) write(kept[g], start + g * step);
+    if (g * step < padded_k) write(kept[g], start + g * step);
   }
-  for (int64_t i = start + kGroups * step; i < padded_k; i += step) {
+  for (int64_t first = kGroups * step; first < padded_k; first += step) {
     float v[kGroup];
-    load(v, i);
-    write(v, i);
+    load(v, first + start);
+    write(v, first + start);
   }
 
-  const auto add = [](uint32_t a, uint32_t b) { return a + b; };
-  nonzeros = reduce_block(nonzeros, add);
-  smalls = reduce_block(smalls, add);
-  // One bad element of one stands for a row that is not carried.
-  const Counts counts =
-      carried ? Counts{static_cast<int>(smalls), static_cast<int>(nonzeros)} : Counts{1, 1};
-  if (threadIdx.x == 0) {
-    operand.exponent[row] = exponent;
-    operand.counts[row] = counts;
+  // Every eighth element of the first 2048.
+  const float sampled = start < k && carried ? fabsf(kept[0][0] * scale) : 0.0f;
+  const auto add = [](auto a, auto b) { return a + b; };
+  struct Sums {
+    int nonzeros, smalls, inexact;
+    float sampled;
+  };
+  __shared__ Sums sums_of_warp[kWarps];
+  const Sums own = {reduce_warp(nonzeros, add), reduce_warp(smalls, add),
+                    __popc(__ballot_sync(0xffffffff, has_low(sampled))), reduce_warp(sampled, add)};
+  if (threadIdx.x % 32 == 0) sums_of_warp[threadIdx.x / 32] = own;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  Sums sums = own;
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) {
+    const Sums other = sums_of_warp[warp];
+    sums.nonzeros += other.nonzeros, sums.smalls += other.smalls;
+    sums.inexact += other.inexact, sums.sampled += other.sampled;
   }
-  if (operand.loss == nullptr) return;
-  // Of a sample: every eighth element of the first 2048.
-  const int inexact = __syncthreads_count(start < k && carried && has_low(kept[0][0] * scale));
-  if (threadIdx.x == 0) {
-    const int64_t sampled = min(int64_t{kThreads}, (k + kGroup - 1) / kGroup);
-    operand.loss[row] = loss_of(static_cast<float>(inexact) / static_cast<float>(sampled));
+  operand.exponent[row] = exponent;
+  // One bad element of one stands for a row that is not carried.
+  operand.counts[row] = carried ? Counts{sums.smalls, sums.nonzeros} : Counts{1, 1};
+  if (operand.sample != nullptr) {
+    const int64_t size = min(int64_t{kThreads}, (k + kGroup - 1) / kGroup);
+    operand.sample[row] = sample_of(static_cast<int>(size), sums.inexact, sums.sampled);
   }
 }
 
