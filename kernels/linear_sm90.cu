@@ -122,12 +122,11 @@ int launch(void (*kernel)(Parameters...), int clusters, int threads, size_t byte
 template <typename T>
 Output<T> output_of(const Linear& linear) {
   const Divisor<float> divisor(linear.divisor);
-  const bool has_mask = linear.mask != nullptr;
-  const bool has_whole_stores = sizeof(T) == sizeof(float) ? linear.n % 2 == 0 && !has_mask
-                                                           : linear.n % (has_mask ? 32 : 8) == 0;
+  // Elements that are stored at once. Half types have masks stored so too.
+  const int64_t together = sizeof(T) == sizeof(float) ? 2 : linear.mask != nullptr ? 32 : 8;
   // Where sums and bias are scaled one by one, nothing may overflow; what becomes subnormal does so
   // in the result too. float32 has a product without ReLU, that of the gradients.
-  const bool is_direct = has_whole_stores && divisor.is_exact && divisor.scale <= 1 &&
+  const bool is_direct = linear.n % together == 0 && divisor.is_exact && divisor.scale <= 1 &&
                          divisor.scale >= 0x1p-32f && (linear.relu || sizeof(T) == sizeof(float));
   return {static_cast<const T*>(linear.bias),
           static_cast<T*>(linear.out),
@@ -254,6 +253,7 @@ inline split::Result result_of(const Output<float>& output) {
 int rounded_linear(const Linear& linear, cudaStream_t stream) {
   const Operands operands(linear);
   Output<float> output = output_of<float>(linear);
+  output.is_direct &= linear.mask == nullptr;  // which the way out of this kernel has no code for
   output.x_exponent = operands.x.exponent;
   output.weight_exponent = operands.weight.exponent;
   int status = operands.prepare(linear.k, static_cast<int>(linear.k), stream);

@@ -258,18 +258,20 @@ __device__ void store_turn(const SplitProblem& p, const Split::Outward& outward,
   }
 }
 
-// The way out where nothing but the result is asked for, the division is an exact multiplication
-// and all exponents are modest: `feature` and the next, of all rows.
-template <int kSums>
+// The way out where the division is an exact multiplication and all exponents are modest: `feature`
+// and the next, of all rows.
+template <bool kMask, int kSums>
 __device__ void store_direct(const SplitProblem& p, const Split::Outward& outward, int feature,
                              const float (&sums)[kSums]) {
   const int column = outward.column + feature;
-  if (column >= p.n) return;
+  const bool exists = column < p.n;
+  if (!kMask && !exists) return;
   const Split::Outward::Feature features[2] = {outward.features[feature],
                                                outward.features[feature + 1]};
   const int first = threadIdx.x % 4 * 2;
   int row = outward.row + first;
   float* to = p.out + static_cast<int64_t>(row) * p.n + column;
+  uint32_t bits = 0;  // of four rows, a byte each, of eight features of four threads
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(p.n)) {
 #pragma unroll
@@ -280,13 +282,27 @@ __device__ void store_direct(const SplitProblem& p, const Split::Outward& outwar
       for (int r = 0; r < 2; ++r) {
         // The same bits as store_turn's: powers of two scale exactly.
         const float total = compensated(sums[4 * j + 2 * r + i], x, features[r]);
-        const float scale = x.scale * (p.divisor.scale * features[r].scale);
-        out[r] = ptx::max_nan(fmaf(total, scale, p.divisor.scale * features[r].bias), p.floor);
+        const float z = fmaf(total, x.scale * features[r].scale, features[r].bias);
+        if constexpr (kMask) {
+          bits |= (exists && mask_bit(z)) << (j % 2 * 16 + i * 8 + feature % 8 + r);
+        }
+        out[r] = p.divisor.scale * ptx::max_nan(z, p.floor);
       }
-      if (row + i < outward.end) {
+      if (exists && row + i < outward.end) {
         *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(p.n)) =
             make_float2(out[0], out[1]);
       }
+    }
+    if (kMask && j % 2 == 1) {
+      bits |= __shfl_xor_sync(0xffffffff, bits, 4);
+      bits |= __shfl_xor_sync(0xffffffff, bits, 8);
+      const int own = threadIdx.x / 4 % 4;
+      const int own_row = row - 8 + own / 2 * 8 + own % 2;
+      if (own_row < outward.end && column / 8 * 8 < p.n) {
+        p.mask[static_cast<int64_t>(own_row) * ((p.n + 7) / 8) + column / 8] =
+            static_cast<uint8_t>(bits >> (8 * own));
+      }
+      bits = 0;
     }
   }
 }
@@ -578,7 +594,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       turn ^= 1;
       ptx::barrier_sync(1 + warpgroup, 128 + 32);
       if (outward.is_direct) {
-        store_direct(p, outward, local_row + fragment_row(g, 0), sums);
+        const int feature = local_row + fragment_row(g, 0);
+        if (p.mask == nullptr) {
+          store_direct<false>(p, outward, feature, sums);
+        } else {
+          store_direct<true>(p, outward, feature, sums);
+        }
         continue;
       }
       const int feature = local_row + fragment_row(g & ~2, 0);
