@@ -114,9 +114,9 @@ __device__ inline bool all_carried(__half2 least, __half2 most) {
 }
 
 // Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
-// fourth row.
+// fourth row. `barrier` is of the warp.
 __device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row, int step,
-                                    float4 (&pieces)[kPieces][kPieceRows / 4][2][32]) {
+                                    float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier) {
   constexpr int kAll = kUnitSteps * kUnitRows / kPieceRows;  // pieces of a unit
   constexpr int kPasses = kPieceRows / 4;
   const int lane = threadIdx.x % 32;
@@ -150,10 +150,11 @@ __device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row,
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int piece = pair + half;
+      ptx::copy_async_wait<kPieces - 2>();
+      // This piece is there for all lanes, and all have read the one before.
+      ptx::barrier_sync(barrier, 32);
       if (piece + kPieces - 1 < kAll) load(piece + kPieces - 1);
       ptx::copy_async_commit();
-      ptx::copy_async_wait<kPieces - 1>();
-      __syncwarp();
       __half2 least = __float2half2_rn(INFINITY), most = __float2half2_rn(0);
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
@@ -193,10 +194,10 @@ __device__ inline void convert_edge(const Conversion& p, int64_t k, int64_t row,
 }
 
 // Converts units until there are none left. progress, in shared memory, is how many steps the
-// copies of this block have reached; pieces is the warp's memory.
+// copies of this block have reached; pieces and barrier are the warp's.
 __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
-                               float4 (&pieces)[kPieces][kPieceRows / 4][2][32],
-                               const volatile int* progress) {
+                               float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier,
+                               int* progress) {
   const int lane = threadIdx.x % 32;
   const int shares = weight_tiles * kClusterSize;
   const unsigned units =
@@ -206,12 +207,15 @@ __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles,
   while (index < units) {
     const unsigned taken = take();
     const Unit unit = find_unit(p, static_cast<int>(index), shares, clusters);
-    while (*progress + kLead < unit.first_use) __nanosleep(200);
+    if (lane == 0) {
+      while (atomicAdd(progress, 0) + kLead < unit.first_use) __nanosleep(200);
+    }
+    __syncwarp();
     const int64_t row = static_cast<int64_t>(unit.share) * kShareRows + unit.row;
     const bool is_whole = row + kUnitRows <= p.weight.rows &&
                           static_cast<int64_t>(unit.step + kUnitSteps) * kStepK <= k;
     if (is_whole) {
-      convert_unit(p, k, row + lane / 8, unit.step, pieces);
+      convert_unit(p, k, row + lane / 8, unit.step, pieces, barrier);
     } else {
       convert_edge(p, k, row + lane / 8, unit.step);
     }

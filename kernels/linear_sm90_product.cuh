@@ -71,7 +71,7 @@ struct Problem {
 // Brings the tiles, each in steps of K: one warp, of which one thread copies.
 template <typename Kind>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                        const Problem<Kind>& p, volatile int* progress) {
+                        const Problem<Kind>& p, int* progress) {
   const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
   const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
@@ -92,7 +92,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       if constexpr (Kind::kConverts) {
-        if (copies) *progress = started + step;
+        if (copies) atomicExch(progress, started + step);
         if (step >= converted) {
           converted = step + wait_converted(p.conversion, weight_tile * kClusterSize + rank, step);
         }
@@ -106,7 +106,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     }
     started += steps;
   }
-  if (Kind::kConverts && copies) *progress = INT_MAX - kLead;
+  if (Kind::kConverts && copies) atomicExch(progress, INT_MAX - kLead);
 }
 
 // Sums on their way out. `column` is the tile's first.
@@ -233,7 +233,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     } else if constexpr (Kind::kConverts) {
       const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
       convert(p.conversion, p.k, p.tiles.weight_tiles, gridDim.x / kClusterSize,
-              shared.converters.pieces[converter], &shared.progress);
+              shared.converters.pieces[converter], 1 + kConsumers + converter, &shared.progress);
     }
   } else {
     ptx::setmaxnreg_inc<kProductRegisters>();
