@@ -25,7 +25,6 @@ struct Half {
   using Operand = T;
   using Out = T;
   static constexpr bool kConverts = false;
-  static constexpr int kStages = 4;
 };
 
 // float32, scaled and rounded to fp16.
@@ -33,7 +32,6 @@ struct Rounded {
   using Operand = __half;
   using Out = float;
   static constexpr bool kConverts = true;
-  static constexpr int kStages = 3;  // the warps that convert need memory too
 };
 
 // A block's tile: 128 rows of x, operand A, and 256 of the weight, operand B, which the two blocks
@@ -44,19 +42,22 @@ constexpr int kRowBytes = 128, kK = kRowBytes / 2;
 static_assert(kK == kStepK, "steps are the same");
 constexpr int kXBytes = kRows * kRowBytes, kWeightBytes = kColumns * kRowBytes;
 constexpr int kSums = kColumns / 2;  // a thread
+constexpr int kStages = 4;
 constexpr int kWorkerRegisters = 88, kProductRegisters = 208;
 
 template <typename Kind>
 struct Memory {
-  uint8_t x[Kind::kStages][kXBytes];
-  uint8_t weight[Kind::kStages][kWeightBytes];
-  // Twice, for the turns of store_direct.
-  float4 staging[Kind::kConverts ? 1 : 2][kConsumers][kTurn][128];
+  uint8_t x[kStages][kXBytes];
+  uint8_t weight[kStages][kWeightBytes];
+  // Half types' store_direct has more of it.
+  float4 staging[Kind::kConverts ? 1 : 4][kConsumers][kTurn][128];
   Columns<kColumns, typename Kind::Out> columns[kConsumers];
   std::conditional_t<Kind::kConverts, ConverterMemory, int> converters;
-  Barriers<Kind::kStages> barriers;
+  Barriers<kStages> barriers;
   int progress;
 };
+
+static_assert(sizeof(Memory<Rounded>) <= 227 * 1024, "a block has no more");
 
 template <typename Kind>
 struct Problem {
@@ -79,7 +80,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t weight = base + offsetof(Memory<Kind>, weight) + rank * kShareRows * kRowBytes;
   const bool copies = threadIdx.x % 32 == 0;
   const int steps = (p.k + kK - 1) / kK;
-  Ring<Kind::kStages> ring;
+  Ring<kStages> ring;
   int started = 0;  // steps before this tile
   for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
        tile += gridDim.x / kClusterSize) {
@@ -145,7 +146,7 @@ __device__ void store(const Problem<Kind>& p, int row, int column, const float (
   for (int turn = 0; turn < kTurns; ++turn) {
     stage_turn<0, kTurns>(staging, sums, turn);
     const int in_tile = turn * kTurn * 8;
-    const float* const scale = columns.scale + in_tile;
+    const uint8_t* const scale = columns.scale + in_tile;
     const float* const bias = columns.bias + in_tile;
     if (output.divisor.is_exact) {
       store_turn<true>(output, row + lane / 4, column + in_tile, end, staging, scale, bias,
@@ -197,7 +198,7 @@ __device__ bool share_columns(const OwnColumns& own, const Output<typename Kind:
     const int at = i * 128 + threadIdx.x % 128;
     columns->bias[at] = own.bias[i] * factor;
     if constexpr (Kind::kConverts) {
-      columns->scale[at] = split::power_of_two(-own.exponent[i]) * factor;
+      columns->scale[at] = power_code(split::power_of_two(-own.exponent[i]) * factor);
     }
   }
   ptx::barrier_sync(barrier, 128);
@@ -223,7 +224,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
     shared.progress = 0;
   }
-  init_barriers<Kind::kStages>(full, empty, 0);
+  init_barriers<kStages>(full, empty, 0);
   wait_for_previous_kernel();
 
   if (warpgroup >= kConsumers) {
@@ -240,7 +241,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     const int rank = ptx::cluster_ctarank(), steps = (p.k + kK - 1) / kK;
     const uint32_t x = base + offsetof(Memory<Kind>, x) + warpgroup * 64 * kRowBytes;
     const uint32_t weight = base + offsetof(Memory<Kind>, weight);
-    Ring<Kind::kStages> ring;
+    Ring<kStages> ring;
     float d[kSums];
     for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
          tile += gridDim.x / kClusterSize) {

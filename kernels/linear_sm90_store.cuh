@@ -34,17 +34,23 @@ struct Output {
   bool is_direct;
 };
 
-constexpr int kTurn = 4;  // blocks of 8 columns that a quad of threads stores at once
+constexpr int kTurn = 2;  // blocks of 8 columns of two rows that a quad of threads stores at once
 
 // What the columns of a tile need on the way from sums to results, in shared memory.
 template <int kColumns, typename T>
 struct alignas(16) Columns {
-  static constexpr int kPadded = (kColumns + 8 * kTurn - 1) / (8 * kTurn) * (8 * kTurn);
-  float bias[kPadded];
-  float scale[std::is_same_v<T, float> ? kPadded : 1];
+  static_assert(kColumns % (8 * kTurn) == 0, "turns are whole");
+  float bias[kColumns];
+  uint8_t scale[std::is_same_v<T, float> ? kColumns : 1];  // power_code of each
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A power of two by its exponent alone, as float has it.
+__device__ inline uint8_t power_code(float power) {
+  return static_cast<uint8_t>(__float_as_uint(power) >> 23);
+}
+__device__ inline float power_of_code(uint32_t code) { return __uint_as_float(code << 23); }
 
 template <typename T>
 __device__ uint32_t pack_as(float first, float second) {
@@ -83,13 +89,14 @@ __device__ inline void transpose_quad(uint32_t (&v)[4], int c) {
   }
 }
 
-// The byte of the mask of block c, of four blocks of 8 columns of which each of four lanes has two.
-__device__ inline uint32_t mask_byte(const float (&z)[2 * kTurn], int columns, int c) {
+// Lane c's byte of the mask, of four blocks of 8 columns of which each of four lanes has two: the
+// upper row's, then the lower row's. `columns` is how many there are in a row.
+__device__ inline uint32_t mask_byte(const float (&z)[4 * kTurn], int columns, int c) {
   uint32_t bits = 0;
 #pragma unroll
-  for (int i = 0; i < 2 * kTurn; ++i) {
+  for (int i = 0; i < 4 * kTurn; ++i) {
     const int at = i / 2 * 8 + 2 * c + i % 2;
-    bits |= (at < columns && mask_bit(z[i])) << at;
+    bits |= (at % (8 * kTurn) < columns && mask_bit(z[i])) << at;
   }
   bits |= __shfl_xor_sync(0xffffffff, bits, 1);
   bits |= __shfl_xor_sync(0xffffffff, bits, 2);
@@ -125,31 +132,46 @@ __device__ void store_eight(T* to, const uint32_t (&words)[kWords], int columns,
   }
 }
 
-// Finishes four blocks of 8 columns of one row, of which each of four lanes has two, and stores
-// block c, its 8 columns and its byte of the mask, from lane c.
+// Finishes what a turn has in memory of rows `row` and row + 8, up to column `end`: lane c of four
+// stores 8 columns and their byte of the mask. x_scale is the rows'.
 template <bool kExact, typename T>
-__device__ void store_row(const Output<T>& p, int row, int column, int end,
-                          const float (&z)[2 * kTurn], int c) {
-  const int first = column + 8 * c;
-  const bool exists = row < p.m && first < end;
+__device__ void store_turn(const Output<T>& p, int row, int column, int end,
+                           const float4 (&staging)[kTurn][128], const uint8_t* scale,
+                           const float* bias, const float (&x_scale)[2]) {
+  static_assert(kTurn == 2, "four lanes have four blocks of two rows");
+  const int c = threadIdx.x % 4;
+  float z[4 * kTurn];
+#pragma unroll
+  for (int i = 0; i < 4 * kTurn; ++i) {
+    const int r = i / 4, b = i / 2 % 2, at = 8 * b + 2 * c + i % 2;
+    const float4 sum = staging[b][threadIdx.x % 128];
+    float total = r == 0 ? (i % 2 == 0 ? sum.x : sum.y) : (i % 2 == 0 ? sum.z : sum.w);
+    if constexpr (std::is_same_v<T, float>) {
+      // The smaller first: where that overflows, so does the result.
+      const float column_scale = power_of_code(scale[at]);
+      total = total * fminf(x_scale[r], column_scale) * fmaxf(x_scale[r], column_scale);
+    }
+    z[i] = total + bias[at];
+  }
+  const int own_row = row + c / 2 * 8, first = column + c % 2 * 8;
+  const bool exists = own_row < p.m && first < end;
   if (p.mask != nullptr) {
     const uint32_t byte = mask_byte(z, end - column, c);
-    const int64_t at = static_cast<int64_t>(row) * ((p.n + 7) / 8) + first / 8;
+    const int64_t at = static_cast<int64_t>(own_row) * ((p.n + 7) / 8) + first / 8;
     if (exists) p.mask[at] = static_cast<uint8_t>(byte);
   }
-  float out[2 * kTurn];
+  float out[4 * kTurn];
 #pragma unroll
-  for (int i = 0; i < 2 * kTurn; ++i) {
+  for (int i = 0; i < 4 * kTurn; ++i) {
     out[i] = p.divisor.template quotient<kExact>(z[i] < p.floor ? 0.0f : z[i]);
   }
-  T* const to = p.out + static_cast<int64_t>(row) * p.n + first;
   constexpr int kSets = sizeof(T) / 2;  // of four words that are transposed
   uint32_t words[4 * kSets];
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
-    uint32_t own[kTurn];
+    uint32_t own[4];
 #pragma unroll
-    for (int b = 0; b < kTurn; ++b) {
+    for (int b = 0; b < 4; ++b) {
       if constexpr (kSets == 2) {
         own[b] = __float_as_uint(out[2 * b + set]);
       } else {
@@ -158,35 +180,11 @@ __device__ void store_row(const Output<T>& p, int row, int column, int end,
     }
     transpose_quad(own, c);
 #pragma unroll
-    for (int b = 0; b < kTurn; ++b) words[4 * set + b] = own[b];
+    for (int b = 0; b < 4; ++b) words[4 * set + b] = own[b];
   }
-  if (exists) store_eight(to, words, end - first, p.n % 8 == 0);
-}
-
-// Two rows, eight apart, of what a turn has in memory, up to column `end`. x_scale is theirs.
-template <bool kExact, typename T>
-__device__ void store_turn(const Output<T>& p, int row, int column, int end,
-                           const float4 (&staging)[kTurn][128], const float* scale,
-                           const float* bias, const float (&x_scale)[2]) {
-  const int c = threadIdx.x % 4;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float z[2 * kTurn];
-#pragma unroll
-    for (int b = 0; b < kTurn; ++b) {
-      const float4 sum = staging[b][threadIdx.x % 128];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = 8 * b + 2 * c + i;
-        float total = r == 0 ? (i == 0 ? sum.x : sum.y) : (i == 0 ? sum.z : sum.w);
-        if constexpr (std::is_same_v<T, float>) {
-          // The smaller first: where that overflows, so does the result.
-          total = total * fminf(x_scale[r], scale[at]) * fmaxf(x_scale[r], scale[at]);
-        }
-        z[2 * b + i] = total + bias[at];
-      }
-    }
-    store_row<kExact>(p, row + 8 * r, column, end, z, c);
+  if (exists) {
+    store_eight(p.out + static_cast<int64_t>(own_row) * p.n + first, words, end - first,
+                p.n % 8 == 0);
   }
 }
 
@@ -264,13 +262,13 @@ __device__ void store_direct(const Output<float>& p, int row, int column,
 #pragma unroll
   for (int block = 0; block < kColumns / 8; ++block) {
     const int at = 8 * block + 2 * c;
-    const float2 scale = *reinterpret_cast<const float2*>(columns.scale + at);
+    const uchar2 scale = *reinterpret_cast<const uchar2*>(columns.scale + at);
     const float2 bias = *reinterpret_cast<const float2*>(columns.bias + at);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float* const sum = sums + 4 * block + 2 * r;
-      const float2 z = make_float2(fmaf(sum[0], x_scale[r] * scale.x, bias.x),
-                                   fmaf(sum[1], x_scale[r] * scale.y, bias.y));
+      const float2 z = make_float2(fmaf(sum[0], x_scale[r] * power_of_code(scale.x), bias.x),
+                                   fmaf(sum[1], x_scale[r] * power_of_code(scale.y), bias.y));
       if (row + 8 * r < p.m && column + at < p.n) {
         *reinterpret_cast<float2*>(to + 8 * r * static_cast<int64_t>(p.n) + 8 * block) =
             make_float2(ptx::max_nan(z.x, p.floor), ptx::max_nan(z.y, p.floor));
