@@ -119,11 +119,10 @@ int launch(void (*kernel)(Parameters...), int clusters, int threads, size_t byte
   return cudaLaunchKernelEx(&config, kernel, parameters...);
 }
 
+// together: elements that are stored at once.
 template <typename T>
-Output<T> output_of(const Linear& linear) {
+Output<T> output_of(const Linear& linear, int64_t together) {
   const Divisor<float> divisor(linear.divisor);
-  // Elements that are stored at once. Half types have masks stored so too.
-  const int64_t together = sizeof(T) == sizeof(float) ? 2 : linear.mask != nullptr ? 32 : 8;
   // Where sums and bias are scaled one by one, nothing may overflow; what becomes subnormal does so
   // in the result too. float32 has a product without ReLU, that of the gradients.
   const bool is_direct = linear.n % together == 0 && divisor.is_exact && divisor.scale <= 1 &&
@@ -159,6 +158,12 @@ inline Tiles product_tiles(const Linear& linear) {
   return {blocks_of(linear.m, kRows * kClusterSize), blocks_of(linear.n, kColumns)};
 }
 
+// 16 bytes, and 4 of the mask.
+template <typename T>
+int64_t product_stores_together(const Linear& linear) {
+  return linear.mask != nullptr ? 32 : 16 / sizeof(T);
+}
+
 template <typename T>
 int half_linear(const Linear& linear, cudaStream_t stream) {
   using Kind = Half<T>;
@@ -166,8 +171,10 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
   const int status =
       count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
-  const Problem<Kind> problem{
-      output_of<T>(linear), static_cast<int>(linear.k), product_tiles(linear), {}};
+  const Problem<Kind> problem{output_of<T>(linear, product_stores_together<T>(linear)),
+                              static_cast<int>(linear.k),
+                              product_tiles(linear),
+                              {}};
   return launch_product(problem, std::min(clusters, problem.tiles.count()),
                         static_cast<const T*>(linear.x), linear.x_stride,
                         static_cast<const T*>(linear.weight), linear.weight_stride, stream);
@@ -252,7 +259,7 @@ inline split::Result result_of(const Output<float>& output) {
 
 int rounded_linear(const Linear& linear, cudaStream_t stream) {
   const Operands operands(linear);
-  Output<float> output = output_of<float>(linear);
+  Output<float> output = output_of<float>(linear, product_stores_together<float>(linear));
   output.is_direct &= linear.mask == nullptr;  // which the way out of this kernel has no code for
   output.x_exponent = operands.x.exponent;
   output.weight_exponent = operands.weight.exponent;
@@ -280,7 +287,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   using S = Split;
   const Operands operands(linear);
   const split::Operand &x = operands.x, &weight = operands.weight;
-  const Output<float> output = output_of<float>(linear);
+  const Output<float> output = output_of<float>(linear, 2);
   if (linear.k < split::kTerms) {  // all rows would be flagged
     return split::exact(x, weight, linear.k, operands.heeds_few, result_of(output), true, stream);
   }

@@ -113,18 +113,11 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
 // Sums on their way out. `column` is the tile's first.
 template <typename Kind>
 __device__ void store(const Problem<Kind>& p, int row, int column, const float (&sums)[kSums],
-                      Memory<Kind>& shared, int warpgroup, bool is_direct) {
+                      const float (&x_scale)[2], Memory<Kind>& shared, int warpgroup,
+                      bool is_direct) {
   const Output<typename Kind::Out>& output = p.output;
   const int lane = threadIdx.x % 32;
   const Columns<kColumns, typename Kind::Out>& columns = shared.columns[warpgroup];
-  float x_scale[2] = {1, 1};
-  if constexpr (Kind::kConverts) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int at = row + lane / 4 + 8 * r;
-      x_scale[r] = split::power_of_two(at < output.m ? -__ldg(output.x_exponent + at) : 0);
-    }
-  }
   if (is_direct) {
     if constexpr (Kind::kConverts) {
       store_direct(output, row + lane / 4, column, sums, columns, x_scale);
@@ -164,7 +157,8 @@ struct OwnColumns {
   static constexpr int kEach = kColumns / 128;
   float bias[kEach];
   int exponent[kEach];
-  bool is_direct;  // whether store_direct serves, as far as this thread sees
+  float x_scale[2];  // of the thread's rows
+  bool is_direct;    // whether store_direct serves, as far as this thread sees
 };
 
 template <typename Kind>
@@ -178,6 +172,12 @@ __device__ OwnColumns load_columns(const Output<typename Kind::Out>& p, int row,
     own.bias[i] = p.bias != nullptr && at < p.n ? static_cast<float>(__ldg(p.bias + at)) : 0.0f;
     own.exponent[i] = Kind::kConverts && at < p.n ? __ldg(p.weight_exponent + at) : 0;
     own.is_direct &= abs(own.exponent[i]) <= kModestExponent;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+    own.x_scale[r] =
+        split::power_of_two(Kind::kConverts && at < p.m ? -__ldg(p.x_exponent + at) : 0);
   }
   if (Kind::kConverts && thread < 64 && row + thread < p.m) {
     own.is_direct &= abs(__ldg(p.x_exponent + row + thread)) <= kModestExponent;
@@ -268,7 +268,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
           share_columns<Kind>(own, p.output, &shared.columns[warpgroup], 1 + warpgroup);
       ptx::wgmma_wait_group<0>();
       release(empty + 8 * ring.previous());
-      store(p, row + threadIdx.x % 128 / 32 * 16, column, d, shared, warpgroup, is_direct);
+      store(p, row + threadIdx.x % 128 / 32 * 16, column, d, own.x_scale, shared, warpgroup,
+            is_direct);
     }
   }
   ptx::cluster_sync();  // a block that has left can't be copied to

@@ -252,26 +252,41 @@ __device__ void store_direct(const Output<T>& p, int row, int column,
   }
 }
 
-// The same for float32: rows `row` and row + 8, whose scales are x_scale.
+// The same for float32: rows `row` and row + 8, whose scales are x_scale. Lanes next to each other
+// have two blocks of 8 columns together: the even one stores the first, the odd one the second.
 template <int kColumns>
 __device__ void store_direct(const Output<float>& p, int row, int column,
                              const float (&sums)[kColumns / 2],
                              const Columns<kColumns, float>& columns, const float (&x_scale)[2]) {
   const int c = threadIdx.x % 4;
-  float* const to = p.out + static_cast<int64_t>(row) * p.n + column + 2 * c;
+  const bool is_odd = c % 2;
+  const int own = is_odd * 8 + c / 2 * 4;  // of 16 columns
+  float* const to = p.out + static_cast<int64_t>(row) * p.n + column + own;
 #pragma unroll
-  for (int block = 0; block < kColumns / 8; ++block) {
-    const int at = 8 * block + 2 * c;
-    const uchar2 scale = *reinterpret_cast<const uchar2*>(columns.scale + at);
-    const float2 bias = *reinterpret_cast<const float2*>(columns.bias + at);
+  for (int pair = 0; pair < kColumns / 16; ++pair) {
+    const int at = 16 * pair;
+    float2 z[2][2];  // of a block, a row
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uchar2 scale = *reinterpret_cast<const uchar2*>(columns.scale + at + 8 * i + 2 * c);
+      const float2 bias = *reinterpret_cast<const float2*>(columns.bias + at + 8 * i + 2 * c);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float* const sum = sums + 4 * (2 * pair + i) + 2 * r;
+        z[i][r] = make_float2(
+            ptx::max_nan(fmaf(sum[0], x_scale[r] * power_of_code(scale.x), bias.x), p.floor),
+            ptx::max_nan(fmaf(sum[1], x_scale[r] * power_of_code(scale.y), bias.y), p.floor));
+      }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float* const sum = sums + 4 * block + 2 * r;
-      const float2 z = make_float2(fmaf(sum[0], x_scale[r] * power_of_code(scale.x), bias.x),
-                                   fmaf(sum[1], x_scale[r] * power_of_code(scale.y), bias.y));
-      if (row + 8 * r < p.m && column + at < p.n) {
-        *reinterpret_cast<float2*>(to + 8 * r * static_cast<int64_t>(p.n) + 8 * block) =
-            make_float2(ptx::max_nan(z.x, p.floor), ptx::max_nan(z.y, p.floor));
+      const float2 keep = is_odd ? z[1][r] : z[0][r], give = is_odd ? z[0][r] : z[1][r];
+      const float2 take = make_float2(__shfl_xor_sync(0xffffffff, give.x, 1),
+                                      __shfl_xor_sync(0xffffffff, give.y, 1));
+      if (row + 8 * r < p.m && column + at + own < p.n) {
+        *reinterpret_cast<float4*>(to + 8 * r * static_cast<int64_t>(p.n) + at) =
+            is_odd ? make_float4(take.x, take.y, keep.x, keep.y)
+                   : make_float4(keep.x, keep.y, take.x, take.y);
       }
     }
   }
