@@ -257,22 +257,23 @@ inline split::Result result_of(const Output<float>& output) {
   return {output.bias, output.floor, output.divisor, output.out, output.mask};
 }
 
+template <bool kMask>
 int rounded_linear(const Linear& linear, cudaStream_t stream) {
+  using Kind = Rounded<kMask>;
   const Operands operands(linear);
   Output<float> output = output_of<float>(linear, product_stores_together<float>(linear));
-  output.is_direct &= linear.mask == nullptr;  // which the way out of this kernel has no code for
   output.x_exponent = operands.x.exponent;
   output.weight_exponent = operands.weight.exponent;
   int status = operands.prepare(linear.k, static_cast<int>(linear.k), stream);
   if (status != cudaSuccess) return status;
   int clusters;
-  status = count_clusters(product_kernel<Rounded>, kThreads, sizeof(Memory<Rounded>), &clusters);
+  status = count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
   const Tiles tiles = product_tiles(linear);
   clusters = std::min(clusters, tiles.count());
   const int side = std::min(tiles.x_tiles, kSideBySide);
   const int64_t padded_k = split::padded(linear.k);
-  const Problem<Rounded> problem{
+  const Problem<Kind> problem{
       output, static_cast<int>(linear.k), tiles,
       Conversion{operands.weight, operands.next, operands.ready,
                  static_cast<int>(padded_k / kStepK), side, blocks_of(clusters, side)}};
@@ -362,8 +363,9 @@ int linear_sm90(const Linear& linear, CUstream_st* stream) {
     case DType::kBFloat16:
       return sm90::half_linear<__nv_bfloat16>(linear, stream);
     default:
-      return linear.products == 3 ? sm90::split_linear(linear, stream)
-                                  : sm90::rounded_linear(linear, stream);
+      return linear.products == 3     ? sm90::split_linear(linear, stream)
+             : linear.mask != nullptr ? sm90::rounded_linear<true>(linear, stream)
+                                      : sm90::rounded_linear<false>(linear, stream);
   }
 }
 

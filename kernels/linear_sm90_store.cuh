@@ -29,8 +29,8 @@ struct Output {
   // Of float32, whose rows were scaled by 2^exponent.
   const int* x_exponent;       // [m]
   const int* weight_exponent;  // [n]
-  // Whether store_direct serves: division is an exact multiplication that overflows nowhere, rows
-  // are aligned, and float32 asks for no mask.
+  // Whether store_direct serves: division is an exact multiplication that overflows nowhere, and
+  // rows are aligned.
   bool is_direct;
 };
 
@@ -41,16 +41,10 @@ template <int kColumns, typename T>
 struct alignas(16) Columns {
   static_assert(kColumns % (8 * kTurn) == 0, "turns are whole");
   float bias[kColumns];
-  uint8_t scale[std::is_same_v<T, float> ? kColumns : 1];  // power_code of each
+  int8_t exponent[std::is_same_v<T, float> ? kColumns : 1];  // as the weight's rows were scaled
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// A power of two by its exponent alone, as float has it.
-__device__ inline uint8_t power_code(float power) {
-  return static_cast<uint8_t>(__float_as_uint(power) >> 23);
-}
-__device__ inline float power_of_code(uint32_t code) { return __uint_as_float(code << 23); }
 
 template <typename T>
 __device__ uint32_t pack_as(float first, float second) {
@@ -136,7 +130,7 @@ __device__ void store_eight(T* to, const uint32_t (&words)[kWords], int columns,
 // stores 8 columns and their byte of the mask. x_scale is the rows'.
 template <bool kExact, typename T>
 __device__ void store_turn(const Output<T>& p, int row, int column, int end,
-                           const float4 (&staging)[kTurn][128], const uint8_t* scale,
+                           const float4 (&staging)[kTurn][128], const int8_t* exponent,
                            const float* bias, const float (&x_scale)[2]) {
   static_assert(kTurn == 2, "four lanes have four blocks of two rows");
   const int c = threadIdx.x % 4;
@@ -148,8 +142,8 @@ __device__ void store_turn(const Output<T>& p, int row, int column, int end,
     float total = r == 0 ? (i % 2 == 0 ? sum.x : sum.y) : (i % 2 == 0 ? sum.z : sum.w);
     if constexpr (std::is_same_v<T, float>) {
       // The smaller first: where that overflows, so does the result.
-      const float column_scale = power_of_code(scale[at]);
-      total = total * fminf(x_scale[r], column_scale) * fmaxf(x_scale[r], column_scale);
+      const float scale = split::power_of_two(-exponent[at]);
+      total = total * fminf(x_scale[r], scale) * fmaxf(x_scale[r], scale);
     }
     z[i] = total + bias[at];
   }
@@ -188,8 +182,33 @@ __device__ void store_turn(const Output<T>& p, int row, int column, int end,
   }
 }
 
-// The way out where the division is an exact multiplication, which has gone into scale and bias. A
-// warp's 16 rows of half types go through memory of its own, 64 columns at a time.
+// A thread's two bits of a block's mask.
+__device__ inline uint32_t mask_bits(const float (&z)[2]) {
+  return mask_bit(z[0]) | mask_bit(z[1]) << 1;
+}
+
+// Stores the mask of 64 columns of rows `row` and row + 8. Of each row, and of 32 columns each, a
+// lane has the bits of its own column pairs, as if it were the first of four.
+template <typename T>
+__device__ void store_mask(const Output<T>& p, int row, int column, const uint32_t (&mask)[2][2]) {
+  const int c = threadIdx.x % 4;
+  // Four lanes put their bits together; each stores those of 32 columns of a row.
+  uint32_t own = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t bits = mask[i / 2][i % 2] << (2 * c);
+    bits |= __shfl_xor_sync(0xffffffff, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffff, bits, 2);
+    if (c == i) own = bits;
+  }
+  const int at_row = row + c / 2 * 8, at = column + c % 2 * 32;
+  if (at_row < p.m && at < p.n) {
+    *reinterpret_cast<uint32_t*>(p.mask + (static_cast<int64_t>(at_row) * p.n + at) / 8) = own;
+  }
+}
+
+// The way out where the division is an exact multiplication. A warp's 16 rows of half types, where
+// it has gone into the bias, go through memory of its own, 64 columns at a time.
 template <bool kMask, typename T, int kColumns>
 __device__ void store_direct(const Output<T>& p, int row, int column,
                              const float (&sums)[kColumns / 2], const Columns<kColumns, T>& columns,
@@ -215,10 +234,7 @@ __device__ void store_direct(const Output<T>& p, int row, int column,
           const float* const sum = sums + 4 * (turn * 8 + block) + 2 * r;
           const float z[2] = {fmaf(sum[0], scale, bias.x), fmaf(sum[1], scale, bias.y)};
           words[2 * i + r] = pack_relu<T>(z[0], z[1]);
-          if constexpr (kMask) {
-            const uint32_t bits = mask_bit(z[0]) | mask_bit(z[1]) << 1;
-            mask[r][block / 4] |= bits << (block % 4 * 8);
-          }
+          if constexpr (kMask) mask[r][block / 4] |= mask_bits(z) << (block % 4 * 8);
         }
       }
       ptx::store_matrices(buffer + lane % 16 * 128 + ((2 * pair + lane / 16) ^ lane % 8) * 16,
@@ -234,27 +250,13 @@ __device__ void store_direct(const Output<T>& p, int row, int column,
         *reinterpret_cast<float4*>(p.out + static_cast<int64_t>(row + in_rows) * p.n + at) = v;
       }
     }
-    if constexpr (kMask) {
-      // Four lanes put their bits together; each stores those of 32 columns of a row.
-      uint32_t own = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t bits = mask[i / 2][i % 2] << (2 * c);
-        bits |= __shfl_xor_sync(0xffffffff, bits, 1);
-        bits |= __shfl_xor_sync(0xffffffff, bits, 2);
-        if (c == i) own = bits;
-      }
-      const int at_row = row + lane / 4 + c / 2 * 8, at = first + c % 2 * 32;
-      if (at_row < p.m && at < p.n) {
-        *reinterpret_cast<uint32_t*>(p.mask + (static_cast<int64_t>(at_row) * p.n + at) / 8) = own;
-      }
-    }
+    if constexpr (kMask) store_mask(p, row + lane / 4, first, mask);
   }
 }
 
 // The same for float32: rows `row` and row + 8, whose scales are x_scale. Lanes next to each other
 // have two blocks of 8 columns together: the even one stores the first, the odd one the second.
-template <int kColumns>
+template <bool kMask, int kColumns>
 __device__ void store_direct(const Output<float>& p, int row, int column,
                              const float (&sums)[kColumns / 2],
                              const Columns<kColumns, float>& columns, const float (&x_scale)[2]) {
@@ -263,32 +265,40 @@ __device__ void store_direct(const Output<float>& p, int row, int column,
   const int own = is_odd * 8 + c / 2 * 4;  // of 16 columns
   float* const to = p.out + static_cast<int64_t>(row) * p.n + column + own;
 #pragma unroll
-  for (int pair = 0; pair < kColumns / 16; ++pair) {
-    const int at = 16 * pair;
-    float2 z[2][2];  // of a block, a row
+  for (int turn = 0; turn < kColumns / 64; ++turn) {
+    uint32_t mask[2][2] = {};  // of each row, of 32 columns each
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uchar2 scale = *reinterpret_cast<const uchar2*>(columns.scale + at + 8 * i + 2 * c);
-      const float2 bias = *reinterpret_cast<const float2*>(columns.bias + at + 8 * i + 2 * c);
+    for (int pair = 0; pair < 4; ++pair) {
+      const int in_tile = turn * 64 + pair * 16;
+      float2 out[2][2];  // of a block, a row
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int block = pair * 2 + i, at = in_tile + 8 * i + 2 * c;
+        const char2 exponent = *reinterpret_cast<const char2*>(columns.exponent + at);
+        const float2 bias = *reinterpret_cast<const float2*>(columns.bias + at);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float* const sum = sums + 4 * (turn * 8 + block) + 2 * r;
+          const float z[2] = {fmaf(sum[0], x_scale[r] * split::power_of_two(-exponent.x), bias.x),
+                              fmaf(sum[1], x_scale[r] * split::power_of_two(-exponent.y), bias.y)};
+          out[i][r] = make_float2(ptx::max_nan(z[0], p.floor) * p.divisor.scale,
+                                  ptx::max_nan(z[1], p.floor) * p.divisor.scale);
+          if constexpr (kMask) mask[r][block / 4] |= mask_bits(z) << (block % 4 * 8);
+        }
+      }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float* const sum = sums + 4 * (2 * pair + i) + 2 * r;
-        z[i][r] = make_float2(
-            ptx::max_nan(fmaf(sum[0], x_scale[r] * power_of_code(scale.x), bias.x), p.floor),
-            ptx::max_nan(fmaf(sum[1], x_scale[r] * power_of_code(scale.y), bias.y), p.floor));
+        const float2 keep = is_odd ? out[1][r] : out[0][r], give = is_odd ? out[0][r] : out[1][r];
+        const float2 take = make_float2(__shfl_xor_sync(0xffffffff, give.x, 1),
+                                        __shfl_xor_sync(0xffffffff, give.y, 1));
+        if (row + 8 * r < p.m && column + in_tile + own < p.n) {
+          *reinterpret_cast<float4*>(to + 8 * r * static_cast<int64_t>(p.n) + in_tile) =
+              is_odd ? make_float4(take.x, take.y, keep.x, keep.y)
+                     : make_float4(keep.x, keep.y, take.x, take.y);
+        }
       }
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float2 keep = is_odd ? z[1][r] : z[0][r], give = is_odd ? z[0][r] : z[1][r];
-      const float2 take = make_float2(__shfl_xor_sync(0xffffffff, give.x, 1),
-                                      __shfl_xor_sync(0xffffffff, give.y, 1));
-      if (row + 8 * r < p.m && column + at + own < p.n) {
-        *reinterpret_cast<float4*>(to + 8 * r * static_cast<int64_t>(p.n) + at) =
-            is_odd ? make_float4(take.x, take.y, keep.x, keep.y)
-                   : make_float4(keep.x, keep.y, take.x, take.y);
-      }
-    }
+    if constexpr (kMask) store_mask(p, row, column + turn * 64, mask);
   }
 }
 
