@@ -219,7 +219,8 @@ struct Rows {
   }
 };
 
-// A sum with what truncation is expected to have taken from it.
+// A sum with what truncation is expected to have taken from it: more where it is as large as the
+// sum of its terms' magnitudes, so that they have one sign (f in SPLIT.md).
 __device__ inline float compensated(float sum, const Split::Outward::XRow& x,
                                     const Split::Outward::Feature& feature) {
   const float loss = x.loss * feature.loss;
