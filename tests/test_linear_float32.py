@@ -80,6 +80,14 @@ def assert_promise(got, trusted, exact, slack):
         assert error <= slack * allowed, f"{reduce.__name__} error {error:.3e} of {allowed:.3e}"
 
 
+def assert_mask_of(out, mask):
+    """A bit for each element of out, and zeros behind the last of a row."""
+    n = out.shape[1]
+    bits = mask.unsqueeze(2).bitwise_right_shift(torch.arange(8, device=mask.device)) & 1
+    assert torch.equal(bits.flatten(1)[:, :n], (out > 0).to(torch.uint8))
+    assert not bits.flatten(1)[:, n:].any()
+
+
 # -------------------------------------------------------------------------------------- accuracy
 
 
@@ -92,12 +100,24 @@ def test_promise(path, precision, shape):
     reference = Reference(x, weight, bias, DIVISOR)
     assert broken_promises(out, trusted, reference, slack(precision)) == []
 
-    n = shape[1]
-    bits = mask.unsqueeze(2).bitwise_right_shift(torch.arange(8, device="cuda")).bitwise_and(1)
-    assert torch.equal(bits.flatten(1)[:, :n], (out > 0).to(torch.uint8))
-    assert not bits.flatten(1)[:, n:].any()
+    assert_mask_of(out, mask)
     with torch.no_grad():
         assert_same_bits(mine(x), out)
+
+
+@pytest.mark.parametrize("m", [159, 160, 161, 176, 177, 336, 337, 352, 353, 1024])
+def test_tiles_of_x_meet(path, precision, m):
+    """On Hopper they are of 176 or 160 rows. Small integers leave no room for errors."""
+    x, weight, bias = (
+        torch.randint(-8, 9, size, device="cuda").float()
+        for size in ((m, 1024), (262, 1024), (262,))
+    )
+    operators = _extension.operators
+    out, mask = operators.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
+    z = x.double() @ weight.double().t() + bias
+    assert torch.equal(out.double(), z.relu() / DIVISOR)
+    assert_mask_of(out, mask)
+    assert_same_bits(operators.linear_relu_divide(x, weight, bias, DIVISOR), out)
 
 
 @pytest.mark.parametrize("name", ["auto", "sm90", "sm80"])
