@@ -9,8 +9,8 @@
 //   float32, three       linear_sm90_split.cuh: the weight is split into pairs of fp16 in the
 //                        registers of the warps that multiply it
 //
-// x in float32 is split by a kernel before, which samples the weight too. SPLIT.md has the
-// arithmetic.
+// x in float32 is split by a kernel before, which samples the weight too (linear_sm90_prepare.cuh).
+// SPLIT.md has the arithmetic.
 //
 // What was slower on an H200 at [1024, 8192] x [8192, 8192]: clusters of one (3%) and of four
 // (24%); float32 weights straight from L2 to registers (a load's result is waited for before the
@@ -33,6 +33,7 @@
 #include "launchers.h"
 #include "linear_sm90_common.cuh"
 #include "linear_sm90_convert.cuh"
+#include "linear_sm90_prepare.cuh"
 #include "linear_sm90_product.cuh"
 #include "linear_sm90_split.cuh"
 #include "split.cuh"

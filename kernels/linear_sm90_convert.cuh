@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "linear_sm90_common.cuh"
-#include "linear_sm90_split.cuh"
+#include "linear_sm90_prepare.cuh"
 #include "ptx.cuh"
 #include "split.cuh"
 
