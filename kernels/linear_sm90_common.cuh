@@ -104,7 +104,7 @@ __device__ void stage_turn(float4 (&staging)[kTurn][128], const float (&sums)[kS
 // Tells the producers of both blocks that this warp has read what the barrier is of.
 __device__ inline void release(uint32_t empty) {
   const int lane = threadIdx.x % 32;
-  if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(empty, lane);
+  if (lane < kClusterSize) ptx::mbarrier_arrive_mapped(ptx::map_shared(empty, lane));
 }
 
 #endif

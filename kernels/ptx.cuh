@@ -113,18 +113,6 @@ __device__ inline void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the barrier of the same name in another block of the cluster, or in this one. Release
-// and acquire are of the block's scope: that of the cluster would fence all memory each time, and
-// what these barriers order are reads of shared memory before copies into it.
-__device__ inline void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-
 // Where a barrier of another block of the cluster, or of this one, is to be found.
 __device__ inline uint32_t map_shared(uint32_t barrier, uint32_t rank) {
   uint32_t mapped;
@@ -132,7 +120,9 @@ __device__ inline uint32_t map_shared(uint32_t barrier, uint32_t rank) {
   return mapped;
 }
 
-// The same arrival, at what map_shared gave.
+// Arrives at what map_shared gave. Release and acquire are of the block's scope: that of the
+// cluster would fence all memory each time, and what these barriers order are reads of shared
+// memory before copies into it.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
