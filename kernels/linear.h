@@ -52,8 +52,7 @@ bool is_left_to_torch(const LinearInputs& in) {
 //
 //   dtype              GPU          where                                     path
 //   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
-//   float32, highest   9.0          m n >= 2^19, k >= 1024; m n >= 2^20       kSm90
-//                                   if 64 < m <= 176 and k > 4096
+//   float32, highest   9.0          m >= 32, m n >= 2^16, k >= 1024           kSm90
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m n >= 2^22, m n k >= 2^33, k >= 1024,    kSm90
 //                                   fill 0.6
@@ -62,8 +61,8 @@ bool is_left_to_torch(const LinearInputs& in) {
 //   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). The fill is
 //                 what the result takes of linear_sm90.cu's rounds of tiles of 256 x 256, one for
 //                 each pair of multiprocessors
-//   kTorch        torch's product, then linear_epilogue in place. Where there are few tiles of the
-//                 result it wins, and for float32 with short sums it errs less: cuBLAS adds up
+//   kTorch        torch's product, then linear_epilogue in place. Where the result is small it
+//                 wins, and for float32 with few rows or short sums it errs less: cuBLAS adds up
 //                 partial sums there. GPUs between, whose tensor cores add float16 products in
 //                 float32 at half their rate, would not gain from three products
 //
@@ -96,8 +95,7 @@ Path choose_path(const Linear& linear, int capability) {
   const int64_t size = linear.m * linear.n;
   if (linear.dtype == DType::kFloat64 || linear.k < 1024) return Path::kTorch;
   if (linear.dtype == DType::kFloat32 && linear.products == 3) {
-    const bool is_short = linear.m > 64 && linear.m <= 176 && linear.k > 4096;
-    const bool is_sm90s = capability == 90 && size >= (is_short ? 1 << 20 : 1 << 19);
+    const bool is_sm90s = capability == 90 && linear.m >= 32 && size >= 1 << 16;
     const bool is_sm80s = (capability == 80 || capability == 100) && size >= 1 << 22;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }

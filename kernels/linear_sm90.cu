@@ -183,9 +183,9 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
 
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
 struct Workspace {
-  size_t next, ready, zeros;
+  size_t next, ready, left_by, zeros;
   size_t x_exponent, x_counts, x_sample, weight_exponent, weight_counts, weight_sample;
-  size_t x, weight, bytes;
+  size_t x, weight, left, bytes;
 
   explicit Workspace(const Linear& linear) {
     size_t end = 0;
@@ -199,6 +199,8 @@ struct Workspace {
     next = take(rounds ? sizeof(unsigned) : 0);
     const int64_t shares = blocks_of(linear.n, kColumns) * kClusterSize;
     ready = take(rounds ? shares * (padded_k / kStepK) * sizeof(unsigned) : 0);
+    const int64_t clusters = rounds ? 0 : Schedule::kMostClusters;
+    left_by = take(clusters * sizeof(*SplitProblem::left_by));
     zeros = end;
     x_exponent = take(linear.m * sizeof(int));
     x_counts = take(linear.m * sizeof(split::Counts));
@@ -208,6 +210,7 @@ struct Workspace {
     weight_sample = take(rounds ? 0 : linear.n * sizeof(split::Sample));
     x = take((rounds ? 1 : 2) * linear.m * padded_k * sizeof(__half));
     weight = take(rounds ? linear.n * padded_k * sizeof(__half) : 0);
+    left = take(clusters * sizeof(*SplitProblem::left));
     bytes = end;
   }
 };
@@ -216,6 +219,8 @@ struct Workspace {
 struct Operands {
   split::Operand x, weight;
   unsigned *next, *ready;
+  decltype(SplitProblem::left) left;
+  decltype(SplitProblem::left_by) left_by;
   int64_t zeros;  // from next on
   bool heeds_few;
 
@@ -242,6 +247,8 @@ struct Operands {
                      at.weight_counts, at.weight_sample);
     next = reinterpret_cast<unsigned*>(workspace + at.next);
     ready = reinterpret_cast<unsigned*>(workspace + at.ready);
+    left = reinterpret_cast<decltype(left)>(workspace + at.left);
+    left_by = reinterpret_cast<decltype(left_by)>(workspace + at.left_by);
     zeros = static_cast<int64_t>(at.zeros / sizeof(unsigned));
   }
 
@@ -309,27 +316,39 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
   constexpr int kMore = S::kXRows - S::kNarrow;
   const int wide = blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
-  const SplitProblem problem{output.bias,
-                             output.out,
-                             output.mask,
-                             x.exponent,
-                             weight.exponent,
-                             x.sample,
-                             weight.sample,
-                             weight.counts,
-                             m,
-                             n,
-                             k,
-                             output.floor,
-                             output.divisor,
-                             output.is_direct,
-                             tiles,
-                             std::clamp(wide, 0, tiles.x_tiles)};
+  SplitProblem problem{output.bias,
+                       output.out,
+                       output.mask,
+                       x.exponent,
+                       weight.exponent,
+                       x.sample,
+                       weight.sample,
+                       weight.counts,
+                       m,
+                       n,
+                       k,
+                       output.floor,
+                       output.divisor,
+                       output.is_direct,
+                       tiles,
+                       std::clamp(wide, 0, tiles.x_tiles),
+                       {},
+                       {},
+                       operands.left,
+                       operands.left_by};
   int clusters;
   status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;
-  status = launch(split_kernel, std::min(clusters, tiles.count()), kThreads, sizeof(S::Memory),
-                  true, stream, high_map, low_map, weight_map, problem);
+  const auto rows_of = [&](int tile) {
+    int x_tile, weight_tile;
+    tiles.find(tile, &x_tile, &weight_tile);
+    return Rows(problem, x_tile, weight_tile).size;
+  };
+  clusters = problem.schedule.plan(tiles.count(), S::steps(k) / 2,
+                                   std::min(clusters, Schedule::kMostClusters), S::kXRows, rows_of);
+  problem.segment = promotion_steps(k, problem.schedule.rounds);
+  status = launch(split_kernel, clusters, kThreads, sizeof(S::Memory), true, stream, high_map,
+                  low_map, weight_map, problem);
   if (status != cudaSuccess) return status;
   return split::exact(x, weight, k, operands.heeds_few, result_of(output), false, stream);
 }

@@ -34,7 +34,7 @@ struct Tiles {
   int x_tiles, weight_tiles;
 
   __host__ __device__ int count() const { return x_tiles * weight_tiles; }
-  __device__ void find(int index, int* x_tile, int* weight_tile) const {
+  __host__ __device__ void find(int index, int* x_tile, int* weight_tile) const {
     const int group = index / (kSideBySide * weight_tiles);
     const int rest = index - group * (kSideBySide * weight_tiles);
     const int size = min(kSideBySide, x_tiles - group * kSideBySide);

@@ -5,6 +5,7 @@
 
 #include <cuda_fp16.h>
 
+#include <climits>
 #include <cstddef>
 #include <type_traits>
 
@@ -36,13 +37,14 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& high_map,
   const uint32_t x = base + offsetof(Memory, x) + rank * kShare * S::kXRowBytes;
   const uint32_t weight = base + offsetof(Memory, weight);
   Ring<S::kStages> ring;
-  for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
-       tile += gridDim.x / kClusterSize) {
+  for (int turn = 0;; ++turn) {
+    const Schedule::Part part = p.schedule.part(turn);
+    if (!part.exists()) break;
     int x_tile, weight_tile;
-    p.tiles.find(tile, &x_tile, &weight_tile);
+    p.tiles.find(part.tile, &x_tile, &weight_tile);
     const int row = Rows(p, x_tile, weight_tile).begin + rank * kShare;
     const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
-    for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
+    for (int step = part.begin; step < part.end; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
@@ -70,10 +72,11 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
   const int lane = threadIdx.x % 32;
   const int first = warp * kRows * 32 + lane;
   Ring<S::kStages> ring;
-  for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
-       tile += gridDim.x / kClusterSize) {
+  for (int turn = 0;; ++turn) {
+    const Schedule::Part part = p.schedule.part(turn);
+    if (!part.exists()) break;
     int x_tile, weight_tile;
-    p.tiles.find(tile, &x_tile, &weight_tile);
+    p.tiles.find(part.tile, &x_tile, &weight_tile);
     const int weight_row =
         (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + first;
     float small[kRows], largest[kRows];
@@ -86,8 +89,9 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
       largest[r] = 0;
       nonzeros[r] = smalls[r] = 0;
     }
-    int until = x_tile;  // steps until one is this block's
-    for (int step = 0; step < S::steps(p.k); ++step, ring.advance()) {
+    // Steps until one is this block's.
+    int until = x_tile < shares ? (x_tile + shares - part.begin % shares) % shares : INT_MAX;
+    for (int step = part.begin; step < part.end; ++step, ring.advance()) {
       ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
       const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * S::kRowBytes;
       const int chunks = until == 0 ? kChunks : 0;
@@ -112,9 +116,8 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
     for (int r = 0; r < kRows; ++r) {
       const int row = weight_row + r * 32;
       if (row >= p.n || x_tile >= shares) continue;
-      // So many that the nonzeros can't make up for them, however many tiles find one too large.
       const float scaled = largest[r] * split::power_of_two(p.weight_exponent[row]);
-      if (!(scaled < kTooLarge)) smalls[r] = kOverflow / shares;
+      if (!(scaled < kTooLarge)) atomicMax(&p.weight_counts[row].smalls, kOverflow);
       atomicAdd(&p.weight_counts[row].smalls, smalls[r]);
       atomicAdd(&p.weight_counts[row].nonzeros, nonzeros[r]);
     }
@@ -126,7 +129,8 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     split_kernel(const __grid_constant__ CUtensorMap high_map,
                  const __grid_constant__ CUtensorMap low_map,
-                 const __grid_constant__ CUtensorMap weight_map, const SplitProblem p) {
+                 const __grid_constant__ CUtensorMap weight_map,
+                 const __grid_constant__ SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Split;
   using Memory = S::Memory;
@@ -135,14 +139,15 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const uint32_t full = base + offsetof(Memory, barriers.full);
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
-  // The same for all of a warp, as the compiler sees it then: 1% of an H200's time.
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const int warpgroup = ptx::uniform(threadIdx.x / 128);  // 1% of an H200's time
   if (threadIdx.x == kConsumers * 128) {
     ptx::prefetch_tensormap(&high_map);
     ptx::prefetch_tensormap(&low_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  if (threadIdx.x == 0) ptx::mbarrier_init(base + offsetof(Memory, unheeded), 1);
+  // One arrival more than there are, so that its phase never ends.
+  constexpr int kNever = 4 * kConsumers * kClusterSize + 1;
+  if (threadIdx.x == 0) ptx::mbarrier_init(base + offsetof(Memory, unheeded), kNever);
   init_barriers<S::kStages>(full, empty, kJudges);
   wait_for_previous_kernel();
 
@@ -165,20 +170,18 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     const int own_row = local_row + fragment_row(g, 0);
     const uint32_t own_weight =
         base + offsetof(Memory, weight) + own_row * S::kRowBytes + (c ^ own_row % 8) * 16;
-    const int steps = S::steps(p.k);
-    const int segment = min(promotion_steps(p.k), steps);
     // A lane for each block tells its producer which stage the warp has read, a step later. That
     // there was none before the first is told to a barrier that nobody heeds.
     const uint32_t empty_of_block = ptx::map_shared(empty, lane % kClusterSize);
     uint32_t read = ptx::map_shared(base + offsetof(Memory, unheeded), lane % kClusterSize);
     Ring<S::kStages> ring;
     uint32_t high[2][S::kSteps16][4], low[S::kSteps16][4];
-    int turn = 0;
 
-    for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
-         tile += gridDim.x / kClusterSize) {
+    for (int turn = 0;; ++turn) {
+      const Schedule::Part part = p.schedule.uniform_part(turn);
+      if (!part.exists()) break;
       int x_tile, weight_tile;
-      p.tiles.find(tile, &x_tile, &weight_tile);
+      p.tiles.find(part.tile, &x_tile, &weight_tile);
       const int tile_row = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
       float scale[2];
 #pragma unroll
@@ -186,6 +189,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         const int n = min(tile_row + local_row + fragment_row(g, r), p.n - 1);
         scale[r] = split::power_of_two(__ldg(p.weight_exponent + n));
       }
+      // Asked for here, for it would be kept in a register through all else.
+      const uint32_t x_tiles = ptx::shared_address(shared.x);
       // d has values so that its registers are free when the products are made.
       float d[S::kSums] = {}, sums[S::kSums] = {};
 
@@ -218,8 +223,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       // which goes first, are free.
       const auto step = [&](auto rows, uint32_t (&now)[S::kSteps16][4],
                             uint32_t (&next)[S::kSteps16][4], bool accumulates, bool is_last) {
-        const uint64_t x = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x) +
-                                                                 ring.stage * S::kXBytes);
+        const uint64_t x = ptx::matrix_descriptor<S::kXRowBytes>(x_tiles + ring.stage * S::kXBytes);
         ptx::wgmma_fence();
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
@@ -240,10 +244,11 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         if (!is_last) convert(next);
       };
 
-      const auto multiply = [&](auto rows) {
+      const auto multiply = [&](auto rows, const int steps) {
         // The second warpgroup begins with half a segment, so that one multiplies while the other
         // promotes: 1% of an H200's time.
-        for (int i = 0, end = segment >> warpgroup; i < steps; end = min(end + segment, steps)) {
+        for (int i = 0, end = min(p.segment >> warpgroup, steps); i < steps;
+             end = min(end + p.segment, steps)) {
           bool accumulates = false;
           do {
             step(rows, high[0], high[1], accumulates, false);
@@ -259,14 +264,18 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       const bool is_wide = Rows(p, x_tile, weight_tile).size == S::kXRows;
       convert(high[0]);
       if (is_wide) {
-        multiply(std::integral_constant<int, S::kXRows>{});
+        multiply(std::integral_constant<int, S::kXRows>{}, part.end - part.begin);
       } else {
-        multiply(std::integral_constant<int, S::kNarrow>{});
+        multiply(std::integral_constant<int, S::kNarrow>{}, part.end - part.begin);
       }
 
-      const S::Outward& outward = shared.outward[turn];
-      turn ^= 1;
+      const S::Outward& outward = shared.outward[turn % 2];
       ptx::barrier_sync(1 + warpgroup, 128 + 32);
+      if (!p.schedule.finishes(part)) {
+        leave(p, sums);
+        continue;
+      }
+      if (part.begin > 0) collect(p, part.tile, sums);
       if (outward.is_direct) {
         const int feature = local_row + fragment_row(g, 0);
         if (p.mask == nullptr) {

@@ -8,6 +8,7 @@
 
 #include "epilogue.cuh"
 #include "linear_sm90_common.cuh"
+#include "linear_sm90_schedule.cuh"
 #include "ptx.cuh"
 #include "split.cuh"
 
@@ -34,7 +35,7 @@ struct Split {
   static constexpr int kPartBytes = kXRows * kXRowBytes, kXBytes = 2 * kPartBytes;
 
   // Whole pairs of steps. Behind the end of k the copies bring zeros.
-  static __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }
+  static __host__ __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }
 
   // What a tile needs on its way out.
   struct Outward {
@@ -63,9 +64,10 @@ struct Split {
 // Steps between two promotions, an even number. float32's own error grows with the root of K, that
 // of the tensor cores with what is summed at once: with what truncation is expected to take made up
 // for, sums of 256 of K, and of fewer where K is short, keep below it even where all terms have one
-// sign. At K = 8192, 128 would be 1% slower.
-__device__ inline int promotion_steps(int k) {
-  return (k < 4096 ? 64 : k < 8192 ? 128 : 256) / Split::kK;
+// sign. At K = 8192, 128 would be 1% slower; they are taken where there is no whole round of tiles,
+// for there torch adds up partial sums and errs less.
+inline int promotion_steps(int k, int rounds) {
+  return (k < 4096 ? 64 : k < 8192 || rounds == 0 ? 128 : 256) / Split::kK;
 }
 
 // What a sum of random signs loses to truncation for each of K between two promotions, and how much
@@ -87,16 +89,20 @@ struct SplitProblem {
   bool is_direct;  // whether store_direct serves, as far as the call goes
   Tiles tiles;
   int wide;  // tiles of x that have kXRows rows; the others have kNarrow
+  Schedule schedule;
+  int segment;  // steps between two promotions
+  // Of tiles that clusters share: the sums of each cluster, a part for each of its threads, and how
+  // often each warp has left its own, 0 at first.
+  float4 (*left)[kClusterSize][Split::kSums / 4][128 * kConsumers];
+  unsigned (*left_by)[kClusterSize][4 * kConsumers];
 };
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // The rows of a tile of x. Which tiles are the wide ones differs between tiles of the weight, so
 // that all clusters have as many of them.
 struct Rows {
   int begin, size;
 
-  __device__ Rows(const SplitProblem& p, int x_tile, int weight_tile) {
+  __host__ __device__ Rows(const SplitProblem& p, int x_tile, int weight_tile) {
     const unsigned tiles = p.tiles.x_tiles, wide = p.wide;
     const unsigned shift = weight_tile * wide % tiles;
     const auto wide_before = [&](unsigned i) { return i / tiles * wide + min(i % tiles, wide); };
@@ -106,17 +112,52 @@ struct Rows {
   }
 };
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Leaves a part's sums for the cluster that finishes the tile.
+__device__ inline void leave(const SplitProblem& p, const float (&sums)[Split::kSums]) {
+  const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
+#pragma unroll
+  for (int i = 0; i < Split::kSums / 4; ++i) {
+    const float* const sum = sums + 4 * i;
+    p.left[cluster][rank][i][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  }
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::add_release(&p.left_by[cluster][rank][threadIdx.x / 32], 1);
+}
+
+// Adds what the clusters before this one have left of a tile. They have begun before this one, as
+// blocks begin in the order of their numbers, and leave it before they wait for anything.
+__device__ inline void collect(const SplitProblem& p, int tile, float (&sums)[Split::kSums]) {
+  const int rank = ptx::cluster_ctarank();
+#pragma unroll 1
+  for (int c = blockIdx.x / kClusterSize; p.schedule.is_cut_by(c, tile); --c) {
+    // A vote, so that the compiler sees all lanes come out of the loop together; otherwise it would
+    // gather them before each product: 3% of an H200's time.
+    const unsigned* const has_left = &p.left_by[c - 1][rank][threadIdx.x / 32];
+    while (!__all_sync(0xffffffff, ptx::load_acquire(has_left) != 0)) {
+    }
+#pragma unroll
+    for (int i = 0; i < Split::kSums / 4; ++i) {
+      const float4 more = __ldcg(&p.left[c - 1][rank][i][threadIdx.x]);
+      float* const sum = sums + 4 * i;
+      sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
+    }
+  }
+}
+
 // Collects what each tile needs on its way out while it is multiplied: one warp.
-__device__ inline void gather(const SplitProblem& p, Split::Outward (&outward)[2]) {
+__device__ inline void gather(const SplitProblem& p, Split::Outward (&outwards)[2]) {
   using S = Split;
   const int lane = threadIdx.x % 32;
-  const float loss_of_segment = kLossOfK * S::kK * promotion_steps(p.k);
+  const float loss_of_segment = kLossOfK * S::kK * p.segment;
   const float sign_of_sum = kLossOfSign / static_cast<float>(p.k);
-  int turn = 0;
-  for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
-       tile += gridDim.x / kClusterSize, turn ^= 1) {
+  for (int turn = 0;; ++turn) {
+    const Schedule::Part part = p.schedule.part(turn);
+    if (!part.exists()) break;
+    Split::Outward& outward = outwards[turn % 2];
     int x_tile, weight_tile;
-    p.tiles.find(tile, &x_tile, &weight_tile);
+    p.tiles.find(part.tile, &x_tile, &weight_tile);
     const Rows rows(p, x_tile, weight_tile);
     const int end = min(rows.begin + rows.size, p.m);
     const int column = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
@@ -126,22 +167,22 @@ __device__ inline void gather(const SplitProblem& p, Split::Outward (&outward)[2
       const int exponent = row < end ? __ldg(p.x_exponent + row) : 0;
       const split::Sample sample = row < end ? p.x_sample[row] : split::Sample{};
       is_direct &= abs(exponent) <= kModestExponent;
-      outward[turn].x[i] = {split::power_of_two(-exponent), sample.loss, sample.inverse_mean};
+      outward.x[i] = {split::power_of_two(-exponent), sample.loss, sample.inverse_mean};
     }
     for (int i = lane; i < S::kWeightRows; i += 32) {
       const int row = column + i;
       const int exponent = row < p.n ? __ldg(p.weight_exponent + row) : 0;
       const split::Sample sample = row < p.n ? p.weight_sample[row] : split::Sample{};
       is_direct &= abs(exponent) <= kModestExponent;
-      outward[turn].features[i] = {split::power_of_two(-exponent), loss_of_segment * sample.loss,
-                                   sign_of_sum * sample.inverse_mean,
-                                   row < p.n && p.bias != nullptr ? __ldg(p.bias + row) : 0.0f};
+      outward.features[i] = {split::power_of_two(-exponent), loss_of_segment * sample.loss,
+                             sign_of_sum * sample.inverse_mean,
+                             row < p.n && p.bias != nullptr ? __ldg(p.bias + row) : 0.0f};
     }
     is_direct = __all_sync(0xffffffff, is_direct);
     if (lane == 0) {
-      outward[turn].row = rows.begin, outward[turn].end = end;
-      outward[turn].column = column;
-      outward[turn].is_direct = is_direct;
+      outward.row = rows.begin, outward.end = end;
+      outward.column = column;
+      outward.is_direct = is_direct;
     }
     // The one that is written next was read by both before they came here.
     for (int w = 0; w < kConsumers; ++w) ptx::barrier_sync(1 + w, 128 + 32);

@@ -50,6 +50,16 @@ __device__ inline uint32_t cluster_ctarank() {
   return rank;
 }
 
+// Asked for again wherever it is used, so that nothing that follows from it stays in registers.
+__device__ inline int clusterid() {
+  int id;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+}
+
+// What all lanes of a warp have alike, so that the compiler sees that they do.
+__device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
+
 // A barrier of all threads of the cluster.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

@@ -23,6 +23,8 @@ DIVISOR = 2.0
 # [m, n, k]: from K = 1024 on the promise is kept, whatever M and N.
 LONG = [(1, 513, 1027), (64, 512, 1024), (65, 1001, 1030), (200, 4099, 2053)]
 SHORT = [(1, 1, 1), (1, 3, 7), (64, 17, 65), (65, 129, 300), (200, 513, 129), (200, 1, 1000)]
+# On Hopper: one tile in many parts, some in a few, and what a whole round of tiles leaves.
+SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
 # Of its three products, each has M, N and K that are multiples of nothing.
 TRAINING = (1030, 1537, 1029)
 
@@ -91,7 +93,7 @@ def assert_mask_of(out, mask):
 # -------------------------------------------------------------------------------------- accuracy
 
 
-@pytest.mark.parametrize("shape", LONG, ids=str)
+@pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_promise(path, precision, shape):
     mine, _, x, _ = draw(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
@@ -105,12 +107,10 @@ def test_promise(path, precision, shape):
         assert_same_bits(mine(x), out)
 
 
-@pytest.mark.parametrize("m", [159, 160, 161, 176, 177, 336, 337, 352, 353, 1024])
-def test_tiles_of_x_meet(path, precision, m):
-    """On Hopper they are of 176 or 160 rows. Small integers leave no room for errors."""
+def assert_exact(m, n, k):
+    """Small integers leave no room for errors."""
     x, weight, bias = (
-        torch.randint(-8, 9, size, device="cuda").float()
-        for size in ((m, 1024), (262, 1024), (262,))
+        torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
     )
     operators = _extension.operators
     out, mask = operators.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
@@ -118,6 +118,17 @@ def test_tiles_of_x_meet(path, precision, m):
     assert torch.equal(out.double(), z.relu() / DIVISOR)
     assert_mask_of(out, mask)
     assert_same_bits(operators.linear_relu_divide(x, weight, bias, DIVISOR), out)
+
+
+@pytest.mark.parametrize("m", [159, 160, 161, 176, 177, 336, 337, 352, 353, 1024])
+def test_tiles_of_x_meet(path, precision, m):
+    """On Hopper they are of 176 or 160 rows."""
+    assert_exact(m, 262, 1024)
+
+
+@pytest.mark.parametrize("shape", SHARED, ids=str)
+def test_tiles_are_shared(path, precision, shape):
+    assert_exact(*shape)
 
 
 @pytest.mark.parametrize("name", ["auto", "sm90", "sm80"])
@@ -366,6 +377,24 @@ def test_current_stream(path):
     for results in (got, again):
         for a, b in zip(results, want, strict=True):
             assert_same_bits(a, b)
+
+
+def test_two_streams_at_once(path):
+    """Blocks that wait for what others leave do so even if not all of them fit on the GPU."""
+    mine, _, x, _ = draw(*SHARED[1])
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        want = mine(x)
+        torch.cuda.synchronize()
+        results = []
+        for _ in range(20):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    results.append(mine(x))
+    torch.cuda.synchronize()
+    for got in results:
+        assert_same_bits(got, want)
 
 
 # -------------------------------------------------------------- gradients that are torch's product

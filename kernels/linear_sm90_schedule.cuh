@@ -1,0 +1,111 @@
+// Which tiles of the result each cluster multiplies, and how clusters share the tiles of the last
+// round.
+
+#ifndef KERNELS_LINEAR_SM90_SCHEDULE_CUH_
+#define KERNELS_LINEAR_SM90_SCHEDULE_CUH_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "linear_sm90_common.cuh"
+#include "ptx.cuh"
+
+namespace kernels {
+namespace sm90 {
+
+// Clusters take whole tiles in turn. The tiles that are left, too few for a round, are put end to
+// end along K, and each cluster takes a share of them: the end of a tile and the beginning of the
+// next, as a rule. Of a tile that is cut, the cluster with its last steps adds up what those with
+// the others leave in memory. So all clusters end at about the same time, and a result of few tiles
+// has work for all. On an H200 x [128, 8192], weight [4096, 8192] takes a third of the time, and
+// [1024, 8192], [8192, 8192], whose last round was full to 91%, 0.5% less.
+struct Schedule {
+  static constexpr int kMostClusters = 72;
+  // Sums that go through memory cost what some pairs of steps do. So tiles are cut where that saves
+  // kWorth of them, into shares that have kLeast or more, and not nearer to a tile's ends than
+  // kSliver. On an H200 K = 1024 took up to a fifth longer with 8 or 16 for kLeast, and longer K no
+  // less; [1024, 1024], [8192, 1024], which would save 1.4, took 6% longer cut.
+  static constexpr int kWorth = 5, kLeast = 4, kSliver = 3;
+
+  int rounds;                    // of whole tiles
+  int pairs;                     // of steps, in a tile
+  int begin[kMostClusters + 1];  // of each cluster's share, in pairs since the first tile of all
+
+  // Of `tiles` tiles, of which rows_of tells the rows of x, `most_rows` at most. Returns how many
+  // clusters have work.
+  template <typename RowsOf>
+  int plan(int tiles, int pairs_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
+    rounds = tiles / clusters, pairs = pairs_of_tile;
+    const int first = rounds * clusters;
+    // Rows of each cluster's whole tiles, with those of the last round if none is cut, and of all.
+    int64_t rows[kMostClusters] = {}, longest = 0, sum = 0;
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int64_t height = rows_of(tile), of_cluster = rows[tile % clusters] + height;
+      longest = std::max(longest, of_cluster);
+      sum += height;
+      if (tile < first) rows[tile % clusters] = of_cluster;
+    }
+    const bool cuts = (longest * clusters - sum) * pairs >= kWorth * most_rows * clusters;
+    int tile = first, pair = 0;
+    int64_t due = 0;  // rows times pairs
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+      begin[cluster] = (tile - first) * pairs + pair;
+      if (!cuts) {
+        tile = std::min(tile + 1, tiles);
+        continue;
+      }
+      due += std::max(sum * pairs / clusters - rows[cluster] * pairs, kLeast * most_rows);
+      while (tile < tiles) {
+        const int64_t height = rows_of(tile), left = pairs - pair;
+        int64_t taken = std::min(std::max(due + height / 2, int64_t{0}) / height, left);
+        if (left - taken < kSliver) taken = left;
+        if (pair == 0 && taken < kSliver) break;
+        pair += static_cast<int>(taken), due -= taken * height;
+        if (pair < pairs) break;
+        pair = 0, ++tile;
+      }
+    }
+    begin[clusters] = (tiles - first) * pairs;
+    if (rounds > 0) return clusters;
+    return static_cast<int>(std::lower_bound(begin, begin + clusters, begin[clusters]) - begin);
+  }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  // What a cluster multiplies at a time: steps of a tile.
+  struct Part {
+    int tile, begin, end;
+
+    __device__ bool exists() const { return begin < end; }
+  };
+
+  // A share begins with its last tile. All clusters are then at about the same place of K, where L2
+  // serves them, and what one leaves in memory is there when another needs it.
+  __device__ Part part(int turn) const {
+    const int cluster = ptx::clusterid(), clusters = gridDim.x / kClusterSize;
+    if (turn < rounds) return {cluster + turn * clusters, 0, 2 * pairs};
+    const int first = begin[cluster], last = begin[cluster + 1];
+    if (first == last) return {};
+    const int tile = (last - 1) / pairs - (turn - rounds), start = tile * pairs;
+    return {rounds * clusters + tile, 2 * max(first - start, 0), 2 * min(last - start, pairs)};
+  }
+  // The same, by all lanes of a warp.
+  __device__ Part uniform_part(int turn) const {
+    const Part own = part(turn);
+    return {ptx::uniform(own.tile), ptx::uniform(own.begin), ptx::uniform(own.end)};
+  }
+
+  __device__ bool finishes(const Part& part) const { return part.end == 2 * pairs; }
+
+  // Whether a cluster's share begins behind the beginning of this tile of the last round, so that
+  // the cluster before it has some of the tile too.
+  __device__ bool is_cut_by(int cluster, int tile) const {
+    const int clusters = gridDim.x / kClusterSize;
+    return begin[cluster] > (tile - rounds * clusters) * pairs;
+  }
+#endif
+};
+
+}  // namespace sm90
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_SM90_SCHEDULE_CUH_
