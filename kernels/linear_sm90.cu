@@ -147,22 +147,17 @@ int launch_product(const Problem<Kind>& problem, int clusters, const typename Ki
                    cudaStream_t stream) {
   CUtensorMap x_map, weight_map;
   const Output<typename Kind::Out>& output = problem.output;
-  int status = make_map<kRowBytes>(&x_map, x, output.m, problem.k, x_stride, kRows);
+  int status = make_map<kRowBytes>(&x_map, x, output.m, problem.k, x_stride, kXShare);
   if (status != cudaSuccess) return status;
-  status = make_map<kRowBytes>(&weight_map, weight, output.n, problem.k, weight_stride, kShareRows);
+  status =
+      make_map<kRowBytes>(&weight_map, weight, output.n, problem.k, weight_stride, kWeightRows);
   if (status != cudaSuccess) return status;
   return launch(product_kernel<Kind>, clusters, kThreads, sizeof(Memory<Kind>), Kind::kConverts,
                 stream, x_map, weight_map, problem);
 }
 
 inline Tiles product_tiles(const Linear& linear) {
-  return {blocks_of(linear.m, kRows * kClusterSize), blocks_of(linear.n, kColumns)};
-}
-
-// 16 bytes, and 4 of the mask.
-template <typename T>
-int64_t product_stores_together(const Linear& linear) {
-  return linear.mask != nullptr ? 32 : 16 / sizeof(T);
+  return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
 }
 
 template <typename T>
@@ -172,10 +167,11 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
   const int status =
       count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
-  const Problem<Kind> problem{output_of<T>(linear, product_stores_together<T>(linear)),
-                              static_cast<int>(linear.k),
-                              product_tiles(linear),
-                              {}};
+  const Problem<Kind> problem{
+      output_of<T>(linear, linear.mask != nullptr ? kFeatures : 16 / sizeof(T)),
+      static_cast<int>(linear.k),
+      product_tiles(linear),
+      {}};
   return launch_product(problem, std::min(clusters, problem.tiles.count()),
                         static_cast<const T*>(linear.x), linear.x_stride,
                         static_cast<const T*>(linear.weight), linear.weight_stride, stream);
@@ -197,7 +193,7 @@ struct Workspace {
     const bool rounds = linear.products == 1;
     const int64_t padded_k = split::padded(linear.k);
     next = take(rounds ? sizeof(unsigned) : 0);
-    const int64_t shares = blocks_of(linear.n, kColumns) * kClusterSize;
+    const int64_t shares = blocks_of(linear.n, kShareRows * kClusterSize) * kClusterSize;
     ready = take(rounds ? shares * (padded_k / kStepK) * sizeof(unsigned) : 0);
     const int64_t clusters = rounds ? 0 : Schedule::kMostClusters;
     left_by = take(clusters * sizeof(*SplitProblem::left_by));
@@ -265,11 +261,10 @@ inline split::Result result_of(const Output<float>& output) {
   return {output.bias, output.floor, output.divisor, output.out, output.mask};
 }
 
-template <bool kMask>
 int rounded_linear(const Linear& linear, cudaStream_t stream) {
-  using Kind = Rounded<kMask>;
+  using Kind = Rounded;
   const Operands operands(linear);
-  Output<float> output = output_of<float>(linear, product_stores_together<float>(linear));
+  Output<float> output = output_of<float>(linear, linear.mask != nullptr ? 8 : kTogether);
   output.x_exponent = operands.x.exponent;
   output.weight_exponent = operands.weight.exponent;
   int status = operands.prepare(linear.k, static_cast<int>(linear.k), stream);
@@ -383,9 +378,8 @@ int linear_sm90(const Linear& linear, CUstream_st* stream) {
     case DType::kBFloat16:
       return sm90::half_linear<__nv_bfloat16>(linear, stream);
     default:
-      return linear.products == 3     ? sm90::split_linear(linear, stream)
-             : linear.mask != nullptr ? sm90::rounded_linear<true>(linear, stream)
-                                      : sm90::rounded_linear<false>(linear, stream);
+      return linear.products == 3 ? sm90::split_linear(linear, stream)
+                                  : sm90::rounded_linear(linear, stream);
   }
 }
 

@@ -80,24 +80,30 @@ __device__ void init_barriers(uint32_t full, uint32_t empty, int local_readers) 
   ptx::cluster_sync();
 }
 
-// Results leave the registers in turns of kTurn blocks of 8 columns, through memory of which each
-// thread has its own part: a loop over registers would have to be unrolled, and so much code is
-// late from memory whenever L2 has lost it. This finds the turn among kFirst to kLast - 1.
-template <int kFirst, int kLast, int kTurn, int kSums>
-__device__ void stage_turn(float4 (&staging)[kTurn][128], const float (&sums)[kSums], int turn) {
+// Results leave the registers in turns of kTurn blocks of 8 columns. A thread has slots of its own
+// for them in shared memory, kPitch apart.
+template <int kTurn, int kPitch, int kSums>
+__device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int turn) {
+#pragma unroll
+  for (int j = 0; j < kTurn; ++j) {
+    const float* const sum = sums + 4 * (turn * kTurn + j);
+    slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  }
+}
+
+// The same for a turn among kFirst to kLast - 1 that is known at run time: a loop over registers
+// would have to be unrolled, and so much code is late from memory whenever L2 has lost it.
+template <int kFirst, int kLast, int kTurn, int kPitch, int kSums>
+__device__ void stage_turn(float4* slot, const float (&sums)[kSums], int turn) {
   if constexpr (kLast - kFirst > 1) {
     constexpr int kMiddle = (kFirst + kLast) / 2;
     if (turn < kMiddle) {
-      stage_turn<kFirst, kMiddle>(staging, sums, turn);
+      stage_turn<kFirst, kMiddle, kTurn, kPitch>(slot, sums, turn);
     } else {
-      stage_turn<kMiddle, kLast>(staging, sums, turn);
+      stage_turn<kMiddle, kLast, kTurn, kPitch>(slot, sums, turn);
     }
   } else {
-#pragma unroll
-    for (int j = 0; j < kTurn; ++j) {
-      const float* const sum = sums + 4 * (kFirst * kTurn + j);
-      staging[j][threadIdx.x % 128] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    }
+    stage_blocks<kTurn, kPitch>(slot, sums, kFirst);
   }
 }
 

@@ -25,25 +25,36 @@ struct Half {
   using Operand = T;
   using Out = T;
   static constexpr bool kConverts = false;
+
+  // Clusters next to each other have a tile of x in common: 0.3% of an H200's time.
+  static __device__ void find(const Tiles& tiles, int index, int* x_tile, int* weight_tile) {
+    Tiles{tiles.weight_tiles, tiles.x_tiles}.find(index, weight_tile, x_tile);
+  }
 };
 
-// float32, scaled and rounded to fp16. The mask has a kernel of its own: with its code, that
-// without was 1% slower on an H200.
-template <bool kHasMask>
+// float32, scaled and rounded to fp16.
 struct Rounded {
   using Operand = __half;
   using Out = float;
-  static constexpr bool kConverts = true, kMask = kHasMask;
+  static constexpr bool kConverts = true;
+
+  // In the order in which the weight is converted.
+  static __device__ void find(const Tiles& tiles, int index, int* x_tile, int* weight_tile) {
+    tiles.find(index, x_tile, weight_tile);
+  }
 };
 
-// A block's tile: 128 rows of x, operand A, and 256 of the weight, operand B, which the two blocks
-// of a cluster have in common. Rows in shared memory are as long as the widest swizzle.
-constexpr int kRows = 64 * kConsumers, kColumns = 256;
-static_assert(kShareRows == kColumns / kClusterSize, "a block brings its share for both");
+// A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which the two blocks
+// of a cluster have in common. The other way round half types took 1.5 to 2% longer on an H200,
+// which holds its clock back to save power. Rows in shared memory are as long as the widest
+// swizzle.
+constexpr int kWeightRows = kFeatures * kConsumers;
+static_assert(kShareRows == kWeightRows, "a block converts what it multiplies");
+constexpr int kXShare = kXRows / kClusterSize;  // rows of x a block brings for both
 constexpr int kRowBytes = 128, kK = kRowBytes / 2;
 static_assert(kK == kStepK, "steps are the same");
-constexpr int kXBytes = kRows * kRowBytes, kWeightBytes = kColumns * kRowBytes;
-constexpr int kSums = kColumns / 2;  // a thread
+constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
+constexpr int kSums = kXRows / 2;  // a thread
 constexpr int kStages = 4;
 constexpr int kWorkerRegisters = 88, kProductRegisters = 208;
 
@@ -51,15 +62,15 @@ template <typename Kind>
 struct Memory {
   uint8_t x[kStages][kXBytes];
   uint8_t weight[kStages][kWeightBytes];
-  // Half types' store_direct has more of it.
-  float4 staging[Kind::kConverts ? 1 : 4][kConsumers][kTurn][128];
-  Columns<kColumns, typename Kind::Out> columns[kConsumers];
+  Staging<typename Kind::Out> staging[kConsumers];
+  Scales<typename Kind::Out> scales[kConsumers];
   std::conditional_t<Kind::kConverts, ConverterMemory, int> converters;
   Barriers<kStages> barriers;
   int progress;
 };
 
-static_assert(sizeof(Memory<Rounded<true>>) <= 227 * 1024, "a block has no more");
+static_assert(sizeof(Memory<Half<__half>>) <= 227 * 1024, "a block has no more");
+static_assert(sizeof(Memory<Rounded>) <= 227 * 1024, "a block has no more");
 
 template <typename Kind>
 struct Problem {
@@ -78,8 +89,8 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
   const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x = base + offsetof(Memory<Kind>, x);
-  const uint32_t weight = base + offsetof(Memory<Kind>, weight) + rank * kShareRows * kRowBytes;
+  const uint32_t x = base + offsetof(Memory<Kind>, x) + rank * kXShare * kRowBytes;
+  const uint32_t weight = base + offsetof(Memory<Kind>, weight);
   const bool copies = threadIdx.x % 32 == 0;
   const int steps = (p.k + kK - 1) / kK;
   Ring<kStages> ring;
@@ -87,9 +98,9 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
        tile += gridDim.x / kClusterSize) {
     int x_tile, weight_tile;
-    p.tiles.find(tile, &x_tile, &weight_tile);
-    const int row = (x_tile * kClusterSize + rank) * kRows;
-    const int weight_row = weight_tile * kColumns + rank * kShareRows;
+    Kind::find(p.tiles, tile, &x_tile, &weight_tile);
+    const int row = x_tile * kXRows + rank * kXShare;
+    const int share = weight_tile * kClusterSize + rank;
     int converted = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
@@ -97,14 +108,15 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       if constexpr (Kind::kConverts) {
         if (copies) atomicExch(progress, started + step);
         if (step >= converted) {
-          converted = step + wait_converted(p.conversion, weight_tile * kClusterSize + rank, step);
+          converted = step + wait_converted(p.conversion, share, step);
         }
       }
       if (copies) {
         ptx::mbarrier_arrive_expect_tx(arrived, kXBytes + kWeightBytes);
-        ptx::copy_tensor(x + ring.stage * kXBytes, &x_map, step * kK, row, arrived);
-        ptx::copy_tensor_multicast(weight + ring.stage * kWeightBytes, &weight_map, step * kK,
-                                   weight_row, arrived, (1 << kClusterSize) - 1);
+        ptx::copy_tensor_multicast(x + ring.stage * kXBytes, &x_map, step * kK, row, arrived,
+                                   (1 << kClusterSize) - 1);
+        ptx::copy_tensor(weight + ring.stage * kWeightBytes, &weight_map, step * kK,
+                         share * kWeightRows, arrived);
       }
     }
     started += steps;
@@ -112,97 +124,71 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   if (Kind::kConverts && copies) atomicExch(progress, INT_MAX - kLead);
 }
 
-// Sums on their way out. `column` is the tile's first.
+// What a thread brings of what its warpgroup needs on the way out: on its way from memory while the
+// products are made.
 template <typename Kind>
-__device__ void store(const Problem<Kind>& p, int row, int column, const float (&sums)[kSums],
-                      const float (&x_scale)[2], Memory<Kind>& shared, int warpgroup,
-                      bool is_direct) {
-  const Output<typename Kind::Out>& output = p.output;
-  const int lane = threadIdx.x % 32;
-  const Columns<kColumns, typename Kind::Out>& columns = shared.columns[warpgroup];
-  if (is_direct) {
-    if constexpr (Kind::kConverts) {
-      store_direct<Kind::kMask>(output, row + lane / 4, column, sums, columns, x_scale);
-    } else {
-      const uint32_t staging =
-          ptx::shared_address(&shared.staging[0][0][0][0]) + threadIdx.x / 32 * 2 * 16 * 128;
-      if (output.mask == nullptr) {
-        store_direct<false>(output, row, column, sums, columns, staging);
-      } else {
-        store_direct<true>(output, row, column, sums, columns, staging);
+struct OwnScales {
+  static constexpr int kEach = Kind::kConverts ? kXRows / 128 : 0;  // rows of x
+  float bias = 0;
+  int weight_exponent = 0, x_exponent[kEach + 1] = {};
+  bool is_direct;  // whether the tile is, as far as this thread sees
+
+  __device__ OwnScales(const Output<typename Kind::Out>& p, int first_row, int first_feature)
+      : is_direct(p.is_direct) {
+    const int thread = threadIdx.x % 128, feature = first_feature + thread;
+    if (thread < kFeatures && feature < p.n) {
+      if (p.bias != nullptr) bias = static_cast<float>(__ldg(p.bias + feature));
+      if (Kind::kConverts) weight_exponent = __ldg(p.weight_exponent + feature);
+    }
+    is_direct &= abs(weight_exponent) <= kModestExponent;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = first_row + i * 128 + thread;
+      if (row < p.m) x_exponent[i] = __ldg(p.x_exponent + row);
+      is_direct &= abs(x_exponent[i]) <= kModestExponent;
+    }
+  }
+
+  // Tells the warpgroup. Returns whether the tile is direct: half types' bias is divided then.
+  __device__ bool share(const Output<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
+                        int barrier) const {
+    const int thread = threadIdx.x % 128;
+    // All have read what the tile before needed.
+    const bool all_direct = ptx::barrier_and(barrier, 128, is_direct);
+    if (thread < kFeatures) {
+      scales->bias[thread] = bias * (all_direct && !Kind::kConverts ? p.divisor.scale : 1.0f);
+      if constexpr (Kind::kConverts) {
+        scales->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
-    return;
-  }
-  float4(&staging)[kTurn][128] = shared.staging[0][warpgroup];
-  constexpr int kTurns = (kColumns / 8 + kTurn - 1) / kTurn;
-  const int end = min(output.n, column + kColumns);
-#pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
-    stage_turn<0, kTurns>(staging, sums, turn);
-    const int in_tile = turn * kTurn * 8;
-    const int8_t* const exponent = columns.exponent + in_tile;
-    const float* const bias = columns.bias + in_tile;
-    if (output.divisor.is_exact) {
-      store_turn<true>(output, row + lane / 4, column + in_tile, end, staging, exponent, bias,
-                       x_scale);
-    } else {
-      store_turn<false>(output, row + lane / 4, column + in_tile, end, staging, exponent, bias,
-                        x_scale);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      scales->x_scale[i * 128 + thread] = split::power_of_two(-x_exponent[i]);
     }
+    ptx::barrier_sync(barrier, 128);
+    return all_direct;
   }
-}
-
-// What a thread brings of what its warpgroup's columns need: on its way from memory while the
-// products are made.
-struct OwnColumns {
-  static constexpr int kEach = kColumns / 128;
-  float bias[kEach];
-  int exponent[kEach];
-  float x_scale[2];  // of the thread's rows
-  bool is_direct;    // whether store_direct serves, as far as this thread sees
 };
 
+// A warpgroup's sums on their way out.
 template <typename Kind>
-__device__ OwnColumns load_columns(const Output<typename Kind::Out>& p, int row, int column) {
-  const int thread = threadIdx.x % 128;
-  OwnColumns own;
-  own.is_direct = p.is_direct;
-#pragma unroll
-  for (int i = 0; i < OwnColumns::kEach; ++i) {
-    const int at = column + i * 128 + thread;
-    own.bias[i] = p.bias != nullptr && at < p.n ? static_cast<float>(__ldg(p.bias + at)) : 0.0f;
-    own.exponent[i] = Kind::kConverts && at < p.n ? __ldg(p.weight_exponent + at) : 0;
-    own.is_direct &= abs(own.exponent[i]) <= kModestExponent;
+__device__ void store(const Output<typename Kind::Out>& p, int row, int feature,
+                      const float (&sums)[kSums], Memory<Kind>& shared, int warpgroup,
+                      bool is_direct) {
+  const Scales<typename Kind::Out>& scales = shared.scales[warpgroup];
+  Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
+  const int barrier = 1 + warpgroup;
+  if (is_direct) {
+    if (p.mask == nullptr) {
+      store_direct<false>(p, row, feature, sums, scales, staging, barrier);
+    } else {
+      store_direct<true>(p, row, feature, sums, scales, staging, barrier);
+    }
+  } else if (p.divisor.is_exact) {
+    store_staged<true>(p, row, feature, sums, scales, staging.sums, barrier);
+  } else {
+    store_staged<false>(p, row, feature, sums, scales, staging.sums, barrier);
   }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int at = row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-    own.x_scale[r] =
-        split::power_of_two(Kind::kConverts && at < p.m ? -__ldg(p.x_exponent + at) : 0);
-  }
-  if (Kind::kConverts && thread < 64 && row + thread < p.m) {
-    own.is_direct &= abs(__ldg(p.x_exponent + row + thread)) <= kModestExponent;
-  }
-  return own;
-}
-
-// Tells the warpgroup. Returns whether store_direct serves the tile, for which half types' bias is
-// divided already.
-template <typename Kind>
-__device__ bool share_columns(const OwnColumns& own, const Output<typename Kind::Out>& p,
-                              Columns<kColumns, typename Kind::Out>* columns, int barrier) {
-  // All have read what the tile before needed.
-  const bool is_direct = ptx::barrier_and(barrier, 128, own.is_direct);
-  const float factor = is_direct && !Kind::kConverts ? p.divisor.scale : 1.0f;
-#pragma unroll
-  for (int i = 0; i < OwnColumns::kEach; ++i) {
-    const int at = i * 128 + threadIdx.x % 128;
-    columns->bias[at] = own.bias[i] * factor;
-    if constexpr (Kind::kConverts) columns->exponent[at] = static_cast<int8_t>(own.exponent[i]);
-  }
-  ptx::barrier_sync(barrier, 128);
-  return is_direct;
 }
 
 #endif
@@ -239,21 +225,22 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   } else {
     ptx::setmaxnreg_inc<kProductRegisters>();
     const int rank = ptx::cluster_ctarank(), steps = (p.k + kK - 1) / kK;
-    const uint32_t x = base + offsetof(Memory<Kind>, x) + warpgroup * 64 * kRowBytes;
-    const uint32_t weight = base + offsetof(Memory<Kind>, weight);
+    const uint32_t x = base + offsetof(Memory<Kind>, x);
+    const uint32_t weight =
+        base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
     Ring<kStages> ring;
     float d[kSums];
     for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
          tile += gridDim.x / kClusterSize) {
       int x_tile, weight_tile;
-      p.tiles.find(tile, &x_tile, &weight_tile);
-      const int row = (x_tile * kClusterSize + rank) * kRows + warpgroup * 64;
-      const int column = weight_tile * kColumns;
-      const OwnColumns own = load_columns<Kind>(p.output, row, column);
+      Kind::find(p.tiles, tile, &x_tile, &weight_tile);
+      const int row = x_tile * kXRows;
+      const int feature = (weight_tile * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
+      const OwnScales<Kind> own(p.output, row, feature);
       for (int step = 0; step < steps; ++step, ring.advance()) {
         ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-        const uint64_t a = ptx::matrix_descriptor<kRowBytes>(x + ring.stage * kXBytes);
-        const uint64_t b = ptx::matrix_descriptor<kRowBytes>(weight + ring.stage * kWeightBytes);
+        const uint64_t a = ptx::matrix_descriptor<kRowBytes>(weight + ring.stage * kWeightBytes);
+        const uint64_t b = ptx::matrix_descriptor<kRowBytes>(x + ring.stage * kXBytes);
         ptx::wgmma_fence();
 #pragma unroll
         for (int s = 0; s < kK / 16; ++s) {
@@ -264,12 +251,10 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         ptx::wgmma_wait_group<1>();
         if (step > 0) release(empty + 8 * ring.previous());
       }
-      const bool is_direct =
-          share_columns<Kind>(own, p.output, &shared.columns[warpgroup], 1 + warpgroup);
+      const bool is_direct = own.share(p.output, &shared.scales[warpgroup], 1 + warpgroup);
       ptx::wgmma_wait_group<0>();
       release(empty + 8 * ring.previous());
-      store(p, row + threadIdx.x % 128 / 32 * 16, column, d, own.x_scale, shared, warpgroup,
-            is_direct);
+      store(p.output, row, feature, d, shared, warpgroup, is_direct);
     }
   }
   ptx::cluster_sync();  // a block that has left can't be copied to

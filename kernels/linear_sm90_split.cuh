@@ -290,7 +290,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       constexpr int kTurns = S::kXRows / (S::kTurn * 8);
 #pragma unroll 1
       for (int turn = 0; turn < kTurns; ++turn) {
-        stage_turn<0, kTurns>(staging, sums, turn);
+        stage_turn<0, kTurns, S::kTurn, 128>(&staging[0][threadIdx.x % 128], sums, turn);
         if (p.divisor.is_exact) {
           store_turn<true>(p, outward, turn * S::kTurn * 8, feature, staging);
         } else {
