@@ -54,8 +54,8 @@ bool is_left_to_torch(const LinearInputs& in) {
 //   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
 //   float32, highest   9.0          m >= 32, m n >= 2^16, k >= 1024           kSm90
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
-//   float32, high      9.0          m n >= 2^22, m n k >= 2^33, k >= 1024,    kSm90
-//                                   fill 0.6
+//   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
+//                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
 //   all else                                                                  kTorch
 //
 //   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). The fill is
@@ -100,7 +100,9 @@ Path choose_path(const Linear& linear, int capability) {
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
   const bool is_half = linear.dtype != DType::kFloat32;
-  const bool is_large = size >= 1 << 22 && (is_half || size >= (int64_t{1} << 33) / linear.k);
+  const int64_t least = int64_t{1} << (linear.m > linear.n ? 34 : 33);
+  const bool is_large =
+      size >= 1 << 22 && (is_half || (linear.m > 512 && size >= least / linear.k));
   const bool is_sm90s = capability == 90 && is_large && fill(linear) >= (is_half ? 0.9 : 0.6);
   return is_sm90s ? Path::kSm90 : Path::kTorch;
 }

@@ -261,8 +261,9 @@ inline split::Result result_of(const Output<float>& output) {
   return {output.bias, output.floor, output.divisor, output.out, output.mask};
 }
 
+template <bool kMask>
 int rounded_linear(const Linear& linear, cudaStream_t stream) {
-  using Kind = Rounded;
+  using Kind = Rounded<kMask>;
   const Operands operands(linear);
   Output<float> output = output_of<float>(linear, linear.mask != nullptr ? 8 : kTogether);
   output.x_exponent = operands.x.exponent;
@@ -378,8 +379,9 @@ int linear_sm90(const Linear& linear, CUstream_st* stream) {
     case DType::kBFloat16:
       return sm90::half_linear<__nv_bfloat16>(linear, stream);
     default:
-      return linear.products == 3 ? sm90::split_linear(linear, stream)
-                                  : sm90::rounded_linear(linear, stream);
+      return linear.products == 3     ? sm90::split_linear(linear, stream)
+             : linear.mask != nullptr ? sm90::rounded_linear<true>(linear, stream)
+                                      : sm90::rounded_linear<false>(linear, stream);
   }
 }
 
