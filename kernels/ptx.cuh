@@ -37,10 +37,10 @@ __device__ inline float4 load_shared_four(uint32_t address) {
 // Four matrices of 8 columns of 16 bytes: lane l says where column l % 8 of matrix l / 8 goes, and
 // has of each matrix two neighbours of row l / 4.
 __device__ inline void store_matrices_turned(uint32_t address, const uint32_t (&v)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   address),
-               "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+      : "memory");
 }
 
 // ------------------------------------------------------------------------------------ clusters
