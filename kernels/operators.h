@@ -99,9 +99,11 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
   }
 }
 
-// From this size on an output is memory fresh from the system, and faulting it in by 4 KiB pages
-// takes longer than computing it. glibc serves smaller blocks from memory it has already touched.
-constexpr size_t kHugePageBytes = 32 << 20;
+// From 32 MiB on an output is memory fresh from the system, and faulting it in by 4 KiB pages takes
+// longer than computing it; glibc serves smaller blocks from memory it has already touched. Below
+// this size some virtual machines had few huge pages at hand: 2^23 floats took 1.8 times torch's
+// time in two of five runs, a third of it in the others.
+constexpr size_t kHugePageBytes = 64 << 20;
 
 // Makes the device of a tensor the current one for as long as it lives. The kernels below begin
 // with it; what they call relies on it.
