@@ -54,6 +54,7 @@ struct Schedule {
         tile = std::min(tile + 1, tiles);
         continue;
       }
+      // So much that no share is empty where a tile is cut: the next cluster would wait for it.
       due += std::max(sum * pairs / clusters - rows[cluster] * pairs, kLeast * most_rows);
       while (tile < tiles) {
         const int64_t height = rows_of(tile), left = pairs - pair;

@@ -1,0 +1,92 @@
+"""How clusters share the tiles of Hopper's split product: its host code, compiled and run alone."""
+
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+WIDE, NARROW = 176, 160
+LEAST, SLIVER, WORTH = 4, 3, 5  # as in linear_sm90_schedule.cuh, in pairs of steps
+
+# Prints how many clusters have work, the whole rounds, and where each cluster's share begins.
+PROGRAM = r"""
+#include <cstdio>
+#include <cstdlib>
+
+#include "linear_sm90_schedule.cuh"
+
+int main(int, char** arguments) {
+  const int tiles = atoi(arguments[1]), pairs = atoi(arguments[2]), clusters = atoi(arguments[3]);
+  kernels::sm90::Schedule schedule;
+  const int used = schedule.plan(tiles, pairs, clusters, 176,
+                                 [](int tile) { return tile % 3 < 2 ? 176 : 160; });
+  printf("%d %d", used, schedule.rounds);
+  for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.begin[i]);
+}
+"""
+
+
+def rows_of(tile):
+    return WIDE if tile % 3 < 2 else NARROW
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc, but no GPU")
+    folder = tmp_path_factory.mktemp("schedule")
+    source, program = folder / "main.cu", folder / "main"
+    source.write_text(PROGRAM)
+    subprocess.run([nvcc, "-std=c++17", "-I", KERNELS, "-o", program, source], check=True)
+
+    def call(*arguments):
+        output = subprocess.check_output([program, *map(str, arguments)], text=True)
+        used, rounds, *begin = map(int, output.split())
+        return used, rounds, begin
+
+    return call
+
+
+# Results of one tile and of many, short sums and long ones, and GPUs of other sizes.
+@pytest.mark.parametrize("clusters", [1, 2, 57, 66, 72])
+@pytest.mark.parametrize("pairs", [1, 2, 16, 17, 128, 1024])
+@pytest.mark.parametrize("tiles", [1, 2, 5, 16, 24, 65, 66, 67, 96, 192, 1504])
+def test_every_step_is_someones_and_loads_are_even(plan, tiles, pairs, clusters):
+    used, rounds, begin = plan(tiles, pairs, clusters)
+    first = rounds * clusters
+    assert rounds == tiles // clusters
+    assert begin[0] == 0
+    assert begin[-1] == (tiles - first) * pairs
+    assert all(a <= b for a, b in pairwise(begin))
+    assert 0 < used <= clusters
+    assert begin[used] == begin[-1]
+    assert rounds > 0 or begin[used - 1] < begin[used]
+
+    # A cluster takes what the one before it leaves of a tile, so that one must have some of it.
+    assert all(a < b or a % pairs == 0 for a, b in pairwise(begin))
+
+    # Tiles of the last round are cut where that pays, and not near their ends.
+    cuts = {b % pairs for b in begin} - {0}
+    assert all(SLIVER <= cut <= pairs - SLIVER for cut in cuts)
+
+    def rows_times_pairs(cluster):
+        mine = sum(rows_of(tile) for tile in range(cluster, first, clusters))
+        steps = range(begin[cluster], begin[cluster + 1])
+        return mine * pairs + sum(rows_of(first + step // pairs) for step in steps)
+
+    loads = [rows_times_pairs(cluster) for cluster in range(clusters)]
+    total = sum(map(rows_of, range(tiles))) * pairs
+    assert sum(loads) == total
+    uncut = max(sum(map(rows_of, range(c, tiles, clusters))) for c in range(clusters)) * pairs
+    fair = total / clusters
+    whole = max(sum(map(rows_of, range(c, first, clusters))) for c in range(clusters)) * pairs
+    if cuts:
+        assert max(loads) <= max(fair, whole, LEAST * WIDE) + (SLIVER + LEAST) * WIDE
+    else:
+        assert max(loads) <= uncut
+    if rounds == 0 and pairs >= 16 and uncut - fair >= WORTH * WIDE:
+        assert cuts
