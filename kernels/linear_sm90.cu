@@ -99,7 +99,8 @@ int count_clusters(void (*kernel)(Parameters...), int threads, size_t bytes, int
   config.gridDim = multiprocessors / kClusterSize * kClusterSize;
   config.blockDim = threads;
   config.dynamicSmemBytes = bytes;
-  return cudaOccupancyMaxActiveClusters(clusters, kernel, &config);
+  status = cudaOccupancyMaxActiveClusters(clusters, kernel, &config);
+  return status == cudaSuccess && *clusters == 0 ? cudaErrorInvalidConfiguration : status;
 }
 
 // A persistent grid. An early start lets a kernel set itself up while the one before it ends; it
