@@ -36,8 +36,7 @@ def clear_of_zero(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
 
     Elsewhere rounding decides whether a gradient passes.
     """
-    near = U_TF32 * 4 if x.dtype == torch.float32 and precision() != "highest" else U32 * 64
-    parts = [z.abs() > near * magnitude for _, _, z, magnitude in _blocks(x, module.linear)]
+    parts = [_is_clear(z, magnitude, x.dtype) for _, _, z, magnitude in _blocks(x, module.linear)]
     return torch.cat(parts, dim=1).view(*x.shape[:-1], module.linear.out_features)
 
 
@@ -69,7 +68,10 @@ def compare_gradients(
     grad_output: torch.Tensor,
     direction: torch.Tensor | None,
 ) -> dict[str, Comparison]:
-    """The errors of what `differentiate` gave, by name; grad_output is 0 where not clear."""
+    """The errors of what `differentiate` gave, by name; grad_output is 0 where not clear.
+
+    There the second gradient has to be right for either side.
+    """
     n, k = module.linear.weight.shape
     flat = _rows(x).double()
     m = len(flat)
@@ -89,7 +91,7 @@ def compare_gradients(
         found["linear.bias"] = Comparison.of("linear.bias", Allowance.of_sum(x.dtype, m))
     every = slice(None)
     grad_x, grad_x_magnitude = torch.zeros_like(flat), torch.zeros_like(flat)
-    for part, weight, z, _ in _blocks(x, module.linear):
+    for part, weight, z, magnitude in _blocks(x, module.linear):
         passes = (z > 0).double() / module.divisor
         grad_z = _rows(grad_output)[:, part].double() * passes
         sizes = grad_z.abs()
@@ -99,10 +101,20 @@ def compare_gradients(
         add("linear.bias", (every, part), grad_z.sum(0)[None], sizes.sum(0)[None])
         if direction is not None:
             d = _rows(direction).double()
-            second = (d @ weight.T) * passes, (d.abs() @ weight.abs().T) * passes.abs()
-            add("second gradient", (every, part), *second)
+            second = (d @ weight.T) / module.divisor
+            sizes = (d.abs() @ weight.abs().T) / abs(module.divisor)
+            clear, compared = _is_clear(z, magnitude, x.dtype), found["second gradient"]
+            for errors, results in ((compared.solution, ours), (compared.reference, eager)):
+                got = _rows(results["second gradient"])[:, part]
+                side = torch.where(clear, z > 0, got != 0)
+                errors.add(got, second * side, sizes * side)
     add("x", every, grad_x, grad_x_magnitude)
     return found
+
+
+def _is_clear(z: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    near = U_TF32 * 4 if dtype == torch.float32 and precision() != "highest" else U32 * 64
+    return z.abs() > near * magnitude
 
 
 def _blocks(

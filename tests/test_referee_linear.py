@@ -273,6 +273,28 @@ def test_wrong_gradients_fail(factors, named):
     assert gradient_problem(LinearReluDivide) is None
 
 
+@pytest.mark.parametrize("near", [2**-30, -(2**-30)])
+@pytest.mark.parametrize("slope", [0, 1, 0.5])
+def test_either_side_of_relu_is_right_where_rounding_decides(slope, near):
+    """1 + near - 1 is 0 in float32: its slope may be 0, as torch's, or 1, but nothing else."""
+
+    class Sloped(LinearReluDivide):
+        def forward(self, x):
+            z = self.linear(x)
+            return torch.where(z > 0, z, slope * z) / self.divisor
+
+    pair = contender(Sloped).pair(1, 2, torch.float32)
+    for module in pair:
+        module.linear.weight.data.fill_(1)
+        module.linear.bias.data.fill_(-1)
+    x, direction = torch.tensor([[1, near]]), torch.tensor([[0.5, 0.25]])
+    problem = check_gradient(*pair, x, torch.zeros(1, 1), direction)[1]
+    if slope == 0.5:
+        assert problem.startswith("gradient of second gradient: max")
+    else:
+        assert problem is None
+
+
 def test_strict_is_eager_s_own_error():
     """Within the allowance, but three times as inaccurate as eager on a long sum."""
 
