@@ -161,21 +161,22 @@ inline Tiles product_tiles(const Linear& linear) {
   return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
 }
 
-template <typename T>
+template <typename T, bool kMask>
 int half_linear(const Linear& linear, cudaStream_t stream) {
-  using Kind = Half<T>;
+  using Kind = Half<T, kMask>;
   int clusters;
   const int status =
       count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
-  const Problem<Kind> problem{
-      output_of<T>(linear, linear.mask != nullptr ? kFeatures : 16 / sizeof(T)),
-      static_cast<int>(linear.k),
-      product_tiles(linear),
-      {}};
-  return launch_product(problem, std::min(clusters, problem.tiles.count()),
-                        static_cast<const T*>(linear.x), linear.x_stride,
-                        static_cast<const T*>(linear.weight), linear.weight_stride, stream);
+  const Problem<Kind> problem{output_of<T>(linear, kMask ? kFeatures : 16 / sizeof(T)),
+                              static_cast<int>(linear.k),
+                              product_tiles(linear),
+                              {}};
+  // As many as it takes for the same number of rounds: 0.3% less time on an H200 than all it has.
+  const int tiles = problem.tiles.count(), rounds = blocks_of(tiles, clusters);
+  return launch_product(problem, blocks_of(tiles, rounds), static_cast<const T*>(linear.x),
+                        linear.x_stride, static_cast<const T*>(linear.weight), linear.weight_stride,
+                        stream);
 }
 
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
@@ -266,7 +267,7 @@ template <bool kMask>
 int rounded_linear(const Linear& linear, cudaStream_t stream) {
   using Kind = Rounded<kMask>;
   const Operands operands(linear);
-  Output<float> output = output_of<float>(linear, linear.mask != nullptr ? 8 : kTogether);
+  Output<float> output = output_of<float>(linear, kMask ? 8 : kTogether);
   output.x_exponent = operands.x.exponent;
   output.weight_exponent = operands.weight.exponent;
   int status = operands.prepare(linear.k, static_cast<int>(linear.k), stream);
@@ -350,6 +351,19 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   return split::exact(x, weight, k, operands.heeds_few, result_of(output), false, stream);
 }
 
+template <bool kMask>
+int linear_as(const Linear& linear, cudaStream_t stream) {
+  switch (linear.dtype) {
+    case DType::kFloat16:
+      return half_linear<__half, kMask>(linear, stream);
+    case DType::kBFloat16:
+      return half_linear<__nv_bfloat16, kMask>(linear, stream);
+    default:
+      return linear.products == 3 ? split_linear(linear, stream)
+                                  : rounded_linear<kMask>(linear, stream);
+  }
+}
+
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride * size % 16 == 0;
 }
@@ -374,16 +388,8 @@ size_t linear_sm90_workspace(const Linear& linear) {
 }
 
 int linear_sm90(const Linear& linear, CUstream_st* stream) {
-  switch (linear.dtype) {
-    case DType::kFloat16:
-      return sm90::half_linear<__half>(linear, stream);
-    case DType::kBFloat16:
-      return sm90::half_linear<__nv_bfloat16>(linear, stream);
-    default:
-      return linear.products == 3     ? sm90::split_linear(linear, stream)
-             : linear.mask != nullptr ? sm90::rounded_linear<true>(linear, stream)
-                                      : sm90::rounded_linear<false>(linear, stream);
-  }
+  return linear.mask != nullptr ? sm90::linear_as<true>(linear, stream)
+                                : sm90::linear_as<false>(linear, stream);
 }
 
 }  // namespace cuda
