@@ -78,6 +78,9 @@ int linear_sm90(const Linear& linear, CUstream_st* stream);
 bool linear_sm80_serves(const Linear& linear);
 size_t linear_sm80_workspace(const Linear& linear);
 int linear_sm80(const Linear& linear, CUstream_st* stream);
+// Few rows of x in float32, for compute capability 9.0: no tensor cores, no workspace.
+bool linear_skinny_serves(const Linear& linear);
+int linear_skinny(const Linear& linear, CUstream_st* stream);
 
 // to [rows, columns] = from [columns, rows]^T; both have adjacent columns and rows as far apart as
 // their strides say. columns is at most 2^21.

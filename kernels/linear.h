@@ -51,29 +51,39 @@ bool is_left_to_torch(const LinearInputs& in) {
 // fits. The limits are where the path began to win on an H200 (README has the sweep).
 //
 //   dtype              GPU          where                                     path
+//   float32            9.0          m <= 8                                    kSkinny
+//   float32, highest   9.0          m <= 32, k >= 256                         kSkinny
+//                                   m n <= 2^16, n < 32 or m n k <= 2^28,     kSkinny
+//                                   k >= 256, m <= 2^12, n >= 8
 //   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
-//   float32, highest   9.0          m >= 32, m n >= 2^16, k >= 1024           kSm90
+//   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 1024,      kSm90
+//                                   m >= 32, n >= 32
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
 //                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
 //   all else                                                                  kTorch
 //
+//   kSkinny       the kernel of linear_skinny.cu, without tensor cores: for products with ReLU, of
+//                 weights whose rows begin at multiples of 16 bytes
 //   kSm90, kSm80  the kernels of linear_sm90.cu (wgmma) and linear_sm80.cu (mma.sync). The fill is
 //                 what the result takes of linear_sm90.cu's rounds of tiles of 256 x 256, one for
 //                 each pair of multiprocessors
-//   kTorch        torch's product, then linear_epilogue in place. Where the result is small it
-//                 wins, and for float32 with few rows or short sums it errs less: cuBLAS adds up
-//                 partial sums there. GPUs between, whose tensor cores add float16 products in
-//                 float32 at half their rate, would not gain from three products
+//   kTorch        torch's product, then linear_epilogue in place. It wins where half types' result
+//                 is small, and where float32's sums are short or features few. GPUs between, whose
+//                 tensor cores add float16 products in float32 at half their rate, would not gain
+//                 from three products
 //
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
 // The products of float32's gradients are chosen by the same table at `highest`; those at `high`,
 // of half types, and gradients that are differentiated again, are torch's.
-enum class Path { kAuto, kSm90, kSm80, kTorch };
-constexpr std::pair<const char*, Path> kPaths[] = {
-    {"auto", Path::kAuto}, {"sm90", Path::kSm90}, {"sm80", Path::kSm80}, {"torch", Path::kTorch}};
+enum class Path { kAuto, kSkinny, kSm90, kSm80, kTorch };
+constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
+                                                   {"skinny", Path::kSkinny},
+                                                   {"sm90", Path::kSm90},
+                                                   {"sm80", Path::kSm80},
+                                                   {"torch", Path::kTorch}};
 
 // What set_linear_path, which is there for tests, chose.
 Path chosen_path = Path::kAuto;
@@ -89,26 +99,40 @@ double fill(const Linear& linear) {
   return static_cast<double>(linear.m) * linear.n / (rounds * pairs * 256 * 256);
 }
 
-// The path to try, by dtype, sizes and GPU.
-Path choose_path(const Linear& linear, int capability) {
+bool is_skinny(const Linear& linear) {
+  const int64_t m = linear.m, n = linear.n, k = linear.k;
+  if (m <= 8) return true;
+  const bool is_small =
+      m * n <= 1 << 16 && (n < 32 || m * n * k <= 1 << 28) && m <= 1 << 12 && n >= 8;
+  return linear.products == 3 && k >= 256 && (m <= 32 || is_small);
+}
+
+// The path to try, by dtype, sizes and GPU. has_vectors: whether the weight can be read as it is,
+// by 16-byte vectors.
+Path choose_path(const Linear& linear, int capability, bool has_vectors) {
   if (chosen_path != Path::kAuto) return chosen_path;
-  const int64_t size = linear.m * linear.n;
-  if (linear.dtype == DType::kFloat64 || linear.k < 1024) return Path::kTorch;
-  if (linear.dtype == DType::kFloat32 && linear.products == 3) {
-    const bool is_sm90s = capability == 90 && linear.m >= 32 && size >= 1 << 16;
+  const int64_t size = linear.m * linear.n, k = linear.k;
+  const bool is_float32 = linear.dtype == DType::kFloat32;
+  if (capability == 90 && is_float32 && linear.relu && has_vectors && is_skinny(linear)) {
+    return Path::kSkinny;
+  }
+  if (linear.dtype == DType::kFloat64 || k < 1024) return Path::kTorch;
+  if (is_float32 && linear.products == 3) {
+    const bool is_sm90s = capability == 90 && linear.m >= 32 && linear.n >= 32 && size >= 1 << 15 &&
+                          linear.n * k >= 1 << 18;
     const bool is_sm80s = (capability == 80 || capability == 100) && size >= 1 << 22;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
-  const bool is_half = linear.dtype != DType::kFloat32;
   const int64_t least = int64_t{1} << (linear.m > linear.n ? 34 : 33);
-  const bool is_large =
-      size >= 1 << 22 && (is_half || (linear.m > 512 && size >= least / linear.k));
-  const bool is_sm90s = capability == 90 && is_large && fill(linear) >= (is_half ? 0.9 : 0.6);
+  const bool is_large = size >= 1 << 22 && (!is_float32 || (linear.m > 512 && size >= least / k));
+  const bool is_sm90s = capability == 90 && is_large && fill(linear) >= (is_float32 ? 0.6 : 0.9);
   return is_sm90s ? Path::kSm90 : Path::kTorch;
 }
 
 bool serves(Path path, const Linear& linear, int capability) {
   switch (path) {
+    case Path::kSkinny:
+      return capability == 90 && cuda::linear_skinny_serves(linear);
     case Path::kSm90:
       return capability == 90 && cuda::linear_sm90_serves(linear);
     case Path::kSm80:
@@ -191,19 +215,23 @@ struct Rows {
   int64_t stride;
 };
 
+// Whether x can be read so, with rows `stride` apart that begin at multiples of `alignment` bytes.
+bool is_aligned(const Tensor& x, int64_t stride, int64_t alignment) {
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % alignment == 0 &&
+         stride * x.element_size() % alignment == 0;
+}
+bool has_rows(const Tensor& matrix, int64_t alignment) {
+  const int64_t stride = matrix.stride(0);
+  return matrix.stride(1) == 1 && stride >= matrix.size(1) && is_aligned(matrix, stride, alignment);
+}
+
 // The rows of x, which begin at multiples of `alignment` bytes: its own, or those of a copy, with
 // padding that nobody reads.
 Rows adjacent_columns(const Tensor& x, int64_t alignment) {
   const int64_t columns = x.size(-1), size = x.element_size();
-  const auto is_aligned = [&](const Tensor& t, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % alignment == 0 &&
-           stride * size % alignment == 0;
-  };
-  if (x.is_contiguous() && is_aligned(x, columns)) return {x, columns};
+  if (x.is_contiguous() && is_aligned(x, columns, alignment)) return {x, columns};
   const Tensor rows = x.dim() == 2 ? x : x.reshape({-1, columns});
-  if (rows.stride(1) == 1 && rows.stride(0) >= columns && is_aligned(rows, rows.stride(0))) {
-    return {rows, rows.stride(0)};
-  }
+  if (has_rows(rows, alignment)) return {rows, rows.stride(0)};
   const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
   const Tensor padded = allocate(x, {rows.size(0), stride}, std::nullopt, x.scalar_type());
   const Tensor copy = padded.narrow(1, 0, columns);
@@ -249,12 +277,14 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   linear.relu = relu;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   const int capability = compute_capability();
-  Path path = choose_path(linear, capability);
+  const bool has_vectors = has_rows(in.weight, 16);
+  Path path = choose_path(linear, capability, has_vectors);
   if (path == Path::kTorch) return false;
-  // sm90's copy engine takes rows that begin at multiples of 16 bytes. A float32 x is not its to
-  // copy: it is split first.
-  const int64_t alignment = path == Path::kSm90 ? 16 : in.x.element_size();
-  const Rows x = adjacent_columns(in.x, is_float32 ? in.x.element_size() : alignment);
+  // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does. A
+  // float32 x is not the former's to copy: it is split first.
+  const int64_t alignment = path == Path::kSm80 ? in.x.element_size() : 16;
+  const bool is_split = is_float32 && path != Path::kSkinny;
+  const Rows x = adjacent_columns(in.x, is_split ? in.x.element_size() : alignment);
   const Rows weight = adjacent_columns(in.weight, alignment);
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
@@ -267,16 +297,18 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   sizes.back() = linear.n;
   *out = allocate(in.x, sizes, std::nullopt, in.x.scalar_type());
   linear.out = out->mutable_data_ptr();
-  const bool is_sm90 = path == Path::kSm90;
-  const size_t bytes =
-      is_sm90 ? cuda::linear_sm90_workspace(linear) : cuda::linear_sm80_workspace(linear);
+  const size_t bytes = path == Path::kSm90   ? cuda::linear_sm90_workspace(linear)
+                       : path == Path::kSm80 ? cuda::linear_sm80_workspace(linear)
+                                             : 0;
   Tensor workspace;
   if (bytes > 0) {
     workspace = allocate(in.x, {static_cast<int64_t>(bytes)}, std::nullopt, at::kByte);
     linear.workspace = workspace.mutable_data_ptr();
   }
   launch_on_stream([&](cudaStream_t stream) {
-    return is_sm90 ? cuda::linear_sm90(linear, stream) : cuda::linear_sm80(linear, stream);
+    return path == Path::kSm90   ? cuda::linear_sm90(linear, stream)
+           : path == Path::kSm80 ? cuda::linear_sm80(linear, stream)
+                                 : cuda::linear_skinny(linear, stream);
   });
   return true;
 }

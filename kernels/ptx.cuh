@@ -34,6 +34,26 @@ __device__ inline float4 load_shared_four(uint32_t address) {
   return v;
 }
 
+__device__ inline double2 load_shared_two(uint32_t address) {
+  double2 v;
+  asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(v.x), "=d"(v.y) : "r"(address));
+  return v;
+}
+
+// Four from memory that nobody reads again, or zeros. Not moved among other accesses to memory.
+__device__ inline float4 load_global_four_if(bool condition, const float* from) {
+  float4 v;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&f"(v.x), "=&f"(v.y), "=&f"(v.z), "=&f"(v.w)
+      : "l"(from), "r"(static_cast<uint32_t>(condition))
+      : "memory");
+  return v;
+}
+
 // Four matrices of 8 columns of 16 bytes: lane l says where column l % 8 of matrix l / 8 goes, and
 // has of each matrix two neighbours of row l / 4.
 __device__ inline void store_matrices_turned(uint32_t address, const uint32_t (&v)[4]) {
@@ -51,6 +71,12 @@ __device__ inline uint32_t cluster_ctarank() {
   return rank;
 }
 
+__device__ inline int cluster_nctarank() {
+  int count;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  return count;
+}
+
 // Asked for again wherever it is used, so that nothing that follows from it stays in registers.
 __device__ inline int clusterid() {
   int id;
@@ -58,12 +84,25 @@ __device__ inline int clusterid() {
   return id;
 }
 
+__device__ inline int nclusterid() {
+  int count;
+  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
+  return count;
+}
+
 // What all lanes of a warp have alike, so that the compiler sees that they do.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
-// A barrier of all threads of the cluster.
+// A barrier of all threads of the cluster, and its halves.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
 __device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 // ----------------------------------------------------------------------------------- registers
@@ -129,6 +168,13 @@ __device__ inline uint32_t map_shared(uint32_t barrier, uint32_t rank) {
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(barrier), "r"(rank));
   return mapped;
+}
+
+// Reads what map_shared gave the address of.
+__device__ inline double load_shared_cluster(uint32_t mapped) {
+  double v;
+  asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(mapped) : "memory");
+  return v;
 }
 
 // Arrives at what map_shared gave. Release and acquire are of the block's scope: that of the

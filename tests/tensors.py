@@ -133,8 +133,8 @@ def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=Tr
 
 @contextmanager
 def linear_path(name):
-    """Products on a GPU by one path: auto, sm90, sm80 or torch."""
-    if name == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+    """Products on a GPU by one path: auto, skinny, sm90, sm80 or torch."""
+    if name in ("skinny", "sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
     _extension.set_linear_path(name)
     try:

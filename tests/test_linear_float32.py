@@ -1,4 +1,4 @@
-"""float32 on a GPU by the split products, forward and backward: any shape, torch's accuracy."""
+"""float32 on a GPU by kernels of ours, forward and backward: any shape, torch's accuracy."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
 TRAINING = (1030, 1537, 1029)
 
 
-@pytest.fixture(params=["sm90", "sm80"])
+@pytest.fixture(params=["skinny", "sm90", "sm80"])
 def path(request):
     with linear_path(request.param):
         yield request.param
@@ -131,7 +131,7 @@ def test_tiles_are_shared(path, precision, shape):
     assert_exact(*shape)
 
 
-@pytest.mark.parametrize("name", ["auto", "sm90", "sm80"])
+@pytest.mark.parametrize("name", ["auto", "skinny", "sm90", "sm80"])
 def test_promise_of_the_gradients(name, precision):
     mine, _, x, grad_output = draw(*TRAINING)
     weight = mine.linear.weight.detach()
@@ -194,12 +194,34 @@ def test_large_products_are_split(precision, shape):
         assert not torch.equal(got, other)
 
 
-@pytest.mark.parametrize("shape", [(4, 2048, 2048), (256, 256, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4096, 4096), (8, 64, 64), (32, 513, 1024), (100, 512, 256)])
+def test_products_of_few_rows_are_skinny(shape):
+    best = "skinny" if torch.cuda.get_device_capability() == (9, 0) else "torch"
+    mine, _, x, grad_output = draw(*shape)
+    auto, own, torchs = (by_path(name, mine, x, grad_output) for name in ("auto", best, "torch"))
+    assert_same_bits(auto[0], own[0])
+    for got, want in zip(auto[1:], torchs[1:], strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("shape", [(64, 2048, 128), (256, 512, 512), (9, 64, 63)], ids=str)
 def test_small_products_are_torchs(precision, shape):
     mine, _, x, grad_output = draw(*shape)
     auto, torchs = (by_path(name, mine, x, grad_output) for name in ("auto", "torch"))
     for got, want in zip(auto, torchs, strict=True):
         assert_same_bits(got, want)
+
+
+def test_a_weight_without_vectors_is_torchs():
+    """A copy of it would take longer than the product."""
+    mine, _, x, _ = draw(4, 1024, 2048)
+    for layout in (unaligned, by_columns):
+        mine.linear.weight = nn.Parameter(layout(mine.linear.weight.detach()))
+        results = []
+        for name in ("auto", "torch"):
+            with linear_path(name), torch.no_grad():
+                results.append(mine(x))
+        assert_same_bits(*results)
 
 
 # --------------------------------------------------------------------------------------- layouts

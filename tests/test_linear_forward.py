@@ -46,6 +46,7 @@ DIVISORS = [
 # The dtypes that a path on a GPU serves in any shape and layout.
 SERVED = {
     "auto": FLOATING,
+    "skinny": [torch.float32],
     "sm90": [torch.float32],
     "sm80": [torch.float32, *HALF],
     "torch": FLOATING,
@@ -79,9 +80,9 @@ def dtype(case):
 
 
 @pytest.fixture
-def is_split(case):
-    """Whether float32 is split, whatever the size."""
-    return case[1] in ("sm90", "sm80") and case[2] == torch.float32
+def is_ours(case):
+    """Whether kernels of ours, not torch's, may do the product in float32."""
+    return case[0] == "cuda" and case[1] != "torch" and case[2] == torch.float32
 
 
 def odd_shapes(count):
@@ -116,7 +117,7 @@ def torchs_own(module, x):
     return module(x)
 
 
-def assert_right(mine, theirs, x, is_split=False, slack=1.0):
+def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
     """mine(x) is what it is to be."""
     before = x.clone()
     with torch.no_grad():
@@ -125,18 +126,18 @@ def assert_right(mine, theirs, x, is_split=False, slack=1.0):
     assert torch.equal(bits(x), bits(before))
     if x.is_cuda:
         allowance = 0.0
-        if is_split:
+        if is_ours:
             allowance = rounding_errors(x, *mine.linear.parameters()) / abs(mine.divisor)
         assert_as_accurate(got, want, exactly(mine, x), slack, allowance)
     else:
         assert_same_bits(got, want)
 
 
-def test_odd_shapes(place, dtype, is_split):
+def test_odd_shapes(place, dtype, is_ours):
     for m, n, k in odd_shapes(300 if dtype == torch.float32 else 150):
         print(m, n, k)
         mine, theirs = linear_modules(k, n, -3.0, dtype, place, bias=(m + n + k) % 4 > 0)
-        assert_right(mine, theirs, draw((m, k), dtype, place), is_split)
+        assert_right(mine, theirs, draw((m, k), dtype, place), is_ours)
 
 
 @pytest.mark.gpu
@@ -186,18 +187,18 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
-def test_strides(place, dtype, is_split, view, size):
+def test_strides(place, dtype, is_ours, view, size):
     x = view(draw(size, dtype, place))
     mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, place)
-    assert_right(mine, theirs, x, is_split)
+    assert_right(mine, theirs, x, is_ours)
     weight = view(draw(size, dtype, place)).flatten(0, -2)
     if not weight.is_contiguous() or weight.shape[0] != size[0]:
         mine, theirs = linear_modules(weight.shape[1], weight.shape[0], 3.0, dtype, place, False)
         mine.linear.weight = theirs.linear.weight = nn.Parameter(weight)
-        assert_right(mine, theirs, draw((17, weight.shape[1]), dtype, place), is_split)
+        assert_right(mine, theirs, draw((17, weight.shape[1]), dtype, place), is_ours)
     mine, theirs = linear_modules(16, 6, 3.0, dtype, place)
     mine.linear.bias = theirs.linear.bias = nn.Parameter(draw((12,), dtype, place)[::2])
-    assert_right(mine, theirs, draw((5, 16), dtype, place), is_split)
+    assert_right(mine, theirs, draw((5, 16), dtype, place), is_ours)
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
@@ -393,7 +394,7 @@ def test_construction():
 
 
 def test_path_of_choice():
-    with pytest.raises(ValueError, match="expected a path among auto, sm90, sm80, torch"):
+    with pytest.raises(ValueError, match="expected a path among auto, skinny, sm90, sm80, torch"):
         _extension.set_linear_path("fast")
 
 

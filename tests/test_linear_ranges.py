@@ -15,7 +15,7 @@ DIVISOR = 2.0
 SIZES = [(1024, 2048, 4096), (1024, 8192, 4096)]
 
 
-@pytest.fixture(params=["auto", "sm90", "sm80"])
+@pytest.fixture(params=["auto", "skinny", "sm90", "sm80"])
 def path(request):
     with linear_path(request.param):
         yield request.param
@@ -46,6 +46,14 @@ def test_promise_of_highest(name, path, size):
 @pytest.mark.parametrize("name", CASES)
 def test_promise_of_highest_at_sizes_that_are_multiples_of_nothing(name, path):
     assert judge(name, (1021, 4099, 2053)) == []
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("name", CASES)
+def test_promise_of_few_rows(name, precision, m):
+    with float32_precision(precision):
+        assert judge(name, (m, 8192, 16384), ONE_PRODUCT_SLACK) == []
 
 
 # One product is not promoted: its sums are truncated over the whole of K. So are TF32's, but cuBLAS
