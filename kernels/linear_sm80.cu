@@ -426,7 +426,7 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                           workspace.exponent[i],
                           workspace.counts[i],
                           /*sample=*/nullptr,
-                          /*is_interleaved=*/false};
+                          /*is_stepwise=*/false};
   };
   const split::Operand x = operand(0, linear.x, linear.m, linear.x_stride);
   const split::Operand weight = operand(1, linear.weight, linear.n, linear.weight_stride);

@@ -60,21 +60,22 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-// Describes a matrix to the copy engine, in boxes of box_rows rows of kBytes. What a box has
-// outside of the matrix is 0. stride is in elements.
-template <int kBytes, typename T>
+// Describes a matrix to the copy engine, or many of them, one behind the other, in boxes of
+// box_rows rows of 128 bytes. What a box has outside of its matrix is 0. stride is in elements.
+template <typename T>
 int make_map(CUtensorMap* map, const T* matrix, int64_t rows, int64_t columns, int64_t stride,
-             int box_rows) {
+             int box_rows, int64_t matrices = 0) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return cudaErrorSymbolNotFound;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * sizeof(T)};
-  const cuuint32_t box[] = {kBytes / sizeof(T), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(matrices)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * sizeof(T),
+                                static_cast<cuuint64_t>(rows * stride) * sizeof(T)};
+  const cuuint32_t box[] = {kRowBytes / sizeof(T), static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
   const CUresult status =
-      encode(map, tensor_map_type<T>(), 2, const_cast<T*>(matrix), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE,
-             kBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      encode(map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
+             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -141,18 +142,16 @@ Output<T> output_of(const Linear& linear, int64_t together) {
           is_direct};
 }
 
+// The same of what an operand was split into.
+inline int make_map(CUtensorMap* map, const split::Operand& stepwise, int64_t steps, int box_rows) {
+  return make_map(map, stepwise.high, stepwise.rows, split::kStepwise, split::kStepwise, box_rows,
+                  steps);
+}
+
 // A product of tiles of 128 x 256, by `clusters` that run at once.
 template <typename Kind>
-int launch_product(const Problem<Kind>& problem, int clusters, const typename Kind::Operand* x,
-                   int64_t x_stride, const typename Kind::Operand* weight, int64_t weight_stride,
-                   cudaStream_t stream) {
-  CUtensorMap x_map, weight_map;
-  const Output<typename Kind::Out>& output = problem.output;
-  int status = make_map<kRowBytes>(&x_map, x, output.m, problem.k, x_stride, kXShare);
-  if (status != cudaSuccess) return status;
-  status =
-      make_map<kRowBytes>(&weight_map, weight, output.n, problem.k, weight_stride, kWeightRows);
-  if (status != cudaSuccess) return status;
+int launch_product(const Problem<Kind>& problem, int clusters, const CUtensorMap& x_map,
+                   const CUtensorMap& weight_map, cudaStream_t stream) {
   return launch(product_kernel<Kind>, clusters, kThreads, sizeof(Memory<Kind>), Kind::kConverts,
                 stream, x_map, weight_map, problem);
 }
@@ -165,18 +164,22 @@ template <typename T, bool kMask>
 int half_linear(const Linear& linear, cudaStream_t stream) {
   using Kind = Half<T, kMask>;
   int clusters;
-  const int status =
-      count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
+  int status = count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
   const Problem<Kind> problem{output_of<T>(linear, kMask ? kFeatures : 16 / sizeof(T)),
                               static_cast<int>(linear.k),
                               product_tiles(linear),
                               {}};
+  CUtensorMap x_map, weight_map;
+  status = make_map(&x_map, static_cast<const T*>(linear.x), linear.m, linear.k, linear.x_stride,
+                    kXShare);
+  if (status != cudaSuccess) return status;
+  status = make_map(&weight_map, static_cast<const T*>(linear.weight), linear.n, linear.k,
+                    linear.weight_stride, kWeightRows);
+  if (status != cudaSuccess) return status;
   // As many as it takes for the same number of rounds: 0.3% less time on an H200 than all it has.
   const int tiles = problem.tiles.count(), rounds = blocks_of(tiles, clusters);
-  return launch_product(problem, blocks_of(tiles, rounds), static_cast<const T*>(linear.x),
-                        linear.x_stride, static_cast<const T*>(linear.weight), linear.weight_stride,
-                        stream);
+  return launch_product(problem, blocks_of(tiles, rounds), x_map, weight_map, stream);
 }
 
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
@@ -234,11 +237,11 @@ struct Operands {
           stride,
           1,
           high,
-          linear.products == 3 ? high + rows * split::padded(linear.k) : nullptr,
+          linear.products == 3 ? high + split::kStepwise / 2 : nullptr,
           reinterpret_cast<int*>(workspace + exponent),
           reinterpret_cast<split::Counts*>(workspace + counts),
           linear.products == 3 ? reinterpret_cast<split::Sample*>(workspace + sample) : nullptr,
-          linear.products == 3};
+          true};
     };
     x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts, at.x_sample);
     weight = operand(linear.weight, linear.n, linear.weight_stride, at.weight, at.weight_exponent,
@@ -283,8 +286,12 @@ int rounded_linear(const Linear& linear, cudaStream_t stream) {
       output, static_cast<int>(linear.k), tiles,
       Conversion{operands.weight, operands.next, operands.ready,
                  static_cast<int>(padded_k / kStepK), side, blocks_of(clusters, side)}};
-  status = launch_product(problem, clusters, operands.x.high, padded_k, operands.weight.high,
-                          padded_k, stream);
+  CUtensorMap x_map, weight_map;
+  status = make_map(&x_map, operands.x, padded_k / kStepK, kXShare);
+  if (status != cudaSuccess) return status;
+  status = make_map(&weight_map, operands.weight, padded_k / kStepK, kWeightRows);
+  if (status != cudaSuccess) return status;
+  status = launch_product(problem, clusters, x_map, weight_map, stream);
   if (status != cudaSuccess) return status;
   return split::exact(operands.x, operands.weight, linear.k, operands.heeds_few, result_of(output),
                       false, stream);
@@ -303,13 +310,10 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
 
   const int m = output.m, n = output.n, k = static_cast<int>(linear.k);
   const int64_t padded_k = split::padded(k);
-  CUtensorMap high_map, low_map, weight_map;
-  for (const auto [map, part] : {std::pair(&high_map, x.high), std::pair(&low_map, x.low)}) {
-    status = make_map<S::kXRowBytes>(map, part, m, padded_k, padded_k, S::kXRows / kClusterSize);
-    if (status != cudaSuccess) return status;
-  }
-  status =
-      make_map<S::kRowBytes>(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
+  CUtensorMap x_map, weight_map;
+  status = make_map(&x_map, x, S::steps(k), S::kXRows / kClusterSize);
+  if (status != cudaSuccess) return status;
+  status = make_map(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
   constexpr int kMore = S::kXRows - S::kNarrow;
@@ -345,8 +349,8 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   clusters = problem.schedule.plan(tiles.count(), S::steps(k) / 2,
                                    std::min(clusters, Schedule::kMostClusters), S::kXRows, rows_of);
   problem.segment = promotion_steps(k, problem.schedule.rounds);
-  status = launch(split_kernel, clusters, kThreads, sizeof(S::Memory), true, stream, high_map,
-                  low_map, weight_map, problem);
+  status = launch(split_kernel, clusters, kThreads, sizeof(S::Memory), true, stream, x_map,
+                  weight_map, problem);
   if (status != cudaSuccess) return status;
   return split::exact(x, weight, k, operands.heeds_few, result_of(output), false, stream);
 }

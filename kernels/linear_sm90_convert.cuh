@@ -19,7 +19,7 @@ namespace sm90 {
 // The weight's conversion is handed out in units of 32 rows and 256 of K, a warp each, in the order
 // in which the product needs them. What is ready is counted by the rows that a block brings and by
 // the product's steps, 64 of K.
-constexpr int kStepK = 64;
+constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
 constexpr int kShareRows = 128;
 constexpr int kUnitsOfShare = kShareRows / kUnitRows;
@@ -122,9 +122,8 @@ __device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row,
   constexpr int kAll = kUnitSteps * kOfStep;
   constexpr int kPasses = kPieceRows / 4;
   const int lane = threadIdx.x % 32;
-  const int64_t padded_k = split::padded(k), stride = p.weight.row_stride;
-  const int64_t column = static_cast<int64_t>(step) * kStepK + lane % 8 * split::kGroup;
-  __half* to = p.weight.high + row * padded_k + column;
+  const int64_t stride = p.weight.row_stride, of_step = p.weight.rows * kStepK;
+  __half* to = p.weight.high + step * of_step + row * kStepK + lane % 8 * split::kGroup;
   const uint64_t policy = ptx::evict_first();
   // Sixteen lanes copy a row.
   const float* const row_start = p.weight.from + (row - lane / 8) * stride +
@@ -150,7 +149,7 @@ __device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row,
   uint32_t uncarried = 0;  // pieces, a bit each
   static_assert(kAll <= 32, "pieces have a bit each");
 #pragma unroll 1
-  for (int first = 0; first < kAll; first += kOfStep, to += kStepK) {
+  for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
 #pragma unroll
     for (int part = 0; part < kOfStep; ++part) {
       const int piece = first + part;
@@ -166,7 +165,7 @@ __device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row,
         const float4* const group = &pieces[piece % kPieces][i][lane / 16][lane % 16 * 2];
         const float4 a = group[0], b = group[1];
         const float v[split::kGroup] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        *reinterpret_cast<uint4*>(to + (part * kPieceRows + 4 * i) * padded_k) =
+        *reinterpret_cast<uint4*>(to + (part * kPieceRows + 4 * i) * kStepK) =
             round_group(v, scale[part * kPasses + i], &least, &most);
       }
       if (!all_carried(least, most)) uncarried |= 1u << piece;
@@ -196,7 +195,8 @@ __device__ inline void convert_edge(const Conversion& p, int64_t k, int64_t row,
     if (at < p.weight.rows && column < padded_k) {
       float v[split::kGroup];
       split::load_group(v, p.weight.from + at * p.weight.row_stride, 1, column, k, true);
-      *reinterpret_cast<uint4*>(p.weight.high + at * padded_k + column) =
+      __half* const to = p.weight.high + (own_step * p.weight.rows + at) * kStepK;
+      *reinterpret_cast<uint4*>(to + column % kStepK) =
           round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &least, &most);
     }
     if (!all_carried(least, most)) count(p, at, own_step, k);

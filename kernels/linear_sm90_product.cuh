@@ -115,10 +115,16 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       }
       if (copies) {
         ptx::mbarrier_arrive_expect_tx(arrived, kXBytes + kWeightBytes);
-        ptx::copy_tensor_multicast(x + ring.stage * kXBytes, &x_map, step * kK, row, arrived,
-                                   (1 << kClusterSize) - 1);
-        ptx::copy_tensor(weight + ring.stage * kWeightBytes, &weight_map, step * kK,
-                         share * kWeightRows, arrived);
+        constexpr int kBoth = (1 << kClusterSize) - 1;
+        const uint32_t to_x = x + ring.stage * kXBytes;
+        const uint32_t to_weight = weight + ring.stage * kWeightBytes;
+        if constexpr (Kind::kConverts) {  // both are stepwise
+          ptx::copy_tensor_multicast(to_x, &x_map, 0, row, step, arrived, kBoth);
+          ptx::copy_tensor(to_weight, &weight_map, 0, share * kWeightRows, step, arrived);
+        } else {
+          ptx::copy_tensor_multicast(to_x, &x_map, step * kK, row, arrived, kBoth);
+          ptx::copy_tensor(to_weight, &weight_map, step * kK, share * kWeightRows, arrived);
+        }
       }
     }
     started += steps;

@@ -25,9 +25,8 @@ namespace sm90 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Brings the tiles, each in steps of K: one thread.
-__device__ inline void produce(uint32_t base, const CUtensorMap& high_map,
-                               const CUtensorMap& low_map, const CUtensorMap& weight_map,
-                               const SplitProblem& p) {
+__device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
+                               const CUtensorMap& weight_map, const SplitProblem& p) {
   using S = Split;
   using Memory = S::Memory;
   const uint32_t full = base + offsetof(Memory, barriers.full);
@@ -49,9 +48,7 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& high_map,
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
       constexpr int kBoth = (1 << kClusterSize) - 1;
-      const uint32_t to = x + ring.stage * S::kXBytes;
-      ptx::copy_tensor_multicast(to, &high_map, step * S::kK, row, arrived, kBoth);
-      ptx::copy_tensor_multicast(to + S::kPartBytes, &low_map, step * S::kK, row, arrived, kBoth);
+      ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes, &x_map, 0, row, step, arrived, kBoth);
       ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
                        arrived);
     }
@@ -127,8 +124,7 @@ __device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
 #endif
 
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
-    split_kernel(const __grid_constant__ CUtensorMap high_map,
-                 const __grid_constant__ CUtensorMap low_map,
+    split_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map,
                  const __grid_constant__ SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -141,8 +137,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int warpgroup = ptx::uniform(threadIdx.x / 128);  // 1% of an H200's time
   if (threadIdx.x == kConsumers * 128) {
-    ptx::prefetch_tensormap(&high_map);
-    ptx::prefetch_tensormap(&low_map);
+    ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
   // One arrival more than there are, so that its phase never ends.
@@ -155,7 +150,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::setmaxnreg_dec<kProducerRegisters>();
     const int warp = threadIdx.x / 32 - 4 * kConsumers;
     if (threadIdx.x == kConsumers * 128) {
-      produce(base, high_map, low_map, weight_map, p);
+      produce(base, x_map, weight_map, p);
     } else if (warp >= 1 && warp <= kJudges) {
       judge(base, p, warp - 1);
     } else if (warp > kJudges) {
@@ -233,7 +228,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int s = 0; s < S::kSteps16; ++s) {
           const uint64_t x_high = x + s * ptx::kDescriptorK16;
-          ptx::wgmma(rows, d, now[s], x_high + (S::kPartBytes >> 4), true);
+          ptx::wgmma(rows, d, now[s], x_high + S::kDescriptorLow, true);
           ptx::wgmma(rows, d, now[s], x_high, true);
         }
         ptx::wgmma_commit_group();

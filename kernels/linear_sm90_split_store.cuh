@@ -30,9 +30,11 @@ struct Split {
   static_assert(kXRows % (kTurn * 8) == 0, "turns are whole");
   static constexpr int kRowBytes = kK * 4;  // of the weight
   static constexpr int kWeightBytes = kWeightRows * kRowBytes;
-  // Of x, there are two tiles, high and low, whose rows are half as long.
-  static constexpr int kXRowBytes = kRowBytes / 2;
-  static constexpr int kPartBytes = kXRows * kXRowBytes, kXBytes = 2 * kPartBytes;
+  // A row of x has its high pieces and then the low ones: what leads from one's descriptor to the
+  // other's.
+  static constexpr int kXRowBytes = kRowBytes, kXBytes = kXRows * kXRowBytes;
+  static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
+  static_assert(2 * kK == split::kStepwise, "x is split stepwise");
 
   // Whole pairs of steps. Behind the end of k the copies bring zeros.
   static __host__ __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }

@@ -212,13 +212,33 @@ __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
-// The same into this block alone.
+// The same of one of many such tensors.
+__device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
+                                             int row, int tensor, uint32_t barrier,
+                                             uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
+// Both into this block alone.
 __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
                                    uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
       "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+__device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
+                                   int tensor, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier)
       : "memory");
 }
 

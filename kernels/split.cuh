@@ -46,18 +46,22 @@ struct Operand {
   const float* from;
   int64_t rows;
   int64_t row_stride, column_stride;
-  __half* high;    // [rows, padded(k)]
+  __half* high;    // [rows, padded(k)], or stepwise
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
   Counts* counts;  // [rows]
   Sample* sample;  // [rows], or null
-  // Whether the pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7. A thread that holds a
-  // fragment of the other operand then has four neighbours of each 16 in it.
-  bool is_interleaved;
+  // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
+  // and low side by side: what is copied at a time is in one place. Of rows that are a whole K
+  // apart, pieces may share few slices of L2: on an H200 64 rows of x took 30% longer, 1024 0.5%.
+  // With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a thread that holds a
+  // fragment of the other operand has four neighbours of each 16 in it.
+  bool is_stepwise;
 };
 
 // Elements of a row that go together: 16 bytes of fp16.
 constexpr int kGroup = 8;
+constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 
 // An element below this, after scaling, has lost more than two of the 22 bits of a pair, or any of
 // the 11 that a lone high, like TF32, has.
@@ -219,11 +223,13 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
       high[j] = *reinterpret_cast<const uint32_t*>(&rounded);
       low[j] = *reinterpret_cast<const uint32_t*>(&rest);
     }
-    const int64_t at = row * padded_k + i;
-    store_group(operand.high + at, high, operand.is_interleaved, i < padded_k);
-    if (operand.low != nullptr) {
-      store_group(operand.low + at, low, operand.is_interleaved, i < padded_k);
-    }
+    const bool is_pair = operand.low != nullptr, is_interleaved = is_pair && operand.is_stepwise;
+    const int of_step = is_pair ? kStepwise / 2 : kStepwise;
+    const int64_t at = operand.is_stepwise
+                           ? (i / of_step * operand.rows + row) * kStepwise + i % of_step
+                           : row * padded_k + i;
+    store_group(operand.high + at, high, is_interleaved, i < padded_k);
+    if (is_pair) store_group(operand.low + at, low, is_interleaved, i < padded_k);
   };
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
