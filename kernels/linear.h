@@ -52,12 +52,12 @@ bool is_left_to_torch(const LinearInputs& in) {
 //
 //   dtype              GPU          where                                     path
 //   float32            9.0          m <= 8                                    kSkinny
-//   float32, highest   9.0          m <= 32, k >= 256                         kSkinny
-//                                   m n <= 2^16, n < 32 or m n k <= 2^28,     kSkinny
-//                                   k >= 256, m <= 2^12, n >= 8
+//   float32, highest   9.0          m <= 16, or m <= 32 and n k < 2^25; or    kSkinny
+//                                   m n <= 2^16, m <= 2^12, n >= 8, and
+//                                   n < 32 or m n k <= 2^28; all: k >= 256
 //   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
 //   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 1024,      kSm90
-//                                   m >= 32, n >= 32
+//                                   m >= 17 (gradients: 32), n >= 32
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
 //                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
@@ -104,7 +104,8 @@ bool is_skinny(const Linear& linear) {
   if (m <= 8) return true;
   const bool is_small =
       m * n <= 1 << 16 && (n < 32 || m * n * k <= 1 << 28) && m <= 1 << 12 && n >= 8;
-  return linear.products == 3 && k >= 256 && (m <= 32 || is_small);
+  const bool has_few_rows = m <= 16 || (m <= 32 && n * k < 1 << 25);
+  return linear.products == 3 && k >= 256 && (has_few_rows || is_small);
 }
 
 // The path to try, by dtype, sizes and GPU. has_vectors: whether the weight can be read as it is,
@@ -118,8 +119,8 @@ Path choose_path(const Linear& linear, int capability, bool has_vectors) {
   }
   if (linear.dtype == DType::kFloat64 || k < 1024) return Path::kTorch;
   if (is_float32 && linear.products == 3) {
-    const bool is_sm90s = capability == 90 && linear.m >= 32 && linear.n >= 32 && size >= 1 << 15 &&
-                          linear.n * k >= 1 << 18;
+    const bool is_sm90s = capability == 90 && linear.m >= (linear.relu ? 17 : 32) &&
+                          linear.n >= 32 && size >= 1 << 15 && linear.n * k >= 1 << 18;
     const bool is_sm80s = (capability == 80 || capability == 100) && size >= 1 << 22;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }

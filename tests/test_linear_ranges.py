@@ -48,7 +48,7 @@ def test_promise_of_highest_at_sizes_that_are_multiples_of_nothing(name, path):
     assert judge(name, (1021, 4099, 2053)) == []
 
 
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 24, 32])
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("name", CASES)
 def test_promise_of_few_rows(name, precision, m):
