@@ -360,7 +360,8 @@ PyMethodDef methods[] = {
      "linear_relu_divide(x, weight, bias, divisor): relu(x weight^T + bias) / divisor, or "
      "NotImplemented where an argument is neither a plain tensor nor a plain number."},
     {"set_linear_path", set_linear_path, METH_O,
-     "set_linear_path(name): for tests, how products on a GPU are computed: auto, skinny, sm90, sm80 "
+     "set_linear_path(name): for tests, how products on a GPU are computed: auto, skinny, sm90, "
+     "sm80 "
      "or torch. A product that the path cannot serve raises RuntimeError."},
     {"set_fallbacks", set_fallbacks, METH_VARARGS,
      "set_fallbacks(relu, relu_, linear_relu_divide): what serves subclasses, proxies and modes."},

@@ -17,6 +17,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -33,11 +34,13 @@ constexpr int kGroup = kWarps * kFeatures;  // features of a cluster
 constexpr int kStep = 128;                  // of K: four of each lane
 constexpr int kAhead = 2;                   // steps whose weights are on their way
 constexpr int kChunk = kAhead * kStep;
-constexpr int kBlocksEach = 2;      // on a multiprocessor
-constexpr int kBytes = 112 * 1024;  // of shared memory, the most of a block
-constexpr int kMostRanks = 8;       // blocks of a cluster
-// Clusters are larger only where blocks would get long sums, or the GPU too few shares.
-constexpr int kFewChunks = 4, kManyShares = 1024;
+constexpr int kBlocksEach = 2;                             // on a multiprocessor
+constexpr int kBytes = 112 * 1024;                         // of shared memory, the most of a block
+constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluster
+// Runs in float are of no more chunks, so that their sums stay short.
+constexpr int kMostChunks = 4;
+// What the end of a group costs, in chunks. With 2, 32 rows took up to 9% longer on an H200.
+constexpr int kEndOfGroup = 1;
 
 struct Problem {
   const float* x;
@@ -233,13 +236,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   int group = cluster / p.x_tiles;
   Weights weights(p, group, first_k + lane * 4);
 
-  for (int m = warp; m < kM; m += kWarps) {
-    for (int k = lane * 4; k < slice; k += kStep) {
-      const bool exists = first_row + m < p.m && first_k + k < whole_k(p);
-      const float* const from = p.x + (first_row + m) * p.x_stride + first_k + k;
-      put(x + (k / kStep * kM + m) * kStepBytes,
-          exists ? __ldg(reinterpret_cast<const float4*>(from)) : float4{}, Sum<kM>{});
-    }
+#pragma unroll 4
+  for (int i = warp; i < slice / kStep * kM; i += kWarps) {
+    const int row = first_row + i % kM, k = first_k + i / kM * kStep + lane * 4;
+    const bool exists = row < p.m && k < whole_k(p);
+    const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
+    put(x + i * kStepBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
   }
   __syncthreads();
 
@@ -248,6 +250,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   double* other = both_sums + kM * kGroup;
   int previous = -1;
   for (; group < p.groups; group += ptx::nclusterid() / p.x_tiles) {
+    if (p.bias != nullptr && threadIdx.x == 0) ptx::prefetch_l2(p.bias + group * kGroup);
     Sum<kM> sum[kM * kFeatures] = {};
     uint32_t of_x = ptx::shared_address(x + lane * kLaneBytes);
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
@@ -302,54 +305,84 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
 
 constexpr int blocks_of(int size, int block) { return (size + block - 1) / block; }
 
+inline cudaLaunchConfig_t configuration(int log_ranks, int blocks, size_t bytes,
+                                        cudaLaunchAttribute* attribute) {
+  attribute->id = cudaLaunchAttributeClusterDimension;
+  attribute->val.clusterDim = {1u << log_ranks, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = bytes;
+  config.attrs = attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+// How many clusters of 1 << log_ranks blocks run at once, which hangs on where the GPU's
+// multiprocessors are. It is asked for once.
+template <int kM>
+int count_clusters(int log_ranks, int* clusters) {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices][kLogRanks + 1];
+  int device;
+  int status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  if (device < kDevices && (*clusters = known[device][log_ranks]) > 0) return cudaSuccess;
+  cudaLaunchAttribute attribute;
+  cudaLaunchConfig_t config = configuration(log_ranks, 1 << log_ranks, kBytes, &attribute);
+  status = cudaOccupancyMaxActiveClusters(clusters, skinny_kernel<kM>, &config);
+  if (status != cudaSuccess) return status;
+  if (*clusters == 0) return cudaErrorInvalidConfiguration;
+  if (device < kDevices) known[device][log_ranks] = *clusters;
+  return cudaSuccess;
+}
+
 template <int kM>
 int launch(const Linear& linear, cudaStream_t stream) {
-  const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n);
-  const int k = static_cast<int>(linear.k), chunks = blocks_of(k, kChunk);
-  const int x_tiles = blocks_of(m, kM), groups = blocks_of(n, kGroup);
-  int ranks = 1;
-  while (ranks < kMostRanks && (chunks > ranks * kFewChunks ||
-                                (chunks > ranks && ranks * x_tiles * groups < kManyShares))) {
-    ranks *= 2;
-  }
-  const Problem problem{static_cast<const float*>(linear.x),
-                        linear.x_stride,
-                        static_cast<const float*>(linear.weight),
-                        linear.weight_stride,
-                        static_cast<const float*>(linear.bias),
-                        floor_of(linear.relu),
-                        Divisor<float>(linear.divisor),
-                        static_cast<float*>(linear.out),
-                        linear.mask,
-                        m,
-                        n,
-                        k,
-                        x_tiles,
-                        groups,
-                        blocks_of(chunks, ranks)};
-  if constexpr (kM > 1) {
-    if (bytes<kM>(problem.chunks) > kBytes) return launch<kM / 2>(linear, stream);
-  }
   const auto kernel = skinny_kernel<kM>;
   int status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
+  Problem problem{static_cast<const float*>(linear.x),
+                  linear.x_stride,
+                  static_cast<const float*>(linear.weight),
+                  linear.weight_stride,
+                  static_cast<const float*>(linear.bias),
+                  floor_of(linear.relu),
+                  Divisor<float>(linear.divisor),
+                  static_cast<float*>(linear.out),
+                  linear.mask,
+                  static_cast<int>(linear.m),
+                  static_cast<int>(linear.n),
+                  static_cast<int>(linear.k),
+                  blocks_of(static_cast<int>(linear.m), kM),
+                  blocks_of(static_cast<int>(linear.n), kGroup),
+                  0};
+  // Clusters of so many blocks that all groups are done soonest.
+  const int all_chunks = blocks_of(problem.k, kChunk);
+  int64_t least = INT64_MAX;
+  int best = 0, blocks = 0;
+  for (int log_ranks = 0; log_ranks <= kLogRanks; ++log_ranks) {
+    const int chunks = blocks_of(all_chunks, 1 << log_ranks);
+    const bool is_long = sizeof(Sum<kM>) == sizeof(float) && chunks > kMostChunks;
+    if (bytes<kM>(chunks) > kBytes || (is_long && log_ranks < kLogRanks)) continue;
+    int clusters;
+    status = count_clusters<kM>(log_ranks, &clusters);
+    if (status != cudaSuccess) return status;
+    const int rounds = blocks_of(problem.groups, std::max(clusters / problem.x_tiles, 1));
+    const int64_t waves = blocks_of(problem.x_tiles, clusters);
+    const int64_t time = waves * rounds * (chunks + kEndOfGroup);
+    if (time >= least) continue;
+    least = time, best = log_ranks;
+    problem.chunks = chunks;
+    // As few clusters as it takes for the same number of rounds.
+    blocks = problem.x_tiles * blocks_of(problem.groups, rounds) << log_ranks;
+  }
+  if constexpr (kM > 1) {
+    if (blocks == 0) return launch<kM / 2>(linear, stream);
+  }
   cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(ranks), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = ranks * x_tiles * groups;
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = bytes<kM>(problem.chunks);
+  cudaLaunchConfig_t config = configuration(best, blocks, bytes<kM>(problem.chunks), &attribute);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters;
-  status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  if (status != cudaSuccess) return status;
-  if (clusters == 0) return cudaErrorInvalidConfiguration;
-  // As few clusters as it takes for the same number of rounds.
-  const int rounds = blocks_of(groups, std::max(clusters / x_tiles, 1));
-  config.gridDim = ranks * x_tiles * blocks_of(groups, rounds);
   return cudaLaunchKernelEx(&config, kernel, problem);
 }
 

@@ -249,6 +249,10 @@ __device__ inline void fence_proxy_async_global() {
 
 // ------------------------------------------------------------------------------- global memory
 
+__device__ inline void prefetch_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // For what is read once: L2 gives it up first.
 __device__ inline uint64_t evict_first() {
   uint64_t policy;
