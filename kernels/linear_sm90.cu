@@ -27,7 +27,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
 #include "epilogue.cuh"
 #include "launchers.h"

@@ -194,7 +194,9 @@ def test_large_products_are_split(precision, shape):
         assert not torch.equal(got, other)
 
 
-@pytest.mark.parametrize("shape", [(1, 4096, 4096), (8, 64, 64), (32, 513, 1024), (100, 512, 256)])
+@pytest.mark.parametrize(
+    "shape", [(1, 4096, 4096), (8, 64, 64), (32, 513, 1024), (100, 512, 256)], ids=str
+)
 def test_products_of_few_rows_are_skinny(shape):
     best = "skinny" if torch.cuda.get_device_capability() == (9, 0) else "torch"
     mine, _, x, grad_output = draw(*shape)
