@@ -259,7 +259,7 @@ PyObject* relu_entry(PyObject*, PyObject* argument) {
     const Tensor& x = unwrap(argument);
     Tensor out;
     without_gil(is_short(x), [&] { out = is_dense(x) ? relu_autograd(x) : call_relu_operator(x); });
-    return THPVariable_Wrap(out);
+    return THPVariable_Wrap(std::move(out));
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
     return nullptr;
@@ -321,7 +321,7 @@ PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     Tensor out;
     without_gil(is_short(in.x) && is_short(in.weight),
                 [&] { out = is_dense(in) ? linear_autograd(in) : call_linear_operator(in); });
-    return THPVariable_Wrap(out);
+    return THPVariable_Wrap(std::move(out));
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
     return nullptr;

@@ -231,15 +231,15 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
     using T = std::remove_pointer_t<decltype(type)>;
     if (mask == nullptr) {
       const int64_t blocks = divide_up(m * n, kVectors * kThreads * Vector<T>::kSize);
-      return launch(plain_kernel<T>, dim3(static_cast<unsigned>(blocks)), kThreads, stream,
-                    static_cast<T*>(out), Divisor<Compute<T>>(divisor), m * n,
-                    is_vector_aligned(out, nullptr));
+      return launch<plain_kernel<T>>(dim3(static_cast<unsigned>(blocks)), kThreads, stream,
+                                     static_cast<T*>(out), Divisor<Compute<T>>(divisor), m * n,
+                                     is_vector_aligned(out, nullptr));
     }
     const int64_t row_bytes = divide_up(n, kColumns);
     const unsigned grid = static_cast<unsigned>(divide_up(m * row_bytes, kThreads));
-    return launch(forward_kernel<T>, dim3(grid), kThreads, stream, static_cast<T*>(out),
-                  Divisor<Compute<T>>(divisor), mask, m, n, row_bytes,
-                  rows_aligned<T>(out, nullptr, m == 1 ? 0 : n));
+    return launch<forward_kernel<T>>(dim3(grid), kThreads, stream, static_cast<T*>(out),
+                                     Divisor<Compute<T>>(divisor), mask, m, n, row_bytes,
+                                     rows_aligned<T>(out, nullptr, m == 1 ? 0 : n));
   });
 }
 
@@ -260,13 +260,14 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
                     static_cast<unsigned>(chunks.count));
     T* const bias = static_cast<T*>(grad_bias);
     Compute<T>* const sums = bias == nullptr ? nullptr : static_cast<Compute<T>*>(workspace);
-    const int status =
-        launch(backward_kernel<T>, grid, kThreads, stream, static_cast<const T*>(grad_output), mask,
-               Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes,
-               chunks.rows, rows_aligned<T>(grad_output, grad_z, n));
+    const int status = launch<backward_kernel<T>>(
+        grid, kThreads, stream, static_cast<const T*>(grad_output), mask,
+        Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes, chunks.rows,
+        rows_aligned<T>(grad_output, grad_z, n));
     if (status != cudaSuccess || bias == nullptr) return status;
-    return launch(add_up_kernel<T>, dim3(static_cast<unsigned>(divide_up(n, kThreads))), kThreads,
-                  stream, static_cast<const Compute<T>*>(sums), chunks.count, n, bias);
+    return launch<add_up_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))), kThreads,
+                                    stream, static_cast<const Compute<T>*>(sums), chunks.count, n,
+                                    bias);
   });
 }
 

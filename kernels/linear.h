@@ -241,7 +241,7 @@ Rows adjacent_columns(const Tensor& x, int64_t alignment) {
       columns <= kMostColumns) {  // 163 us where torch's copy takes 466: [8192, 8192], H200
     const float* const from = rows.const_data_ptr<float>();
     float* const to = copy.mutable_data_ptr<float>();
-    launch_on_stream([&](cudaStream_t stream) {
+    launch_on_stream(x, [&](cudaStream_t stream) {
       return cuda::transpose(from, rows.stride(1), to, stride, rows.size(0), columns, stream);
     });
   } else {
@@ -306,7 +306,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
     workspace = allocate(in.x, {static_cast<int64_t>(bytes)}, std::nullopt, at::kByte);
     linear.workspace = workspace.mutable_data_ptr();
   }
-  launch_on_stream([&](cudaStream_t stream) {
+  launch_on_stream(in.x, [&](cudaStream_t stream) {
     return path == Path::kSm90   ? cuda::linear_sm90(linear, stream)
            : path == Path::kSm80 ? cuda::linear_sm80(linear, stream)
                                  : cuda::linear_skinny(linear, stream);
@@ -387,7 +387,7 @@ std::tuple<Tensor, Tensor> linear_backward_kernel(const LinearGradients& in) {
     const Tensor workspace =
         allocate(grad_output, {static_cast<int64_t>(bytes)}, std::nullopt, at::kByte);
     void* const scratch = workspace.mutable_data_ptr();
-    launch_on_stream([&](cudaStream_t stream) {
+    launch_on_stream(grad_output, [&](cudaStream_t stream) {
       return cuda::linear_epilogue_backward(dtype, from, bits, in.divisor, to, sums, scratch, m, n,
                                             stream);
     });

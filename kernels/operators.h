@@ -55,6 +55,7 @@
 extern PyObject* THPVariableClass;
 extern PyObject* ParameterClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+PyObject* THPVariable_Wrap(at::TensorBase&& tensor);
 namespace torch {
 void translate_exception_to_python(const std::exception_ptr& error);
 }
@@ -112,7 +113,8 @@ class DeviceOf {
   explicit DeviceOf(const Tensor& x) {
 #ifdef KERNELS_WITH_CUDA
     // Seldom needed, and a guard asks the driver more than once.
-    if (x.is_cuda() && x.get_device() != c10::cuda::current_device()) {
+    if (x.is_cuda() && c10::cuda::device_count() > 1 &&
+        x.get_device() != c10::cuda::current_device()) {
       guard_.reset_device(x.device());
     }
 #else
@@ -226,15 +228,16 @@ void split(int64_t n, int64_t grain, c10::function_ref<void(int64_t, int64_t)> w
 }
 
 #ifdef KERNELS_WITH_CUDA
-// Launches on the current stream and checks the launch.
+// Launches on the current stream of the tensor's device, which is the current one, and checks the
+// launch.
 template <typename Launch>
-void launch_on_stream(const Launch& launch) {
-  const int status = launch(c10::cuda::getCurrentCUDAStream().stream());
+void launch_on_stream(const Tensor& x, const Launch& launch) {
+  const int status = launch(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
   C10_CUDA_CHECK(static_cast<cudaError_t>(status));
 }
-#define KERNELS_ON_CUDA(x, call)                                              \
-  if ((x).is_cuda()) {                                                        \
-    return launch_on_stream([&](cudaStream_t stream) { return cuda::call; }); \
+#define KERNELS_ON_CUDA(x, call)                                                   \
+  if ((x).is_cuda()) {                                                             \
+    return launch_on_stream((x), [&](cudaStream_t stream) { return cuda::call; }); \
   }
 #else
 #define KERNELS_ON_CUDA(x, call)

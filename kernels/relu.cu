@@ -226,11 +226,11 @@ int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) 
     T* to = static_cast<T*>(out);
     const bool aligned = is_vector_aligned(x, out);
     if (n * static_cast<int64_t>(sizeof(T)) < kTwoVectorsBytes) {
-      return launch(relu_kernel<T, kSmallBlock, 2>, blocks_of<kSmallBlock>(n, 2 * kSize),
-                    kSmallBlock, stream, from, to, n, aligned, false);
+      return launch<relu_kernel<T, kSmallBlock, 2>>(
+          blocks_of<kSmallBlock>(n, 2 * kSize), kSmallBlock, stream, from, to, n, aligned, false);
     }
-    return launch(relu_kernel<T, kBlock, 1>, blocks_of(n, kSize), kBlock, stream, from, to, n,
-                  aligned, evicts_last<T>(n));
+    return launch<relu_kernel<T, kBlock, 1>>(blocks_of(n, kSize), kBlock, stream, from, to, n,
+                                             aligned, evicts_last<T>(n));
   });
 }
 
@@ -238,8 +238,9 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
                  CUstream_st* stream) {
   return for_any(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch(relu_strided_kernel<T>, blocks_of(n, kUnroll), kBlock, stream,
-                  static_cast<const T*>(x), static_cast<T*>(out), n, layout);
+    return launch<relu_strided_kernel<T>>(blocks_of(n, kUnroll), kBlock, stream,
+                                          static_cast<const T*>(x), static_cast<T*>(out), n,
+                                          layout);
   });
 }
 
@@ -247,9 +248,9 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
                    CUstream_st* stream) {
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch(relu_with_mask_kernel<T>, blocks_of(n, Vector<T>::kSize), kBlock, stream,
-                  static_cast<const T*>(x), static_cast<T*>(out), mask, n,
-                  is_vector_aligned(x, out), evicts_last<T>(n));
+    return launch<relu_with_mask_kernel<T>>(blocks_of(n, Vector<T>::kSize), kBlock, stream,
+                                            static_cast<const T*>(x), static_cast<T*>(out), mask, n,
+                                            is_vector_aligned(x, out), evicts_last<T>(n));
   });
 }
 
@@ -257,9 +258,10 @@ int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, voi
                   int64_t n, CUstream_st* stream) {
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch(relu_backward_kernel<T>, blocks_of(n, Vector<T>::kSize), kBlock, stream,
-                  static_cast<const T*>(grad_output), mask, static_cast<T*>(grad_input), n,
-                  is_vector_aligned(grad_output, grad_input), evicts_last<T>(n));
+    return launch<relu_backward_kernel<T>>(
+        blocks_of(n, Vector<T>::kSize), kBlock, stream, static_cast<const T*>(grad_output), mask,
+        static_cast<T*>(grad_input), n, is_vector_aligned(grad_output, grad_input),
+        evicts_last<T>(n));
   });
 }
 
@@ -267,8 +269,9 @@ int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* m
                           void* grad_input, int64_t n, const Layout& layout, CUstream_st* stream) {
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch(relu_backward_strided_kernel<T>, blocks_of(n, kUnroll), kBlock, stream,
-                  static_cast<const T*>(grad_output), mask, static_cast<T*>(grad_input), n, layout);
+    return launch<relu_backward_strided_kernel<T>>(blocks_of(n, kUnroll), kBlock, stream,
+                                                   static_cast<const T*>(grad_output), mask,
+                                                   static_cast<T*>(grad_input), n, layout);
   });
 }
 

@@ -79,9 +79,9 @@ int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stri
   using namespace transpose_tiles;
   const dim3 grid(static_cast<unsigned>((rows + kTile - 1) / kTile),
                   static_cast<unsigned>((columns + kTile - 1) / kTile));
-  return launch(transpose_kernel, grid, kThreads, stream, from, from_stride,
-                is_aligned(from, from_stride), to, to_stride, is_aligned(to, to_stride), rows,
-                columns);
+  return launch<transpose_kernel>(grid, kThreads, stream, from, from_stride,
+                                  is_aligned(from, from_stride), to, to_stride,
+                                  is_aligned(to, to_stride), rows, columns);
 }
 
 }  // namespace cuda

@@ -403,6 +403,19 @@ def test_current_stream(path):
             assert_same_bits(a, b)
 
 
+def test_device_that_is_not_current(path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    for shape in ((3, 1001, 1030), (65, 1001, 1030), (257, 1024, 1024)):
+        mine, _, x, grad_output = draw(*shape)
+        want = step(mine, x, grad_output)
+        got = step(mine.to("cuda:1"), x.to("cuda:1"), grad_output.to("cuda:1"))
+        for a, b in zip(got, want, strict=True):
+            assert a.device.index == 1
+            assert_same_bits(a.cpu(), b.cpu())
+    assert torch.cuda.current_device() == 0
+
+
 def test_two_streams_at_once(path):
     """Blocks that wait for what others leave do so even if not all of them fit on the GPU."""
     mine, _, x, _ = draw(*SHARED[1])

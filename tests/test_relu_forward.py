@@ -1,5 +1,7 @@
 """The forward: bit for bit torch.relu's, on every dtype, shape and layout."""
 
+import threading
+
 import pytest
 import torch
 from tensors import (
@@ -135,6 +137,19 @@ def test_device_that_is_not_current():
     x = draw((1000,), torch.float32, "cuda:1")
     assert_is_relu(ModelNew()(x), x)
     assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+def test_thread_that_has_not_used_cuda():
+    """No context of the device is current there, and with memory at hand nothing makes it so."""
+    x = draw((1000,), torch.float32, "cuda")
+    model = ModelNew()
+    model(x)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(model(x)))
+    thread.start()
+    thread.join()
+    assert_is_relu(results[0], x)
 
 
 @pytest.mark.gpu
