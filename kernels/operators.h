@@ -105,6 +105,7 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
 // this size some virtual machines had few huge pages at hand: 2^23 floats took 1.8 times torch's
 // time in two of five runs, a third of it in the others.
 constexpr size_t kHugePageBytes = 64 << 20;
+constexpr size_t kHugePage = 2 << 20;
 
 // Makes the device of a tensor the current one for as long as it lives. The kernels below begin
 // with it; what they call relies on it.
@@ -227,6 +228,33 @@ void split(int64_t n, int64_t grain, c10::function_ref<void(int64_t, int64_t)> w
   at::parallel_for(0, n, grain, work);
 }
 
+// The same over the elements that work(begin, end) writes to `out`; begin is a multiple of 8.
+//
+// Fresh huge pages are touched at their ends first. Linux clears a page that is about to be used
+// so that it comes last to where it was touched, and most machines are quicker at ascending
+// addresses: 1 GiB is cleared in 24 instead of 49 ms, and ReLU into it takes 52 instead of 74 (AMD
+// EPYC, 2 threads, Linux 6.18).
+void split_elements(const Tensor& out, bool is_fresh,
+                    c10::function_ref<void(int64_t, int64_t)> work) {
+  const int64_t n = out.numel();
+  if (n <= kGrain) return work(0, n);
+  const int64_t size = out.element_size();
+  char* const data = static_cast<char*>(out.mutable_data_ptr());
+  const bool is_touched = !is_fresh || out.nbytes() < kHugePageBytes;
+  split((n + 7) / 8, kGrain / 8, [&](int64_t begin, int64_t end) {
+    begin *= 8, end = std::min(end * 8, n);
+    if (is_touched) return work(begin, end);
+    while (begin < end) {
+      const uintptr_t page = reinterpret_cast<uintptr_t>(data + begin * size) / kHugePage + 1;
+      char* const next_page = reinterpret_cast<char*>(page * kHugePage);
+      const int64_t next = std::min<int64_t>((next_page - data) / size, end);
+      *static_cast<volatile char*>(data + next * size - 1) = 0;
+      work(begin, next);
+      begin = next;
+    }
+  });
+}
+
 #ifdef KERNELS_WITH_CUDA
 // Launches on the current stream of the tensor's device, which is the current one, and checks the
 // launch.
@@ -251,11 +279,12 @@ void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
   void* to = out.mutable_data_ptr();
   if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
     KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
-    split(n, kGrain, [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
+    split_elements(out, from != to,
+                   [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
   } else {
     const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
     KERNELS_ON_CUDA(x, relu_strided(dtype, from, to, n, layout, stream))
-    split(n, kGrain, [&](int64_t begin, int64_t end) {
+    split_elements(out, from != to, [&](int64_t begin, int64_t end) {
       cpu::relu_strided(dtype, from, to, begin, end, layout);
     });
   }
@@ -269,8 +298,8 @@ void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const T
   void* to = out.mutable_data_ptr();
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
   KERNELS_ON_CUDA(x, relu_with_mask(dtype, from, to, bits, n, stream))
-  split(mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
-    cpu::relu_with_mask(dtype, from, to, bits, begin * 8, std::min(end * 8, n));
+  split_elements(out, from != to, [&](int64_t begin, int64_t end) {
+    cpu::relu_with_mask(dtype, from, to, bits, begin, end);
   });
 }
 
@@ -283,14 +312,14 @@ void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mas
   void* to = grad_input.mutable_data_ptr();
   if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
     KERNELS_ON_CUDA(grad_output, relu_backward(dtype, from, bits, to, n, stream))
-    split(mask.numel(), kGrain / 8, [&](int64_t begin, int64_t end) {
-      cpu::relu_backward(dtype, from, bits, to, begin * 8, std::min(end * 8, n));
+    split_elements(grad_input, from != to, [&](int64_t begin, int64_t end) {
+      cpu::relu_backward(dtype, from, bits, to, begin, end);
     });
   } else {
     const Layout layout =
         layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides(), stride);
     KERNELS_ON_CUDA(grad_output, relu_backward_strided(dtype, from, bits, to, n, layout, stream))
-    split(n, kGrain, [&](int64_t begin, int64_t end) {
+    split_elements(grad_input, from != to, [&](int64_t begin, int64_t end) {
       cpu::relu_backward_strided(dtype, from, bits, to, begin, end, layout);
     });
   }

@@ -35,6 +35,14 @@ def precision(request):
         yield request.param
 
 
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -30,6 +30,13 @@ def test_sizes(device, dtype):
         assert_same_gradient(x, draw((size,), dtype, device))
 
 
+def test_several_threads_and_huge_pages(three_threads):
+    x, grad_output = (draw((3, 6_000_011), torch.float32) for _ in range(2))
+    assert_same_gradient(x, grad_output)
+    assert_same_gradient(x.t(), grad_output.t())
+    assert_same_gradient(x, grad_output.flip(1)[:, :1].expand(x.shape))
+
+
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_special_values(device, dtype):
     values = special_values(dtype, device)

@@ -94,11 +94,15 @@ def test_subnormals_under_flush_denormal():
     assert_same_bits(got, relu_by_definition(x))
 
 
-def test_several_threads_and_huge_pages():
-    x = draw((3, 5_000_011), torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_several_threads_and_huge_pages(dtype, three_threads):
+    """Outputs of more than 64 MiB, with threads that meet in the middle of a page."""
+    x = draw((3, 50_000_011 // dtype.itemsize), dtype)
     assert_is_relu(ModelNew()(x), x)
     assert_is_relu(ModelNew()(x.t()), x.t())
     assert_is_relu(ModelNew()(x[:, ::2]), x[:, ::2])
+    want = relu_by_definition(x)
+    assert_same_bits(ModelNew(inplace=True)(x), want)
 
 
 @pytest.mark.gpu
