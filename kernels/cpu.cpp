@@ -10,15 +10,13 @@
 
 #include "launchers.h"
 
-// A function compiled for several generations of CPUs; the loader picks. All that such a function
-// calls must be inlined into it, or it would be compiled for the oldest. Against AVX2 alone,
-// AVX-512 takes 2 to 14% off 2^15 to 2^21 floats in cache (EPYC 9005, 2 threads).
+// A function compiled for two generations of CPUs; the loader picks. All that such a function calls
+// must be inlined into it, or it would be compiled for the older. There is none with AVX-512: in a
+// cache its 64-byte accesses are no faster, and where the output begins 64 to 256 bytes behind the
+// input, modulo 4 KiB, as malloc may have it, loads wait for stores and take 1.1 to 3 times as long
+// (EPYC 9005).
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-#if __GNUC__ >= 12  // which Clang is not: it says 4
-#define KERNELS_CLONES __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
-#else
 #define KERNELS_CLONES __attribute__((target_clones("default", "avx2")))
-#endif
 #else
 #define KERNELS_CLONES
 #endif
@@ -105,12 +103,6 @@ struct Float16 : Float<uint16_t, 0x7c00> {
 // Elements that are handled together.
 constexpr int64_t kBlock = 64;
 
-// Whether n elements are more than a cache holds, so that they come from memory.
-template <typename T>
-constexpr bool is_stream(int64_t n) {
-  return n * static_cast<int64_t>(sizeof(T)) >= 32 << 20;
-}
-
 // Asks for the block two pages ahead of x: the machine's own prefetcher stops at the ends of pages.
 // 40.9 instead of 43.8 ms for 1 GiB into fresh huge pages (EPYC 9005, 2 threads; 41.8 one page
 // ahead). Where a cache holds x it would cost a tenth.
@@ -129,10 +121,10 @@ inline KERNELS_INLINE void relu_few(const T* x, T* out, int64_t n) {
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void relu_body(const T* x, T* out, int64_t n) {
+inline KERNELS_INLINE void relu_body(const T* x, T* out, int64_t n, bool streams) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
-    if (is_stream<T>(n)) prefetch_ahead(x + i);
+    if (streams) prefetch_ahead(x + i);
     relu_few<E>(x + i, out + i, kBlock);
   }
   relu_few<E>(x + i, out + i, n - i);
@@ -147,10 +139,11 @@ inline uint8_t pack_flags(const uint8_t* flags) {
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void relu_with_mask_body(const T* x, T* out, uint8_t* mask, int64_t n) {
+inline KERNELS_INLINE void relu_with_mask_body(const T* x, T* out, uint8_t* mask, int64_t n,
+                                               bool streams) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
-    if (is_stream<T>(n)) prefetch_ahead(x + i);
+    if (streams) prefetch_ahead(x + i);
     uint8_t flags[kBlock];
     for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(x[i + j]);
     for (int64_t j = 0; j < kBlock; j += 8) mask[(i + j) / 8] = pack_flags(flags + j);
@@ -202,10 +195,10 @@ inline KERNELS_INLINE void for_each_run(int64_t begin, int64_t end, const Layout
 // Selection on the bits, for the gradient may be NaN or inf where the mask is 0.
 template <typename Bits>
 inline KERNELS_INLINE void relu_backward_body(const Bits* grad_output, const uint8_t* mask,
-                                              Bits* grad_input, int64_t n) {
+                                              Bits* grad_input, int64_t n, bool streams) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
-    if (is_stream<Bits>(n)) prefetch_ahead(grad_output + i);
+    if (streams) prefetch_ahead(grad_output + i);
     uint8_t flags[kBlock];
     for (int64_t j = 0; j < kBlock; j += 8) {
       const uint64_t bytes = spread_bits(mask[(i + j) / 8]);
@@ -370,11 +363,11 @@ inline KERNELS_INLINE void for_any(DType dtype, const Body& body) {
 namespace cpu {
 
 KERNELS_CLONES
-void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end) {
+void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams) {
   for_any(dtype, [&](auto element) KERNELS_INLINE {
     using T = typename decltype(element)::Type;
     relu_body<decltype(element)>(static_cast<const T*>(x) + begin, static_cast<T*>(out) + begin,
-                                 end - begin);
+                                 end - begin, streams);
   });
 }
 
@@ -389,22 +382,22 @@ void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t 
 
 KERNELS_CLONES
 void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
-                    int64_t end) {
+                    int64_t end, bool streams) {
   for_floating(dtype, [&](auto element) KERNELS_INLINE {
     using T = typename decltype(element)::Type;
     relu_with_mask_body<decltype(element)>(static_cast<const T*>(x) + begin,
                                            static_cast<T*>(out) + begin, mask + begin / 8,
-                                           end - begin);
+                                           end - begin, streams);
   });
 }
 
 KERNELS_CLONES
 void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
-                   int64_t begin, int64_t end) {
+                   int64_t begin, int64_t end, bool streams) {
   for_bits(dtype, [&](auto bits) KERNELS_INLINE {
     using Bits = decltype(bits);
     relu_backward_body(static_cast<const Bits*>(grad_output) + begin, mask + begin / 8,
-                       static_cast<Bits*>(grad_input) + begin, end - begin);
+                       static_cast<Bits*>(grad_input) + begin, end - begin, streams);
   });
 }
 

@@ -103,14 +103,15 @@ size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n);
 namespace cpu {
 
 // Each works on the elements begin <= i < end, on the calling thread; all pointers are those of
-// element 0. Where there is a mask to write, begin is a multiple of 8.
-void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end);
+// element 0. Where there is a mask to write, begin is a multiple of 8. streams tells whether all
+// threads' elements together are more than a cache holds, so that they come from memory.
+void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams);
 void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t end,
                   const Layout& layout);
 void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
-                    int64_t end);
+                    int64_t end, bool streams);
 void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
-                   int64_t begin, int64_t end);
+                   int64_t begin, int64_t end, bool streams);
 void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                            void* grad_input, int64_t begin, int64_t end, const Layout& layout);
 

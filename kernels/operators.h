@@ -104,8 +104,10 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
 // longer than computing it; glibc serves smaller blocks from memory it has already touched. Below
 // this size some virtual machines had few huge pages at hand: 2^23 floats took 1.8 times torch's
 // time in two of five runs, a third of it in the others.
-constexpr size_t kHugePageBytes = 64 << 20;
+constexpr size_t kStreamBytes = 64 << 20;
 constexpr size_t kHugePage = 2 << 20;
+
+bool is_stream(const Tensor& out) { return out.nbytes() >= kStreamBytes; }
 
 // Makes the device of a tensor the current one for as long as it lives. The kernels below begin
 // with it; what they call relies on it.
@@ -146,7 +148,7 @@ Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::Int
 #endif
   Tensor out = strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
                        : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
-  if (like.is_cpu() && out.nbytes() >= kHugePageBytes) {
+  if (like.is_cpu() && is_stream(out)) {
     cpu::advise_huge_pages(out.mutable_data_ptr(), out.nbytes());
   }
   return out;
@@ -240,7 +242,7 @@ void split_elements(const Tensor& out, bool is_fresh,
   if (n <= kGrain) return work(0, n);
   const int64_t size = out.element_size();
   char* const data = static_cast<char*>(out.mutable_data_ptr());
-  const bool is_touched = !is_fresh || out.nbytes() < kHugePageBytes;
+  const bool is_touched = !is_fresh || !is_stream(out);
   split((n + 7) / 8, kGrain / 8, [&](int64_t begin, int64_t end) {
     begin *= 8, end = std::min(end * 8, n);
     if (is_touched) return work(begin, end);
@@ -279,8 +281,9 @@ void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
   void* to = out.mutable_data_ptr();
   if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
     KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
-    split_elements(out, from != to,
-                   [&](int64_t begin, int64_t end) { cpu::relu(dtype, from, to, begin, end); });
+    split_elements(out, from != to, [&](int64_t begin, int64_t end) {
+      cpu::relu(dtype, from, to, begin, end, is_stream(out));
+    });
   } else {
     const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
     KERNELS_ON_CUDA(x, relu_strided(dtype, from, to, n, layout, stream))
@@ -299,7 +302,7 @@ void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const T
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
   KERNELS_ON_CUDA(x, relu_with_mask(dtype, from, to, bits, n, stream))
   split_elements(out, from != to, [&](int64_t begin, int64_t end) {
-    cpu::relu_with_mask(dtype, from, to, bits, begin, end);
+    cpu::relu_with_mask(dtype, from, to, bits, begin, end, is_stream(out));
   });
 }
 
@@ -313,7 +316,7 @@ void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mas
   if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
     KERNELS_ON_CUDA(grad_output, relu_backward(dtype, from, bits, to, n, stream))
     split_elements(grad_input, from != to, [&](int64_t begin, int64_t end) {
-      cpu::relu_backward(dtype, from, bits, to, begin, end);
+      cpu::relu_backward(dtype, from, bits, to, begin, end, is_stream(grad_input));
     });
   } else {
     const Layout layout =
