@@ -137,13 +137,16 @@ int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
     cudaGetKernel(&kernel, kKernel);
     return reinterpret_cast<CUfunction>(kernel);
   }();
+  // The driver wants the device's context to be current. The runtime makes it so: it has a thread's
+  // first launch, and the one after somebody has taken the context away.
+  static thread_local bool has_context = false;
   void* addresses[] = {&params...};
-  if (driver_launch != nullptr && function != nullptr) {
+  if (has_context && driver_launch != nullptr && function != nullptr) {
     const CUresult status =
         driver_launch(function, grid.x, grid.y, grid.z, block, 1, 1, 0, stream, addresses, nullptr);
     if (status != CUDA_ERROR_INVALID_CONTEXT) return status;  // the runtime has the same numbers
   }
-  // This thread has not used the runtime yet, which now makes the device's context current.
+  has_context = true;
   return cudaLaunchKernel(kKernel, grid, block, addresses, 0, stream);
 }
 

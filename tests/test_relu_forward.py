@@ -1,5 +1,6 @@
 """The forward: bit for bit torch.relu's, on every dtype, shape and layout."""
 
+import ctypes
 import threading
 
 import pytest
@@ -150,10 +151,22 @@ def test_thread_that_has_not_used_cuda():
     model = ModelNew()
     model(x)
     results = []
-    thread = threading.Thread(target=lambda: results.append(model(x)))
+    thread = threading.Thread(target=lambda: results.extend([model(x), model(x)]))
     thread.start()
     thread.join()
-    assert_is_relu(results[0], x)
+    assert len(results) == 2
+    for result in results:
+        assert_is_relu(result, x)
+
+
+@pytest.mark.gpu
+def test_context_taken_away():
+    x = draw((1000,), torch.float32, "cuda")
+    model = ModelNew()
+    model(x)
+    assert ctypes.CDLL("libcuda.so.1").cuCtxSetCurrent(None) == 0
+    for _ in range(2):
+        assert_is_relu(model(x), x)
 
 
 @pytest.mark.gpu
