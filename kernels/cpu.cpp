@@ -2,7 +2,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 #ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
@@ -27,7 +31,8 @@ namespace {
 
 // How the elements of a dtype are compared: Integer by value, Float by its bits, where Infinity are
 // those of +inf and larger magnitudes are NaN. Bits serve every width of float alike, and are
-// deaf to torch.set_flush_denormal, under which a compare takes a subnormal for zero.
+// deaf to torch.set_flush_denormal, under which a compare takes a subnormal for zero. Compares are
+// signed, for SSE and AVX2 have no others: 45 instead of 70 ps an element of float32 in L1.
 template <typename T>
 struct Integer {
   using Type = T;
@@ -37,11 +42,17 @@ struct Integer {
 template <typename Bits, Bits Infinity>
 struct Float {
   using Type = Bits;
+  using Signed = std::make_signed_t<Bits>;
   static constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
-  // x < 0, false for NaN and for -0, which ReLU therefore keeps as they are.
-  static bool is_negative(Bits x) { return static_cast<Bits>(x - kSign - 1) < Infinity; }
+  // Of the negative integers, -0 is the least; then come the negative numbers down to -inf, then
+  // NaNs.
+  static constexpr Signed kMinusInfinity = static_cast<Signed>(kSign | Infinity);
+  // x < 0, false for NaN and for -0, which ReLU therefore keeps as they are: -0 - 1 is the largest.
+  static bool is_negative(Bits x) {
+    return static_cast<Signed>(static_cast<Bits>(x - 1)) < kMinusInfinity;
+  }
   // !(x <= 0), true for NaN: torch lets the gradient through there.
-  static bool keeps_gradient(Bits x) { return static_cast<Bits>(x - kSign) > Infinity && x != 0; }
+  static bool keeps_gradient(Bits x) { return static_cast<Signed>(x) > kMinusInfinity && x != 0; }
 };
 
 // The floating dtypes: their bits, and the way to the type that arithmetic is done in and back.
@@ -130,12 +141,22 @@ inline KERNELS_INLINE void relu_body(const T* x, T* out, int64_t n, bool streams
   relu_few<E>(x + i, out + i, n - i);
 }
 
-// Eight flags of a byte each, 0 or 1, to the eight bits of a byte: the product moves flag i to bit
-// 56 + i, and no two partial products meet.
-inline uint8_t pack_flags(const uint8_t* flags) {
-  uint64_t bytes;
-  memcpy(&bytes, flags, sizeof(bytes));
-  return static_cast<uint8_t>(bytes * 0x0102040810204080u >> 56);
+// kBlock flags of a byte each, 0 or 0xff, to as many bits.
+inline KERNELS_INLINE void pack_flags(const uint8_t* flags, uint8_t* mask) {
+#ifdef __SSE2__
+  for (int64_t i = 0; i < kBlock; i += 16) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + i));
+    const uint16_t bits = static_cast<uint16_t>(_mm_movemask_epi8(bytes));
+    memcpy(mask + i / 8, &bits, sizeof(bits));
+  }
+#else
+  for (int64_t i = 0; i < kBlock; i += 8) {
+    uint64_t bytes;
+    memcpy(&bytes, flags + i, sizeof(bytes));
+    // The product moves bit 0 of flag j to bit 56 + j, and no two partial products meet.
+    mask[i / 8] = static_cast<uint8_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56);
+  }
+#endif
 }
 
 template <typename E, typename T = typename E::Type>
@@ -145,8 +166,8 @@ inline KERNELS_INLINE void relu_with_mask_body(const T* x, T* out, uint8_t* mask
   for (; i + kBlock <= n; i += kBlock) {
     if (streams) prefetch_ahead(x + i);
     uint8_t flags[kBlock];
-    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(x[i + j]);
-    for (int64_t j = 0; j < kBlock; j += 8) mask[(i + j) / 8] = pack_flags(flags + j);
+    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(x[i + j]) ? 0xff : 0;
+    pack_flags(flags, mask + i / 8);
     relu_few<E>(x + i, out + i, kBlock);
   }
   for (; i < n; i += 8) {
@@ -192,20 +213,26 @@ inline KERNELS_INLINE void for_each_run(int64_t begin, int64_t end, const Layout
   }
 }
 
-// Selection on the bits, for the gradient may be NaN or inf where the mask is 0.
+// Selection on the bits, for the gradient may be NaN or inf where the mask is 0. A byte of the mask
+// goes to all lanes, each of which looks at its own bit. Written in vectors, which GCC and Clang
+// have for every machine: loops that say the same take 2 to 13 times as long, and so do vectors of
+// 64 bytes (GCC 12).
 template <typename Bits>
 inline KERNELS_INLINE void relu_backward_body(const Bits* grad_output, const uint8_t* mask,
                                               Bits* grad_input, int64_t n, bool streams) {
+  constexpr int kLanes = sizeof(Bits) == 8 ? 4 : 8;
+  typedef Bits Lanes __attribute__((vector_size(kLanes * sizeof(Bits))));
+  Lanes places;
+  for (int lane = 0; lane < kLanes; ++lane) places[lane] = static_cast<Bits>(1 << lane);
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     if (streams) prefetch_ahead(grad_output + i);
-    uint8_t flags[kBlock];
-    for (int64_t j = 0; j < kBlock; j += 8) {
-      const uint64_t bytes = spread_bits(mask[(i + j) / 8]);
-      memcpy(flags + j, &bytes, sizeof(bytes));
-    }
-    for (int64_t j = 0; j < kBlock; ++j) {
-      grad_input[i + j] = grad_output[i + j] & static_cast<Bits>(-(flags[j] != 0));
+    for (int64_t j = i; j < i + kBlock; j += kLanes) {
+      const Bits bits = static_cast<Bits>(mask[j / 8] >> (j % 8));
+      Lanes lanes;
+      memcpy(&lanes, grad_output + j, sizeof(lanes));
+      lanes &= reinterpret_cast<Lanes>((places & bits) == places);
+      memcpy(grad_input + j, &lanes, sizeof(lanes));
     }
   }
   for (; i < n; ++i) grad_input[i] = mask[i / 8] >> (i % 8) & 1 ? grad_output[i] : Bits{0};
@@ -251,8 +278,8 @@ inline KERNELS_INLINE void linear_epilogue_row(T* out, typename E::Sum divisor, 
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     uint8_t flags[kBlock];
-    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(out[i + j]);
-    for (int64_t j = 0; j < kBlock; j += 8) mask[(i + j) / 8] = pack_flags(flags + j);
+    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(out[i + j]) ? 0xff : 0;
+    pack_flags(flags, mask + i / 8);
     relu_divide<E>(out + i, divisor, kBlock);
   }
   for (; i < n; i += 8) {
