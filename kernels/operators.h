@@ -100,9 +100,10 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
   }
 }
 
-// From 32 MiB on an output is memory fresh from the system, and faulting it in by 4 KiB pages takes
-// longer than computing it; glibc serves smaller blocks from memory it has already touched. Below
-// this size some virtual machines had few huge pages at hand: 2^23 floats took 1.8 times torch's
+// From this size on a CPU's operands come from memory, not from a cache, and an output is put in
+// huge pages. From 32 MiB on it is memory fresh from the system, and faulting it in by 4 KiB pages
+// takes longer than computing it; glibc serves smaller blocks from memory it has already touched.
+// Below 64 MiB some virtual machines had few huge pages at hand: 2^23 floats took 1.8 times torch's
 // time in two of five runs, a third of it in the others.
 constexpr size_t kStreamBytes = 64 << 20;
 constexpr size_t kHugePage = 2 << 20;
@@ -232,10 +233,9 @@ void split(int64_t n, int64_t grain, c10::function_ref<void(int64_t, int64_t)> w
 
 // The same over the elements that work(begin, end) writes to `out`; begin is a multiple of 8.
 //
-// Fresh huge pages are touched at their ends first. Linux clears a page that is about to be used
-// so that it comes last to where it was touched, and most machines are quicker at ascending
-// addresses: 1 GiB is cleared in 24 instead of 49 ms, and ReLU into it takes 52 instead of 74 (AMD
-// EPYC, 2 threads, Linux 6.18).
+// Fresh huge pages are touched at their ends first. Linux clears a huge page so that it comes last
+// to where it was touched; touched at the end, it is cleared at ascending addresses, which takes 24
+// instead of 49 ms for 1 GiB, and ReLU into it 52 instead of 74 (AMD EPYC, 2 threads, Linux 6.18).
 void split_elements(const Tensor& out, bool is_fresh,
                     c10::function_ref<void(int64_t, int64_t)> work) {
   const int64_t n = out.numel();
