@@ -28,6 +28,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -55,7 +56,9 @@
 extern PyObject* THPVariableClass;
 extern PyObject* ParameterClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11  // it may be newer than 2.9
 PyObject* THPVariable_Wrap(at::TensorBase&& tensor);
+#endif
 namespace torch {
 void translate_exception_to_python(const std::exception_ptr& error);
 }
