@@ -56,7 +56,7 @@
 extern PyObject* THPVariableClass;
 extern PyObject* ParameterClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11  // it may be newer than 2.9
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11  // seen there, not looked for before
 PyObject* THPVariable_Wrap(at::TensorBase&& tensor);
 #endif
 namespace torch {
