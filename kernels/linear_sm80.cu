@@ -43,7 +43,12 @@ struct Tile {
   static constexpr int kMostStages = 4, kLeastStages = kIsSplit ? 3 : 4;
   static_assert(kLeastStages * kStageBytes <= 99 * 1024, "sm_86, sm_89 and sm_120 have no more");
   static_assert(kFragmentsM == 4, "a stage is copied, and fragments of weight loaded, in quarters");
-  static_assert(kFragmentsN % 4 == 0, "a quad of threads stores the mask of four fragments");
+  // What of a warp's sums is in shared memory at once, on their way out. 8 floats more than a row
+  // has, and half a warp stores without bank conflicts.
+  static constexpr int kStagedFragments = 2;
+  static constexpr int kPitch = kFragmentsN * 8 + 8;
+  static constexpr int kStagedFloats = kStagedFragments * 16 * kPitch;
+  static_assert(kBlock / 32 * kStagedFloats * 4 <= kLeastStages * kStageBytes, "it is of stages");
 };
 
 // A 16-bit matrix [rows, k], in pieces of 16 bytes: address and stride are multiples of them.
@@ -81,18 +86,80 @@ __device__ inline float to_float(__half value) { return __half2float(value); }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 
 template <typename Out>
-struct alignas(2 * sizeof(Out)) Pair {
-  Out value[2];
-};
-
-template <typename Out>
 struct Epilogue {
   const Out* bias;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
   Out* out;
   uint8_t* mask;
-  bool paired;  // whether two neighbours in a row of out can be stored as one
+  uint32_t alignment;  // bytes, 16 at most: rows of out begin at multiples of it
+};
+
+template <typename Out>
+struct alignas(2 * sizeof(Out)) Pair {
+  Out value[2];
+};
+
+// A thread's neighbours in a row of the result, whose mask is a byte.
+constexpr int kTogether = 8;
+
+template <typename Out>
+struct Columns {
+  static constexpr bool kIsScaled = std::is_same_v<Out, float>;
+  int first, n;
+  float bias[kTogether];
+  int exponent[kTogether];  // of the weight's rows
+
+  __device__ Columns(const Epilogue<Out>& p, const int* weight_exponent, int first, int n)
+      : first(first), n(n) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const bool valid = first + i < n;
+      // -0 added to anything is that.
+      bias[i] = valid && p.bias != nullptr ? to_float(p.bias[first + i]) : -0.0f;
+      exponent[i] = kIsScaled && valid ? weight_exponent[first + i] : 0;
+    }
+  }
+
+  // As many as there are, by accesses of the type given.
+  template <typename Access>
+  __device__ void store_as(Out* to, const Out (&value)[kTogether]) const {
+    constexpr int kSize = sizeof(Access) / sizeof(Out);
+#pragma unroll
+    for (int i = 0; i < kTogether; i += kSize) {
+      if (first + i < n) {
+        *reinterpret_cast<Access*>(to + i) = *reinterpret_cast<const Access*>(value + i);
+      }
+    }
+  }
+
+  // Of one row, whose sums were scaled by 2^x_exponent.
+  __device__ void store(const Epilogue<Out>& p, const float* sums, int64_t row,
+                        int x_exponent) const {
+    struct alignas(16) {
+      Out value[kTogether];
+    } result;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      float z = sums[i];
+      if (kIsScaled) z = split::unscale(z, x_exponent + exponent[i]);
+      z += bias[i];
+      bits |= static_cast<uint32_t>(first + i < n && mask_bit(z)) << i;
+      result.value[i] = round_to<Out>(p.divisor.quotient(z < p.floor ? 0.0f : z));
+    }
+    Out* const to = p.out + row * n + first;
+    if (p.alignment >= 16 && first + kTogether <= n) {
+      store_as<uint4>(to, result.value);
+    } else if (p.alignment >= 2 * sizeof(Out)) {
+      store_as<Pair<Out>>(to, result.value);
+    } else {
+      store_as<Out>(to, result.value);
+    }
+    if (p.mask != nullptr) {
+      p.mask[row * ((n + 7) / 8) + first / 8] = static_cast<uint8_t>(bits);
+    }
+  }
 };
 
 template <typename T, typename Out, int kProducts, int kStages>
@@ -107,7 +174,6 @@ __global__ void __launch_bounds__(kBlock, 1)
 #endif
   constexpr int kParts = Tile::kParts, kFragmentsN = Tile::kFragmentsN;
   constexpr int kStageBytes = Tile::kStageBytes;
-  constexpr bool kIsScaled = std::is_same_v<Out, float>;
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kLastStage = (kStages - 1) * kStageBytes;
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -258,51 +324,35 @@ __global__ void __launch_bounds__(kBlock, 1)
     }
   }
 
-  // A fragment's thread has columns 2 t and 2 t + 1 of rows g and g + 8, for t = lane % 4 and
-  // g = lane / 4.
-  const int warp_column = first_n + warp_n;
+  // The sums leave by way of shared memory, in which every warp has its place: in the registers, a
+  // thread has columns 2 t and 2 t + 1 of rows g and g + 8 of a fragment, for t = lane % 4 and
+  // g = lane / 4. From there it takes eight neighbours of a row.
+  wait_copies<0>();
+  __syncthreads();
+  float* const staged = reinterpret_cast<float*>(shared) + warp * Tile::kStagedFloats;
+  constexpr int kRowsApartOut = 32 / kFragmentsN;
+  const int staged_row = lane / kFragmentsN, staged_column = lane % kFragmentsN * kTogether;
+  const int column = first_n + warp_n + staged_column;
+  const Columns<Out> columns(epilogue, weight.exponent, column, n);
 #pragma unroll
-  for (int i = 0; i < 2 * kFragmentsM; ++i) {
-    const int row = first_m + warp_m + i * 8 + lane / 4;
-    const bool row_valid = row < m;
-    const int exponent = kIsScaled && row_valid ? x.exponent[row] : 0;
-    Out* out = epilogue.out + static_cast<int64_t>(row) * n;
-    uint32_t mask = 0;
+  for (int turn = 0; turn < kFragmentsM; turn += Tile::kStagedFragments) {
 #pragma unroll
-    for (int j = 0; j < kFragmentsN; ++j) {
-      const int column = warp_column + j * 8 + lane % 4 * 2;
-      uint32_t bits = 0;
-      Pair<Out> pair;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = i % 2 * 2 + e;
-        float z = total[i / 2][j][at];
-        if (column + e < n) {
-          if (kIsScaled) z = split::unscale(z, exponent + weight.exponent[column + e]);
-          if (epilogue.bias != nullptr) z += to_float(epilogue.bias[column + e]);
-          bits |= static_cast<uint32_t>(mask_bit(z)) << e;
-        }
-        pair.value[e] = round_to<Out>(epilogue.divisor.quotient(z < epilogue.floor ? 0.0f : z));
-      }
-      if (row_valid && column + 1 < n && epilogue.paired) {
-        *reinterpret_cast<Pair<Out>*>(out + column) = pair;
-      } else if (row_valid) {
-        if (column < n) out[column] = pair.value[0];
-        if (column + 1 < n) out[column + 1] = pair.value[1];
-      }
-      if (epilogue.mask == nullptr) continue;
-      // The quad's four pairs of bits are a byte, and thread t stores that of the t-th of four
-      // fragments.
-      bits <<= lane % 4 * 2;
-      bits |= __shfl_xor_sync(0xffffffff, bits, 1);
-      bits |= __shfl_xor_sync(0xffffffff, bits, 2);
-      if (lane % 4 == j % 4) mask = bits;
-      const int byte = warp_column / 8 + j - 3 + lane % 4;
-      if (j % 4 == 3 && row_valid && byte * 8 < n) {
-        epilogue.mask[static_cast<int64_t>(row) * ((n + 7) / 8) + byte] =
-            static_cast<uint8_t>(mask);
-      }
+    for (int i = 0; i < Tile::kStagedFragments * 2 * kFragmentsN; ++i) {
+      const int fragment = i / (2 * kFragmentsN), half = i / kFragmentsN % 2, j = i % kFragmentsN;
+      const float* const sum = &total[turn + fragment][j][half * 2];
+      const int row = fragment * 16 + half * 8 + lane / 4;
+      *reinterpret_cast<float2*>(staged + row * Tile::kPitch + j * 8 + lane % 4 * 2) =
+          make_float2(sum[0], sum[1]);
     }
+    __syncwarp();
+#pragma unroll 1
+    for (int row = staged_row; row < Tile::kStagedFragments * 16; row += kRowsApartOut) {
+      const int64_t at = first_m + warp_m + turn * 16 + row;
+      if (at >= m || column >= n) break;
+      const int exponent = std::is_same_v<Out, float> ? x.exponent[at] : 0;
+      columns.store(epilogue, staged + row * Tile::kPitch + staged_column, at, exponent);
+    }
+    __syncwarp();
   }
 #endif
 }
@@ -378,11 +428,11 @@ int multiply(const Linear& linear, const Matrix<T>& x, const Matrix<T>& weight, 
   if (status != cudaSuccess) return status;
   const int64_t tiles =
       ((linear.m + kBlockM - 1) / kBlockM) * ((linear.n + Tile::kBlockN - 1) / Tile::kBlockN);
-  const bool paired =
-      linear.n % 2 == 0 && reinterpret_cast<uintptr_t>(linear.out) % sizeof(Pair<Out>) == 0;
+  const uintptr_t places = reinterpret_cast<uintptr_t>(linear.out) | linear.n * sizeof(Out) | 16;
+  const uint32_t alignment = places & -places;
   const Epilogue<Out> epilogue{
       static_cast<const Out*>(linear.bias), floor_of(linear.relu), Divisor<float>(linear.divisor),
-      static_cast<Out*>(linear.out),        linear.mask,           paired};
+      static_cast<Out*>(linear.out),        linear.mask,           alignment};
   return launch_early(kernel, static_cast<unsigned>(tiles), kBlock, bytes, stream, x, weight,
                       static_cast<int>(linear.m), static_cast<int>(linear.n), static_cast<int>(k),
                       epilogue);
