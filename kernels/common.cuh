@@ -88,31 +88,57 @@ inline bool is_vector_aligned(const void* a, const void* b) {
   return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
 }
 
-// The offsets of element i in both operands of a layout. Division is a loop of some 20 (32-bit)
-// or 70 (64-bit) instructions, so Index is as narrow as the number of elements allows.
-struct Offsets {
-  int64_t first;
-  int64_t second;
+// A layout of at most kMaxSize elements, for kernels. Division is a loop of some 20 instructions,
+// so it becomes a multiplication: floor(i / size) is the high half of i ceil(2^64 / size), for all
+// i below 2^32 and sizes from 2 on (Lemire, Kaser, Kurz, Softw. Pract. Exp. 49(6), 2019).
+struct Walk {
+  static constexpr int64_t kMaxSize = int64_t{1} << 31;  // the last vector may end behind it
+  int ndim;
+  uint32_t size[kMaxDims];
+  uint64_t reciprocal[kMaxDims];
+  int64_t stride[2][kMaxDims];
+
+  explicit Walk(const Layout& layout) : ndim(layout.ndim) {
+    for (int d = 0; d < ndim; ++d) {
+      size[d] = static_cast<uint32_t>(layout.size[d]);
+      reciprocal[d] = UINT64_MAX / size[d] + 1;
+      for (int k = 0; k < 2; ++k) stride[k][d] = layout.stride[k][d];
+    }
+  }
 };
 
-template <typename Index>
-__device__ Offsets offsets_of(Index i, const Layout& layout) {
-  Offsets offsets{0, 0};
-  for (int d = 0; d < layout.ndim; ++d) {
-    const Index size = static_cast<Index>(layout.size[d]);
-    const Index rest = i / size;
-    const int64_t coordinate = i - rest * size;
-    offsets.first += coordinate * layout.stride[0][d];
-    offsets.second += coordinate * layout.stride[1][d];
-    i = rest;
-  }
-  return offsets;
-}
+// Where the operands have an element, and how many elements from it on lie along dimension 0.
+template <int kOperands>
+struct Place {
+  int64_t offset[kOperands] = {};
+  uint32_t run = 0;
 
-__device__ inline Offsets offsets_of(int64_t i, int64_t n, const Layout& layout) {
-  return n <= UINT32_MAX ? offsets_of(static_cast<uint32_t>(i), layout)
-                         : offsets_of(static_cast<uint64_t>(i), layout);
-}
+  __device__ Place(uint32_t i, const Walk& walk) {
+#pragma unroll 1
+    for (int d = 0; d < walk.ndim; ++d) {
+      uint32_t coordinate = i;
+      if (d < walk.ndim - 1) {
+        const uint64_t high = walk.reciprocal[d] >> 32;
+        const uint32_t low = static_cast<uint32_t>(walk.reciprocal[d]);
+        i = static_cast<uint32_t>((i * high + __umulhi(i, low)) >> 32);
+        coordinate -= i * walk.size[d];
+      }
+      if (d == 0) run = walk.size[0] - coordinate;
+#pragma unroll
+      for (int k = 0; k < kOperands; ++k) offset[k] += coordinate * walk.stride[k][d];
+    }
+  }
+
+  // To the next element, which is element i.
+  __device__ void advance(uint32_t i, const Walk& walk) {
+    if (--run == 0) {
+      *this = Place(i, walk);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kOperands; ++k) offset[k] += walk.stride[k][0];
+    }
+  }
+};
 
 // cuLaunchKernel of the driver that the runtime works with, or null.
 inline PFN_cuLaunchKernel_v4000 find_driver_launch() {

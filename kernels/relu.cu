@@ -51,7 +51,7 @@ __device__ T relu_of(T x) {
 }
 
 constexpr int kBlock = 256;
-// Scalar accesses a thread keeps in flight where 16-byte accesses are not possible.
+// Scalar accesses that a thread keeps in flight where 16-byte accesses are not possible.
 constexpr int kUnroll = 4;
 
 // The element that a thread of a one-shot grid starts at.
@@ -145,34 +145,86 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kBlock)
-    relu_strided_kernel(const T* x, T* out, int64_t n, const __grid_constant__ Layout layout) {
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * (kBlock * kUnroll) + threadIdx.x;
+// element(j, offsets in the operands) for the elements `first` + j of a strided result, which are a
+// thread's vector of it. One place serves as many as follow along dimension 0: 1.1 to 4.9 times as
+// fast on an H200 as a division for each.
+template <typename T, int kOperands, typename Element>
+__device__ void for_vector(uint32_t first, uint32_t n, const Walk& walk, const Element& element) {
+  constexpr int kSize = Vector<T>::kSize;
+  Place<kOperands> place(first, walk);
+  if (place.run >= kSize) {
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t i = start + u * kBlock;
-    if (i < n) {
-      const int64_t from = offsets_of(i, n, layout).first;
-      out[x == out ? from : i] = relu_of(x[from]);
+    for (int j = 0; j < kSize; ++j) {
+      int64_t offset[kOperands];
+#pragma unroll
+      for (int k = 0; k < kOperands; ++k) offset[k] = place.offset[k] + j * walk.stride[k][0];
+      element(j, offset);
     }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      if (first + j >= n) break;
+      element(j, place.offset);
+      place.advance(first + j + 1, walk);
+    }
+  }
+}
+
+// The vector, or as many as there are of it. A part of a layout may begin anywhere in the result.
+template <typename T>
+__device__ void store_vector(T* to, const Vector<T>& v, uint32_t count) {
+  const bool aligned = reinterpret_cast<uintptr_t>(to) % sizeof(v) == 0;
+  if (aligned && count >= Vector<T>::kSize) return store_vector(to, v);
+#pragma unroll
+  for (int j = 0; j < Vector<T>::kSize; ++j) {
+    if (j < count) to[j] = v.value[j];
   }
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kBlock)
-    relu_backward_strided_kernel(const T* grad_output, const uint8_t* mask, T* grad_input,
-                                 int64_t n, const __grid_constant__ Layout layout) {
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * (kBlock * kUnroll) + threadIdx.x;
+    relu_strided_kernel(const T* x, T* out, uint32_t n, const __grid_constant__ Walk walk) {
+  const int64_t i = first_element<T>();
+  if (i >= n) return;
+  Vector<T> v;
+  for_vector<T, 1>(i, n, walk,
+                   [&](int j, const int64_t (&offset)[1]) { v.value[j] = relu_of(x[offset[0]]); });
+  store_vector(out + i, v, n - i);
+}
+
+// The same in place, where there are no vectors to write, and where dimension 0 is shorter than
+// one: neighbours in neighbouring threads.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    relu_elements_kernel(const T* x, T* out, uint32_t n, const __grid_constant__ Walk walk) {
+  const uint32_t start = blockIdx.x * (kBlock * kUnroll) + threadIdx.x;
+  int64_t offset[kUnroll];
+  T value[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t i = start + u * kBlock;
-    if (i < n) {
-      const Offsets at = offsets_of(i, n, layout);
-      const bool keep = mask[at.second / 8] >> (at.second % 8) & 1;
-      grad_input[i] = keep ? grad_output[at.first] : zero<T>();
-    }
+    if (start + u * kBlock >= n) break;
+    offset[u] = Place<1>(start + u * kBlock, walk).offset[0];
+    value[u] = x[offset[u]];
   }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (start + u * kBlock >= n) break;
+    out[x == out ? offset[u] : start + u * kBlock] = relu_of(value[u]);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    relu_backward_strided_kernel(const T* grad_output, const uint8_t* mask, int64_t first_bit,
+                                 T* grad_input, uint32_t n, const __grid_constant__ Walk walk) {
+  const int64_t i = first_element<T>();
+  if (i >= n) return;
+  Vector<T> v;
+  for_vector<T, 2>(i, n, walk, [&](int j, const int64_t (&offset)[2]) {
+    const int64_t bit = first_bit + offset[1];
+    v.value[j] = mask[bit / 8] >> (bit % 8) & 1 ? grad_output[offset[0]] : zero<T>();
+  });
+  store_vector(grad_input + i, v, n - i);
 }
 
 // Below this size two vectors a thread in smaller blocks do better, 7.7 instead of 8.1 us for 8 MiB
@@ -193,6 +245,35 @@ template <int kThreads = kBlock>
 unsigned blocks_of(int64_t n, int64_t elements_a_thread) {
   const int64_t elements = kThreads * elements_a_thread;
   return static_cast<unsigned>((n + elements - 1) / elements);
+}
+
+// Of a strided result: `size` elements from `first` on, and where they begin in both operands.
+struct Part {
+  Layout layout;
+  int64_t size;
+  int64_t first = 0;
+  int64_t offset[2] = {0, 0};
+};
+
+// launch_part(part) for the whole, or part by part where that is too much for a walk.
+template <typename LaunchPart>
+int for_parts(const Part& whole, const LaunchPart& launch_part) {
+  if (whole.size <= Walk::kMaxSize) return launch_part(whole);
+  // Halves of the outermost dimension, or of the next where that is 1 by now.
+  int d = whole.layout.ndim - 1;
+  while (whole.layout.size[d] == 1) --d;
+  const int64_t size = whole.layout.size[d], half = size / 2;
+  Part part = whole;
+  part.layout.ndim = d + 1;
+  part.layout.size[d] = half;
+  part.size = whole.size / size * half;
+  const int status = for_parts(part, launch_part);
+  if (status != cudaSuccess) return status;
+  part.first += part.size;
+  for (int k = 0; k < 2; ++k) part.offset[k] += half * part.layout.stride[k][d];
+  part.layout.size[d] = size - half;
+  part.size = whole.size - part.size;
+  return for_parts(part, launch_part);
 }
 
 // for_floating, for every dtype.
@@ -238,9 +319,17 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
                  CUstream_st* stream) {
   return for_any(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch<relu_strided_kernel<T>>(blocks_of(n, kUnroll), kBlock, stream,
-                                          static_cast<const T*>(x), static_cast<T*>(out), n,
-                                          layout);
+    return for_parts({layout, n}, [&](const Part& part) {
+      const uint32_t size = static_cast<uint32_t>(part.size);
+      const T* const from = static_cast<const T*>(x) + part.offset[0];
+      T* const to = static_cast<T*>(out) + (x == out ? part.offset[0] : part.first);
+      if (x == out || part.layout.size[0] < Vector<T>::kSize) {
+        return launch<relu_elements_kernel<T>>(blocks_of(size, kUnroll), kBlock, stream, from, to,
+                                               size, Walk(part.layout));
+      }
+      return launch<relu_strided_kernel<T>>(blocks_of(size, Vector<T>::kSize), kBlock, stream, from,
+                                            to, size, Walk(part.layout));
+    });
   });
 }
 
@@ -269,9 +358,13 @@ int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* m
                           void* grad_input, int64_t n, const Layout& layout, CUstream_st* stream) {
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch<relu_backward_strided_kernel<T>>(blocks_of(n, kUnroll), kBlock, stream,
-                                                   static_cast<const T*>(grad_output), mask,
-                                                   static_cast<T*>(grad_input), n, layout);
+    return for_parts({layout, n}, [&](const Part& part) {
+      return launch<relu_backward_strided_kernel<T>>(
+          blocks_of(part.size, Vector<T>::kSize), kBlock, stream,
+          static_cast<const T*>(grad_output) + part.offset[0], mask, part.offset[1],
+          static_cast<T*>(grad_input) + part.first, static_cast<uint32_t>(part.size),
+          Walk(part.layout));
+    });
   });
 }
 

@@ -37,6 +37,21 @@ def test_several_threads_and_huge_pages(three_threads):
     assert_same_gradient(x, grad_output.flip(1)[:, :1].expand(x.shape))
 
 
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_elements():
+    if torch.cuda.mem_get_info()[0] < 50 << 30:
+        pytest.skip("needs 50 GiB of GPU memory")
+    n = 2**31 + 12345
+    x = draw((n // 1000 + 1, 1000), torch.float16, "cuda").requires_grad_()
+    noise = draw((n,), torch.float16, "cuda")
+    grad_output = noise.as_strided(x.shape, (997, 1))
+    (got,) = torch.autograd.grad(ModelNew()(x), x, grad_output)
+    for rows in torch.arange(len(x)).split(1 << 18):
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        want = torch.ops.aten.threshold_backward(grad_output[part], x[part], 0)
+        assert_same_bits(got[part], want)
+
+
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_special_values(device, dtype):
     values = special_values(dtype, device)

@@ -46,6 +46,15 @@ def test_bits_in_every_layout(device, dtype):
         assert_same_bits(storage[untouched], before[untouched])
 
 
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_elements():
+    pairs = draw((2**31 + 12345, 2), torch.int8, "cuda")
+    want = pairs.clone()
+    want[:, 0].clamp_(min=0)
+    ModelNew(inplace=True)(pairs[:, 0])
+    assert torch.equal(pairs, want)
+
+
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_gradient(device, offset):
     leaf = draw((1003,), torch.float32, device)
