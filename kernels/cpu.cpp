@@ -14,18 +14,6 @@
 
 #include "launchers.h"
 
-// A function compiled for two generations of CPUs; the loader picks. All that such a function calls
-// must be inlined into it, or it would be compiled for the older. There is none with AVX-512: in a
-// cache its 64-byte accesses are no faster, and where the output begins 64 to 256 bytes behind the
-// input, modulo 4 KiB, as malloc may have it, loads wait for stores and take 1.1 to 3 times as long
-// (EPYC 9005).
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-#define KERNELS_CLONES __attribute__((target_clones("default", "avx2")))
-#else
-#define KERNELS_CLONES
-#endif
-#define KERNELS_INLINE __attribute__((always_inline))
-
 namespace kernels {
 namespace {
 
@@ -118,7 +106,7 @@ constexpr int64_t kBlock = 64;
 // 40.9 instead of 43.8 ms for 1 GiB into fresh huge pages (EPYC 9005, 2 threads; 41.8 one page
 // ahead). Where a cache holds x it would cost a tenth.
 template <typename T>
-inline KERNELS_INLINE void prefetch_ahead(const T* x) {
+void prefetch_ahead(const T* x) {
   constexpr int64_t kDistance = 8192, kLine = 64;
   const char* ahead = reinterpret_cast<const char*>(x) + kDistance;
   for (int64_t line = 0; line < kBlock * static_cast<int64_t>(sizeof(T)); line += kLine) {
@@ -127,12 +115,12 @@ inline KERNELS_INLINE void prefetch_ahead(const T* x) {
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void relu_few(const T* x, T* out, int64_t n) {
+void relu_few(const T* x, T* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = E::is_negative(x[i]) ? T{0} : x[i];
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void relu_body(const T* x, T* out, int64_t n, bool streams) {
+void relu_body(const T* x, T* out, int64_t n, bool streams) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     if (streams) prefetch_ahead(x + i);
@@ -142,7 +130,7 @@ inline KERNELS_INLINE void relu_body(const T* x, T* out, int64_t n, bool streams
 }
 
 // kBlock flags of a byte each, 0 or 0xff, to as many bits.
-inline KERNELS_INLINE void pack_flags(const uint8_t* flags, uint8_t* mask) {
+inline void pack_flags(const uint8_t* flags, uint8_t* mask) {
 #ifdef __SSE2__
   for (int64_t i = 0; i < kBlock; i += 16) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + i));
@@ -160,8 +148,7 @@ inline KERNELS_INLINE void pack_flags(const uint8_t* flags, uint8_t* mask) {
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void relu_with_mask_body(const T* x, T* out, uint8_t* mask, int64_t n,
-                                               bool streams) {
+void relu_with_mask_body(const T* x, T* out, uint8_t* mask, int64_t n, bool streams) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     if (streams) prefetch_ahead(x + i);
@@ -195,8 +182,7 @@ struct Offsets {
 // Splits begin <= i < end at the ends of dimension 0, so that offsets are divided out once a run:
 // body(i, count, offsets of element i).
 template <typename Body>
-inline KERNELS_INLINE void for_each_run(int64_t begin, int64_t end, const Layout& layout,
-                                        const Body& body) {
+void for_each_run(int64_t begin, int64_t end, const Layout& layout, const Body& body) {
   for (int64_t i = begin; i < end;) {
     const int64_t start = i % layout.size[0];
     Offsets at{start * layout.stride[0][0], start * layout.stride[1][0]};
@@ -218,8 +204,8 @@ inline KERNELS_INLINE void for_each_run(int64_t begin, int64_t end, const Layout
 // have for every machine: loops that say the same take 2 to 13 times as long, and so do vectors of
 // 64 bytes (GCC 12).
 template <typename Bits>
-inline KERNELS_INLINE void relu_backward_body(const Bits* grad_output, const uint8_t* mask,
-                                              Bits* grad_input, int64_t n, bool streams) {
+void relu_backward_body(const Bits* grad_output, const uint8_t* mask, Bits* grad_input, int64_t n,
+                        bool streams) {
   constexpr int kLanes = sizeof(Bits) == 8 ? 4 : 8;
   typedef Bits Lanes __attribute__((vector_size(kLanes * sizeof(Bits))));
   Lanes places;
@@ -239,9 +225,8 @@ inline KERNELS_INLINE void relu_backward_body(const Bits* grad_output, const uin
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void relu_strided_body(const T* x, T* out, int64_t begin, int64_t end,
-                                             const Layout& layout) {
-  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) KERNELS_INLINE {
+void relu_strided_body(const T* x, T* out, int64_t begin, int64_t end, const Layout& layout) {
+  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) {
     const int64_t stride = layout.stride[0][0];
     T* const to = x == out ? out + at.first : out + i;
     const int64_t to_stride = x == out ? stride : 1;
@@ -253,10 +238,9 @@ inline KERNELS_INLINE void relu_strided_body(const T* x, T* out, int64_t begin, 
 }
 
 template <typename Bits>
-inline KERNELS_INLINE void relu_backward_strided_body(const Bits* grad_output, const uint8_t* mask,
-                                                      Bits* grad_input, int64_t begin, int64_t end,
-                                                      const Layout& layout) {
-  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) KERNELS_INLINE {
+void relu_backward_strided_body(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
+                                int64_t begin, int64_t end, const Layout& layout) {
+  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) {
     for (int64_t j = 0; j < count; ++j) {
       const int64_t bit = at.second + j * layout.stride[1][0];
       const bool keep = mask[bit / 8] >> (bit % 8) & 1;
@@ -266,15 +250,14 @@ inline KERNELS_INLINE void relu_backward_strided_body(const Bits* grad_output, c
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void relu_divide(T* out, typename E::Sum divisor, int64_t n) {
+void relu_divide(T* out, typename E::Sum divisor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     out[i] = E::narrow(E::widen(E::is_negative(out[i]) ? T{0} : out[i]) / divisor);
   }
 }
 
 template <typename E, typename T = typename E::Type>
-inline KERNELS_INLINE void linear_epilogue_row(T* out, typename E::Sum divisor, uint8_t* mask,
-                                               int64_t n) {
+void linear_epilogue_row(T* out, typename E::Sum divisor, uint8_t* mask, int64_t n) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     uint8_t flags[kBlock];
@@ -298,9 +281,8 @@ inline KERNELS_INLINE void linear_epilogue_row(T* out, typename E::Sum divisor, 
 constexpr int64_t kRun = 64;
 
 template <typename E, typename T = typename E::Type, typename Sum = typename E::Sum>
-inline KERNELS_INLINE void linear_epilogue_backward_row(const T* grad_output, const uint8_t* mask,
-                                                        Sum divisor, T* grad_z, Sum* sum,
-                                                        int64_t begin, int64_t end) {
+void linear_epilogue_backward_row(const T* grad_output, const uint8_t* mask, Sum divisor, T* grad_z,
+                                  Sum* sum, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kBlock) {
     const int64_t count = end - i < kBlock ? end - i : kBlock;
     uint8_t flags[kBlock];
@@ -318,10 +300,9 @@ inline KERNELS_INLINE void linear_epilogue_backward_row(const T* grad_output, co
 }
 
 template <typename E, typename T = typename E::Type, typename Sum = typename E::Sum>
-inline KERNELS_INLINE void linear_epilogue_backward_body(const T* grad_output, const uint8_t* mask,
-                                                         Sum divisor, T* grad_z, T* grad_bias,
-                                                         Sum* total, int64_t m, int64_t n,
-                                                         int64_t begin, int64_t end) {
+void linear_epilogue_backward_body(const T* grad_output, const uint8_t* mask, Sum divisor,
+                                   T* grad_z, T* grad_bias, Sum* total, int64_t m, int64_t n,
+                                   int64_t begin, int64_t end) {
   Sum* const run = grad_bias == nullptr ? nullptr : total + n;
   if (run != nullptr) {
     for (int64_t j = begin; j < end; ++j) total[j] = run[j] = 0;
@@ -340,7 +321,7 @@ inline KERNELS_INLINE void linear_epilogue_backward_body(const T* grad_output, c
 
 // Calls body with the element type of a dtype, or with the integer of a floating one's width.
 template <typename Body>
-inline KERNELS_INLINE void for_floating(DType dtype, const Body& body) {
+void for_floating(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat32:
       return body(Float32{});
@@ -356,7 +337,7 @@ inline KERNELS_INLINE void for_floating(DType dtype, const Body& body) {
 }
 
 template <typename Body>
-inline KERNELS_INLINE void for_bits(DType dtype, const Body& body) {
+void for_bits(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat32:
       return body(uint32_t{});
@@ -368,7 +349,7 @@ inline KERNELS_INLINE void for_bits(DType dtype, const Body& body) {
 }
 
 template <typename Body>
-inline KERNELS_INLINE void for_any(DType dtype, const Body& body) {
+void for_any(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kInt8:
       return body(Integer<int8_t>{});
@@ -389,9 +370,8 @@ inline KERNELS_INLINE void for_any(DType dtype, const Body& body) {
 
 namespace cpu {
 
-KERNELS_CLONES
 void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams) {
-  for_any(dtype, [&](auto element) KERNELS_INLINE {
+  for_any(dtype, [&](auto element) {
     using T = typename decltype(element)::Type;
     relu_body<decltype(element)>(static_cast<const T*>(x) + begin, static_cast<T*>(out) + begin,
                                  end - begin, streams);
@@ -400,17 +380,16 @@ void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, boo
 
 void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t end,
                   const Layout& layout) {
-  for_any(dtype, [&](auto element) KERNELS_INLINE {
+  for_any(dtype, [&](auto element) {
     using T = typename decltype(element)::Type;
     relu_strided_body<decltype(element)>(static_cast<const T*>(x), static_cast<T*>(out), begin, end,
                                          layout);
   });
 }
 
-KERNELS_CLONES
 void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
                     int64_t end, bool streams) {
-  for_floating(dtype, [&](auto element) KERNELS_INLINE {
+  for_floating(dtype, [&](auto element) {
     using T = typename decltype(element)::Type;
     relu_with_mask_body<decltype(element)>(static_cast<const T*>(x) + begin,
                                            static_cast<T*>(out) + begin, mask + begin / 8,
@@ -418,10 +397,9 @@ void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_
   });
 }
 
-KERNELS_CLONES
 void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
                    int64_t begin, int64_t end, bool streams) {
-  for_bits(dtype, [&](auto bits) KERNELS_INLINE {
+  for_bits(dtype, [&](auto bits) {
     using Bits = decltype(bits);
     relu_backward_body(static_cast<const Bits*>(grad_output) + begin, mask + begin / 8,
                        static_cast<Bits*>(grad_input) + begin, end - begin, streams);
@@ -430,16 +408,15 @@ void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, vo
 
 void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                            void* grad_input, int64_t begin, int64_t end, const Layout& layout) {
-  for_bits(dtype, [&](auto bits) KERNELS_INLINE {
+  for_bits(dtype, [&](auto bits) {
     using Bits = decltype(bits);
     relu_backward_strided_body(static_cast<const Bits*>(grad_output), mask,
                                static_cast<Bits*>(grad_input), begin, end, layout);
   });
 }
 
-KERNELS_CLONES
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n) {
-  for_floating(dtype, [&](auto element) KERNELS_INLINE {
+  for_floating(dtype, [&](auto element) {
     using E = decltype(element);
     typename E::Type* const rows = static_cast<typename E::Type*>(out);
     const typename E::Sum by = static_cast<typename E::Sum>(divisor);
@@ -450,11 +427,10 @@ void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int6
   });
 }
 
-KERNELS_CLONES
 void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                               double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
                               int64_t n, int64_t begin, int64_t end) {
-  for_floating(dtype, [&](auto element) KERNELS_INLINE {
+  for_floating(dtype, [&](auto element) {
     using E = decltype(element);
     using T = typename E::Type;
     using Sum = typename E::Sum;

@@ -101,6 +101,15 @@ def test_name_covers_sources_flags_and_compilers(tmp_path):
     assert base != build.build_name({"a.cpp": "x"}, ["-O1"], [compiler])
 
 
+@pytest.mark.parametrize(
+    ("capability", "has_avx2"),
+    [("DEFAULT", False), ("AVX2", True), ("AVX512", True), ("SVE256", False)],
+)
+def test_flags_for_the_cpu(monkeypatch, capability, has_avx2):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert ("-mavx2" in build.cpu_flags()) == has_avx2
+
+
 def test_joined_sources_name_their_files():
     text = build.join(SOURCES, ".cpp")
     assert text.count("#define ANSWER") == 1
