@@ -19,11 +19,16 @@ from types import ModuleType
 
 import torch
 
-# -O3 compiles longer and makes no CPU kernel faster. -O1 with the inlining of -O2 compiles 2 to 3 s
-# faster, but with GCC 13 a module's call on 16 floats on the CPU then takes 0.77 to 0.80 and not
-# 0.67 to 0.69 of torch.relu's time; with GCC 12 half types' backward takes 1.08 times as long.
+# What -O2 adds to this makes no call and no kernel faster, and takes GCC 1.3 to 3 s. Small calls
+# need the inlining and strict aliasing. -fexpensive-optimizations brings vzeroupper, without which
+# torch's SSE code waits for ours: a call on 16 floats on the CPU then takes 0.63 and not 0.35 of
+# torch.relu's time (GCC 13, Xeon).
 CXX_FLAGS = [
-    "-O2",
+    "-O1",
+    "-finline-functions",
+    "-finline-small-functions",
+    "-fstrict-aliasing",
+    "-fexpensive-optimizations",
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
     "-ffp-contract=off",  # the same bits with and without an FMA unit
@@ -33,10 +38,6 @@ CXX_FLAGS = [
     "-DAT_PER_OPERATOR_HEADERS",
     # GCC then frees nothing on its way: 8% less of the time, for 160 MB more memory.
     "--param=ggc-min-heapsize=1000000",
-    # Passes of -O2 that take 3% of the time and make no kernel and no call faster here.
-    "-fno-tree-pre",
-    "-fno-gcse",
-    "-fno-schedule-insns2",
 ]
 CUDA_FLAGS = [
     # All kernels are one file to nvcc. With a thread a core, two cores take 9 s instead of 15.

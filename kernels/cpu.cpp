@@ -132,13 +132,13 @@ void relu_body(const T* x, T* out, int64_t n, bool streams) {
 // kBlock flags of a byte each, 0 or 0xff, to as many bits.
 inline void pack_flags(const uint8_t* flags, uint8_t* mask) {
 #ifdef __SSE2__
-  for (int64_t i = 0; i < kBlock; i += 16) {
+  for (size_t i = 0; i < kBlock; i += 16) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + i));
     const uint16_t bits = static_cast<uint16_t>(_mm_movemask_epi8(bytes));
     memcpy(mask + i / 8, &bits, sizeof(bits));
   }
 #else
-  for (int64_t i = 0; i < kBlock; i += 8) {
+  for (size_t i = 0; i < kBlock; i += 8) {
     uint64_t bytes;
     memcpy(&bytes, flags + i, sizeof(bytes));
     // The product moves bit 0 of flag j to bit 56 + j, and no two partial products meet.
@@ -213,7 +213,7 @@ void relu_backward_body(const Bits* grad_output, const uint8_t* mask, Bits* grad
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     if (streams) prefetch_ahead(grad_output + i);
-    for (int64_t j = i; j < i + kBlock; j += kLanes) {
+    for (uint64_t j = i; j < static_cast<uint64_t>(i + kBlock); j += kLanes) {
       const Bits bits = static_cast<Bits>(mask[j / 8] >> (j % 8));
       Lanes lanes;
       memcpy(&lanes, grad_output + j, sizeof(lanes));
