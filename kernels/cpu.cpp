@@ -4,7 +4,9 @@
 #include <cstring>
 #include <type_traits>
 
-#ifdef __SSE2__
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 #ifdef __linux__
@@ -147,15 +149,48 @@ inline void pack_flags(const uint8_t* flags, uint8_t* mask) {
 #endif
 }
 
+// ReLU of kBlock elements, and their mask. x may be out.
+template <typename E, typename T = typename E::Type>
+void relu_with_mask_block(const T* x, T* out, uint8_t* mask) {
+#ifdef __AVX2__
+  // Of wide elements GCC would narrow the comparisons to bytes: 1.4 to 1.7 times the time.
+  if constexpr (sizeof(T) >= 4) {
+    constexpr size_t kLanes = 32 / sizeof(T);
+    typedef T Lanes __attribute__((vector_size(32)));
+    typedef typename E::Signed Signed __attribute__((vector_size(32)));
+    uint64_t bits = 0;
+    static_assert(kBlock == 64, "a bit each");
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kBlock; i += kLanes) {
+      Lanes v;
+      memcpy(&v, x + i, sizeof(v));
+      const Signed keeps = ((Signed)v > E::kMinusInfinity) & (v != 0);  // as keeps_gradient
+      uint32_t bits_of_lanes;
+      if constexpr (sizeof(T) == 4) {
+        bits_of_lanes = _mm256_movemask_ps((__m256)keeps);
+      } else {
+        bits_of_lanes = _mm256_movemask_pd((__m256d)keeps);
+      }
+      bits |= static_cast<uint64_t>(bits_of_lanes) << i;
+      v &= (Lanes)((Signed)(v - 1) >= E::kMinusInfinity);  // as is_negative
+      memcpy(out + i, &v, sizeof(v));
+    }
+    memcpy(mask, &bits, sizeof(bits));
+    return;
+  }
+#endif
+  uint8_t flags[kBlock];
+  for (int64_t i = 0; i < kBlock; ++i) flags[i] = E::keeps_gradient(x[i]) ? 0xff : 0;
+  pack_flags(flags, mask);
+  relu_few<E>(x, out, kBlock);
+}
+
 template <typename E, typename T = typename E::Type>
 void relu_with_mask_body(const T* x, T* out, uint8_t* mask, int64_t n, bool streams) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     if (streams) prefetch_ahead(x + i);
-    uint8_t flags[kBlock];
-    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(x[i + j]) ? 0xff : 0;
-    pack_flags(flags, mask + i / 8);
-    relu_few<E>(x + i, out + i, kBlock);
+    relu_with_mask_block<E>(x + i, out + i, mask + i / 8);
   }
   for (; i < n; i += 8) {
     const int64_t end = i + 8 < n ? i + 8 : n;
