@@ -1,5 +1,6 @@
 // The kernels of launchers.h for the CPU, one thread's share at a time.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -118,14 +119,15 @@ void prefetch_ahead(const T* x) {
 
 template <typename E, typename T = typename E::Type>
 void relu_few(const T* x, T* out, int64_t n) {
+#pragma GCC ivdep  // x is out, or apart from it
   for (int64_t i = 0; i < n; ++i) out[i] = E::is_negative(x[i]) ? T{0} : x[i];
 }
 
 template <typename E, typename T = typename E::Type>
 void relu_body(const T* x, T* out, int64_t n, bool streams) {
   int64_t i = 0;
-  for (; i + kBlock <= n; i += kBlock) {
-    if (streams) prefetch_ahead(x + i);
+  for (; streams && i + kBlock <= n; i += kBlock) {
+    prefetch_ahead(x + i);
     relu_few<E>(x + i, out + i, kBlock);
   }
   relu_few<E>(x + i, out + i, n - i);
@@ -214,23 +216,86 @@ struct Offsets {
   int64_t second;
 };
 
-// Splits begin <= i < end at the ends of dimension 0, so that offsets are divided out once a run:
-// body(i, count, offsets of element i).
-template <typename Body>
-void for_each_run(int64_t begin, int64_t end, const Layout& layout, const Body& body) {
-  for (int64_t i = begin; i < end;) {
-    const int64_t start = i % layout.size[0];
-    Offsets at{start * layout.stride[0][0], start * layout.stride[1][0]};
-    int64_t rest = i / layout.size[0];
-    for (int d = 1; d < layout.ndim; ++d) {
-      const int64_t coordinate = rest % layout.size[d];
-      rest /= layout.size[d];
-      at.first += coordinate * layout.stride[0][d];
-      at.second += coordinate * layout.stride[1][d];
+// The elements of a layout in their order, from one on.
+class Walk {
+ public:
+  Walk(const Layout& layout, int64_t i) : layout_(layout) {
+    for (int d = 0; d < layout.ndim; ++d) {
+      coordinate_[d] = i % layout.size[d];
+      i /= layout.size[d];
+      move(d, coordinate_[d]);
     }
-    const int64_t count = layout.size[0] - start < end - i ? layout.size[0] - start : end - i;
-    body(i, count, at);
-    i += count;
+  }
+
+  // body(j, count, offsets) for each stretch along dimension 0 of the next n elements: the j-th and
+  // those behind it.
+  template <typename Body>
+  void next(int64_t n, const Body& body) {
+    for (int64_t j = 0; j < n;) {
+      const int64_t left = layout_.size[0] - coordinate_[0], count = std::min(left, n - j);
+      body(j, count, at_);
+      j += count;
+      coordinate_[0] += count;
+      move(0, count);
+      for (int d = 0; d < layout_.ndim - 1 && coordinate_[d] == layout_.size[d]; ++d) {
+        coordinate_[d] = 0;
+        move(d, -layout_.size[d]);
+        ++coordinate_[d + 1];
+        move(d + 1, 1);
+      }
+    }
+  }
+
+ private:
+  void move(int d, int64_t steps) {
+    at_.first += steps * layout_.stride[0][d];
+    at_.second += steps * layout_.stride[1][d];
+  }
+
+  const Layout& layout_;
+  int64_t coordinate_[kMaxDims];
+  Offsets at_{0, 0};
+};
+
+// Elements of a strided result that are gathered first and then made as those of a dense one.
+constexpr int64_t kStrip = 512;
+
+template <typename T>
+void gather(const T* from, int64_t stride, T* to, int64_t n) {
+  if (stride == 1 && n >= kBlock) {
+    memcpy(to, from, n * sizeof(T));
+  } else if (stride == 0) {
+    std::fill_n(to, n, *from);
+  } else {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
+  }
+}
+
+// The bits first + i * stride of a mask, to the bits to + i of zeros.
+inline void gather_bits(const uint8_t* mask, uint64_t first, uint64_t stride, uint8_t* bits,
+                        uint64_t to, uint64_t n) {
+  const uint64_t shift = first % 8;
+  uint64_t i = 0;
+  const auto copy = [&](auto word) {
+    using Word = decltype(word);
+    constexpr uint64_t kSize = sizeof(Word), kBits = 8 * kSize;
+    for (; i + kBits <= n; i += kBits) {
+      const uint8_t* const from = mask + (first + i) / 8;
+      memcpy(&word, from, kSize);
+      if (shift != 0) {
+        word = static_cast<Word>(word >> shift | uint64_t{from[kSize]} << (kBits - shift));
+      }
+      memcpy(bits + (to + i) / 8, &word, kSize);
+    }
+  };
+  if (stride == 1 && to % 8 == 0) {
+    copy(uint64_t{});
+    copy(uint8_t{});
+  }
+  for (; i < n; ++i) {
+    const uint64_t bit = first + i * stride, place = to + i;
+    bits[place / 8] |= static_cast<uint8_t>((mask[bit / 8] >> bit % 8 & 1) << place % 8);
   }
 }
 
@@ -261,27 +326,44 @@ void relu_backward_body(const Bits* grad_output, const uint8_t* mask, Bits* grad
 
 template <typename E, typename T = typename E::Type>
 void relu_strided_body(const T* x, T* out, int64_t begin, int64_t end, const Layout& layout) {
-  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) {
-    const int64_t stride = layout.stride[0][0];
-    T* const to = x == out ? out + at.first : out + i;
-    const int64_t to_stride = x == out ? stride : 1;
-    for (int64_t j = 0; j < count; ++j) {
-      const T value = x[at.first + j * stride];
-      to[j * to_stride] = E::is_negative(value) ? T{0} : value;
-    }
-  });
+  const int64_t stride = layout.stride[0][0];
+  Walk walk(layout, begin);
+  if (x == out) {
+    walk.next(end - begin, [&](int64_t, int64_t count, Offsets at) {
+      T* const to = out + at.first;
+      if (stride == 1) return relu_body<E>(to, to, count, false);
+      for (int64_t j = 0; j < count; ++j) relu_few<E>(to + j * stride, to + j * stride, 1);
+    });
+    return;
+  }
+  if (stride == 1 && layout.size[0] >= kBlock) {
+    walk.next(end - begin, [&](int64_t j, int64_t count, Offsets at) {
+      relu_few<E>(x + at.first, out + begin + j, count);
+    });
+    return;
+  }
+  for (int64_t i = begin; i < end; i += kStrip) {
+    const int64_t n = std::min(kStrip, end - i);
+    walk.next(n, [&](int64_t j, int64_t count, Offsets at) {
+      gather(x + at.first, stride, out + i + j, count);
+    });
+    relu_few<E>(out + i, out + i, n);
+  }
 }
 
 template <typename Bits>
 void relu_backward_strided_body(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
                                 int64_t begin, int64_t end, const Layout& layout) {
-  for_each_run(begin, end, layout, [&](int64_t i, int64_t count, Offsets at) {
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t bit = at.second + j * layout.stride[1][0];
-      const bool keep = mask[bit / 8] >> (bit % 8) & 1;
-      grad_input[i + j] = keep ? grad_output[at.first + j * layout.stride[0][0]] : Bits{0};
-    }
-  });
+  Walk walk(layout, begin);
+  for (int64_t i = begin; i < end; i += kStrip) {
+    const int64_t n = std::min(kStrip, end - i);
+    uint8_t bits[kStrip / 8] = {};
+    walk.next(n, [&](int64_t j, int64_t count, Offsets at) {
+      gather(grad_output + at.first, layout.stride[0][0], grad_input + i + j, count);
+      gather_bits(mask, at.second, layout.stride[1][0], bits, j, count);
+    });
+    relu_backward_body(grad_input + i, bits, grad_input + i, n, false);
+  }
 }
 
 template <typename E, typename T = typename E::Type>

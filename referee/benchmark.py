@@ -1,6 +1,7 @@
 """Every speed figure beside the headline: `python -m referee.benchmark [what] [options]`.
 
 sizes   ModelNew against torch.relu over powers of two
+views   the same for views that are not dense
 linear  LinearReluDivideNew against eager over rows and features, at one --precision
 host    what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
 import  seconds to import the solution, beyond torch's
@@ -36,6 +37,7 @@ SIZES = {"cpu": range(4, 29), "cuda": range(10, 32)}  # exponents of two
 ROUNDS, LEAST, SECONDS = 101, 9, 3.0  # fewer rounds, but not below LEAST, if they take longer
 CPU_SAMPLE = 500e-6  # s; short calls are repeated to fill a sample
 HOST_ELEMENTS, HOST_CALLS = 1024, 250  # a GPU's queue holds about 1,000 launches; a step has 2
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square of which there are views
 FEATURES = (1024, 4096, 8192)
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
 CELL_SECONDS = {"cpu": 1.0, "cuda": 0.5}  # for each of the sweep's cells
@@ -75,6 +77,25 @@ def sizes(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
         print(f"2^{exponent}", end=" ", file=sys.stderr, flush=True)
         del x
     print(file=sys.stderr)
+    print(table(rows))
+
+
+def views(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
+    """Time of a call by layout of the input, measured as by `sizes`."""
+    side = SIDE[device.type]
+    square = cases.random((side, side), dtype, device, torch.Generator(device=device))
+    layouts = {
+        "x[:, ::2]": square[:, ::2],
+        "x[:, 1:]": square[:, 1:],
+        "x[1:-1, 1:-1]": square[1:-1, 1:-1],
+        "x.view(-1, 64, 4)[..., 1]": square.view(-1, 64, 4)[..., 1],
+        "x.view(-1, 4)[:, :3]": square.view(-1, 4)[:, :3],
+        "x.view(64, -1, 128).permute(2, 0, 1)[::2]": square.view(64, -1, 128).permute(2, 0, 1)[::2],
+        "x[:1].expand(x.shape)": square[:1].expand(square.shape),
+    }
+    rows = [[f"x [{side}, {side}]", *modules.titles("us")]]
+    for name, x in layouts.items():
+        rows.append([name, *_columns(_alternate(_samplers(modules, x)), 1e6)])
     print(table(rows))
 
 
@@ -200,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["sizes", "linear", "host", "import", "l2", "thp", "all"]
+    names = ["sizes", "views", "linear", "host", "import", "l2", "thp", "all"]
     parser.add_argument("what", nargs="?", default="all", choices=names)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
@@ -224,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
         import_()
     if "thp" in todo:
         thp()
-    if not {"sizes", "linear", "host", "l2"} & set(todo):
+    if not {"sizes", "views", "linear", "host", "l2"} & set(todo):
         return
     solutions = importlib.import_module("model_new").SOLUTIONS
     relus = Modules(relu.NAMES, *(kind().to(device) for kind in _kinds("relu", solutions)))
@@ -232,6 +253,9 @@ def main(arguments: list[str] | None = None) -> None:
     if "sizes" in todo:
         print()
         sizes(relus, device, dtype)
+    if "views" in todo:
+        print()
+        views(relus, device, dtype)
     if "linear" in todo:
         print()
         linear(linears, device, dtype)

@@ -73,6 +73,7 @@ def views(dtype, device="cpu"):
     """Name and tensor of many layouts, aligned and not, with and without gaps and overlaps."""
     base = draw((6, 10, 8, 12), dtype, device)
     flat = draw((4099,), dtype, device)
+    wide = draw((5, 1700), dtype, device)
     yield "contiguous", base
     yield "channels_last", base.contiguous(memory_format=torch.channels_last)
     yield "permuted", base.permute(2, 0, 3, 1)
@@ -86,6 +87,8 @@ def views(dtype, device="cpu"):
     yield "expanded scalar", base[0, 0, 0, 0].expand(3, 5)
     yield "overlapping", flat.as_strided((20, 30), (7, 1))
     yield "size 1 with odd strides", flat.as_strided((1, 9, 1, 4), (3, 4, 77, 1))
+    yield "long rows", wide[:, 3:]
+    yield "long rows, every other", wide[:, 1::2]
     yield "flipped", base.flip(0)
     yield "0-d", base[0, 0, 0, 0]
     yield "empty", base[:0]

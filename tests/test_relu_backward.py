@@ -68,6 +68,9 @@ def test_layouts(device, dtype):
         assert_same_gradient(x, draw(x.shape, dtype, device))
         assert_same_gradient(x, draw((), dtype, device).expand(x.shape))
         assert_same_gradient(x, draw((*x.shape, 2), dtype, device)[..., 1])
+        if x.dim() > 0:
+            longer_rows = draw((*x.shape[:-1], x.shape[-1] + 1), dtype, device)
+            assert_same_gradient(x, longer_rows[..., 1:])
         assert_same_gradient(
             x, draw(x.shape[::-1], dtype, device).permute(tuple(range(x.dim()))[::-1])
         )
