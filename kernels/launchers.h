@@ -124,8 +124,16 @@ void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_
                               double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
                               int64_t n, int64_t begin, int64_t end);
 
-// Asks for huge pages behind memory that has not been touched yet.
-void advise_huge_pages(void* data, size_t bytes);
+constexpr size_t kHugePage = 2 << 20;
+
+// Uninitialised memory for a large output, in huge pages where the system has them, at a multiple
+// of their size; null where there is none. What is given back is kept for the next output of its
+// size, an eighth of the machine's memory at most, and marked as free: the system takes it when it
+// needs it. Fresh memory costs more than the arithmetic: it has to be faulted in and cleared, and
+// on a virtual machine that reports free memory to its host, fetched from there (1 GiB: 50 ms
+// to 1.5 s).
+void* take_memory(size_t bytes);
+void give_memory(void* data, size_t bytes);
 
 }  // namespace cpu
 

@@ -20,6 +20,7 @@
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/FunctionRef.h>
@@ -104,12 +105,10 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
 }
 
 // From this size on a CPU's operands come from memory, not from a cache, and an output is put in
-// huge pages. From 32 MiB on it is memory fresh from the system, and faulting it in by 4 KiB pages
-// takes longer than computing it; glibc serves smaller blocks from memory it has already touched.
-// Below 64 MiB some virtual machines had few huge pages at hand: 2^23 floats took 1.8 times torch's
-// time in two of five runs, a third of it in the others.
+// huge pages, which are kept for the next. glibc maps what is 32 MiB or more anew each time, and
+// faulting it in by 4 KiB pages takes longer than computing it; smaller blocks come from memory
+// that it has touched before.
 constexpr size_t kStreamBytes = 64 << 20;
-constexpr size_t kHugePage = 2 << 20;
 
 bool is_stream(const Tensor& out) { return out.nbytes() >= kStreamBytes; }
 
@@ -139,10 +138,38 @@ class DeviceOf {
 #endif
 };
 
+// The memory of large outputs on a CPU.
+class LargeAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    // A tensor that takes this allocator along may be resized to anything.
+    void* const data = bytes < kStreamBytes ? nullptr : cpu::take_memory(bytes);
+    if (data == nullptr) return c10::GetAllocator(at::kCPU)->allocate(bytes);
+    c10::profiledCPUMemoryReporter().New(data, bytes);
+    return {data, new Block{data, bytes}, release, at::kCPU};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  struct Block {
+    void* data;
+    size_t bytes;
+  };
+  static void release(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    c10::profiledCPUMemoryReporter().Delete(block->data);
+    cpu::give_memory(block->data, block->bytes);
+  }
+};
+
 // Uninitialised memory without a trip through the dispatcher, which small tensors would notice.
 Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::IntArrayRef> strides,
                 at::ScalarType type) {
-  c10::Allocator* allocator = c10::GetAllocator(at::kCPU);
+  static LargeAllocator large;
+  const size_t bytes = c10::multiply_integers(sizes) * c10::elementSize(type);
+  c10::Allocator* allocator = bytes < kStreamBytes ? c10::GetAllocator(at::kCPU) : &large;
   c10::DispatchKeySet keys(at::DispatchKey::CPU);
 #ifdef KERNELS_WITH_CUDA
   if (like.is_cuda()) {
@@ -150,12 +177,8 @@ Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::Int
     keys = c10::DispatchKeySet(at::DispatchKey::CUDA);
   }
 #endif
-  Tensor out = strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
-                       : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
-  if (like.is_cpu() && is_stream(out)) {
-    cpu::advise_huge_pages(out.mutable_data_ptr(), out.nbytes());
-  }
-  return out;
+  return strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
+                 : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
 }
 
 // An output with the strides that torch's elementwise ops (TensorIterator) give theirs. The first
@@ -250,8 +273,8 @@ void split_elements(const Tensor& out, bool is_fresh,
     begin *= 8, end = std::min(end * 8, n);
     if (is_touched) return work(begin, end);
     while (begin < end) {
-      const uintptr_t page = reinterpret_cast<uintptr_t>(data + begin * size) / kHugePage + 1;
-      char* const next_page = reinterpret_cast<char*>(page * kHugePage);
+      const uintptr_t page = reinterpret_cast<uintptr_t>(data + begin * size) / cpu::kHugePage + 1;
+      char* const next_page = reinterpret_cast<char*>(page * cpu::kHugePage);
       const int64_t next = std::min<int64_t>((next_page - data) / size, end);
       *static_cast<volatile char*>(data + next * size - 1) = 0;
       work(begin, next);

@@ -1,7 +1,9 @@
 """The forward: bit for bit torch.relu's, on every dtype, shape and layout."""
 
 import ctypes
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tensors import (
 
 from model_new import ModelNew
 
+SMAPS = Path("/proc/self/smaps_rollup")
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 1000, 4097, 70001]
 
 
@@ -104,6 +107,52 @@ def test_several_threads_and_huge_pages(dtype, three_threads):
     assert_is_relu(ModelNew()(x[:, ::2]), x[:, ::2])
     want = relu_by_definition(x)
     assert_same_bits(ModelNew(inplace=True)(x), want)
+
+
+def lazily_freed():
+    """Bytes of this process that the system may take."""
+    [kilobytes] = re.findall(r"^LazyFree: *(\d+) kB$", SMAPS.read_text(), re.M)
+    return int(kilobytes) << 10
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux")
+def test_memory_of_large_outputs_is_used_again():
+    """Never while somebody holds it, and what is kept meanwhile is the system's to take."""
+    x = draw((20_000_003,), torch.float32)
+    relu = ModelNew()
+    first, second = relu(x), relu(-x)
+    want = second.clone()
+    assert first.data_ptr() != second.data_ptr()
+    address, before = first.data_ptr(), lazily_freed()
+    del first
+    assert lazily_freed() - before > 70 << 20
+    third = relu(x)
+    assert third.data_ptr() == address
+    assert_is_relu(third, x)
+    assert_same_bits(second, want)
+    thread = threading.Thread(target=lambda: third.set_())
+    thread.start()
+    thread.join()
+    assert relu(x).data_ptr() == address
+
+
+def test_large_outputs_are_tensors_like_others():
+    x = draw((20_000_003,), torch.float32)
+    out = ModelNew()(x)
+    storage = out.untyped_storage()
+    assert storage.nbytes() == x.nbytes and storage.resizable()
+    kept = out[:1000].clone()
+    out.resize_(3)
+    assert_same_bits(out, kept[:3])
+    out.resize_(30_000_000)
+    assert_same_bits(out[:1000], kept)
+    storage.resize_(0)
+    shared = ModelNew()(x).share_memory_()
+    assert_same_bits(shared, relu_by_definition(x))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        ModelNew()(x)
+    allocated = [event.self_cpu_memory_usage for event in profile.events()]
+    assert max(allocated) >= x.nbytes
 
 
 @pytest.mark.gpu
