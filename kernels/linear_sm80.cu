@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 #if __CUDA_ARCH__ >= 800
   using Tile = Tile<kProducts>;
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-  // These have room for the most stages, always: a second less to compile.
+  // These have room for the most stages, always: less to compile.
   if constexpr (kStages != Tile::kMostStages) return;
 #endif
   constexpr int kParts = Tile::kParts, kFragmentsN = Tile::kFragmentsN;
