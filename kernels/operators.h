@@ -106,12 +106,10 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
 }
 
 // From this size on a CPU's operands come from memory, not from a cache, and an output is put in
-// huge pages, which are kept for the next. glibc maps what is 32 MiB or more anew each time, and
+// huge pages, which are kept for the next. glibc maps what is larger than this anew each time, and
 // faulting it in by 4 KiB pages takes longer than computing it; smaller blocks come from memory
 // that it has touched before.
-constexpr size_t kStreamBytes = 64 << 20;
-
-bool is_stream(const Tensor& out) { return out.nbytes() >= kStreamBytes; }
+constexpr size_t kStreamBytes = 32 << 20;
 
 // Makes the device of a tensor the current one for as long as it lives. The kernels below begin
 // with it; what they call relies on it.
@@ -258,27 +256,30 @@ void split(int64_t n, int64_t grain, c10::function_ref<void(int64_t, int64_t)> w
   at::parallel_for(0, n, grain, work);
 }
 
-// The same over the elements that work(begin, end) writes to `out`; begin is a multiple of 8.
+// The same over the elements that work(begin, end, streams) writes to `out`; begin is a multiple of
+// 8, and `streams` is that of the CPU kernels. Lambdas take their captures by value: each reference
+// is a line that another thread fetches from this one's cache (2^16 elements on two cores: 6.3
+// instead of 6.8 us, torch.relu 6.6).
 //
 // Fresh huge pages are touched at their ends first. Linux clears a huge page so that it comes last
 // to where it was touched; touched at the end, it is cleared at ascending addresses, which takes 24
 // instead of 49 ms for 1 GiB, and ReLU into it 52 instead of 74 (AMD EPYC, 2 threads, Linux 6.18).
 void split_elements(const Tensor& out, bool is_fresh,
-                    c10::function_ref<void(int64_t, int64_t)> work) {
+                    c10::function_ref<void(int64_t, int64_t, bool)> work) {
   const int64_t n = out.numel();
-  if (n <= kGrain) return work(0, n);
+  if (n <= kGrain) return work(0, n, false);
   const int64_t size = out.element_size();
   char* const data = static_cast<char*>(out.mutable_data_ptr());
-  const bool is_touched = !is_fresh || !is_stream(out);
-  split((n + 7) / 8, kGrain / 8, [&](int64_t begin, int64_t end) {
+  const bool streams = static_cast<size_t>(n * size) >= kStreamBytes;
+  split((n + 7) / 8, kGrain / 8, [=](int64_t begin, int64_t end) {
     begin *= 8, end = std::min(end * 8, n);
-    if (is_touched) return work(begin, end);
+    if (!streams || !is_fresh) return work(begin, end, streams);
     while (begin < end) {
       const uintptr_t page = reinterpret_cast<uintptr_t>(data + begin * size) / cpu::kHugePage + 1;
       char* const next_page = reinterpret_cast<char*>(page * cpu::kHugePage);
       const int64_t next = std::min<int64_t>((next_page - data) / size, end);
       *static_cast<volatile char*>(data + next * size - 1) = 0;
-      work(begin, next);
+      work(begin, next, streams);
       begin = next;
     }
   });
@@ -308,13 +309,13 @@ void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
   void* to = out.mutable_data_ptr();
   if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
     KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
-    split_elements(out, from != to, [&](int64_t begin, int64_t end) {
-      cpu::relu(dtype, from, to, begin, end, is_stream(out));
+    split_elements(out, from != to, [=](int64_t begin, int64_t end, bool streams) {
+      cpu::relu(dtype, from, to, begin, end, streams);
     });
   } else {
     const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
     KERNELS_ON_CUDA(x, relu_strided(dtype, from, to, n, layout, stream))
-    split_elements(out, from != to, [&](int64_t begin, int64_t end) {
+    split_elements(out, from != to, [=, &layout](int64_t begin, int64_t end, bool) {
       cpu::relu_strided(dtype, from, to, begin, end, layout);
     });
   }
@@ -328,8 +329,8 @@ void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const T
   void* to = out.mutable_data_ptr();
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
   KERNELS_ON_CUDA(x, relu_with_mask(dtype, from, to, bits, n, stream))
-  split_elements(out, from != to, [&](int64_t begin, int64_t end) {
-    cpu::relu_with_mask(dtype, from, to, bits, begin, end, is_stream(out));
+  split_elements(out, from != to, [=](int64_t begin, int64_t end, bool streams) {
+    cpu::relu_with_mask(dtype, from, to, bits, begin, end, streams);
   });
 }
 
@@ -342,14 +343,14 @@ void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mas
   void* to = grad_input.mutable_data_ptr();
   if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
     KERNELS_ON_CUDA(grad_output, relu_backward(dtype, from, bits, to, n, stream))
-    split_elements(grad_input, from != to, [&](int64_t begin, int64_t end) {
-      cpu::relu_backward(dtype, from, bits, to, begin, end, is_stream(grad_input));
+    split_elements(grad_input, from != to, [=](int64_t begin, int64_t end, bool streams) {
+      cpu::relu_backward(dtype, from, bits, to, begin, end, streams);
     });
   } else {
     const Layout layout =
         layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides(), stride);
     KERNELS_ON_CUDA(grad_output, relu_backward_strided(dtype, from, bits, to, n, layout, stream))
-    split_elements(grad_input, from != to, [&](int64_t begin, int64_t end) {
+    split_elements(grad_input, from != to, [=, &layout](int64_t begin, int64_t end, bool) {
       cpu::relu_backward_strided(dtype, from, bits, to, begin, end, layout);
     });
   }

@@ -100,7 +100,7 @@ def test_subnormals_under_flush_denormal():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 def test_several_threads_and_huge_pages(dtype, three_threads):
-    """Outputs of more than 64 MiB, with threads that meet in the middle of a page."""
+    """Outputs of more than 32 MiB, with threads that meet in the middle of a page."""
     x = draw((3, 50_000_011 // dtype.itemsize), dtype)
     assert_is_relu(ModelNew()(x), x)
     assert_is_relu(ModelNew()(x.t()), x.t())
