@@ -104,7 +104,7 @@ namespace cpu {
 
 // Each works on the elements begin <= i < end, on the calling thread; all pointers are those of
 // element 0. Where there is a mask to write, begin is a multiple of 8. streams tells whether all
-// threads' elements together are more than a cache holds, so that they come from memory.
+// threads' elements together are more than a cache holds: results then go past it, to memory.
 void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams);
 void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t end,
                   const Layout& layout);
