@@ -20,7 +20,7 @@ from referee.linear_errors import clear_of_zero, precision
 from referee.memory import RING, choose_rows
 from referee.outcome import Outcome, Run, Task
 from referee.progress import Progress
-from referee.step import measure_step
+from referee.step import Pace, measure_step
 from referee.timing import Names, Rate, Timings, compiled, measure
 
 NAMES = Names(solution="LinearReluDivideNew", eager="eager")
@@ -256,12 +256,10 @@ def _measure(
     run = Run(label, measure(calls, inputs, timings, fastest_product, task.wanted, task.progress))
     if not run.problems:
         grad_output = cases.random((len(x), n), x.dtype, x.device, generator)
-        once = fastest_product(timings)
-        fastest = once, 2 * once
+        pace = Pace(calls[PRODUCT], fastest_product(timings), backward=2)
         run.step = measure_step(
-            reference, solution, inputs, grad_output, NAMES, RATE, fastest, task.wanted,
-            task.progress,
-        )  # fmt: skip
+            reference, solution, inputs, grad_output, NAMES, RATE, pace, task.wanted, task.progress
+        )
     return run
 
 

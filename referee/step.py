@@ -1,6 +1,7 @@
 """The training step side by side: a forward that saves for the backward, then the backward."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +23,22 @@ from referee.timing import (
     incredible,
     rounds,
 )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the halves of a step are held against: the work of a forward at the highest rate.
+
+    Attributes:
+        call: does this work on an input. It is timed in every round, for the device may have become
+            faster since: a virtual machine does when its neighbours rest.
+        fastest: seconds that it took before.
+        backward: how many times this work a backward does.
+    """
+
+    call: Callable
+    fastest: float
+    backward: int
 
 
 @dataclass
@@ -56,7 +73,7 @@ def measure_step(
     grad_output: torch.Tensor,
     names: Names,
     rate: Rate,
-    fastest: tuple[float, float],
+    pace: Pace,
     wanted: Rounds,
     progress: Progress,
 ) -> Step:
@@ -64,10 +81,9 @@ def measure_step(
 
     Args:
         grad_output: the output's gradient.
-        fastest: for `incredible`, of the forward and of the backward.
     """
     x = inputs.ring[0]
-    halves = tuple(Timings(x.device.type, names, rate, 0) for _ in fastest)
+    halves = tuple(Timings(x.device.type, names, rate, 0) for _ in ("forward", "backward"))
     calls = {names.solution: solution, names.eager: reference, names.again: reference}
     kept = {name: kept_bytes(calls[name], x) for name in (names.solution, names.eager)}
     if x.is_cuda:
@@ -80,13 +96,16 @@ def measure_step(
     clock = CudaClock(x.device) if x.is_cuda else CpuClock()
     for half in halves:
         half.start(calls)
-    one_round = partial(_round, calls, names.solution, inputs, grad_output, clock)
+    one_round = partial(_round, calls, names.solution, inputs, grad_output, pace.call, clock)
+    fastest = pace.fastest
     for samples, problem in rounds(one_round, wanted, x.device, "the training step", progress):
-        for half, part in zip(halves, samples, strict=True):
+        *parts, seconds = samples
+        for half, part in zip(halves, parts, strict=True):
             half.add(part)
+        fastest = min(fastest, seconds)
         halves[1].problems += [problem] if problem else []
-    for half, seconds in zip(halves, fastest, strict=True):
-        half.problems += incredible(half, seconds)
+    for half, times in zip(halves, (1, pace.backward), strict=True):
+        half.problems += incredible(half, times * fastest)
     return Step(*halves, kept)
 
 
@@ -115,8 +134,9 @@ def _round(
     solution: str,
     inputs: Inputs,
     grad_output: torch.Tensor,
+    pace: Callable,
     clock: CpuClock | CudaClock,
-) -> tuple[tuple[Samples, Samples], str | None]:
+) -> tuple[tuple[Samples, Samples, float], str | None]:
     forward, backward, problem = {}, {}, None
     for name in random.sample(list(calls), len(calls)):
         x = inputs.next().detach().requires_grad_()
@@ -129,4 +149,5 @@ def _round(
             output = output.detach()
             problem = inputs.wrong(output) or inputs.wrong_gradient(output, gradients, grad_output)
         del output, gradients  # the next call finds this memory free again
-    return (forward, backward), problem
+    _, seconds, _ = clock.time(pace, inputs.next())
+    return (forward, backward, seconds), problem

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -385,11 +386,12 @@ def timed(candidate: nn.Module) -> timing.Timings:
     return timing.measure(calls, inputs, timings, relu.fastest_copy, FIVE, Progress())
 
 
-def timed_step(candidate: nn.Module) -> step.Step:
+def timed_step(candidate: nn.Module, pace: step.Pace | None = None) -> step.Step:
     inputs = draw_inputs()
     grad_output = torch.rand(inputs.ring[0].shape)
+    pace = pace or step.Pace(torch.clone, 0.0, backward=1)
     return step.measure_step(
-        Model(), candidate, inputs, grad_output, relu.NAMES, relu.RATE, (0.0, 0.0), FIVE, Progress()
+        Model(), candidate, inputs, grad_output, relu.NAMES, relu.RATE, pace, FIVE, Progress()
     )
 
 
@@ -419,6 +421,15 @@ def test_step_takes_every_round():
     text = report.results(Run("", timed(Model()), timings))
     assert "backward, torch.relu (again)" in text
     assert "kept for backward: ModelNew 1,024 bytes, torch.relu 1,024 bytes (1/1)" in text
+
+
+def test_the_pace_is_taken_during_the_step():
+    """A machine that has become faster since the forward was timed makes no time incredible."""
+    assert timed_step(Model(), step.Pace(torch.clone, 1.0, backward=1)).problems == []
+    slow = step.Pace(lambda x: sleep(0.01), 1.0, backward=1)
+    problem = timed_step(Model(), slow).problems[0]
+    assert problem.startswith("step, forward: ModelNew took 0.")
+    assert "as fast as a copy takes 10." in problem
 
 
 def test_wrong_gradient_is_caught_while_timing():

@@ -378,8 +378,9 @@ def timed(solution: type[nn.Module], steps: bool = False):
         calls = grader.contestants(reference, candidate, ring[0], timings.notes)
         return timing.measure(calls, inputs, timings, lambda _: 0.0, rounds, Progress()).problems
     grad_output = cases.random((20, 48), torch.float32, CPU, generator)
+    pace = grader.Pace(lambda x: x, 0.0, backward=2)
     return grader.measure_step(
-        reference, candidate, inputs, grad_output, grader.NAMES, grader.RATE, (0.0, 0.0), rounds,
+        reference, candidate, inputs, grad_output, grader.NAMES, grader.RATE, pace, rounds,
         Progress(),
     ).problems  # fmt: skip
 
