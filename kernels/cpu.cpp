@@ -118,6 +118,7 @@ void store_past_caches(const T* block, T* out) {
 #endif
   const auto from = reinterpret_cast<const Vector*>(block);
   const auto to = reinterpret_cast<Vector*>(out);
+#pragma GCC unroll 8
   for (size_t i = 0; i < kBlock * sizeof(T) / sizeof(Vector); ++i) store(to + i, from + i);
 }
 
