@@ -250,22 +250,36 @@ class Walk {
   // those behind it.
   template <typename Body>
   void next(int64_t n, const Body& body) {
+    const int64_t size = layout_.size[0];
     for (int64_t j = 0; j < n;) {
-      const int64_t left = layout_.size[0] - coordinate_[0], count = std::min(left, n - j);
-      body(j, count, at_);
-      j += count;
-      coordinate_[0] += count;
-      move(0, count);
-      for (int d = 0; d < layout_.ndim - 1 && coordinate_[d] == layout_.size[d]; ++d) {
-        coordinate_[d] = 0;
-        move(d, -layout_.size[d]);
-        ++coordinate_[d + 1];
-        move(d + 1, 1);
+      // Whole rows, as many as dimension 1 has, or a part of one. Short rows need the loop.
+      const int d = layout_.ndim > 1 && coordinate_[0] == 0 && n - j >= size;
+      const int64_t count = d == 1 ? size : std::min(size - coordinate_[0], n - j);
+      const int64_t left = layout_.size[d] - coordinate_[d];
+      const int64_t rows = d == 1 ? std::min(left, (n - j) / size) : 1;
+      const int64_t steps = d == 1 ? 1 : count;
+      const Offsets step{steps * layout_.stride[0][d], steps * layout_.stride[1][d]};
+      for (int64_t row = 0; row < rows; ++row) {
+        body(j, count, at_);
+        j += count;
+        at_.first += step.first;
+        at_.second += step.second;
       }
+      coordinate_[d] += rows * steps;
+      carry(d);
     }
   }
 
  private:
+  void carry(int d) {
+    for (; d < layout_.ndim - 1 && coordinate_[d] == layout_.size[d]; ++d) {
+      coordinate_[d] = 0;
+      move(d, -layout_.size[d]);
+      ++coordinate_[d + 1];
+      move(d + 1, 1);
+    }
+  }
+
   void move(int d, int64_t steps) {
     at_.first += steps * layout_.stride[0][d];
     at_.second += steps * layout_.stride[1][d];
@@ -279,15 +293,50 @@ class Walk {
 // Elements of a strided result that are gathered first and then made as those of a dense one.
 constexpr int64_t kStrip = 512;
 
+// The next n elements of `from`, one of the layout's operands, behind each other. T is an integer
+// of the elements' width.
 template <typename T>
-void gather(const T* from, int64_t stride, T* to, int64_t n) {
-  if (stride == 1 && n >= kBlock) {
-    memcpy(to, from, n * sizeof(T));
-  } else if (stride == 0) {
-    std::fill_n(to, n, *from);
-  } else {
+void gather(const T* from, const Layout& layout, Walk& walk, T* to, int64_t n) {
+  const auto rows = [&](const auto& copy) {
+    walk.next(n, [&](int64_t j, int64_t count, Offsets at) { copy(from + at.first, j, count); });
+  };
+  // By a constant, for which there are shuffles.
+  const auto strided_by = [&](auto stride) {
+    rows([&](const T* row, int64_t j, int64_t count) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < count; ++i) to[j + i] = row[i * stride];
+    });
+  };
+  switch (layout.stride[0][0]) {
+    case 0:
+      return rows(
+          [&](const T* row, int64_t j, int64_t count) { std::fill_n(to + j, count, *row); });
+    case 1: {
+      // By whole vectors, which may end behind the row: what they read there lies before the last
+      // element, and what they write there is written again.
+      constexpr int64_t kLanes = 32 / sizeof(T);
+      const T* end = from + 1;
+      for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
+      return rows([&](const T* row, int64_t j, int64_t count) {
+        const int64_t whole = (count + kLanes - 1) / kLanes * kLanes;
+        if (row + whole <= end && j + whole <= n) {
+          for (int64_t i = 0; i < count; i += kLanes) memcpy(to + j + i, row + i, 32);
+        } else {
+          memcpy(to + j, row, count * sizeof(T));
+        }
+      });
+    }
+    case 2:
+      return strided_by(std::integral_constant<int64_t, 2>{});
+    case 3:
+      return strided_by(std::integral_constant<int64_t, 3>{});
+    case 4:
+      return strided_by(std::integral_constant<int64_t, 4>{});
+    default:
+      return rows([&, stride = layout.stride[0][0]](const T* row, int64_t j, int64_t count) {
 #pragma GCC unroll 4
-    for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
+        for (int64_t i = 0; i < count; ++i) to[j + i] = row[i * stride];
+      });
   }
 }
 
@@ -347,25 +396,21 @@ template <typename E, typename T = typename E::Type>
 void relu_strided_body(const T* x, T* out, int64_t begin, int64_t end, const Layout& layout) {
   const int64_t stride = layout.stride[0][0];
   Walk walk(layout, begin);
-  if (x == out) {
-    walk.next(end - begin, [&](int64_t, int64_t count, Offsets at) {
-      T* const to = out + at.first;
-      if (stride == 1) return relu_body<E>(to, to, count, false);
-      for (int64_t j = 0; j < count; ++j) relu_few<E>(to + j * stride, to + j * stride, 1);
-    });
-    return;
-  }
-  if (stride == 1 && layout.size[0] >= kBlock) {
+  const bool in_place = x == out;
+  // Rows that are made where they go. 2^15 of 20 floats take 40 us; gathered first, 66.
+  if (in_place || (stride == 1 && layout.size[0] >= 16)) {
     walk.next(end - begin, [&](int64_t j, int64_t count, Offsets at) {
-      relu_few<E>(x + at.first, out + begin + j, count);
+      const T* const from = x + at.first;
+      T* const to = out + (in_place ? at.first : begin + j);
+      if (stride == 1) return relu_few<E>(from, to, count);
+      for (int64_t k = 0; k < count; ++k) relu_few<E>(from + k * stride, to + k * stride, 1);
     });
     return;
   }
   for (int64_t i = begin; i < end; i += kStrip) {
     const int64_t n = std::min(kStrip, end - i);
-    walk.next(n, [&](int64_t j, int64_t count, Offsets at) {
-      gather(x + at.first, stride, out + i + j, count);
-    });
+    using Bits = std::make_unsigned_t<T>;
+    gather(reinterpret_cast<const Bits*>(x), layout, walk, reinterpret_cast<Bits*>(out + i), n);
     relu_few<E>(out + i, out + i, n);
   }
 }
@@ -373,14 +418,23 @@ void relu_strided_body(const T* x, T* out, int64_t begin, int64_t end, const Lay
 template <typename Bits>
 void relu_backward_strided_body(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
                                 int64_t begin, int64_t end, const Layout& layout) {
-  Walk walk(layout, begin);
+  int64_t dense = 1;  // the mask's stride in a dimension if it is in the result's order
+  bool is_dense = true;
+  for (int d = 0; d < layout.ndim; ++d) {
+    is_dense = is_dense && layout.stride[1][d] == dense;
+    dense *= layout.size[d];
+  }
+  Walk walk(layout, begin), walk_of_mask(layout, begin);
   for (int64_t i = begin; i < end; i += kStrip) {
     const int64_t n = std::min(kStrip, end - i);
-    uint8_t bits[kStrip / 8] = {};
-    walk.next(n, [&](int64_t j, int64_t count, Offsets at) {
-      gather(grad_output + at.first, layout.stride[0][0], grad_input + i + j, count);
-      gather_bits(mask, at.second, layout.stride[1][0], bits, j, count);
-    });
+    gather(grad_output, layout, walk, grad_input + i, n);
+    uint8_t gathered[kStrip / 8] = {};
+    if (!is_dense) {
+      walk_of_mask.next(n, [&](int64_t j, int64_t count, Offsets at) {
+        gather_bits(mask, at.second, layout.stride[1][0], gathered, j, count);
+      });
+    }
+    const uint8_t* const bits = is_dense ? mask + i / 8 : gathered;
     relu_backward_body(grad_input + i, bits, grad_input + i, n, false);
   }
 }
