@@ -1,105 +1,15 @@
-// The kernels of launchers.h for the CPU, one thread's share at a time.
+// ReLU on the CPU, as launchers.h describes it: one thread's share at a time.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
+#include "elements.h"
 #include "launchers.h"
 
 namespace kernels {
 namespace {
-
-// How the elements of a dtype are compared: Integer by value, Float by its bits, where Infinity are
-// those of +inf and larger magnitudes are NaN. Bits serve every width of float alike, and are
-// deaf to torch.set_flush_denormal, under which a compare takes a subnormal for zero. Compares are
-// signed, for SSE and AVX2 have no others: 45 instead of 70 ps an element of float32 in L1.
-template <typename T>
-struct Integer {
-  using Type = T;
-  static bool is_negative(T x) { return x < T{0}; }
-};
-
-template <typename Bits, Bits Infinity>
-struct Float {
-  using Type = Bits;
-  using Signed = std::make_signed_t<Bits>;
-  static constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
-  // Of the negative integers, -0 is the least; then come the negative numbers down to -inf, then
-  // NaNs.
-  static constexpr Signed kMinusInfinity = static_cast<Signed>(kSign | Infinity);
-  // x < 0, false for NaN and for -0, which ReLU therefore keeps as they are: -0 - 1 is the largest.
-  static bool is_negative(Bits x) {
-    return static_cast<Signed>(static_cast<Bits>(x - 1)) < kMinusInfinity;
-  }
-  // !(x <= 0), true for NaN: torch lets the gradient through there.
-  static bool keeps_gradient(Bits x) { return static_cast<Signed>(x) > kMinusInfinity && x != 0; }
-};
-
-// The floating dtypes: their bits, and the way to the type that arithmetic is done in and back.
-template <typename Compute, typename Bits, Bits Infinity>
-struct Native : Float<Bits, Infinity> {
-  using Sum = Compute;
-  static Compute widen(Bits x) {
-    Compute value;
-    memcpy(&value, &x, sizeof(value));
-    return value;
-  }
-  static Bits narrow(Compute x) {
-    Bits bits;
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-  }
-};
-using Float64 = Native<double, uint64_t, 0x7ff0000000000000>;
-using Float32 = Native<float, uint32_t, 0x7f800000>;
-
-struct BFloat16 : Float<uint16_t, 0x7f80> {
-  using Sum = float;
-  static float widen(uint16_t x) { return Float32::widen(uint32_t{x} << 16); }
-  static uint16_t narrow(float x) {  // to nearest, ties to even
-    const uint32_t bits = Float32::narrow(x);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-  }
-};
-
-// By integers and selections, which every x86-64 has vectors of. The conversions are those of
-// Fabian Giesen's "Half to float done quick" and its reverse.
-struct Float16 : Float<uint16_t, 0x7c00> {
-  using Sum = float;
-  static float widen(uint16_t x) {
-    const uint32_t magnitude = x & 0x7fff;
-    // Beside 0.5, the last place of a float is that of a subnormal.
-    const uint32_t half = 126u << 23;
-    const uint32_t subnormal = Float32::narrow(Float32::widen(magnitude | half) - 0.5f);
-    const uint32_t normal = (magnitude << 13) + (112u << 23);
-    const uint32_t special = (magnitude << 13) + (224u << 23);  // inf and NaN
-    const uint32_t bits = magnitude < 0x400 ? subnormal : magnitude < 0x7c00 ? normal : special;
-    return Float32::widen(bits | uint32_t{x & 0x8000u} << 16);
-  }
-  static uint16_t narrow(float x) {  // to nearest, ties to even
-    const uint32_t bits = Float32::narrow(x);
-    const uint32_t magnitude = bits & 0x7fffffff;
-    const uint32_t half = 126u << 23;
-    const uint32_t subnormal = Float32::narrow(Float32::widen(magnitude) + 0.5f) - half;
-    const uint32_t normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
-    const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
-    const uint32_t rounded = magnitude < 113u << 23   ? subnormal
-                             : magnitude < 143u << 23 ? normal
-                                                      : special;
-    return static_cast<uint16_t>(rounded | bits >> 16 & 0x8000);
-  }
-};
-
-// Elements that are handled together.
-constexpr int64_t kBlock = 64;
 
 // Past the caches, where the machine has such stores. Others first read the lines that they are
 // about to overwrite: 1 GiB into memory that has been touched before then takes 53 to 64 instead of
@@ -154,24 +64,6 @@ void relu_body(const T* x, T* out, int64_t n, bool streams) {
   relu_few<E>(x + i, out + i, n - i);
 }
 
-// kBlock flags of a byte each, 0 or 0xff, to as many bits.
-inline void pack_flags(const uint8_t* flags, uint8_t* mask) {
-#ifdef __SSE2__
-  for (size_t i = 0; i < kBlock; i += 16) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + i));
-    const uint16_t bits = static_cast<uint16_t>(_mm_movemask_epi8(bytes));
-    memcpy(mask + i / 8, &bits, sizeof(bits));
-  }
-#else
-  for (size_t i = 0; i < kBlock; i += 8) {
-    uint64_t bytes;
-    memcpy(&bytes, flags + i, sizeof(bytes));
-    // The product moves bit 0 of flag j to bit 56 + j, and no two partial products meet.
-    mask[i / 8] = static_cast<uint8_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56);
-  }
-#endif
-}
-
 // ReLU of kBlock elements, and their mask. x may be out.
 template <typename E, typename T = typename E::Type>
 void relu_with_mask_block(const T* x, T* out, uint8_t* mask) {
@@ -222,11 +114,6 @@ void relu_with_mask_body(const T* x, T* out, uint8_t* mask, int64_t n, bool stre
     mask[i / 8] = bits;
     relu_few<E>(x + i, out + i, end - i);
   }
-}
-
-// The reverse: byte i of the result is not zero where bit i of `bits` is set.
-inline uint64_t spread_bits(uint8_t bits) {
-  return bits * 0x0101010101010101u & 0x8040201008040201u;
 }
 
 // Where an element of the dense result is found in both operands of a layout.
@@ -439,123 +326,6 @@ void relu_backward_strided_body(const Bits* grad_output, const uint8_t* mask, Bi
   }
 }
 
-template <typename E, typename T = typename E::Type>
-void relu_divide(T* out, typename E::Sum divisor, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    out[i] = E::narrow(E::widen(E::is_negative(out[i]) ? T{0} : out[i]) / divisor);
-  }
-}
-
-template <typename E, typename T = typename E::Type>
-void linear_epilogue_row(T* out, typename E::Sum divisor, uint8_t* mask, int64_t n) {
-  int64_t i = 0;
-  for (; i + kBlock <= n; i += kBlock) {
-    uint8_t flags[kBlock];
-    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(out[i + j]) ? 0xff : 0;
-    pack_flags(flags, mask + i / 8);
-    relu_divide<E>(out + i, divisor, kBlock);
-  }
-  for (; i < n; i += 8) {
-    const int64_t count = n - i < 8 ? n - i : 8;
-    uint8_t bits = 0;
-    for (int64_t j = 0; j < count; ++j) {
-      bits |= static_cast<uint8_t>(E::keeps_gradient(out[i + j]) << j);
-    }
-    mask[i / 8] = bits;
-    relu_divide<E>(out + i, divisor, count);
-  }
-}
-
-// A column of gradients is summed in runs of this many, and then the runs, which keeps the error
-// small where there are many rows.
-constexpr int64_t kRun = 64;
-
-template <typename E, typename T = typename E::Type, typename Sum = typename E::Sum>
-void linear_epilogue_backward_row(const T* grad_output, const uint8_t* mask, Sum divisor, T* grad_z,
-                                  Sum* sum, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += kBlock) {
-    const int64_t count = end - i < kBlock ? end - i : kBlock;
-    uint8_t flags[kBlock];
-    for (int64_t j = 0; j < count; j += 8) {
-      const uint64_t bytes = spread_bits(mask[(i + j) / 8]);
-      memcpy(flags + j, &bytes, sizeof(bytes));
-    }
-    for (int64_t j = 0; j < count; ++j) {
-      const T quotient = E::narrow(E::widen(grad_output[i + j]) / divisor);
-      grad_z[i + j] = quotient & static_cast<T>(-(flags[j] != 0));
-    }
-    if (sum == nullptr) continue;
-    for (int64_t j = i; j < i + count; ++j) sum[j] += E::widen(grad_z[j]);
-  }
-}
-
-template <typename E, typename T = typename E::Type, typename Sum = typename E::Sum>
-void linear_epilogue_backward_body(const T* grad_output, const uint8_t* mask, Sum divisor,
-                                   T* grad_z, T* grad_bias, Sum* total, int64_t m, int64_t n,
-                                   int64_t begin, int64_t end) {
-  Sum* const run = grad_bias == nullptr ? nullptr : total + n;
-  if (run != nullptr) {
-    for (int64_t j = begin; j < end; ++j) total[j] = run[j] = 0;
-  }
-  for (int64_t i = 0; i < m; ++i) {
-    linear_epilogue_backward_row<E>(grad_output + i * n, mask + i * ((n + 7) / 8), divisor,
-                                    grad_z + i * n, run, begin, end);
-    if (run != nullptr && (i % kRun == kRun - 1 || i == m - 1)) {
-      for (int64_t j = begin; j < end; ++j) total[j] += run[j], run[j] = 0;
-    }
-  }
-  if (run != nullptr) {
-    for (int64_t j = begin; j < end; ++j) grad_bias[j] = E::narrow(total[j]);
-  }
-}
-
-// Calls body with the element type of a dtype, or with the integer of a floating one's width.
-template <typename Body>
-void for_floating(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return body(Float32{});
-    case DType::kFloat64:
-      return body(Float64{});
-    case DType::kFloat16:
-      return body(Float16{});
-    case DType::kBFloat16:
-      return body(BFloat16{});
-    default:
-      return;
-  }
-}
-
-template <typename Body>
-void for_bits(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return body(uint32_t{});
-    case DType::kFloat64:
-      return body(uint64_t{});
-    default:
-      return body(uint16_t{});
-  }
-}
-
-template <typename Body>
-void for_any(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kInt8:
-      return body(Integer<int8_t>{});
-    case DType::kInt16:
-      return body(Integer<int16_t>{});
-    case DType::kInt32:
-      return body(Integer<int32_t>{});
-    case DType::kInt64:
-      return body(Integer<int64_t>{});
-    case DType::kUInt8:
-      return body(Integer<uint8_t>{});
-    default:
-      return for_floating(dtype, body);
-  }
-}
-
 }  // namespace
 
 namespace cpu {
@@ -602,32 +372,6 @@ void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* 
     using Bits = decltype(bits);
     relu_backward_strided_body(static_cast<const Bits*>(grad_output), mask,
                                static_cast<Bits*>(grad_input), begin, end, layout);
-  });
-}
-
-void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n) {
-  for_floating(dtype, [&](auto element) {
-    using E = decltype(element);
-    typename E::Type* const rows = static_cast<typename E::Type*>(out);
-    const typename E::Sum by = static_cast<typename E::Sum>(divisor);
-    if (mask == nullptr) return relu_divide<E>(rows, by, m * n);
-    for (int64_t i = 0; i < m; ++i) {
-      linear_epilogue_row<E>(rows + i * n, by, mask + i * ((n + 7) / 8), n);
-    }
-  });
-}
-
-void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                              double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
-                              int64_t n, int64_t begin, int64_t end) {
-  for_floating(dtype, [&](auto element) {
-    using E = decltype(element);
-    using T = typename E::Type;
-    using Sum = typename E::Sum;
-    linear_epilogue_backward_body<E>(static_cast<const T*>(grad_output), mask,
-                                     static_cast<Sum>(divisor), static_cast<T*>(grad_z),
-                                     static_cast<T*>(grad_bias), static_cast<Sum*>(sums), m, n,
-                                     begin, end);
   });
 }
 
