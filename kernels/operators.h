@@ -105,10 +105,10 @@ std::optional<DType> kernel_dtype(at::ScalarType type) {
   }
 }
 
-// From this size on a CPU's operands come from memory, not from a cache, and an output is put in
-// huge pages, which are kept for the next. glibc maps what is larger than this anew each time, and
-// faulting it in by 4 KiB pages takes longer than computing it; smaller blocks come from memory
-// that it has touched before.
+// From this size on a CPU's outputs go to memory, past the caches, and are put in huge pages, which
+// are kept for the next. glibc maps what is larger than this anew each time, and faulting it in by
+// 4 KiB pages takes longer than computing it; smaller blocks come from memory that it has touched
+// before.
 constexpr size_t kStreamBytes = 32 << 20;
 
 // Makes the device of a tensor the current one for as long as it lives. The kernels below begin
