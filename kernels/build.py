@@ -29,6 +29,8 @@ CXX_FLAGS = [
     "-finline-small-functions",
     "-fstrict-aliasing",
     "-fexpensive-optimizations",
+    # A loop of 31 bytes that two lines share takes 1.1 to 1.5 times as long (EPYC 9004).
+    "-falign-loops=64",
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
     "-ffp-contract=off",  # the same bits with and without an FMA unit
