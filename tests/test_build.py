@@ -84,10 +84,31 @@ def test_a_killed_build_does_not_block_the_next(tmp_path):
     """torch leaves its lock behind when a build is killed, and would wait for it without end."""
     code = "import model_new; print(model_new._extension.__file__)"
     done = python(code, tmp_path)
-    left_over = Path(done.stdout.strip()).parent / "lock"
-    left_over.touch()
+    folder = Path(done.stdout.strip()).parent
+    (folder / "complete").unlink()
+    (folder / "lock").touch()
     assert python(code, tmp_path).returncode == 0
-    assert not left_over.exists()
+    assert not (folder / "lock").exists()
+    assert (folder / "complete").exists()
+
+
+def test_half_a_library_is_linked_again(tmp_path):
+    """As a linker leaves it that is killed."""
+    code = "import model_new; print(model_new._extension.__file__)"
+    library = Path(python(code, tmp_path).stdout.strip())
+    (library.parent / "complete").unlink()
+    whole = library.read_bytes()
+    library.unlink()  # this process may have it mapped
+    library.write_bytes(whole[: len(whole) // 2])
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(library.read_bytes()) == len(whole)
+
+
+def test_a_warm_start_leaves_torchs_build_tools_alone(tmp_path):
+    assert python("import model_new", tmp_path).returncode == 0
+    code = "import sys, model_new; print('torch.utils.cpp_extension' in sys.modules)"
+    assert python(code, tmp_path).stdout == "False\n"
 
 
 def test_name_covers_sources_flags_and_compilers(tmp_path):
@@ -212,6 +233,24 @@ def test_missing_nvcc(monkeypatch):
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
     with pytest.raises(build.BuildError, match=r"needs nvcc, which was not found.*Install"):
         build.find_nvcc()
+
+
+@pytest.mark.parametrize("environment", [{}, {"CUDA_HOME": "/home"}, {"CUDA_PATH": "/path"}])
+@pytest.mark.parametrize("has_nvcc", [False, True])
+def test_cuda_home_is_that_of_torch(monkeypatch, tmp_path, environment, has_nvcc):
+    from torch.utils import cpp_extension
+
+    monkeypatch.delitem(sys.modules, "torch.utils.cpp_extension")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # or torch warns
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if has_nvcc:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "nvcc").touch(mode=0o755)
+    assert build.cuda_home() == cpp_extension._find_cuda_home()
 
 
 @pytest.mark.parametrize(
