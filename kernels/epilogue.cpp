@@ -10,19 +10,19 @@
 namespace kernels {
 namespace {
 
-template <typename E, typename T = typename E::Type>
+template <typename E, typename T = typename E::Bits>
 void relu_divide(T* out, typename E::Sum divisor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    out[i] = E::narrow(E::widen(E::is_negative(out[i]) ? T{0} : out[i]) / divisor);
+    out[i] = E::narrow(E::widen(E::kOrder.relu(out[i])) / divisor);
   }
 }
 
-template <typename E, typename T = typename E::Type>
+template <typename E, typename T = typename E::Bits>
 void linear_epilogue_row(T* out, typename E::Sum divisor, uint8_t* mask, int64_t n) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     uint8_t flags[kBlock];
-    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::keeps_gradient(out[i + j]) ? 0xff : 0;
+    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::kOrder.keeps_gradient(out[i + j]) ? 0xff : 0;
     pack_flags(flags, mask + i / 8);
     relu_divide<E>(out + i, divisor, kBlock);
   }
@@ -30,7 +30,7 @@ void linear_epilogue_row(T* out, typename E::Sum divisor, uint8_t* mask, int64_t
     const int64_t count = n - i < 8 ? n - i : 8;
     uint8_t bits = 0;
     for (int64_t j = 0; j < count; ++j) {
-      bits |= static_cast<uint8_t>(E::keeps_gradient(out[i + j]) << j);
+      bits |= static_cast<uint8_t>(E::kOrder.keeps_gradient(out[i + j]) << j);
     }
     mask[i / 8] = bits;
     relu_divide<E>(out + i, divisor, count);
@@ -46,7 +46,7 @@ inline uint64_t spread_bits(uint8_t bits) {
 // small where there are many rows.
 constexpr int64_t kRun = 64;
 
-template <typename E, typename T = typename E::Type, typename Sum = typename E::Sum>
+template <typename E, typename T = typename E::Bits, typename Sum = typename E::Sum>
 void linear_epilogue_backward_row(const T* grad_output, const uint8_t* mask, Sum divisor, T* grad_z,
                                   Sum* sum, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kBlock) {
@@ -65,7 +65,7 @@ void linear_epilogue_backward_row(const T* grad_output, const uint8_t* mask, Sum
   }
 }
 
-template <typename E, typename T = typename E::Type, typename Sum = typename E::Sum>
+template <typename E, typename T = typename E::Bits, typename Sum = typename E::Sum>
 void linear_epilogue_backward_body(const T* grad_output, const uint8_t* mask, Sum divisor,
                                    T* grad_z, T* grad_bias, Sum* total, int64_t m, int64_t n,
                                    int64_t begin, int64_t end) {
@@ -92,7 +92,7 @@ namespace cpu {
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n) {
   for_floating(dtype, [&](auto element) {
     using E = decltype(element);
-    typename E::Type* const rows = static_cast<typename E::Type*>(out);
+    typename E::Bits* const rows = static_cast<typename E::Bits*>(out);
     const typename E::Sum by = static_cast<typename E::Sum>(divisor);
     if (mask == nullptr) return relu_divide<E>(rows, by, m * n);
     for (int64_t i = 0; i < m; ++i) {
@@ -106,7 +106,7 @@ void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_
                               int64_t n, int64_t begin, int64_t end) {
   for_floating(dtype, [&](auto element) {
     using E = decltype(element);
-    using T = typename E::Type;
+    using T = typename E::Bits;
     using Sum = typename E::Sum;
     linear_epilogue_backward_body<E>(static_cast<const T*>(grad_output), mask,
                                      static_cast<Sum>(divisor), static_cast<T*>(grad_z),

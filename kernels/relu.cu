@@ -8,9 +8,13 @@
 
 #include "common.cuh"
 #include "launchers.h"
+#include "order.h"
 
 namespace kernels {
 namespace {
+
+// The dense forward compares floats as what they are: one instruction for two half types. All other
+// kernels wait for memory longer, and go by bits.
 
 // x < 0, false for NaN and for -0, which ReLU therefore keeps as they are.
 template <typename T>
@@ -121,26 +125,26 @@ __global__ void __launch_bounds__(kBlock)
   if (place == 0 && i < n) store_mask(mask + i / 8, bits, policy);
 }
 
-template <typename T>
+template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
-    relu_backward_kernel(const T* grad_output, const uint8_t* mask, T* grad_input, int64_t n,
+    relu_backward_kernel(const Bits* grad_output, const uint8_t* mask, Bits* grad_input, int64_t n,
                          bool aligned, bool evict_last) {
-  constexpr int kSize = Vector<T>::kSize;
-  const int64_t i = first_element<T>();
+  constexpr int kSize = Vector<Bits>::kSize;
+  const int64_t i = first_element<Bits>();
   if (i >= n) return;
   const int64_t end = min(i + kSize, n);
   const uint64_t policy = l2_policy(evict_last);
   if (aligned && end - i == kSize) {
     // The gradient first: a use of the mask before it would keep this load waiting for that one.
-    Vector<T> v = load_vector(grad_output + i, policy);
+    Vector<Bits> v = load_vector(grad_output + i, policy);
     const uint32_t bits = load_mask(mask + i / 8, policy) >> (i % 8);
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) v.value[j] = bits >> j & 1 ? v.value[j] : zero<T>();
+    for (int j = 0; j < kSize; ++j) v.value[j] = bits >> j & 1 ? v.value[j] : Bits{0};
     store_vector(grad_input + i, v);
   } else {
     const uint32_t bits = mask[i / 8] >> (i % 8);
     for (int64_t j = i; j < end; ++j) {
-      grad_input[j] = bits >> (j - i) & 1 ? grad_output[j] : zero<T>();
+      grad_input[j] = bits >> (j - i) & 1 ? grad_output[j] : Bits{0};
     }
   }
 }
@@ -181,25 +185,28 @@ __device__ void store_vector(T* to, const Vector<T>& v, uint32_t count) {
   }
 }
 
-template <typename T>
+template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
-    relu_strided_kernel(const T* x, T* out, uint32_t n, const __grid_constant__ Walk walk) {
-  const int64_t i = first_element<T>();
+    relu_strided_kernel(Order<Bits> order, const Bits* x, Bits* out, uint32_t n,
+                        const __grid_constant__ Walk walk) {
+  const int64_t i = first_element<Bits>();
   if (i >= n) return;
-  Vector<T> v;
-  for_vector<T, 1>(i, n, walk,
-                   [&](int j, const int64_t (&offset)[1]) { v.value[j] = relu_of(x[offset[0]]); });
+  Vector<Bits> v;
+  for_vector<Bits, 1>(i, n, walk, [&](int j, const int64_t (&offset)[1]) {
+    v.value[j] = order.relu(x[offset[0]]);
+  });
   store_vector(out + i, v, n - i);
 }
 
 // The same in place, where there are no vectors to write, and where dimension 0 is shorter than
 // one: neighbours in neighbouring threads.
-template <typename T>
+template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
-    relu_elements_kernel(const T* x, T* out, uint32_t n, const __grid_constant__ Walk walk) {
+    relu_elements_kernel(Order<Bits> order, const Bits* x, Bits* out, uint32_t n,
+                         const __grid_constant__ Walk walk) {
   const uint32_t start = blockIdx.x * (kBlock * kUnroll) + threadIdx.x;
   int64_t offset[kUnroll];
-  T value[kUnroll];
+  Bits value[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     if (start + u * kBlock >= n) break;
@@ -209,20 +216,20 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     if (start + u * kBlock >= n) break;
-    out[x == out ? offset[u] : start + u * kBlock] = relu_of(value[u]);
+    out[x == out ? offset[u] : start + u * kBlock] = order.relu(value[u]);
   }
 }
 
-template <typename T>
+template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
-    relu_backward_strided_kernel(const T* grad_output, const uint8_t* mask, int64_t first_bit,
-                                 T* grad_input, uint32_t n, const __grid_constant__ Walk walk) {
-  const int64_t i = first_element<T>();
+    relu_backward_strided_kernel(const Bits* grad_output, const uint8_t* mask, int64_t first_bit,
+                                 Bits* grad_input, uint32_t n, const __grid_constant__ Walk walk) {
+  const int64_t i = first_element<Bits>();
   if (i >= n) return;
-  Vector<T> v;
-  for_vector<T, 2>(i, n, walk, [&](int j, const int64_t (&offset)[2]) {
+  Vector<Bits> v;
+  for_vector<Bits, 2>(i, n, walk, [&](int j, const int64_t (&offset)[2]) {
     const int64_t bit = first_bit + offset[1];
-    v.value[j] = mask[bit / 8] >> (bit % 8) & 1 ? grad_output[offset[0]] : zero<T>();
+    v.value[j] = mask[bit / 8] >> (bit % 8) & 1 ? grad_output[offset[0]] : Bits{0};
   });
   store_vector(grad_input + i, v, n - i);
 }
@@ -317,18 +324,18 @@ int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) 
 
 int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout& layout,
                  CUstream_st* stream) {
-  return for_any(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_bits(dtype, [&](auto order) {
+    using Bits = decltype(order.offset);
     return for_parts({layout, n}, [&](const Part& part) {
       const uint32_t size = static_cast<uint32_t>(part.size);
-      const T* const from = static_cast<const T*>(x) + part.offset[0];
-      T* const to = static_cast<T*>(out) + (x == out ? part.offset[0] : part.first);
-      if (x == out || part.layout.size[0] < Vector<T>::kSize) {
-        return launch<relu_elements_kernel<T>>(blocks_of(size, kUnroll), kBlock, stream, from, to,
-                                               size, Walk(part.layout));
+      const Bits* const from = static_cast<const Bits*>(x) + part.offset[0];
+      Bits* const to = static_cast<Bits*>(out) + (x == out ? part.offset[0] : part.first);
+      if (x == out || part.layout.size[0] < Vector<Bits>::kSize) {
+        return launch<relu_elements_kernel<Bits>>(blocks_of(size, kUnroll), kBlock, stream, order,
+                                                  from, to, size, Walk(part.layout));
       }
-      return launch<relu_strided_kernel<T>>(blocks_of(size, Vector<T>::kSize), kBlock, stream, from,
-                                            to, size, Walk(part.layout));
+      return launch<relu_strided_kernel<Bits>>(blocks_of(size, Vector<Bits>::kSize), kBlock, stream,
+                                               order, from, to, size, Walk(part.layout));
     });
   });
 }
@@ -345,24 +352,24 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
 
 int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
                   int64_t n, CUstream_st* stream) {
-  return for_floating(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    return launch<relu_backward_kernel<T>>(
-        blocks_of(n, Vector<T>::kSize), kBlock, stream, static_cast<const T*>(grad_output), mask,
-        static_cast<T*>(grad_input), n, is_vector_aligned(grad_output, grad_input),
-        evicts_last<T>(n));
+  return for_floating_bits(dtype, [&](auto order) {
+    using Bits = decltype(order.offset);
+    return launch<relu_backward_kernel<Bits>>(
+        blocks_of(n, Vector<Bits>::kSize), kBlock, stream, static_cast<const Bits*>(grad_output),
+        mask, static_cast<Bits*>(grad_input), n, is_vector_aligned(grad_output, grad_input),
+        evicts_last<Bits>(n));
   });
 }
 
 int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                           void* grad_input, int64_t n, const Layout& layout, CUstream_st* stream) {
-  return for_floating(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_floating_bits(dtype, [&](auto order) {
+    using Bits = decltype(order.offset);
     return for_parts({layout, n}, [&](const Part& part) {
-      return launch<relu_backward_strided_kernel<T>>(
-          blocks_of(part.size, Vector<T>::kSize), kBlock, stream,
-          static_cast<const T*>(grad_output) + part.offset[0], mask, part.offset[1],
-          static_cast<T*>(grad_input) + part.first, static_cast<uint32_t>(part.size),
+      return launch<relu_backward_strided_kernel<Bits>>(
+          blocks_of(part.size, Vector<Bits>::kSize), kBlock, stream,
+          static_cast<const Bits*>(grad_output) + part.offset[0], mask, part.offset[1],
+          static_cast<Bits*>(grad_input) + part.first, static_cast<uint32_t>(part.size),
           Walk(part.layout));
     });
   });
