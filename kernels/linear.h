@@ -4,9 +4,6 @@
 #ifndef KERNELS_LINEAR_H_
 #define KERNELS_LINEAR_H_
 
-#include <ATen/Context.h>
-#include <ATen/ops/linear.h>
-
 #include "autograd.h"
 
 // From ATen/autocast_mode.h, which would bring all of ATen in.

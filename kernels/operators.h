@@ -5,6 +5,17 @@
 
 #include <Python.h>
 // Python.h comes first, as it demands.
+
+// c10/util/ApproximateClock.h includes all of GCC's x86 intrinsics for one of them. Without these
+// headers, of which this is the guard, GCC takes 0.4 of 8.7 s less.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#define _X86INTRIN_H_INCLUDED
+namespace c10 {
+inline unsigned long long __rdtsc() { return __builtin_ia32_rdtsc(); }
+}  // namespace c10
+#endif
+
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
@@ -16,6 +27,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/where.h>

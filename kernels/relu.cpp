@@ -16,10 +16,7 @@ namespace {
 // 43 to 50 ms (EPYC 9005, 2 threads). With them, prefetches no longer gain anything.
 template <typename T>
 void store_past_caches(const T* block, T* out) {
-#if defined(__AVX2__)
-  using Vector = __m256i;
-  const auto store = [](Vector* to, const Vector* from) { _mm256_stream_si256(to, *from); };
-#elif defined(__SSE2__)
+#ifdef __SSE2__
   using Vector = __m128i;
   const auto store = [](Vector* to, const Vector* from) { _mm_stream_si128(to, *from); };
 #else
@@ -28,7 +25,7 @@ void store_past_caches(const T* block, T* out) {
 #endif
   const auto from = reinterpret_cast<const Vector*>(block);
   const auto to = reinterpret_cast<Vector*>(out);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (size_t i = 0; i < kBlock * sizeof(T) / sizeof(Vector); ++i) store(to + i, from + i);
 }
 
@@ -82,9 +79,11 @@ void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* 
       const Signed keeps = ((Signed)v > order.limit) & (v != 0);  // as keeps_gradient
       uint32_t bits_of_lanes;
       if constexpr (sizeof(Bits) == 4) {
-        bits_of_lanes = _mm256_movemask_ps((__m256)keeps);
+        typedef float Floats __attribute__((vector_size(32)));
+        bits_of_lanes = __builtin_ia32_movmskps256((Floats)keeps);
       } else {
-        bits_of_lanes = _mm256_movemask_pd((__m256d)keeps);
+        typedef double Doubles __attribute__((vector_size(32)));
+        bits_of_lanes = __builtin_ia32_movmskpd256((Doubles)keeps);
       }
       bits |= static_cast<uint64_t>(bits_of_lanes) << i;
       v &= (Lanes)((Signed)(v - order.offset) >= order.limit);  // as is_negative
