@@ -13,15 +13,6 @@
 #include "launchers.h"
 #include "order.h"
 
-// What these loops need of -O2; for torch's headers and what is built on them it would take GCC 0.8
-// of 8 s, and make no call faster. Expensive optimizations bring vzeroupper, without which torch's
-// SSE code waits for AVX2's: a call on 16 floats takes 0.63 and not 0.35 of torch.relu's time (GCC
-// 13, Xeon). A loop of 31 bytes that two lines share takes 1.1 to 1.5 times as long (EPYC 9004).
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("expensive-optimizations", "tree-vectorize", "vect-cost-model=dynamic", \
-                     "align-loops=64")
-#endif
-
 namespace kernels {
 namespace {
 
