@@ -139,27 +139,40 @@ class Walk {
   // those behind it.
   template <typename Body>
   void next(int64_t n, const Body& body) {
-    const int64_t size = layout_.size[0];
     for (int64_t j = 0; j < n;) {
-      // Whole rows, as many as dimension 1 has, or a part of one. Short rows need the loop.
-      const int d = layout_.ndim > 1 && coordinate_[0] == 0 && n - j >= size;
-      const int64_t count = d == 1 ? size : std::min(size - coordinate_[0], n - j);
-      const int64_t left = layout_.size[d] - coordinate_[d];
-      const int64_t rows = d == 1 ? std::min(left, (n - j) / size) : 1;
-      const int64_t steps = d == 1 ? 1 : count;
-      const Offsets step{steps * layout_.stride[0][d], steps * layout_.stride[1][d]};
-      for (int64_t row = 0; row < rows; ++row) {
-        body(j, count, at_);
-        j += count;
-        at_.first += step.first;
-        at_.second += step.second;
+      Rows rows = take(n - j);
+      for (; rows.number > 0; --rows.number) {
+        body(j, rows.size, rows.at);
+        j += rows.size;
+        rows.at.first += rows.step.first;
+        rows.at.second += rows.step.second;
       }
-      coordinate_[d] += rows * steps;
-      carry(d);
     }
   }
 
  private:
+  struct Rows {
+    int64_t number;
+    int64_t size;
+    Offsets at;    // of the first one
+    Offsets step;  // from one to the next
+  };
+
+  // Whole rows of the next n elements, as many as dimension 1 has, or a part of one. Not inlined,
+  // which would compile it anew for every body.
+  __attribute__((noinline)) Rows take(int64_t n) {
+    const int64_t size = layout_.size[0];
+    const int d = layout_.ndim > 1 && coordinate_[0] == 0 && n >= size;
+    const int64_t count = d == 1 ? size : std::min(size - coordinate_[0], n);
+    const int64_t number = d == 1 ? std::min(layout_.size[1] - coordinate_[1], n / size) : 1;
+    const Rows rows{number, count, at_, {layout_.stride[0][d], layout_.stride[1][d]}};
+    const int64_t steps = d == 1 ? number : count;
+    coordinate_[d] += steps;
+    move(d, steps);
+    carry(d);
+    return rows;
+  }
+
   void carry(int d) {
     for (; d < layout_.ndim - 1 && coordinate_[d] == layout_.size[d]; ++d) {
       coordinate_[d] = 0;
@@ -182,50 +195,53 @@ class Walk {
 // Elements of a strided result that are gathered first and then made as those of a dense one.
 constexpr int64_t kStrip = 512;
 
+// count elements that are `stride` apart, behind each other.
+template <typename T>
+void copy_strided(const T* row, int64_t stride, T* to, int64_t count) {
+  const auto copy_by = [=](auto constant) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; ++i) to[i] = row[i * constant];
+  };
+  switch (stride) {
+    case 0:
+      std::fill_n(to, count, *row);
+      break;
+    // By a constant, for which there are shuffles.
+    case 2:
+      return copy_by(std::integral_constant<int64_t, 2>{});
+    case 3:
+      return copy_by(std::integral_constant<int64_t, 3>{});
+    case 4:
+      return copy_by(std::integral_constant<int64_t, 4>{});
+    default:
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < count; ++i) to[i] = row[i * stride];
+  }
+}
+
 // The next n elements of `from`, one of the layout's operands, behind each other.
 template <typename T>
 void gather(const T* from, const Layout& layout, Walk& walk, T* to, int64_t n) {
-  const auto rows = [&](const auto& copy) {
-    walk.next(n, [&](int64_t j, int64_t count, Offsets at) { copy(from + at.first, j, count); });
-  };
-  // By a constant, for which there are shuffles.
-  const auto strided_by = [&](auto stride) {
-    rows([&](const T* row, int64_t j, int64_t count) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < count; ++i) to[j + i] = row[i * stride];
+  const int64_t stride = layout.stride[0][0];
+  if (stride != 1) {
+    return walk.next(n, [&](int64_t j, int64_t count, Offsets at) {
+      copy_strided(from + at.first, stride, to + j, count);
     });
-  };
-  switch (layout.stride[0][0]) {
-    case 0:
-      return rows(
-          [&](const T* row, int64_t j, int64_t count) { std::fill_n(to + j, count, *row); });
-    case 1: {
-      // By whole vectors, which may end behind the row: what they read there lies before the last
-      // element, and what they write there is written again.
-      constexpr int64_t kLanes = 32 / sizeof(T);
-      const T* end = from + 1;
-      for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
-      return rows([&](const T* row, int64_t j, int64_t count) {
-        const int64_t whole = (count + kLanes - 1) / kLanes * kLanes;
-        if (row + whole <= end && j + whole <= n) {
-          for (int64_t i = 0; i < count; i += kLanes) memcpy(to + j + i, row + i, 32);
-        } else {
-          memcpy(to + j, row, count * sizeof(T));
-        }
-      });
-    }
-    case 2:
-      return strided_by(std::integral_constant<int64_t, 2>{});
-    case 3:
-      return strided_by(std::integral_constant<int64_t, 3>{});
-    case 4:
-      return strided_by(std::integral_constant<int64_t, 4>{});
-    default:
-      return rows([&, stride = layout.stride[0][0]](const T* row, int64_t j, int64_t count) {
-#pragma GCC unroll 4
-        for (int64_t i = 0; i < count; ++i) to[j + i] = row[i * stride];
-      });
   }
+  // By whole vectors, which may end behind the row: what they read there lies before the last
+  // element, and what they write there is written again.
+  constexpr int64_t kLanes = 32 / sizeof(T);
+  const T* end = from + 1;
+  for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
+  walk.next(n, [&](int64_t j, int64_t count, Offsets at) {
+    const T* const row = from + at.first;
+    const int64_t whole = (count + kLanes - 1) / kLanes * kLanes;
+    if (row + whole <= end && j + whole <= n) {
+      for (int64_t i = 0; i < count; i += kLanes) memcpy(to + j + i, row + i, 32);
+    } else {
+      memcpy(to + j, row, count * sizeof(T));
+    }
+  });
 }
 
 // The bits first + i * stride of a mask, to the bits to + i of zeros.
@@ -253,6 +269,25 @@ inline void gather_bits(const uint8_t* mask, uint64_t first, uint64_t stride, ui
     const uint64_t bit = first + i * stride, place = to + i;
     bits[place / 8] |= static_cast<uint8_t>((mask[bit / 8] >> bit % 8 & 1) << place % 8);
   }
+}
+
+// The bits of the next n elements of the layout's mask, to those of zeros.
+inline void gather_mask(const uint8_t* mask, const Layout& layout, Walk& walk, uint8_t* bits,
+                        int64_t n) {
+  const int64_t stride = layout.stride[1][0];
+  walk.next(n, [=](int64_t j, int64_t count, Offsets at) {
+    gather_bits(mask, at.second, stride, bits, j, count);
+  });
+}
+
+// Whether the layout's mask is in the order of the result.
+inline bool has_dense_mask(const Layout& layout) {
+  int64_t dense = 1;
+  for (int d = 0; d < layout.ndim; ++d) {
+    if (layout.stride[1][d] != dense) return false;
+    dense *= layout.size[d];
+  }
+  return true;
 }
 
 // Selection on the bits, for the gradient may be NaN or inf where the mask is 0. A byte of the mask
@@ -306,22 +341,13 @@ void relu_strided_body(Order<Bits> order, const Bits* x, Bits* out, int64_t begi
 template <typename Bits>
 void relu_backward_strided_body(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
                                 int64_t begin, int64_t end, const Layout& layout) {
-  int64_t dense = 1;  // the mask's stride in a dimension if it is in the result's order
-  bool is_dense = true;
-  for (int d = 0; d < layout.ndim; ++d) {
-    is_dense = is_dense && layout.stride[1][d] == dense;
-    dense *= layout.size[d];
-  }
+  const bool is_dense = has_dense_mask(layout);
   Walk walk(layout, begin), walk_of_mask(layout, begin);
   for (int64_t i = begin; i < end; i += kStrip) {
     const int64_t n = std::min(kStrip, end - i);
     gather(grad_output, layout, walk, grad_input + i, n);
     uint8_t gathered[kStrip / 8] = {};
-    if (!is_dense) {
-      walk_of_mask.next(n, [&](int64_t j, int64_t count, Offsets at) {
-        gather_bits(mask, at.second, layout.stride[1][0], gathered, j, count);
-      });
-    }
+    if (!is_dense) gather_mask(mask, layout, walk_of_mask, gathered, n);
     const uint8_t* const bits = is_dense ? mask + i / 8 : gathered;
     relu_backward_body(grad_input + i, bits, grad_input + i, n, false);
   }
