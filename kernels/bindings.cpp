@@ -361,7 +361,8 @@ PyMethodDef methods[] = {
      "NotImplemented where an argument is neither a plain tensor nor a plain number."},
     {"set_linear_path", set_linear_path, METH_O,
      "set_linear_path(name): for tests, how products on a GPU are computed: auto, skinny, sm90, "
-     "sm80 or torch. A product that the path cannot serve raises RuntimeError."},
+     "sm80 or torch. A product that the path cannot serve, or that this build has no kernel for, "
+     "raises RuntimeError."},
     {"set_fallbacks", set_fallbacks, METH_VARARGS,
      "set_fallbacks(relu, relu_, linear_relu_divide): what serves subclasses, proxies and modes."},
     {nullptr, nullptr, 0, nullptr}};

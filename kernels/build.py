@@ -222,6 +222,7 @@ def build_name(sources: dict[str, str], flags: list[str], compilers: list[Path])
         "torch": [torch.__version__, torch.version.git_version],
         "python": sysconfig.get_config_var("EXT_SUFFIX"),
         "compilers": [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats],
+        "nvcc": [os.environ.get(f"NVCC_{place}_FLAGS") for place in ("PREPEND", "APPEND")],
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return f"kernels_{digest[:16]}"

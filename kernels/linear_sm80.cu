@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 #include "early_start.cuh"
@@ -21,6 +22,20 @@
 
 namespace kernels {
 namespace sm80 {
+
+// Whether these kernels are in a build at all: where choose_path takes them on one of its GPUs. In
+// others they would take nvcc 1 of 9 s. Tests, which run them on every GPU, define
+// KERNELS_ALL_PATHS.
+constexpr bool is_built() {
+#ifdef KERNELS_ALL_PATHS
+  return true;
+#else
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture == 800 || architecture == 1000) return true;
+  }
+  return false;
+#endif
+}
 
 constexpr int kBlock = 256;  // threads: 2 x 4 warps along M and N
 constexpr int kWarpsN = 4;
@@ -358,13 +373,25 @@ __global__ void __launch_bounds__(kBlock, 1)
 }
 
 // Rows of 16-bit elements, padded with zeros to where 16-byte chunks fit: to [rows, padded(k)].
+template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
-    pad_rows_kernel(const uint16_t* from, int64_t stride, uint16_t* to, int64_t rows, int64_t k) {
+    pad_rows_kernel(const Bits* from, int64_t stride, Bits* to, int64_t rows, int64_t k) {
   const int64_t padded_k = split::padded(k);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     for (int64_t i = threadIdx.x; i < padded_k; i += kBlock) {
-      to[row * padded_k + i] = i < k ? from[row * stride + i] : uint16_t{0};
+      to[row * padded_k + i] = i < k ? from[row * stride + i] : Bits{0};
     }
+  }
+}
+
+// Splits a row a block, the rows of first before those of second.
+template <typename Operand>
+__global__ void __launch_bounds__(split::kThreads)
+    split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
+                      int64_t k) {
+  for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
+    const bool is_first = index < first.rows;
+    split::split_row(is_first ? first : second, is_first ? index : index - first.rows, k);
   }
 }
 
@@ -464,6 +491,7 @@ int linear_half(const Linear& linear, cudaStream_t stream) {
       {static_cast<const T*>(workspace.high[1]), nullptr, padded_k, nullptr}, padded_k, stream);
 }
 
+template <int kProducts>
 int linear_float(const Linear& linear, cudaStream_t stream) {
   const Workspace workspace = lay_out(linear);
   const auto operand = [&](int i, const void* from, int64_t rows, int64_t stride) {
@@ -484,14 +512,16 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                              Divisor<float>(linear.divisor), static_cast<float*>(linear.out),
                              linear.mask};
   if (is_split(linear)) {
-    int status = split::split_rows(x, weight, linear.k, stream);
+    constexpr int64_t kMaxBlocks = 1 << 20;
+    const int64_t rows = linear.m + linear.n;
+    split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks),
+                        split::kThreads, 0, stream>>>(x, weight, linear.k);
+    int status = cudaGetLastError();
     if (status != cudaSuccess) return status;
     const int64_t padded_k = split::padded(linear.k);
     const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
     const Matrix<__half> pairs_weight{weight.high, weight.low, padded_k, weight.exponent};
-    status = linear.products == 3
-                 ? multiply<__half, float, 3>(linear, pairs_x, pairs_weight, padded_k, stream)
-                 : multiply<__half, float, 1>(linear, pairs_x, pairs_weight, padded_k, stream);
+    status = multiply<__half, float, kProducts>(linear, pairs_x, pairs_weight, padded_k, stream);
     if (status != cudaSuccess) return status;
   }
   return split::exact(x, weight, linear.k, split::heeds_few(linear), result, !is_split(linear),
@@ -512,7 +542,7 @@ bool linear_sm80_serves(const Linear& linear) {
       linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16 ||
       (linear.dtype == DType::kFloat32 && (linear.products == 3 || linear.products == 1));
   constexpr int64_t kMaxSize = INT32_MAX - 1024;  // leaves room behind the last tile and step
-  return major >= 8 && dtype && linear.m > 0 && linear.n > 0 && linear.k > 0 &&
+  return sm80::is_built() && major >= 8 && dtype && linear.m > 0 && linear.n > 0 && linear.k > 0 &&
          linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
          ((linear.m + 127) / 128) * ((linear.n + 127) / 128) <= kMaxSize;
 }
@@ -520,16 +550,21 @@ bool linear_sm80_serves(const Linear& linear) {
 size_t linear_sm80_workspace(const Linear& linear) { return sm80::lay_out(linear).bytes; }
 
 int linear_sm80(const Linear& linear, CUstream_st* stream) {
-  switch (linear.dtype) {
-    case DType::kFloat32:
-      return sm80::linear_float(linear, stream);
-    case DType::kFloat16:
-      return sm80::linear_half<__half>(linear, stream);
-    case DType::kBFloat16:
-      return sm80::linear_half<__nv_bfloat16>(linear, stream);
-    default:
-      return cudaErrorInvalidValue;
+  // All that a call comes to is a template, which is not compiled where nothing calls it.
+  if constexpr (sm80::is_built()) {
+    switch (linear.dtype) {
+      case DType::kFloat32:
+        return linear.products == 3 ? sm80::linear_float<3>(linear, stream)
+                                    : sm80::linear_float<1>(linear, stream);
+      case DType::kFloat16:
+        return sm80::linear_half<__half>(linear, stream);
+      case DType::kBFloat16:
+        return sm80::linear_half<__nv_bfloat16>(linear, stream);
+      default:
+        break;
+    }
   }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace cuda

@@ -270,24 +270,6 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   }
 }
 
-// A block a row, the rows of first before those of second.
-__global__ void __launch_bounds__(kThreads)
-    split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
-                      int64_t k) {
-  for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
-    const bool is_first = index < first.rows;
-    split_row(is_first ? first : second, is_first ? index : index - first.rows, k);
-  }
-}
-
-inline int split_rows(const Operand& first, const Operand& second, int64_t k, cudaStream_t stream) {
-  constexpr int64_t kMaxBlocks = 1 << 20;
-  const int64_t rows = first.rows + second.rows;
-  split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), kThreads, 0,
-                      stream>>>(first, second, k);
-  return cudaGetLastError();
-}
-
 // ------------------------------------------------------------------------------ the exact path
 
 // Where the results go: out [m, n], float32; bias and mask may be null, as in struct Linear.

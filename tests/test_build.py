@@ -111,13 +111,16 @@ def test_a_warm_start_leaves_torchs_build_tools_alone(tmp_path):
     assert python(code, tmp_path).stdout == "False\n"
 
 
-def test_name_covers_sources_flags_and_compilers(tmp_path):
+def test_name_covers_sources_flags_and_compilers(tmp_path, monkeypatch):
     compiler = tmp_path / "c++"
     compiler.write_text("one")
     base = build.build_name({"a.cpp": "x"}, ["-O1"], [compiler])
     assert base == build.build_name({"a.cpp": "x"}, ["-O1"], [compiler])
     assert base != build.build_name({"a.cpp": "y"}, ["-O1"], [compiler])
     assert base != build.build_name({"a.cpp": "x"}, ["-O2"], [compiler])
+    with monkeypatch.context() as patch:
+        patch.setenv("NVCC_APPEND_FLAGS", "-O1")
+        assert base != build.build_name({"a.cpp": "x"}, ["-O1"], [compiler])
     compiler.write_text("other")
     assert base != build.build_name({"a.cpp": "x"}, ["-O1"], [compiler])
 
