@@ -100,7 +100,7 @@ def _parser() -> Parser:
         "--rows", type=_positive, metavar="N", help="rows of the input (default: what fits)"
     )
     parser.add_argument(
-        "--trials", type=_positive, metavar="N", help="timed rounds (default: 50, on a CPU 5 to 50)"
+        "--trials", type=_positive, metavar="N", help="timed rounds (default: 50, on a CPU 3 to 50)"
     )
     parser.add_argument(
         "--json", type=_writable, metavar="FILE", help="write everything as JSON too"
