@@ -81,6 +81,8 @@ struct Float16 : Float<uint16_t, DType::kFloat16> {
 
 // Elements that are handled together.
 constexpr int64_t kBlock = 64;
+// Elements that one step makes and the next reads while they are in the nearest cache.
+constexpr int64_t kStrip = 512;
 
 // Calls body with the element of a floating dtype.
 template <typename Body>

@@ -1,6 +1,7 @@
 // What follows the product in Linear -> ReLU -> divide on the CPU, and its backward, as launchers.h
 // describes them: one thread's share at a time.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -10,79 +11,26 @@
 namespace kernels {
 namespace {
 
-template <typename E, typename T = typename E::Bits>
-void relu_divide(T* out, typename E::Sum divisor, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    out[i] = E::narrow(E::widen(E::kOrder.relu(out[i])) / divisor);
-  }
-}
-
-template <typename E, typename T = typename E::Bits>
-void linear_epilogue_row(T* out, typename E::Sum divisor, uint8_t* mask, int64_t n) {
-  int64_t i = 0;
-  for (; i + kBlock <= n; i += kBlock) {
-    uint8_t flags[kBlock];
-    for (int64_t j = 0; j < kBlock; ++j) flags[j] = E::kOrder.keeps_gradient(out[i + j]) ? 0xff : 0;
-    pack_flags(flags, mask + i / 8);
-    relu_divide<E>(out + i, divisor, kBlock);
-  }
-  for (; i < n; i += 8) {
-    const int64_t count = n - i < 8 ? n - i : 8;
-    uint8_t bits = 0;
-    for (int64_t j = 0; j < count; ++j) {
-      bits |= static_cast<uint8_t>(E::kOrder.keeps_gradient(out[i + j]) << j);
-    }
-    mask[i / 8] = bits;
-    relu_divide<E>(out + i, divisor, count);
-  }
-}
-
-// The reverse of pack_flags: byte i of the result is not zero where bit i of `bits` is set.
-inline uint64_t spread_bits(uint8_t bits) {
-  return bits * 0x0101010101010101u & 0x8040201008040201u;
-}
-
 // A column of gradients is summed in runs of this many, and then the runs, which keeps the error
 // small where there are many rows.
 constexpr int64_t kRun = 64;
 
-template <typename E, typename T = typename E::Bits, typename Sum = typename E::Sum>
-void linear_epilogue_backward_row(const T* grad_output, const uint8_t* mask, Sum divisor, T* grad_z,
-                                  Sum* sum, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += kBlock) {
-    const int64_t count = end - i < kBlock ? end - i : kBlock;
-    uint8_t flags[kBlock];
-    for (int64_t j = 0; j < count; j += 8) {
-      const uint64_t bytes = spread_bits(mask[(i + j) / 8]);
-      memcpy(flags + j, &bytes, sizeof(bytes));
-    }
-    for (int64_t j = 0; j < count; ++j) {
-      const T quotient = E::narrow(E::widen(grad_output[i + j]) / divisor);
-      grad_z[i + j] = quotient & static_cast<T>(-(flags[j] != 0));
-    }
-    if (sum == nullptr) continue;
-    for (int64_t j = i; j < i + count; ++j) sum[j] += E::widen(grad_z[j]);
-  }
+// Not inlined, which would compile them anew for every use.
+
+template <typename E, typename T = typename E::Bits>
+__attribute__((noinline)) void divide(const T* x, typename E::Sum divisor, T* out, int64_t n) {
+#pragma GCC ivdep  // x is out, or apart from it
+  for (int64_t i = 0; i < n; ++i) out[i] = E::narrow(E::widen(x[i]) / divisor);
 }
 
-template <typename E, typename T = typename E::Bits, typename Sum = typename E::Sum>
-void linear_epilogue_backward_body(const T* grad_output, const uint8_t* mask, Sum divisor,
-                                   T* grad_z, T* grad_bias, Sum* total, int64_t m, int64_t n,
-                                   int64_t begin, int64_t end) {
-  Sum* const run = grad_bias == nullptr ? nullptr : total + n;
-  if (run != nullptr) {
-    for (int64_t j = begin; j < end; ++j) total[j] = run[j] = 0;
-  }
-  for (int64_t i = 0; i < m; ++i) {
-    linear_epilogue_backward_row<E>(grad_output + i * n, mask + i * ((n + 7) / 8), divisor,
-                                    grad_z + i * n, run, begin, end);
-    if (run != nullptr && (i % kRun == kRun - 1 || i == m - 1)) {
-      for (int64_t j = begin; j < end; ++j) total[j] += run[j], run[j] = 0;
-    }
-  }
-  if (run != nullptr) {
-    for (int64_t j = begin; j < end; ++j) grad_bias[j] = E::narrow(total[j]);
-  }
+template <typename E, typename T = typename E::Bits>
+__attribute__((noinline)) void add(const T* x, typename E::Sum* sum, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += E::widen(x[i]);
+}
+
+template <typename Sum>
+__attribute__((noinline)) void end_run(Sum* run, Sum* total, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) total[i] += run[i], run[i] = 0;
 }
 
 }  // namespace
@@ -90,13 +38,19 @@ void linear_epilogue_backward_body(const T* grad_output, const uint8_t* mask, Su
 namespace cpu {
 
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n) {
-  for_floating(dtype, [&](auto element) {
+  for_floating(dtype, [=](auto element) {
     using E = decltype(element);
-    typename E::Bits* const rows = static_cast<typename E::Bits*>(out);
-    const typename E::Sum by = static_cast<typename E::Sum>(divisor);
-    if (mask == nullptr) return relu_divide<E>(rows, by, m * n);
-    for (int64_t i = 0; i < m; ++i) {
-      linear_epilogue_row<E>(rows + i * n, by, mask + i * ((n + 7) / 8), n);
+    for (int64_t row = 0; row < m; ++row) {
+      const auto to = static_cast<typename E::Bits*>(out) + row * n;
+      for (int64_t j = 0; j < n; j += kStrip) {
+        const int64_t end = std::min(j + kStrip, n);
+        if (mask == nullptr) {
+          relu(dtype, to, to, j, end, false);
+        } else {
+          relu_with_mask(dtype, to, to, mask + row * ((n + 7) / 8), j, end, false);
+        }
+        divide<E>(to + j, static_cast<typename E::Sum>(divisor), to + j, end - j);
+      }
     }
   });
 }
@@ -104,14 +58,31 @@ void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int6
 void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                               double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
                               int64_t n, int64_t begin, int64_t end) {
-  for_floating(dtype, [&](auto element) {
+  for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using T = typename E::Bits;
     using Sum = typename E::Sum;
-    linear_epilogue_backward_body<E>(static_cast<const T*>(grad_output), mask,
-                                     static_cast<Sum>(divisor), static_cast<T*>(grad_z),
-                                     static_cast<T*>(grad_bias), static_cast<Sum*>(sums), m, n,
-                                     begin, end);
+    Sum* const total = static_cast<Sum*>(sums);
+    Sum* const run = total + n;
+    if (grad_bias != nullptr) {
+      for (Sum* sum : {total, run}) memset(sum + begin, 0, (end - begin) * sizeof(Sum));
+    }
+    for (int64_t row = 0; row < m; ++row) {
+      const auto from = static_cast<const T*>(grad_output) + row * n;
+      const auto to = static_cast<T*>(grad_z) + row * n;
+      for (int64_t j = begin; j < end; j += kStrip) {
+        const int64_t strip_end = std::min(j + kStrip, end);
+        divide<E>(from + j, static_cast<Sum>(divisor), to + j, strip_end - j);
+        relu_backward(dtype, to, mask + row * ((n + 7) / 8), to, j, strip_end, false);
+        if (grad_bias != nullptr) add<E>(to + j, run + j, strip_end - j);
+      }
+      if (grad_bias != nullptr && (row % kRun == kRun - 1 || row == m - 1)) {
+        end_run(run + begin, total + begin, end - begin);
+      }
+    }
+    if (grad_bias != nullptr) {
+      for (int64_t j = begin; j < end; ++j) static_cast<T*>(grad_bias)[j] = E::narrow(total[j]);
+    }
   });
 }
 

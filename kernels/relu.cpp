@@ -54,11 +54,17 @@ void relu_few(Order<Bits> order, const Bits* x, Bits* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = order.relu(x[i]);
 }
 
+// Not inlined, which would compile it anew for every use.
+template <typename Bits>
+__attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits* out, int64_t n) {
+  relu_few(order, x, out, n);
+}
+
 template <typename Bits>
 void relu_body(Order<Bits> order, const Bits* x, Bits* out, int64_t n, bool streams) {
   const auto block = [=](int64_t i, Bits* to) { relu_few(order, x + i, to, kBlock); };
   const int64_t i = streams ? stream_blocks(x, out, n, block) : 0;
-  relu_few(order, x + i, out + i, n - i);
+  relu_dense(order, x + i, out + i, n - i);
 }
 
 // ReLU of kBlock elements, and their mask. x may be out.
@@ -107,15 +113,10 @@ void relu_with_mask_body(Order<Bits> order, const Bits* x, Bits* out, uint8_t* m
   };
   int64_t i = streams ? stream_blocks(x, out, n, block) : 0;
   for (; i + kBlock <= n; i += kBlock) block(i, out + i);
-  for (; i < n; i += 8) {
-    const int64_t end = i + 8 < n ? i + 8 : n;
-    uint8_t bits = 0;
-    for (int64_t j = i; j < end; ++j) {
-      bits |= static_cast<uint8_t>(order.keeps_gradient(x[j]) << (j - i));
-    }
-    mask[i / 8] = bits;
-    relu_few(order, x + i, out + i, end - i);
-  }
+  uint64_t bits = 0;
+  for (int64_t j = i; j < n; ++j) bits |= uint64_t{order.keeps_gradient(x[j])} << (j - i);
+  memcpy(mask + i / 8, &bits, (n - i + 7) / 8);
+  relu_dense(order, x + i, out + i, n - i);
 }
 
 // Where an element of the dense result is found in both operands of a layout.
@@ -191,9 +192,6 @@ class Walk {
   int64_t coordinate_[kMaxDims];
   Offsets at_{0, 0};
 };
-
-// Elements of a strided result that are gathered first and then made as those of a dense one.
-constexpr int64_t kStrip = 512;
 
 // count elements that are `stride` apart, behind each other.
 template <typename T>
@@ -327,14 +325,14 @@ void relu_strided_body(Order<Bits> order, const Bits* x, Bits* out, int64_t begi
       const Bits* const from = x + at.first;
       Bits* const to = out + (in_place ? at.first : begin + j);
       if (stride == 1) return relu_few(order, from, to, count);
-      for (int64_t k = 0; k < count; ++k) relu_few(order, from + k * stride, to + k * stride, 1);
+      for (int64_t k = 0; k < count; ++k) to[k * stride] = order.relu(from[k * stride]);
     });
     return;
   }
   for (int64_t i = begin; i < end; i += kStrip) {
     const int64_t n = std::min(kStrip, end - i);
     gather(x, layout, walk, out + i, n);
-    relu_few(order, out + i, out + i, n);
+    relu_dense(order, out + i, out + i, n);
   }
 }
 
