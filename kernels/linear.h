@@ -364,8 +364,8 @@ std::tuple<Tensor, Tensor> linear_backward_kernel(const LinearGradients& in) {
   if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() != 2 ||
       mask.size(0) != m || mask.size(1) != mask_row_bytes(n) ||
       mask.device() != in.grad_output.device()) {
-    fail("mask must be contiguous, uint8, on the gradient's device and of shape [" +
-         std::to_string(m) + ", " + std::to_string(mask_row_bytes(n)) + "]");
+    fail("mask must be contiguous, uint8, on the gradient's device and of shape [%ld, %ld]", m,
+         mask_row_bytes(n));
   }
   const DeviceOf device(in.grad_output);
   const at::AutoDispatchBelowADInplaceOrView below;

@@ -45,6 +45,8 @@ inline unsigned long long __rdtsc() { return __builtin_ia32_rdtsc(); }
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -83,10 +85,16 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
-// A RuntimeError. The message is put together without streams: c10::str would use them, and they
-// crash in an extension that was linked with a libstdc++ of its own, as some toolchains do.
-[[noreturn]] void fail(const std::string& message) {
-  TORCH_CHECK(false, message);
+// A RuntimeError with a message as printf makes it. Not by c10::str: that uses streams, which crash
+// in an extension that was linked with a libstdc++ of its own, as some toolchains do. Not by
+// std::string either, of which GCC would compile a kilobyte a message.
+[[noreturn, gnu::cold, gnu::format(printf, 1, 2)]] void fail(const char* format, ...) {
+  char message[300];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(message, sizeof(message), format, arguments);
+  va_end(arguments);
+  TORCH_CHECK(false, std::string(message));
   std::abort();  // not reached
 }
 
@@ -136,9 +144,10 @@ class DeviceOf {
     }
 #else
     if (!x.is_cpu()) {
-      fail("expected a tensor on the CPU, got one on " + x.device().str() +
-           ": these kernels were built without CUDA, because torch.cuda.is_available() was false "
-           "when model_new was imported");
+      fail(
+          "expected a tensor on the CPU, got one on %s: these kernels were built without CUDA, "
+          "because torch.cuda.is_available() was false when model_new was imported",
+          x.device().str().c_str());
     }
 #endif
   }
@@ -230,17 +239,20 @@ bool is_contiguous(at::IntArrayRef sizes, at::IntArrayRef stride) {
 // dimensions joined where every operand allows it.
 Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef first,
                  at::IntArrayRef second) {
-  c10::SmallVector<int64_t, 8> order;
-  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
-    if (sizes[d] > 1) order.push_back(d);
+  int order[kMaxDims];
+  int ndim = 0;
+  for (int d = 0; d < static_cast<int>(sizes.size()); ++d) {
+    if (sizes[d] == 1) continue;
+    int to = ndim++;
+    for (; to > 0 && result[order[to - 1]] > result[d]; --to) order[to] = order[to - 1];
+    order[to] = d;
   }
-  std::sort(order.begin(), order.end(),
-            [&](int64_t a, int64_t b) { return result[a] < result[b]; });
   Layout layout;
   layout.ndim = 1;
   layout.size[0] = 1;
   layout.stride[0][0] = layout.stride[1][0] = 0;
-  for (const int64_t d : order) {
+  for (int i = 0; i < ndim; ++i) {
+    const int d = order[i];
     const int last = layout.ndim - 1;
     const int64_t size = layout.size[last];
     const bool joins =
@@ -383,7 +395,7 @@ Tensor relu_kernel(const Tensor& x) {
 DType floating_dtype(const Tensor& tensor, const char* name) {
   const std::optional<DType> dtype = kernel_dtype(tensor.scalar_type());
   if (!dtype || !at::isFloatingType(tensor.scalar_type())) {
-    fail(std::string(name) + " must be float32, float64, float16 or bfloat16, got " +
+    fail("%s must be float32, float64, float16 or bfloat16, got %s", name,
          c10::toString(tensor.scalar_type()));
   }
   return *dtype;
@@ -432,16 +444,15 @@ Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,
   const DType dtype = floating_dtype(grad_output, "grad_output");
   const int64_t bytes = (grad_output.numel() + 7) / 8;
   if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.numel() != bytes) {
-    fail("mask must be contiguous, uint8 and of " + std::to_string(bytes) + " elements, got " +
-         std::to_string(mask.numel()) + " of " + c10::toString(mask.scalar_type()));
+    fail("mask must be contiguous, uint8 and of %ld elements, got %ld of %s", bytes, mask.numel(),
+         c10::toString(mask.scalar_type()));
   }
   if (mask.device() != grad_output.device()) {
-    fail("mask must be on the gradient's device, " + grad_output.device().str() + ", got " +
-         mask.device().str());
+    fail("mask must be on the gradient's device, %s, got %s", grad_output.device().str().c_str(),
+         mask.device().str().c_str());
   }
   if (static_cast<int64_t>(stride.size()) != grad_output.dim()) {
-    fail("stride must have " + std::to_string(grad_output.dim()) + " entries, got " +
-         std::to_string(stride.size()));
+    fail("stride must have %ld entries, got %zu", grad_output.dim(), stride.size());
   }
   const DeviceOf device(grad_output);
   Tensor grad_input = allocate_grad_input(grad_output, stride);
