@@ -11,21 +11,14 @@
 #endif
 
 #include "launchers.h"
-#include "order.h"
 
 namespace kernels {
 namespace {
 
-// The floating dtypes: their bits, how they compare, and the way to the type that arithmetic is
-// done in and back.
-template <typename T, DType dtype>
-struct Float {
+// The floating dtypes: their bits, and the way to the type that arithmetic is done in and back.
+template <typename Compute, typename T>
+struct Native {
   using Bits = T;
-  static constexpr Order<Bits> kOrder = order_of<Bits>(dtype);
-};
-
-template <typename Compute, typename Bits, DType dtype>
-struct Native : Float<Bits, dtype> {
   using Sum = Compute;
   static Compute widen(Bits x) {
     Compute value;
@@ -38,10 +31,11 @@ struct Native : Float<Bits, dtype> {
     return bits;
   }
 };
-using Float64 = Native<double, uint64_t, DType::kFloat64>;
-using Float32 = Native<float, uint32_t, DType::kFloat32>;
+using Float64 = Native<double, uint64_t>;
+using Float32 = Native<float, uint32_t>;
 
-struct BFloat16 : Float<uint16_t, DType::kBFloat16> {
+struct BFloat16 {
+  using Bits = uint16_t;
   using Sum = float;
   static float widen(uint16_t x) { return Float32::widen(uint32_t{x} << 16); }
   static uint16_t narrow(float x) {  // to nearest, ties to even
@@ -53,7 +47,8 @@ struct BFloat16 : Float<uint16_t, DType::kBFloat16> {
 
 // By integers and selections, which every x86-64 has vectors of. The conversions are those of
 // Fabian Giesen's "Half to float done quick" and its reverse.
-struct Float16 : Float<uint16_t, DType::kFloat16> {
+struct Float16 {
+  using Bits = uint16_t;
   using Sum = float;
   static float widen(uint16_t x) {
     const uint32_t magnitude = x & 0x7fff;

@@ -7,6 +7,7 @@
 
 #include "elements.h"
 #include "launchers.h"
+#include "order.h"
 
 namespace kernels {
 namespace {
