@@ -42,16 +42,14 @@ bool in_functorch() {
   return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-c10::OperatorHandle find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+// An operator from the top, autograd included. `arguments` are on a stack, as what it returns is.
+Stack call_operator(const char* name, Stack arguments) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(arguments);
+  return arguments;
 }
 
-// The operator from the top, autograd included.
 Tensor call_relu_operator(const Tensor& x) {
-  Stack stack{x};
-  static const auto handle = find_operator(KERNELS_NAME "::relu");
-  handle.callBoxed(stack);
-  return stack[0].toTensor();
+  return call_operator(KERNELS_NAME "::relu", {x})[0].toTensor();
 }
 
 // The operators below autograd. A dense tensor's go to the kernel straight away.
@@ -64,9 +62,7 @@ Tensor call_relu(const Tensor& x) {
 std::tuple<Tensor, Tensor> call_relu_with_mask(const Tensor& x) {
   if (is_dense(x)) return relu_with_mask_kernel(x);
   const at::AutoDispatchBelowADInplaceOrView below;
-  Stack stack{x};
-  static const auto handle = find_operator(KERNELS_NAME "::relu_with_mask");
-  handle.callBoxed(stack);
+  const Stack stack = call_operator(KERNELS_NAME "::relu_with_mask", {x});
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 
@@ -76,10 +72,7 @@ Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
       !has_tangent(grad_output)) {
     return relu_backward_kernel(grad_output, mask, stride);
   }
-  Stack stack{grad_output, mask, stride};
-  static const auto handle = find_operator(KERNELS_NAME "::relu_backward");
-  handle.callBoxed(stack);
-  return stack[0].toTensor();
+  return call_operator(KERNELS_NAME "::relu_backward", {grad_output, mask, stride})[0].toTensor();
 }
 
 // ------------------------------------------------------------------------------------ autograd

@@ -426,11 +426,8 @@ std::tuple<Tensor, Tensor> linear_backward_composite(const LinearGradients& in) 
 
 // ----------------------------------------------------------------------------------- dispatcher
 
-void push(Stack& stack, const LinearInputs& in) {
-  stack.emplace_back(in.x);
-  stack.emplace_back(in.weight);
-  stack.emplace_back(in.bias.defined() ? c10::IValue(in.bias) : c10::IValue());
-  stack.emplace_back(in.divisor);
+Stack stack_of(const LinearInputs& in) {
+  return {in.x, in.weight, in.bias.defined() ? c10::IValue(in.bias) : c10::IValue(), in.divisor};
 }
 
 // Where the dispatcher would do nothing below autograd but call our kernel; linear heeds autocast.
@@ -440,13 +437,8 @@ bool is_dense(const LinearInputs& in) {
   return has_only(keys, kDense);
 }
 
-// The operator from the top, autograd included.
 Tensor call_linear_operator(const LinearInputs& in) {
-  Stack stack;
-  push(stack, in);
-  static const auto handle = find_operator(KERNELS_NAME "::linear_relu_divide");
-  handle.callBoxed(stack);
-  return stack[0].toTensor();
+  return call_operator(KERNELS_NAME "::linear_relu_divide", stack_of(in))[0].toTensor();
 }
 
 // The operators below autograd. Those of dense tensors go to the kernel straight away.
@@ -459,10 +451,7 @@ Tensor call_linear(const LinearInputs& in) {
 std::tuple<Tensor, Tensor> call_linear_with_mask(const LinearInputs& in) {
   if (is_dense(in)) return linear_with_mask_kernel(in);
   const at::AutoDispatchBelowADInplaceOrView below;
-  Stack stack;
-  push(stack, in);
-  static const auto handle = find_operator(KERNELS_NAME "::linear_relu_divide_with_mask");
-  handle.callBoxed(stack);
+  const Stack stack = call_operator(KERNELS_NAME "::linear_relu_divide_with_mask", stack_of(in));
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 
@@ -471,9 +460,8 @@ std::tuple<Tensor, Tensor> call_linear_backward(const LinearGradients& in) {
       !has_tangent(in.grad_output)) {
     return linear_backward_kernel(in);
   }
-  Stack stack{in.grad_output, in.mask, in.divisor, in.wants_bias};
-  static const auto handle = find_operator(KERNELS_NAME "::linear_relu_divide_backward");
-  handle.callBoxed(stack);
+  const Stack stack = call_operator(KERNELS_NAME "::linear_relu_divide_backward",
+                                    {in.grad_output, in.mask, in.divisor, in.wants_bias});
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 

@@ -21,7 +21,6 @@ inline unsigned long long __rdtsc() { return __builtin_ia32_rdtsc(); }
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -30,6 +29,7 @@ inline unsigned long long __rdtsc() { return __builtin_ia32_rdtsc(); }
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/threshold_backward_meta_dispatch.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/CPUAllocator.h>
@@ -421,21 +421,19 @@ std::tuple<Tensor, Tensor> relu_with_mask_kernel(const Tensor& x) {
 Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
   const at::IntArrayRef sizes = grad_output.sizes();
   const at::ScalarType type = grad_output.scalar_type();
-  const auto strides = grad_output.strides();
-  const bool is_constant =
-      std::all_of(strides.begin(), strides.end(), [](auto s) { return s == 0; });
-  if ((is_constant || grad_output.is_contiguous()) && is_contiguous(sizes, stride)) {
+  if (grad_output.is_contiguous() && is_contiguous(sizes, stride)) {
     return allocate(grad_output, sizes, std::nullopt, type);
+  }
+  const at::IntArrayRef strides = grad_output.strides();
+  if (std::all_of(strides.begin(), strides.end(), [](auto s) { return s == 0; })) {  // of a sum
+    return allocate(grad_output, sizes, at::infer_dense_strides(sizes, stride), type);
   }
   const auto meta = [&](at::IntArrayRef strides) {
     return Tensor(at::detail::empty_strided_meta(sizes, strides, type));
   };
-  const at::TensorIterator rule = at::TensorIteratorConfig()
-                                      .add_owned_output(Tensor())
-                                      .add_owned_const_input(meta(stride))
-                                      .add_owned_const_input(meta(strides))
-                                      .build();
-  return allocate(grad_output, sizes, rule.output().strides(), type);
+  // Not by the dispatcher, whose meta kernel is a decomposition in Python with strides of its own.
+  const Tensor grad_input = at::meta::threshold_backward(meta(strides), meta(stride), 0);
+  return allocate(grad_output, sizes, grad_input.strides(), type);
 }
 
 Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,

@@ -89,6 +89,13 @@ def test_random_layouts(device):
         assert_same_gradient(x, draw([x.shape[d] for d in order], x.dtype, device).permute(back))
 
 
+def test_gradient_of_a_sum_where_a_dimension_is_1(device):
+    """The stride of that dimension is torch's too."""
+    for size, stride in ((1, 4), (1, 2)), ((3, 1), (2, 7)), ((2, 1, 3), (3, 5, 1)):
+        x = draw((32,), torch.float32, device).as_strided(size, stride)
+        assert_same_gradient(x, torch.ones((), device=device).expand(size))
+
+
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_gradient_that_is_not_aligned(device, dtype):
     x = draw((1001,), dtype, device)
