@@ -12,12 +12,34 @@
 namespace kernels {
 namespace {
 
+constexpr size_t kLine = 64;  // bytes, of a cache
+
+// What is asked for ahead, in bytes, on a Xeon (Emerald Rapids, 2 threads); an EPYC 9005 gains
+// nothing by it.
+//   read, past the caches    1 GiB of float32 takes 55 instead of 66 ms; asked for 2 KiB ahead 58,
+//                            8 to 64 KiB 55; into the nearest cache instead of the second, 1.1
+//                            times as long
+//   written, in a cache      32 KiB takes 0.7 of the time, 512 KiB 0.96; 256 to 2048 bytes alike
+constexpr int64_t kReadAhead = 4096, kWriteAhead = 1024;
+
+// Asks for the lines of a block. kWrites and kLocality are those of __builtin_prefetch.
+template <int kWrites, int kLocality, typename T>
+void prefetch_block(const T* block) {
+#pragma GCC unroll 8
+  for (size_t line = 0; line < kBlock * sizeof(T); line += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(block) + line, kWrites, kLocality);
+  }
+}
+
 // Past the caches, where the machine has such stores. Others first read the lines that they are
 // about to overwrite: 1 GiB into memory that has been touched before then takes 53 to 64 instead of
-// 43 to 50 ms (EPYC 9005, 2 threads). With them, prefetches no longer gain anything.
+// 43 to 50 ms (EPYC 9005, 2 threads). By 32 bytes it takes 0.95 of the time by 16 (Xeon).
 template <typename T>
 void store_past_caches(const T* block, T* out) {
-#ifdef __SSE2__
+#if defined(__AVX2__) && !defined(__clang__)
+  typedef long long Vector __attribute__((vector_size(32)));
+  const auto store = [](Vector* to, const Vector* from) { __builtin_ia32_movntdq256(to, *from); };
+#elif defined(__SSE2__)
   using Vector = __m128i;
   const auto store = [](Vector* to, const Vector* from) { _mm_stream_si128(to, *from); };
 #else
@@ -35,10 +57,10 @@ void store_past_caches(const T* block, T* out) {
 // a cache then, or are not aligned.
 template <typename T, typename Make>
 int64_t stream_blocks(const T* from, T* out, int64_t n, const Make& make) {
-  constexpr size_t kLine = 64;
   if (from == out || reinterpret_cast<uintptr_t>(out) % kLine != 0) return 0;
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
+    prefetch_block<0, 2>(from + i + kReadAhead / static_cast<int64_t>(sizeof(T)));
     alignas(kLine) T block[kBlock];
     make(i, block);
     store_past_caches(block, out + i);
@@ -58,7 +80,16 @@ void relu_few(Order<Bits> order, const Bits* x, Bits* out, int64_t n) {
 // Not inlined, which would compile it anew for every use.
 template <typename Bits>
 __attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits* out, int64_t n) {
-  relu_few(order, x, out, n);
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    // Not beyond the end, where another thread writes: 0.9 of the time for 2^16 floats.
+    constexpr int64_t kAhead = kWriteAhead / static_cast<int64_t>(sizeof(Bits));
+    prefetch_block<1, 3>(out + std::min(i + kAhead, n - kBlock));
+#pragma GCC ivdep  // x is out, or apart from it
+#pragma GCC unroll 64
+    for (int64_t j = 0; j < kBlock; ++j) out[i + j] = order.relu(x[i + j]);
+  }
+  relu_few(order, x + i, out + i, n - i);
 }
 
 template <typename Bits>
