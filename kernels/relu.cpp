@@ -36,7 +36,7 @@ void prefetch_block(const T* block) {
 template <typename T>
 void store_past_caches(const T* block, T* out) {
 #if defined(__AVX2__) && !defined(__clang__)
-  typedef long long Vector __attribute__((vector_size(32)));
+  typedef long long Vector __attribute__((vector_size(32), may_alias));
   const auto store = [](Vector* to, const Vector* from) { __builtin_ia32_movntdq256(to, *from); };
 #elif defined(__SSE2__)
   using Vector = __m128i;
