@@ -1,6 +1,6 @@
 """One self-contained file a problem, for harnesses that take a single source text.
 
-The file holds the sources of the kernels, the text of `build.py` and the replacement class, and
+The file holds the sources of the kernels, the text that builds them and the replacement class, and
 imports nothing of this project. It defines none of the names that a problem file uses.
 """
 
@@ -13,7 +13,7 @@ _FOLDER = Path(__file__).resolve().parent
 # The class of model_new.py behind each problem.
 _CLASSES = {"relu": "ModelNew", "linear_relu_divide": "LinearReluDivideNew"}
 # The Python that the classes and the build use.
-_PYTHON = ("build.py", "subclasses.py", "linear.py")
+_PYTHON = ("toolchain.py", "cache.py", "build.py", "subclasses.py", "linear.py")
 
 _HEADER = '''\
 """{doc}
@@ -42,7 +42,7 @@ def bundle(problem: str) -> str:
     doc = ast.get_docstring(ast.parse(solution).body[0]).splitlines()[0]
     parts = [
         _HEADER.format(doc=doc, problem=problem),
-        *(_without_docstring((_FOLDER / name).read_text()) for name in _PYTHON),
+        *(_body((_FOLDER / name).read_text()) for name in _PYTHON),
         "# The sources by file name.\nSOURCES = {}\n" + "\n".join(_sources()),
         _LOADING + _shortcuts(),
         solution,
@@ -81,9 +81,14 @@ def _shortcuts() -> str:
     return "\n".join(line for line in lines if "kernels." not in line)
 
 
-def _without_docstring(text: str) -> str:
-    docstring = ast.parse(text).body[0]
-    return "\n".join(text.splitlines()[docstring.end_lineno :])
+def _body(text: str) -> str:
+    """A file without its docstring, and without what it imports of this project."""
+    docstring, *nodes = ast.parse(text).body
+    lines = text.splitlines()
+    ours = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module.startswith("kernels.")]
+    for node in (*reversed(ours), docstring):
+        del lines[node.lineno - 1 : node.end_lineno]
+    return "\n".join(lines)
 
 
 def _sources() -> list[str]:

@@ -85,7 +85,6 @@ __attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits
     constexpr int64_t kAhead = kWriteAhead / static_cast<int64_t>(sizeof(Bits));
     prefetch_block<1, 3>(out + std::min(i + kAhead, n - kBlock));
 #pragma GCC ivdep  // x is out, or apart from it
-#pragma GCC unroll 64
     for (int64_t j = 0; j < kBlock; ++j) out[i + j] = order.relu(x[i + j]);
   }
   relu_few(order, x + i, out + i, n - i);
