@@ -7,6 +7,7 @@ handlers of exceptions.
 
 import contextlib
 import hashlib
+import importlib.machinery
 import importlib.util
 import json
 import logging
@@ -14,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import time
 from pathlib import Path
 from types import ModuleType
@@ -95,7 +95,7 @@ def build_name(sources: dict[str, str], flags: list[str]) -> str:
         "sources": sources,
         "flags": flags,
         "torch": [torch.__version__, torch.version.git_version],
-        "python": sysconfig.get_config_var("EXT_SUFFIX"),
+        "python": importlib.machinery.EXTENSION_SUFFIXES[0],
         "variables": [
             os.environ.get(name) for name in ("CXX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
         ],

@@ -62,9 +62,10 @@ def intruder(path: Path) -> str:
     """
     trusted = os.environ.get("KERNELS_TRUSTED_FOLDER")
     home = Path(os.path.realpath(home_folder()))
-    for place in (path, *path.parents):
-        if trusted and place == Path(os.path.realpath(trusted)):
-            return ""
+    places = (path, *path.parents)
+    if trusted and Path(os.path.realpath(trusted)) in places:
+        return ""
+    for place in places:
         if not os.path.lexists(place):
             continue
         state = place.lstat()
@@ -157,7 +158,7 @@ def list_folders(folder: Path) -> list[Path]:
 def read_targets(library: Path) -> list[str] | None:
     """The targets of a finished build; None where it is not whole, or not to be trusted."""
     path = library.parent / "manifest.json"
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         if not intruder(library) and not intruder(path):
             manifest = json.loads(path.read_bytes())
             if manifest["library"] == fingerprint(library):
