@@ -62,10 +62,10 @@ TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7), (11, 0)}
 # Where the first error stands in the output of a build, best first. A linker's driver ends with a
 # line that says only that the linker failed.
 ERRORS = [
-    r"^(?!collect2|.*linker command failed).*\b(?:error|fatal) *: .*$",
+    r"^(?!collect2: error|.*linker command failed).*\b(?:error|fatal) *: .*$",
     r"^.*(?:No space left on device|cannot find |undefined reference ).*$",
     r"^.*\bld(?:\.\w+)?: (?!warning).*$",
-    r"^.*\berror\b.*$",
+    r"^.*\berror: .*$",
 ]
 HINTS = {
     r"\bomp\.h\b|-lomp\b": "Install the compiler's OpenMP (Debian and Ubuntu: apt-get install "
