@@ -8,10 +8,12 @@ to it, and is removed by the next builder.
 
 import contextlib
 import fcntl
+import grp
 import hashlib
 import json
 import logging
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -55,28 +57,40 @@ class NamedErrors:
 def intruder(path: Path) -> str:
     """Who besides this user and root may replace `path`, or a file in it; empty if nobody may.
 
-    They may where `path`, or a folder above, belongs to them or is writable by group or others. A
-    folder with the sticky bit, such as /tmp, lets them add files, but not touch ours. Whatever lies
-    above a home is the system's business. The folder KERNELS_TRUSTED_FOLDER, and all in it, is
-    trusted whoever may write there.
+    They may where `path`, or a folder above, belongs to them or is writable by others or by a group
+    that has others in it; but not below a folder that only its owner may enter. A folder with the
+    sticky bit, such as /tmp, lets them add files, not touch ours. What lies above a home is the
+    system's business. The folder KERNELS_TRUSTED_FOLDER, and all in it, is trusted as it is.
     """
     trusted = os.environ.get("KERNELS_TRUSTED_FOLDER")
-    home = Path(os.path.realpath(home_folder()))
     places = (path, *path.parents)
     if trusted and Path(os.path.realpath(trusted)) in places:
         return ""
+    home = Path(os.path.realpath(home_folder()))
+    found = ""
     for place in places:
         if not os.path.lexists(place):
             continue
         state = place.lstat()
         if state.st_uid not in (0, os.geteuid()):
             return f"{place} belongs to user {state.st_uid}"
+        if not state.st_mode & 0o011:
+            found = ""
         is_sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
-        if state.st_mode & 0o022 and not is_sticky:  # as is any symbolic link
-            return f"{place} is writable by others ({stat.filemode(state.st_mode)})"
+        is_open = state.st_mode & (0o002 if is_own_group(state.st_gid) else 0o022)
+        if is_open and not is_sticky and not found:  # as is any symbolic link
+            found = f"{place} is writable by others ({stat.filemode(state.st_mode)})"
         if place == home:
-            return ""
-    return ""
+            break
+    return found
+
+
+def is_own_group(group_id: int) -> bool:
+    """Whether a group has nobody in it but this user, as where everybody has one of their name."""
+    with contextlib.suppress(KeyError):
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(group_id)
+        return group.gr_name == user.pw_name and not {*group.gr_mem} - {user.pw_name}
+    return False
 
 
 def home_folder() -> str:

@@ -179,16 +179,21 @@ def find_toolkit(home: str | None, targets: list[str]) -> str:
     """The folder of a CUDA toolkit that has nvcc and can make `targets`.
 
     Args:
-        home: the toolkit that torch found. Where it has no nvcc, the packages of
-            `pip install "cuda-toolkit[nvcc]"` are taken.
+        home: the toolkit that torch found. Where it is not one (torch takes the folder above any
+            nvcc on PATH), and CUDA_HOME does not name it, the usual place of the toolkit is tried,
+            and the packages of `pip install "cuda-toolkit[nvcc]"`.
 
     Raises:
         BuildError: there is no nvcc, or it is not of torch's CUDA version, or too old for a target.
     """
     cuda = torch.version.cuda
     major = cuda.split(".")[0]
-    from_pip = [str(Path(folder, "nvidia", f"cu{major}")) for folder in sys.path]
-    homes = [folder for folder in [home, *from_pip] if folder and Path(folder, "bin/nvcc").exists()]
+    homes = [home] if home else []
+    if not (os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")):
+        from_pip = [str(Path(folder, "nvidia", f"cu{major}")) for folder in sys.path]
+        homes += ["/usr/local/cuda", *from_pip]
+    parts = ("bin/nvcc", "include/cuda_runtime.h")
+    homes = [folder for folder in homes if all(Path(folder, part).exists() for part in parts)]
     named = os.environ.get("PYTORCH_NVCC")
     nvcc = shutil.which(named or (Path(homes[0], "bin/nvcc") if homes else ""))
     if nvcc is None or not homes:
@@ -198,11 +203,12 @@ def find_toolkit(home: str | None, targets: list[str]) -> str:
             if visible_gpus()
             else (f"TORCH_CUDA_ARCH_LIST is {wanted!r}", "unset TORCH_CUDA_ARCH_LIST")
         )
-        from_pip = f', or pip install "cuda-toolkit[nvcc]=={cuda}.*"' if int(major) >= 13 else ""
+        or_pip = f', or pip install "cuda-toolkit[nvcc]=={cuda}.*"' if int(major) >= 13 else ""
         raise BuildError(
-            f"{reason}, and building the kernels for CUDA needs nvcc, which was not found "
-            f"(CUDA_HOME is {home}, PYTORCH_NVCC {named}). Install the CUDA toolkit {cuda} and set "
-            f"CUDA_HOME to its folder{from_pip}; or {way_out} to build for the CPU alone"
+            f"{reason}, and building the kernels for CUDA needs nvcc and its headers, which were "
+            f"not found (CUDA_HOME is {home}, PYTORCH_NVCC {named}). Install the CUDA toolkit "
+            f"{cuda} and set CUDA_HOME to its folder{or_pip}; or {way_out}, to build for the CPU "
+            "alone"
         )
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     release = re.search(r"release (\d+)\.(\d+)", version)

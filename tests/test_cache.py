@@ -67,15 +67,23 @@ class Child:
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("KERNELS_TRUSTED_FOLDER", raising=False)
-    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    return tmp_path / "cache"
+def open_path():
+    """A folder that other users may enter, as they may not pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
 
 
 @pytest.fixture
-def start(tmp_path):
+def root(open_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(open_path / "cache"))
+    monkeypatch.delenv("KERNELS_TRUSTED_FOLDER", raising=False)
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    return open_path / "cache"
+
+
+@pytest.fixture
+def start(tmp_path, root):
     """Starts a process that loads the extension and writes where it was."""
     numbers = iter(range(1000))
 
@@ -359,17 +367,13 @@ def test_read_only_mount(root, load, fail):
 
 
 @needs_root
-def test_build_of_root_is_loaded_by_a_user_without_write_access(monkeypatch, start):
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", f"{folder}/cache")
-        status, output = start().wait()
-        assert status == 0, output
-        later = start(before=lambda: os.setuid(STRANGER))
-        assert later.wait() == (0, output)
-        fails = start({"tiny.cpp": SOURCE + "//"}, before=lambda: os.setuid(STRANGER))
-        output = fails.wait()[1]
-        assert f"can't keep a build of the kernels in {folder}/cache: [Errno 13]" in output
+def test_build_of_root_is_loaded_by_a_user_without_write_access(root, start):
+    status, output = start().wait()
+    assert status == 0, output
+    later = start(before=lambda: os.setuid(STRANGER))
+    assert later.wait() == (0, output)
+    fails = start({"tiny.cpp": SOURCE + "//"}, before=lambda: os.setuid(STRANGER))
+    assert f"can't keep a build of the kernels in {root}: [Errno 13]" in fails.wait()[1]
 
 
 def test_file_in_the_place_of_the_folder(root, fail):
@@ -449,52 +453,62 @@ def test_files_of_another_user_are_not_loaded(root, load, fail, which):
         assert load() != library
 
 
+@needs_root
 @pytest.mark.parametrize("place", ["library", "manifest", "build"])
 def test_what_others_may_write_is_not_loaded(load, place):
     library = load()
     folder = library.parent
-    places = {"library": library, "manifest": folder / "manifest.json", "build": folder}
-    places[place].chmod(0o775)
+    path = {"library": library, "manifest": folder / "manifest.json", "build": folder}[place]
+    path.chmod(0o775)
+    assert load() == library  # the group is root's own
+    os.chown(path, 0, STRANGER)
     assert load() != library
 
 
-def test_root_that_others_may_write_to(root, load, start, fail, monkeypatch, tmp_path):
+@needs_root
+def test_root_that_others_may_write_to(root, load, start, fail, monkeypatch, open_path):
     """Builds then go to the user's default folder, unless TORCH_EXTENSIONS_DIR is trusted."""
     library = load()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
-    for mode in (0o775, 0o777):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(open_path / "default"))
+    os.chown(root, 0, STRANGER)
+    for mode in (0o775, 0o757):
         root.chmod(mode)
         status, output = start().wait()
         assert status == 0
         warning, elsewhere = output.splitlines()
         assert f"not in TORCH_EXTENSIONS_DIR: {root} is writable by others" in warning
-        assert Path(elsewhere).is_relative_to(tmp_path / "default")
-    (tmp_path / "default").chmod(0o777)
+        assert Path(elsewhere).is_relative_to(open_path / "default")
+    (open_path / "default").chmod(0o777)
     assert f"not safe in {root}: {root} is writable by others" in fail()
-    for trusted in (root, tmp_path):
+    for trusted in (root, open_path):
         monkeypatch.setenv("KERNELS_TRUSTED_FOLDER", str(trusted))
         assert load() == library
-    monkeypatch.setenv("KERNELS_TRUSTED_FOLDER", str(tmp_path / "cac"))
+    monkeypatch.setenv("KERNELS_TRUSTED_FOLDER", str(open_path / "cac"))
     assert "KERNELS_TRUSTED_FOLDER" in fail()
 
 
-@needs_root
-def test_folder_of_another_user_above(root, load, fail, monkeypatch, tmp_path):
-    load()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
-    os.chown(tmp_path, STRANGER, STRANGER)
-    assert f"{tmp_path} belongs to user {STRANGER}" in fail()
-    os.chown(tmp_path, 0, 0)
-
-
-def test_what_lies_above_a_home_does_not_matter(root, load, monkeypatch, tmp_path):
+def test_what_others_can_not_reach_is_trusted(root, load, open_path):
     library = load()
-    home = library.parent.parent.parent
-    tmp_path.chmod(0o777)
-    monkeypatch.setattr(cache, "home_folder", lambda: str(home))
+    root.chmod(0o777)
+    assert f"{root} is writable by others" in cache.intruder(library)
+    open_path.chmod(0o700)
     assert load() == library
-    assert cache.intruder(home) == ""
-    assert "is writable by others" in cache.intruder(tmp_path / "other")
+
+
+@needs_root
+def test_folder_of_another_user_above(root, load, fail, monkeypatch, open_path):
+    load()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(open_path / "default"))
+    os.chown(open_path, STRANGER, STRANGER)
+    assert f"{open_path} belongs to user {STRANGER}" in fail()
+
+
+def test_what_lies_above_a_home_does_not_matter(root, load, monkeypatch, open_path):
+    library = load()
+    open_path.chmod(0o777)
+    assert f"{open_path} is writable by others" in cache.intruder(root)
+    monkeypatch.setattr(cache, "home_folder", lambda: str(root))
+    assert load() == library
 
 
 # ----------------------------------------------------------------------------------------- the name

@@ -25,7 +25,7 @@ SOURCES = {
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    for name in ("TORCH_CUDA_ARCH_LIST", "PYTORCH_NVCC", "CXX"):
+    for name in ("TORCH_CUDA_ARCH_LIST", "PYTORCH_NVCC", "CUDA_HOME", "CUDA_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -220,31 +220,41 @@ NVCC = (
 )
 def test_missing_nvcc(monkeypatch, tmp_path, devices, reason, remedy):
     FakeCuda(monkeypatch, devices)
+    monkeypatch.setenv("CUDA_HOME", "of the test")  # or this machine's toolkit is found
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     for home in (None, str(tmp_path)):
         with pytest.raises(BuildError) as error:
             toolchain.find_toolkit(home, ["sm_90a"])
         message = str(error.value)
         assert reason in message
-        assert f"{remedy} to build for the CPU alone" in message
+        assert f"{remedy}, to build for the CPU alone" in message
         assert f"CUDA_HOME is {home}" in message
         assert 'pip install "cuda-toolkit[nvcc]==13.0.*"' in message
         assert ("CUDA device" in message) == bool(devices)
 
 
+def toolkit(home, script=NVCC):
+    """A folder like that of a CUDA toolkit."""
+    tool(home / "bin", "nvcc", script)
+    (home / "include").mkdir()
+    (home / "include" / "cuda_runtime.h").touch()
+    return str(home)
+
+
 def test_toolkit_of_pip(monkeypatch, tmp_path):
-    """It is found where torch found no nvcc, and linked though it lacks `libcudart.so`."""
+    """It is found where torch found none, and linked though it lacks `libcudart.so`."""
     FakeCuda(monkeypatch, [])
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda p: "/usr/local/cuda" not in str(p) and exists(p))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     home = tmp_path / "nvidia" / "cu13"
-    tool(home / "bin", "nvcc", NVCC)
+    toolkit(home)
     (home / "lib").mkdir()
     (home / "lib" / "libcudart.so.13").write_text("library")
-    (tmp_path / "empty").mkdir()
-    for found in (None, str(tmp_path / "empty"), str(home)):
+    tool(tmp_path / "wrapper" / "bin", "nvcc", NVCC)
+    for found in (None, str(tmp_path / "wrapper"), str(home)):
         assert toolchain.find_toolkit(found, ["sm_90a"]) == str(home)
-    tool(tmp_path / "other" / "bin", "nvcc", NVCC)
-    other = str(tmp_path / "other")
+    other = toolkit(tmp_path / "other")
     assert toolchain.find_toolkit(other, ["sm_90a"]) == other
     assert toolchain.link_cudart(str(home), tmp_path) == ["-L."]
     assert (tmp_path / "libcudart.so").read_text() == "library"
@@ -262,9 +272,9 @@ def test_toolkit_of_pip(monkeypatch, tmp_path):
 )
 def test_nvcc_that_does_not_fit(monkeypatch, tmp_path, script, message):
     FakeCuda(monkeypatch, [(12, 0)])
-    tool(tmp_path / "bin", "nvcc", script)
+    home = toolkit(tmp_path / "home", script)
     with pytest.raises(BuildError, match=message):
-        toolchain.find_toolkit(str(tmp_path), ["compute_80", "sm_90a", "sm_120"])
+        toolchain.find_toolkit(home, ["compute_80", "sm_90a", "sm_120"])
 
 
 # ------------------------------------------------------------------------------------------- errors
