@@ -49,7 +49,7 @@ from kernels.toolchain import (
 )
 
 # Seconds for which a builder waits for another: until it says so, and until it builds by itself.
-SILENCE_S, PATIENCE_S = 5.0, 120.0
+SILENCE_S, PATIENCE_S = 5.0, 300.0
 
 
 def expand(name: str, sources: dict[str, str], seen: set[str]) -> str:

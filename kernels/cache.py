@@ -199,8 +199,9 @@ def publish(library: Path, targets: list[str]) -> None:
     for path in (library, manifest):
         sync(path)
     manifest.rename(folder / "manifest.json")
-    for path in (folder, folder.parent):
-        sync(path)
+    with contextlib.suppress(OSError):  # not every file system can do this with a folder
+        sync(folder)
+        sync(folder.parent)
 
 
 def sync(path: Path) -> None:

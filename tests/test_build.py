@@ -84,7 +84,7 @@ def test_spawned_and_forked_workers(tmp_path):
         import multiprocessing, model_new, worker
         if __name__ == "__main__":
             for method in ("spawn", "fork", "forkserver"):
-                with multiprocessing.get_context(method).Pool(2) as pool:
+                with multiprocessing.get_context(method).Pool(1) as pool:
                     assert pool.map(worker.relu, range(4)) == [[0, 0, 0, 1]] * 4
     """
     done = python(code, tmp_path, path=(tmp_path, ROOT))

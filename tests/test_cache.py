@@ -25,6 +25,7 @@ import torch.utils.cpp_extension
 from kernels import build, cache
 from kernels.toolchain import BuildError, cpu_flags
 
+ROOT = Path(__file__).resolve().parent.parent
 SOURCE = """
 #include <Python.h>
 #define INIT_(name) PyInit_##name
@@ -547,8 +548,27 @@ def test_finished_build_needs_no_compiler(root, load, monkeypatch):
     assert load() == library
     shutil.rmtree(library.parent)
     with pytest.raises(BuildError, match="building the kernels needs"):
-        load_here()
+        build.load(SOURCES)
 
 
-def load_here():
-    return build.load(SOURCES)
+# ----------------------------------------------------------------------------------- building ahead
+
+
+def test_build_made_ahead_without_a_gpu(root):
+    """It is then loaded without tools, on a machine with a GPU that it covers or without one."""
+    nvcc = Path(torch.utils.cpp_extension.CUDA_HOME or "/usr/local/cuda", "bin", "nvcc")
+    if torch.version.cuda is None or not nvcc.exists():
+        pytest.skip("needs a torch for CUDA, and nvcc")
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0, or none")
+    sources = {**SOURCES, "tiny.cu": "__global__ void kernel() {}\n"}
+    code = f"from kernels.build import load; print(load({sources!r}).__file__)"
+
+    def load_in_python(**environment):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+
+    ahead = load_in_python(CUDA_VISIBLE_DEVICES="", TORCH_CUDA_ARCH_LIST="8.0;9.0a")
+    assert load_in_python(PATH="/nowhere", TORCH_CUDA_ARCH_LIST="9.0") == ahead
+    manifest = json.loads((Path(ahead.strip()).parent / "manifest.json").read_text())
+    assert manifest["targets"] == ["sm_80", "sm_90a"]
