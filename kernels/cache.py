@@ -78,7 +78,7 @@ def intruder(path: Path) -> str:
             found = ""
         is_sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
         is_open = state.st_mode & (0o002 if is_own_group(state.st_gid) else 0o022)
-        if is_open and not is_sticky and not found:  # as is any symbolic link
+        if is_open and not is_sticky and not found:  # so is any symbolic link
             found = f"{place} is writable by others ({stat.filemode(state.st_mode)})"
         if place == home:
             break
@@ -243,6 +243,7 @@ def private_folder(folder: Path) -> tuple[Path, int]:
 
 
 def discard_unfinished(build: Path) -> None:
+    """Removes a build that failed."""
     if not (build / "manifest.json").exists():
         shutil.rmtree(build, ignore_errors=True)
 

@@ -498,10 +498,13 @@ def test_what_others_can_not_reach_is_trusted(root, load, open_path):
 
 @needs_root
 def test_folder_of_another_user_above(root, load, fail, monkeypatch, open_path):
-    load()
+    library = load()
     monkeypatch.setenv("XDG_CACHE_HOME", str(open_path / "default"))
     os.chown(open_path, STRANGER, STRANGER)
     assert f"{open_path} belongs to user {STRANGER}" in fail()
+    monkeypatch.setenv("KERNELS_TRUSTED_FOLDER", str(open_path))
+    give_to_stranger(root)
+    assert load() == library
 
 
 def test_what_lies_above_a_home_does_not_matter(root, load, monkeypatch, open_path):
