@@ -1,5 +1,7 @@
 import os
+import random
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 # The tests run linear_sm80.cu on every GPU; builds for users have it only where it is the best.
 os.environ["NVCC_APPEND_FLAGS"] = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -DKERNELS_ALL_PATHS"
 
+with suppress(ImportError):  # properties.py skips what needs hypothesis
+    from hypothesis import HealthCheck, Phase, settings
+
+    # The fixtures of these tests are constants, and the first example builds the kernels.
+    options = {
+        "deadline": None,
+        "database": None,
+        "phases": [Phase.generate, Phase.target, Phase.shrink],
+        "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    }
+    settings.register_profile("short", max_examples=700, derandomize=True, **options)
+    settings.register_profile("long", max_examples=5000, **options)
+    settings.load_profile("short")
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+@pytest.hookimpl(tryfirst=True)  # hypothesis reads its options in a hook of this name
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    is_random = getattr(config.option, "hypothesis_profile", None) == "long"
+    if is_random and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = random.randrange(2**32)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if getattr(config.option, "hypothesis_seed", None) is not None:
+        terminalreporter.write_line(f"--hypothesis-seed={config.option.hypothesis_seed}")
 
 
 def pytest_collection_modifyitems(items):

@@ -1,0 +1,215 @@
+"""Linear -> ReLU -> divide on random operands: hypothesis draws them, the referee judges."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from properties import (
+    Drawn,
+    assert_same,
+    assume,
+    booleans,
+    draw_layout,
+    draw_shape,
+    draw_tensor,
+    given,
+    integers,
+    one_of,
+    outcome,
+    st,
+    tensors,
+)
+from tensors import FLOATING, float32_precision, linear_modules
+from torch import nn
+
+from referee.correctness import Watch
+from referee.linear_checks import DIVISORS, SPECIAL_DIVISORS, check_output
+from referee.linear_errors import (
+    clear_of_zero,
+    compare_gradients,
+    compare_output,
+    differentiate,
+)
+
+FLOATING, DIVISORS = tuple(FLOATING), tuple(DIVISORS)
+SMALL = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 33, 64, 65, 129, 257)
+# On a GPU, the kernels multiply what is larger.
+SIZES = {"cpu": SMALL, "cuda": (*SMALL, 513, 1024, 1025, 2049)}
+MOST = {"cpu": 1 << 16, "cuda": 1 << 27}  # terms of all sums
+DENSE = torch.contiguous_format
+EXACT = (1.0, 2.0, -0.5)  # quotients of small integers are exact too
+PRECISIONS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small products on a busy machine wait for other threads longer than they take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """x, weight and bias, of one dtype, and the divisor."""
+
+    x: Drawn
+    weight: Drawn
+    bias: Drawn | None
+    divisor: float
+
+    def modules(self, device):
+        """The replacement and the reference."""
+        n, k = self.weight.layout.shape
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+            modules = linear_modules(k, n, self.divisor, self.x.dtype, device, bool(self.bias))
+        for module in modules:
+            module.linear.weight = nn.Parameter(self.weight.make(device))
+            if self.bias:
+                module.linear.bias = nn.Parameter(self.bias.make(device))
+        return modules
+
+
+@cache
+@st.composite
+def operands(draw, device, values, divisors, dtypes=FLOATING):
+    """Operands that fit together, in layouts of any kind, now and then without rows or terms."""
+    limits = {"sizes": SIZES[device], "most_dims": 3}
+    k, n = draw(one_of(SIZES[device])), draw(one_of(SIZES[device]))
+    rows = draw_shape(draw, most=max(MOST[device] // (n * k), 1), **limits)
+    if draw(integers(0, 29)) == 29:
+        k, n = draw(one_of(((0, n), (k, 0))))
+    if 0 in rows:  # where a dimension is 1, TensorIterator gives empty outputs strides of its own
+        *rows, n = (max(size, 2) if size else 0 for size in (*rows, n))
+    x = draw_tensor(draw, dtypes, values, draw_layout(draw, (*rows, k)))
+    weight = draw_tensor(draw, (x.dtype,), values, draw_layout(draw, (n, k)))
+    bias = draw_tensor(draw, (x.dtype,), values, draw_layout(draw, (n,)))
+    return Operands(x, weight, bias if draw(booleans) else None, draw(one_of(divisors)))
+
+
+@st.composite
+def like(draw, shape, dtype, values):
+    """Tensors of one shape, in any layout."""
+    return draw_tensor(draw, (dtype,), (values,), draw_layout(draw, shape))
+
+
+def dense_batches(x):
+    """Of more than two dimensions with gaps torch multiplies by another op of its own."""
+    return x.contiguous() if x.dim() > 2 else x
+
+
+def assert_accurate(compared, dtype, terms):
+    """The referee's promise, or errors that roundings may have.
+
+    Among thousands of cases there are some in which another order of summation is the luckier one.
+    Half types are summed in float32, and rounded after product, bias and division.
+    """
+    problem = compared.problem()
+    roundings = 4 if dtype.itemsize == 2 else 4 + math.sqrt(terms)
+    allowed = roundings * torch.finfo(dtype).eps / 2
+    assert problem is None or compared.solution.scaled <= allowed, problem
+
+
+@given(st.data())
+def test_forward(device, data):
+    """As accurate as the reference, at every precision; x and parameters as they were."""
+    check_forward(device, data, ("normal",), DIVISORS)
+
+
+@given(st.data())
+def test_special_values(device, data):
+    """Infinities, NaN and division by 0, where every sum is exact."""
+    check_forward(device, data, ("sprinkled",), tuple(SPECIAL_DIVISORS))
+
+
+def check_forward(device, data, values, divisors):
+    case = data.draw(operands(device, values, divisors))
+    mine, theirs = case.modules(device)
+    with float32_precision(data.draw(one_of(PRECISIONS[device]))):
+        compared, problem = check_output(theirs, mine, case.x.make(device))
+    assert compared is not None, problem
+    assert_accurate(compared, case.x.dtype, case.x.layout.shape[-1])
+
+
+@given(operands("cpu", ("normal", "special", "bits"), (3.0, 0.0, 1e-40, -1e300, 5, True)))
+def test_any_bits_on_the_cpu(case):
+    """The product is torch's there, so all values are, whatever the operands."""
+    mine, theirs = case.modules("cpu")
+    x = dense_batches(case.x.make("cpu"))
+    with torch.no_grad():
+        assert_same(mine(x), theirs(x))
+
+
+@given(st.data())
+def test_gradients(device, data):
+    """As accurate as the reference's, the second gradient too."""
+    case = data.draw(operands(device, ("normal",), (2.0, -1.0)))
+    n, k = case.weight.layout.shape
+    assume(n > 0)  # the referee looks at sums
+    mine, theirs = case.modules(device)
+    x = case.x.make(device)
+    with float32_precision(data.draw(one_of(PRECISIONS[device]))):
+        clear = clear_of_zero(x, theirs)
+        grad_output, direction = (
+            data.draw(like(tuple(shape), x.dtype, "normal")).make(device)
+            for shape in (clear.shape, x.shape)
+        )
+        grad_output = grad_output * clear  # elsewhere rounding decides on ReLU's side
+        watch = Watch({"x": x, "grad_output": grad_output, "weight": mine.linear.weight})
+        ours, eager = (differentiate(m, x, grad_output, direction) for m in (mine, theirs))
+        assert watch.problem() is None
+        compared = compare_gradients(ours, eager, x, theirs, grad_output, direction)
+        compared["output"] = compare_output("output", ours["output"], eager["output"], x, theirs)
+    for name, got in ours.items():
+        assert (got.shape, got.dtype) == (eager[name].shape, eager[name].dtype)
+        assert_accurate(compared[name], x.dtype, max(n, k, clear.numel() // n))
+
+
+@given(st.data())
+def test_any_of_the_gradients(device, data):
+    """Those that are wanted, and no other; every sum is exact, so they are equal."""
+    case = data.draw(operands(device, ("integers",), EXACT, (torch.float32, torch.float64)))
+    wanted = data.draw(st.sets(st.sampled_from(["x", "weight", "bias"])))
+    n = case.weight.layout.shape[0]
+    grad_output = data.draw(like((*case.x.layout.shape[:-1], n), case.x.dtype, "integers"))
+    results = []
+    for module in case.modules(device):
+        x = case.x.make(device).requires_grad_("x" in wanted)
+        leaves = {"x": x, "weight": module.linear.weight, "bias": module.linear.bias}
+        for name in ("weight", "bias"):
+            if leaves[name] is not None:
+                leaves[name].requires_grad_(name in wanted)
+        out = module(x)
+        if out.requires_grad:
+            out.backward(grad_output.make(device))
+        grads = [None if t is None or t.grad is None else t.grad for t in leaves.values()]
+        results.append([out.detach(), *grads])
+    for got, want in zip(*results, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:  # the strides of gradients are the engine's business
+            assert_same(got.clone(memory_format=DENSE), want.clone(memory_format=DENSE))
+
+
+@st.composite
+def misfits(draw):
+    """x, weight and bias of any shapes and dtypes."""
+    sizes = {"sizes": (1, 2, 3), "most_dims": 3}
+    dtypes = (torch.float32, torch.float64, torch.float16, torch.int64, torch.bool)
+    return [draw(tensors(dtypes, ("integers",), **sizes)) for _ in range(3)]
+
+
+@given(misfits())
+def test_refusals(device, operands):
+    """torch's error, or torch's result."""
+    results = []
+    for module in linear_modules(1, 1, 2.0):
+        x, weight, bias = (t.make(device) for t in operands)
+        del module.linear.weight, module.linear.bias
+        module.linear.weight, module.linear.bias = weight, bias
+        results.append(outcome(module, dense_batches(x)))
+    assert_same(*results)

@@ -1,0 +1,124 @@
+"""ReLU on random tensors: hypothesis draws layout, dtype and values; torch says what is right."""
+
+import torch
+from properties import (
+    LARGE,
+    MOST,
+    Drawn,
+    Layout,
+    assert_same,
+    draw_layout,
+    draw_tensor,
+    given,
+    layouts,
+    outcome,
+    settings,
+    st,
+    tensors,
+)
+from tensors import BITS, DTYPES, FLOATING, relu_by_definition
+from torch import nn
+
+from model import Model
+from model_new import ModelNew
+from referee.cases import Case
+from referee.correctness import check_case
+from referee.gradients import check_gradient
+
+DTYPES, FLOATING = tuple(DTYPES), tuple(FLOATING)
+VALUES = ("integers", "special", "bits")
+REFUSED = (
+    torch.bool,
+    torch.complex64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+)
+MODES = {
+    "plain": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+FEW = settings(max_examples=settings.default.max_examples // 50)
+
+
+def check_forward(x):
+    """x through the referee, and bit for bit x < 0 ? 0 : x, NaN payloads included."""
+    problem = check_case(Model(), ModelNew(), Case("", lambda: x))
+    assert problem is None, problem
+    integer = BITS[x.element_size()]
+    assert torch.equal(ModelNew()(x).view(integer), relu_by_definition(x).view(integer))
+
+
+@given(tensors(DTYPES, VALUES), st.sampled_from(sorted(MODES)))
+def test_forward(device, x, mode):
+    with MODES[mode]():
+        check_forward(x.make(device))
+
+
+@FEW
+@given(tensors(DTYPES, VALUES, **LARGE))
+def test_forward_of_large_tensors(device, x):
+    check_forward(x.make(device))
+
+
+@st.composite
+def differentiated(draw, **limits):
+    """x and the output's gradient, of one dtype and shape."""
+    x = draw(tensors(FLOATING, VALUES, **limits))
+    layout = draw_layout(draw, x.layout.shape, limits.get("most", MOST))
+    return x, draw_tensor(draw, (x.dtype,), VALUES, layout)
+
+
+@given(differentiated())
+def test_gradients(device, pair):
+    """The output that keeps a mask, its gradient, and the gradient of that."""
+    problem = check_gradient(Model(), ModelNew(), *(x.make(device) for x in pair))
+    assert problem is None, problem
+
+
+@FEW
+@given(differentiated(**LARGE))
+def test_gradients_of_large_tensors(device, pair):
+    problem = check_gradient(Model(), ModelNew(), *(x.make(device) for x in pair))
+    assert problem is None, problem
+
+
+def in_place(module, x, device, is_leaf, mode):
+    """The memory under x afterwards, and the gradient of what x is made from, or the error."""
+    leaf = x.make_memory(device)
+    if leaf.is_floating_point():
+        leaf.requires_grad_()
+    with MODES[mode]():
+        memory = leaf if is_leaf else leaf.clone()
+        view = x.view(memory)
+        version = None if view.is_inference() else view._version
+        found = outcome(module, view)
+        if found is view:
+            assert version is None or view._version == version + 1
+            found = None
+            if memory.grad_fn is not None:
+                layout = Layout(memory.shape, (1,))
+                weights = Drawn(layout, x.dtype, "integers", x.seed).make(device)
+                [found] = torch.autograd.grad(memory, leaf, weights)
+    return memory.detach(), found
+
+
+@given(tensors(DTYPES, VALUES), st.booleans(), st.sampled_from(sorted(MODES)))
+def test_in_place(device, x, is_leaf, mode):
+    """The gaps stay as they were; errors, versions and gradients are torch's."""
+    (memory, found), (want_memory, want) = (
+        in_place(module, x, device, is_leaf, mode)
+        for module in (ModelNew(inplace=True), nn.ReLU(inplace=True))
+    )
+    assert_same(memory, want_memory)
+    assert_same(found, want)
+
+
+@given(layouts(), st.sampled_from(REFUSED), st.booleans())
+def test_dtypes_that_some_torch_refuses(device, layout, dtype, is_in_place):
+    """torch says which: its CPU takes uint16, uint32 and uint64 from 2.15 on."""
+    pair = (ModelNew(True), nn.ReLU(True)) if is_in_place else (ModelNew(), Model())
+    x = Drawn(layout, torch.int64, "integers", 0).make(device).to(dtype)
+    assert_same(*(outcome(module, x.clone()) for module in pair))
