@@ -1,0 +1,174 @@
+"""Runs tests under sanitizers: `python tests/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
+
+On a GPU, compute-sanitizer: memcheck, racecheck, initcheck and synccheck. With `--cpu`, GCC's
+AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are built once more. Prints a
+line for each run. Exit status: 0 if no run has errors, 1 if one has, 2 if the tools are not there.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOUND = 86  # the exit status of a sanitizer that has found something
+
+# The tests that reach every kernel and every tail at the price of a sanitizer, which is 10 to 100
+# times a kernel's own: by name, the files and what pytest's -k takes. Left out are large tensors
+# and repetitions at other precisions and sizes.
+SUBSETS = {
+    "relu": (
+        ["test_relu_forward.py", "test_relu_backward.py", "test_relu_in_place.py"],
+        "sizes or test_layouts or special or aligned or bits_in_every_layout or gradient or graph",
+    ),
+    "linear": (
+        ["test_linear_forward.py", "test_linear_backward.py"],
+        "dimensions or nothing or special_values or conversions or vector or strides and columns",
+    ),
+    "float32": (
+        ["test_linear_float32.py"],
+        "not medium and (short_sums or highest-161 or high-161 or highest-353 or layout_changes"
+        " or special_values_come or gradients or two_streams or cuda_graph)",
+    ),
+}
+CPU_SUBSET = [
+    "test_relu_forward.py",
+    "test_relu_backward.py",
+    "test_relu_in_place.py",
+    "test_linear_forward.py",
+    "test_linear_backward.py",
+    "test_properties_relu.py",
+    "test_properties_linear.py",
+]
+# Of the kernels of torch and cuBLAS, only initcheck needs to see what they write.
+OURS = ["--kernel-name", "kernel_substring=7kernels"]
+TOOLS = {"memcheck": OURS, "racecheck": OURS, "initcheck": [], "synccheck": OURS}
+
+
+@dataclass
+class Run:
+    """One process, and what came of it."""
+
+    tool: str
+    subset: str
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    tests: str = "none"
+    errors: int = 0
+    seconds: float = 0.0
+    output: str = ""
+    passed: bool = False
+
+    def start(self) -> "Run":
+        began = time.perf_counter()
+        result = subprocess.run(
+            self.command,
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.seconds, self.output = time.perf_counter() - began, result.stdout
+        passed = re.findall(r"^.*\b(\d+) passed\b.*$", self.output, re.MULTILINE)
+        self.tests = passed[-1] if passed else "none"
+        # compute-sanitizer's last line; the other sanitizers end the process at the first error.
+        found = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", self.output)
+        found += re.findall(r"(?:ERROR: AddressSanitizer|: runtime error: )()", self.output)
+        self.errors = sum(int(number or 1) for number in found)
+        self.passed = result.returncode == 0 and self.errors == 0 and bool(passed)
+        return self
+
+
+def pytest(files: list[str], *options: str) -> list[str]:
+    """pytest of this interpreter on files of tests."""
+    paths = [f"tests/{file}" for file in files]
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *paths, *options]
+
+
+def gpu_runs(tools: list[str]) -> list[Run] | str:
+    """The runs, or why there are none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "expected a CUDA device, found none; --cpu checks the CPU kernels"
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")
+    sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:{toolkit}")
+    if sanitizer is None:
+        return "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
+    # Built once, before the runs: the compilers need not be watched.
+    subprocess.run(pytest(["test_relu_forward.py"], "-k", "fresh_memory"), cwd=ROOT, check=True)
+    # Without torch's cache of memory every tensor has bounds of its own.
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    options = ["--error-exitcode", str(FOUND), "--report-api-errors", "no"]
+    runs = []
+    for tool in tools:
+        for subset, (files, names) in SUBSETS.items():
+            tests = pytest(files, "-m", "gpu", "-k", names)
+            command = [sanitizer, "--tool", tool, *options, *TOOLS[tool], *tests]
+            runs.append(Run(tool, subset, command, environment))
+    return runs
+
+
+def cpu_runs(folder: Path) -> list[Run] | str:
+    """The same for the CPU kernels, built in `folder` by a compiler that adds the sanitizers."""
+    gcc = shutil.which("g++")
+    if gcc is None:
+        return "expected g++ on PATH: its sanitizers are what --cpu uses"
+    libraries = [
+        subprocess.run(
+            [gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so")
+    ]
+    missing = [library for library in libraries if not Path(library).is_absolute()]
+    if missing:
+        return f"g++ has no {missing[0]} (Debian and Ubuntu: apt-get install libgcc-12-dev)"
+    compiler = folder / "sanitizing-g++"
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1"
+    compiler.write_text(f'#!/bin/sh\nexec {gcc} "$@" {flags}\n')
+    compiler.chmod(0o755)
+    environment = {
+        "CXX": str(compiler),
+        "TORCH_EXTENSIONS_DIR": str(folder),
+        "CUDA_VISIBLE_DEVICES": "",
+        "LD_PRELOAD": " ".join(libraries),  # python itself is built without
+        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={FOUND}",  # python frees little as it ends
+        "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={FOUND}",
+    }
+    return [Run("address, undefined", "cpu", pytest(CPU_SUBSET), environment)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cpu", action="store_true", help="the CPU kernels, by GCC's sanitizers")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: 1)")
+    parser.add_argument("--tool", choices=TOOLS, action="append", help="one tool instead of four")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(options.tool or list(TOOLS))
+        if isinstance(runs, str):
+            print(runs, file=sys.stderr)
+            return 2
+        print(f"{'tool':20} {'subset':8} {'tests':>6} {'errors':>6} {'seconds':>8}")
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for run in pool.map(Run.start, runs):
+                line = (
+                    f"{run.tool:20} {run.subset:8} {run.tests:>6} {run.errors:6} {run.seconds:8.0f}"
+                )
+                print(line + ("" if run.passed else "  FAILED"), flush=True)
+                if not run.passed:
+                    print(run.output[-8000:])
+    return 0 if all(run.passed for run in runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

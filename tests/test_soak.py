@@ -1,0 +1,148 @@
+"""Mixed calls of both modules from several threads: results right, memory flat.
+
+5 s on each device, or as many as the variable KERNELS_SOAK_SECONDS says. Prints what it did (-s).
+"""
+
+import gc
+import os
+import random
+import re
+import threading
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from tensors import DTYPES, FLOATING, draw, linear_modules
+from torch.autograd import grad
+
+from model import Model
+from model_new import ModelNew
+from referee.compare import first_mismatch
+
+SECONDS = float(os.environ.get("KERNELS_SOAK_SECONDS", "5"))
+THREADS = 4
+# The last is from 32 MiB of float32 on: memory of its own kind on a CPU.
+SIZES = [0, 1, 7, 1000, 40_000, 300_000, 9_000_000]
+WEIGHTS = [100, 100, 100, 100, 100, 30, 1]
+SHAPES = [(1, 1), (7, 33), (64, 64), (65, 129), (33, 1024), (300, 257)]  # n, k
+ROWS = [0, 1, 5, 64, 129]
+# RSS that comes and goes: what malloc keeps for each thread, code that is met for the first time.
+SLACK = 96 << 20
+
+
+def assert_equal(got, want):
+    assert (got.dtype, got.device, got.shape) == (want.dtype, want.device, want.shape)
+    mismatch = first_mismatch(got, want)
+    assert mismatch is None, str(mismatch)
+
+
+class Caller:
+    """One thread's calls, on a stream of its own on a GPU, with random numbers of its own."""
+
+    def __init__(self, device, seed):
+        self.device, self.choose = device, random.Random(seed)
+        self.calls, self.error = 0, None
+        self.modules = {}
+        for n, k in SHAPES:
+            for dtype in FLOATING:
+                self.modules[n, k, dtype] = linear_modules(k, n, 2.0, dtype, device)
+
+    def run(self, until):
+        on_gpu = self.device == "cuda"
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
+                while time.monotonic() < until:
+                    self.choose.choice(
+                        [self.relu, self.relu_gradient, self.in_place, self.linear]
+                    )()
+                    self.calls += 1
+                if on_gpu:
+                    torch.cuda.current_stream().synchronize()
+        except BaseException as error:
+            self.error = error
+
+    def tensor(self, dtypes):
+        """Flat, at any offset, or with gaps."""
+        size, dtype = self.choose.choices(SIZES, WEIGHTS)[0], self.choose.choice(dtypes)
+        offset, step = self.choose.randrange(4), self.choose.choice([1, 1, 2])
+        return draw((offset + size * step,), dtype, self.device)[offset::step]
+
+    def relu(self):
+        x = self.tensor(DTYPES)
+        with torch.set_grad_enabled(self.choose.random() < 0.5):
+            assert_equal(ModelNew()(x), Model()(x))
+
+    def relu_gradient(self):
+        x = self.tensor(FLOATING).requires_grad_()
+        grad_output = torch.ones_like(x)
+        results = [grad(module(x), x, grad_output)[0] for module in (ModelNew(), Model())]
+        assert_equal(*results)
+
+    def in_place(self):
+        x = self.tensor(DTYPES)
+        want = torch.relu(x)
+        assert_equal(ModelNew(inplace=True)(x), want)
+
+    def linear(self):
+        """Small integers: every sum is exact, so that any two orders agree."""
+        (n, k), dtype = self.choose.choice(SHAPES), self.choose.choice(FLOATING)
+        mine, theirs = self.modules[n, k, dtype]
+        shape = (self.choose.choice(ROWS), k)
+        with torch.no_grad():
+            for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+                b.copy_(a.copy_(torch.randint(-1, 2, a.shape, device=self.device)))
+        x = torch.randint(-2, 3, shape, device=self.device).to(dtype)
+        if self.choose.random() < 0.5:
+            with torch.no_grad():
+                return assert_equal(mine(x), theirs(x))
+        x.requires_grad_()
+        grad_output = torch.randint(-1, 2, (len(x), n), device=self.device).to(dtype)
+        results = []
+        for module in (mine, theirs):
+            out = module(x)
+            results.append([out, *grad(out, [x, *module.parameters()], grad_output)])
+        for got, want in zip(*results, strict=True):
+            assert_equal(got.detach(), want.detach())
+
+
+def call_for(callers, seconds):
+    """Runs all callers at once; raises the first error of any."""
+    until = time.monotonic() + seconds
+    threads = [threading.Thread(target=caller.run, args=(until,)) for caller in callers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for caller in callers:
+        if caller.error is not None:
+            raise caller.error
+
+
+def memory(device):
+    """Bytes by name; those that the system may take back, as the CPU's page pool, do not count."""
+    gc.collect()
+    found = {}
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        found["allocated"] = torch.cuda.memory_allocated()
+        found["reserved"] = torch.cuda.memory_reserved()
+    text = Path("/proc/self/smaps_rollup").read_text()
+    sizes = {name: int(kB) << 10 for name, kB in re.findall(r"^(\w+): +(\d+) kB$", text, re.M)}
+    found["RSS"] = sizes["Rss"] - sizes.get("LazyFree", 0)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_soak(device):
+    callers = [Caller(device, seed) for seed in range(THREADS)]
+    call_for(callers, min(SECONDS, 10) / 2)  # until every kind of call has been made
+    before = memory(device)
+    call_for(callers, SECONDS)
+    after = memory(device)
+    print(f"{device}: {sum(caller.calls for caller in callers):,} calls from {THREADS} threads")
+    for name, size in before.items():
+        print(f"  {name}: {size >> 20:,} MiB before, {after[name] >> 20:,} MiB after")
+        assert after[name] <= size + (SLACK if name == "RSS" else 0), name
