@@ -1,15 +1,17 @@
 """Mixed calls of both modules from several threads: results right, memory flat.
 
-5 s on each device, or as many as the variable KERNELS_SOAK_SECONDS says. Prints what it did (-s).
+5 s on each device, or as many as the variable KERNELS_SOAK_SECONDS says, after as many or 10 s of
+the same to warm up. Prints what it did (-s).
 """
 
+import ctypes
 import gc
 import os
 import random
 import re
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,8 @@ SIZES = [0, 1, 7, 1000, 40_000, 300_000, 9_000_000]
 WEIGHTS = [100, 100, 100, 100, 100, 30, 1]
 SHAPES = [(1, 1), (7, 33), (64, 64), (65, 129), (33, 1024), (300, 257)]  # n, k
 ROWS = [0, 1, 5, 64, 129]
-# RSS that comes and goes: what malloc keeps for each thread, code that is met for the first time.
-SLACK = 96 << 20
+# RSS that comes and goes: buffers of torch's and of malloc's for each thread, code met late.
+SLACK = 128 << 20
 
 
 def assert_equal(got, want):
@@ -123,6 +125,8 @@ def call_for(callers, seconds):
 def memory(device):
     """Bytes by name; those that the system may take back, as the CPU's page pool, do not count."""
     gc.collect()
+    with suppress(AttributeError):  # what glibc keeps of blocks that were freed
+        ctypes.CDLL(None).malloc_trim(0)
     found = {}
     if device == "cuda":
         torch.cuda.synchronize()
@@ -138,7 +142,7 @@ def memory(device):
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 def test_soak(device):
     callers = [Caller(device, seed) for seed in range(THREADS)]
-    call_for(callers, min(SECONDS, 10) / 2)  # until every kind of call has been made
+    call_for(callers, min(SECONDS, 10))  # until every kind of call has been made
     before = memory(device)
     call_for(callers, SECONDS)
     after = memory(device)
