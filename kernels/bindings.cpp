@@ -256,7 +256,7 @@ PyObject* relu_entry(PyObject*, PyObject* argument) {
   PyObject* result;
   if (!is_served(argument, fallback, &result)) return result;
   try {
-    const Tensor& x = unwrap(argument);
+    const Tensor x = unwrap(argument);
     Tensor out;
     without_gil(is_short(x), [&] { out = is_dense(x) ? relu_autograd(x) : call_relu_operator(x); });
     return THPVariable_Wrap(std::move(out));
@@ -271,7 +271,7 @@ PyObject* relu_in_place_entry(PyObject*, PyObject* argument) {
   PyObject* result;
   if (!is_served(argument, fallback_in_place, &result)) return result;
   try {
-    const Tensor& x = unwrap(argument);
+    const Tensor x = unwrap(argument);  // its own reference: another thread may swap the tensor
     without_gil(is_short(x), [&] { relu_in_place(x); });
     Py_INCREF(argument);
     return argument;
@@ -302,7 +302,7 @@ PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     PyErr_Format(PyExc_TypeError, "linear_relu_divide() takes 4 arguments, not %zd", count);
     return nullptr;
   }
-  double divisor;
+  double divisor = 0;
   bool is_served = is_number(arguments[3], &divisor);
   bool wants_operator = at::impl::torch_function_mode_enabled();
   for (int i = 0; i < 3; ++i) {
@@ -315,9 +315,9 @@ PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   if (!is_served) Py_RETURN_NOTIMPLEMENTED;
   if (wants_operator) return PyObject_Vectorcall(fallback_linear, arguments, 4, nullptr);
   try {
-    static const Tensor none;
-    const LinearInputs in{unwrap(arguments[0]), unwrap(arguments[1]),
-                          arguments[2] == Py_None ? none : unwrap(arguments[2]), divisor};
+    const Tensor x = unwrap(arguments[0]), weight = unwrap(arguments[1]);
+    const Tensor bias = arguments[2] == Py_None ? Tensor() : unwrap(arguments[2]);
+    const LinearInputs in{x, weight, bias, divisor};
     Tensor out;
     without_gil(is_short(in.x) && is_short(in.weight),
                 [&] { out = is_dense(in) ? linear_autograd(in) : call_linear_operator(in); });

@@ -128,12 +128,15 @@ constexpr size_t kHugePage = 2 << 20;
 
 // Uninitialised memory for a large output, in huge pages where the system has them, at a multiple
 // of their size; null where there is none. What is given back is kept for the next output of its
-// size, an eighth of the machine's memory at most, and marked as free: the system takes it when it
-// needs it. Fresh memory costs more than the arithmetic: it has to be faulted in and cleared, and
-// on a virtual machine that reports free memory to its host, fetched from there (1 GiB: 50 ms
-// to 1.5 s).
+// size, an eighth of the machine's or the container's memory at most, and marked as free: the
+// system takes it when it needs it. Fresh memory costs more than the arithmetic: it has to be
+// faulted in and cleared, and on a virtual machine that reports free memory to its host, fetched
+// from there (1 GiB: 50 ms to 1.5 s). Nothing is kept under KERNELS_CPU_POOL=0 or a limited address
+// space.
 void* take_memory(size_t bytes);
-void give_memory(void* data, size_t bytes);
+void give_memory(void* data);
+// Returns all that is kept to the system; says whether there was anything.
+bool release_memory();
 
 }  // namespace cpu
 

@@ -322,7 +322,8 @@ Tensor run_linear(const LinearInputs& in, const Tensor& mask) {
 #endif
   // Below autograd, torch would multiply the matrices of a tensor with gaps one by one.
   const Tensor x = in.x.dim() > 2 ? in.x.contiguous() : in.x;
-  out = torch_linear({x, in.weight, in.bias, in.divisor}).contiguous();
+  out = with_all_memory(
+      [&] { return torch_linear({x, in.weight, in.bias, in.divisor}).contiguous(); });
   run_linear_epilogue(dtype, out, in.divisor, mask);
   return out;
 }
@@ -495,7 +496,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
     }
   }
 #endif
-  return a.mm(b);
+  return with_all_memory([&] { return a.mm(b); });
 }
 
 // What autograd records: the mask, and of x and weight those that the other's gradient needs.

@@ -166,27 +166,34 @@ class LargeAllocator final : public c10::Allocator {
     void* const data = bytes < kStreamBytes ? nullptr : cpu::take_memory(bytes);
     if (data == nullptr) return c10::GetAllocator(at::kCPU)->allocate(bytes);
     c10::profiledCPUMemoryReporter().New(data, bytes);
-    return {data, new Block{data, bytes}, release, at::kCPU};
+    // Copy-on-write clones (_lazy_clone) need a context that is the data itself.
+    return {data, data, release, at::kCPU};
   }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 
  private:
-  struct Block {
-    void* data;
-    size_t bytes;
-  };
-  static void release(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    c10::profiledCPUMemoryReporter().Delete(block->data);
-    cpu::give_memory(block->data, block->bytes);
+  static void release(void* data) {
+    c10::profiledCPUMemoryReporter().Delete(data);
+    cpu::give_memory(data);
   }
 };
 
+// Runs `work`, which allocates; if it fails, once more without the memory that is kept for later.
+template <typename Work>
+auto with_all_memory(const Work& work) {
+  try {
+    return work();
+  } catch (const c10::Error&) {
+    if (!cpu::release_memory()) throw;
+  }
+  return work();
+}
+
 // Uninitialised memory without a trip through the dispatcher, which small tensors would notice.
-Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::IntArrayRef> strides,
-                at::ScalarType type) {
+Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef sizes,
+                std::optional<at::IntArrayRef> strides, at::ScalarType type) {
   static LargeAllocator large;
   const size_t bytes = c10::multiply_integers(sizes) * c10::elementSize(type);
   c10::Allocator* allocator = bytes < kStreamBytes ? c10::GetAllocator(at::kCPU) : &large;
@@ -197,8 +204,10 @@ Tensor allocate(const Tensor& like, at::IntArrayRef sizes, std::optional<at::Int
     keys = c10::DispatchKeySet(at::DispatchKey::CUDA);
   }
 #endif
-  return strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
-                 : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
+  return with_all_memory([&] {
+    return strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
+                   : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
+  });
 }
 
 // An output with the strides that torch's elementwise ops (TensorIterator) give theirs. The first
@@ -343,6 +352,7 @@ void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
     split_elements(out, from != to, [=, &layout](int64_t begin, int64_t end, bool) {
       cpu::relu_strided(dtype, from, to, begin, end, layout);
     });
+  void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   }
 }
 
@@ -362,6 +372,7 @@ void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const T
 void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
                        at::IntArrayRef stride, const Tensor& grad_input) {
   const int64_t n = grad_output.numel();
+  void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   if (n == 0) return;
   const void* from = grad_output.const_data_ptr();
   const uint8_t* bits = mask.const_data_ptr<uint8_t>();

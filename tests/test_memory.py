@@ -1,0 +1,259 @@
+"""Memory of large outputs on a CPU, tensors that other threads take away, and what runs out."""
+
+import sys
+
+import pytest
+import torch
+from tensors import assert_same_bits, relu_by_definition
+from test_build import python
+
+from model_new import ModelNew
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+# What the children start with: a class for each problem, and outputs of 64 MiB.
+START = """
+import os, resource, threading, time
+import torch
+from model_new import LinearReluDivideNew, ModelNew
+torch.set_num_threads(2)
+relu, n = ModelNew(), 16 << 20
+def address_space():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+def limit_address_space(more):
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + more, resource.RLIM_INFINITY))
+"""
+
+
+def run(code, tmp_path, **environment):
+    done = python(START + code, tmp_path, **environment)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return done.stdout.split()
+
+
+# ----------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "relu(x)",
+        "relu(x.requires_grad_()).sum()",
+        "ModelNew(inplace=True)(x)",
+        "LinearReluDivideNew(512, 512, 2.0)(x)",
+        "torch.autograd.grad(LinearReluDivideNew(512, 512, 2.0)(x.requires_grad_()).sum(), x)",
+    ],
+)
+def test_a_tensor_in_use_cannot_be_swapped_away(call, tmp_path):
+    """torch.utils.swap_tensors refuses while a kernel without the GIL holds the tensor."""
+    code = f"""
+x = torch.randn(64 * 1024, 512)
+swapped, refused, ready, done = [], [], threading.Event(), threading.Event()
+def swap():
+    ready.set()
+    while not done.is_set():
+        other = torch.zeros(8)
+        try:
+            torch.utils.swap_tensors(x, other)
+            swapped.append(not done.is_set())
+            torch.utils.swap_tensors(x, other)
+        except RuntimeError:
+            refused.append(True)
+        time.sleep(0.001)
+thread = threading.Thread(target=swap)
+with torch.no_grad() if "grad" not in {call!r} else torch.enable_grad():
+    torch.autograd.graph.get_gradient_edge  # its module is loaded before the threads need it
+    thread.start()
+    ready.wait()
+    {call}
+done.set()
+thread.join()
+print(len(refused))
+"""
+    assert int(run(code, tmp_path)[0]) > 0
+
+
+# ---------------------------------------------------------------------------------------- the pool
+
+
+@LINUX
+def test_off_by_an_environment_variable(tmp_path):
+    code = """
+x = torch.randn(n)
+torch.relu(x)  # starts the threads
+before = address_space()
+for _ in range(3):
+    out = relu(x)
+    assert torch.equal(out, torch.relu(x))
+    del out
+print(address_space() - before)
+"""
+    assert int(run(code, tmp_path)[0]) >= 64 << 20
+    assert int(run(code, tmp_path, KERNELS_CPU_POOL="0")[0]) < 32 << 20
+
+
+@LINUX
+@pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_bounded_by_an_eighth_of_the_containers_memory(file, tmp_path):
+    code = f"""
+import ctypes, subprocess, sys
+path = "/sys/fs/cgroup/{file}"
+def mount(*arguments):
+    return subprocess.run(["mount", *arguments], capture_output=True).returncode == 0
+CLONE_NEWNS = 0x20000
+if ctypes.CDLL(None).unshare(CLONE_NEWNS) or not mount("--make-rprivate", "/") \\
+        or not mount("-t", "tmpfs", "none", "/sys/fs/cgroup"):
+    print("can't mount")
+    sys.exit()
+os.makedirs(os.path.dirname(path), exist_ok=True)
+with open(path, "w") as limit:
+    limit.write(str(8 * (130 << 20)))
+x = torch.randn(n)
+torch.relu(x)
+before = address_space()
+held = [relu(x) for _ in range(4)]
+del held
+print(address_space() - before)
+"""
+    kept = run(code, tmp_path)
+    if kept[0] == "can't":
+        pytest.skip("needs the right to mount")
+    assert 128 << 20 <= int(kept[0]) <= 144 << 20
+
+
+@LINUX
+def test_memory_of_a_limited_address_space_is_not_kept(tmp_path):
+    code = """
+x = torch.randn(n)
+relu(x)
+limit_address_space(10 << 30)
+before = address_space()
+out = relu(x[:-600000])
+assert torch.equal(out, torch.relu(x[:-600000]))
+del out
+print(address_space() - before)
+"""
+    assert int(run(code, tmp_path)[0]) < 32 << 20
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "call",
+    [
+        "relu(x[: n // 2 + 512])",  # a block of its own, of another size than those kept
+        "relu(x[: 7 << 20])",  # too small for a block: torch's allocator
+        "relu(x.requires_grad_())",
+        "linear(rows)",
+        "torch.autograd.grad(relu(leaf[: 9 << 20]), leaf, torch.ones(9 << 20))",
+    ],
+)
+def test_kept_memory_is_returned_before_an_allocation_fails(call, tmp_path):
+    code = f"""
+x, leaf = torch.randn(n), torch.randn(9 << 20).requires_grad_()
+linear, rows = LinearReluDivideNew(8, 1024, 2.0), torch.randn(n // 1024, 8)
+{call}
+held = [torch.empty_like(x).data_ptr() for _ in range(2)]
+kept = [relu(torch.randn(n + i * (1 << 20))) for i in range(4)]
+del kept
+limit_address_space(0)
+{call}
+"""
+    run(code, tmp_path)
+
+
+# ------------------------------------------------------------------------------- out of memory
+
+
+@LINUX
+def test_out_of_memory_is_torchs_error_and_the_next_call_works(tmp_path):
+    """Forward, with mask and backward; nothing leaks."""
+    code = """
+x, leaf = torch.randn(n), torch.randn(n, requires_grad=True)
+linear, rows = LinearReluDivideNew(16, 2048, 2.0), torch.randn(n // 1024, 16)
+out, linear_out = relu(leaf), linear(rows.requires_grad_())
+cases = {
+    "forward": lambda: relu(x),
+    "with mask": lambda: relu(leaf),
+    "backward": lambda: torch.autograd.grad(out, leaf, x, retain_graph=True),
+    "torch": lambda: torch.relu(x),
+    "linear": lambda: linear(rows.detach()),
+    "linear backward": lambda: torch.autograd.grad(linear_out.sum(), rows, retain_graph=True),
+}
+for name, case in cases.items():
+    held = case()  # so the pool is empty
+    sizes = []
+    for _ in range(10):
+        limit_address_space(40 << 20)
+        try:
+            case()
+        except RuntimeError as error:
+            assert "allocate" in str(error), error
+        else:
+            raise AssertionError(name)
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        sizes.append(address_space())
+    assert sizes[-1] - sizes[1] < 32 << 20, (name, sizes)
+    del held
+    case()
+"""
+    run(code, tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- fork
+
+
+@LINUX
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork_while_other_threads_use_the_pool(tmp_path):
+    """The child computes, with blocks of its own, whoever was inside the pool."""
+    code = """
+torch.set_num_threads(1)
+x = torch.randn(n // 2)
+want, stop = torch.relu(x), threading.Event()
+def work():
+    while not stop.is_set():
+        relu(x)
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        good = all(torch.equal(relu(x), want) for _ in range(2))
+        os._exit(0 if good else 1)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
+        raise AssertionError("the child hangs")
+    assert status == 0, status
+stop.set()
+for thread in threads:
+    thread.join()
+assert torch.equal(relu(x), want)
+"""
+    run(code, tmp_path)
+
+
+# --------------------------------------------------------------------------------- lazy clones
+
+
+def test_lazy_clones_of_large_outputs():
+    """Copy-on-write clones, and kernels that write to them."""
+    x = torch.randn(9 << 20)
+    out, want = ModelNew()(x), relu_by_definition(x)
+    clone = out._lazy_clone()
+    assert torch._C._is_cow_tensor(out)
+    clone.neg_()
+    assert_same_bits(out, want)
+    assert_same_bits(clone, -want)
+    again = clone._lazy_clone()
+    ModelNew(inplace=True)(again)
+    assert_same_bits(again, relu_by_definition(-want))
+    assert_same_bits(clone, -want)
+    del out, again
+    clone.neg_()
+    assert_same_bits(clone, want)
