@@ -244,6 +244,19 @@ bool is_contiguous(at::IntArrayRef sizes, at::IntArrayRef stride) {
   return true;
 }
 
+// Whether a tensor of these sizes and strides has a place of its own for each element, and no gaps.
+bool is_non_overlapping_and_dense(at::IntArrayRef sizes, at::IntArrayRef stride) {
+  if (std::any_of(stride.begin(), stride.end(), [](auto s) { return s < 0; })) return false;
+  const int64_t n = c10::multiply_integers(sizes);
+  size_t d;
+  for (int64_t expected = 1; expected < n; expected *= sizes[d]) {
+    d = 0;
+    while (d < sizes.size() && !(sizes[d] > 1 && stride[d] == expected)) ++d;
+    if (d == sizes.size()) return false;
+  }
+  return true;
+}
+
 // The walk over up to two strided operands in the memory order of a dense result, with neighbouring
 // dimensions joined where every operand allows it.
 Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef first,
@@ -461,6 +474,9 @@ Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,
          mask.device().str().c_str());
   }
   if (static_cast<int64_t>(stride.size()) != grad_output.dim()) {
+  if (!is_non_overlapping_and_dense(grad_output.sizes(), stride)) {
+    fail("stride must be that of a dense tensor of the gradient's shape, with no gaps or overlaps");
+  }
     fail("stride must have %ld entries, got %zu", grad_output.dim(), stride.size());
   }
   const DeviceOf device(grad_output);

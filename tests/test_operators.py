@@ -1,0 +1,204 @@
+"""The operators as anybody may call them: ill-fitting arguments, and programs saved elsewhere."""
+
+import random
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from tensors import DTYPES, linear_modules
+from test_build import python
+
+from model_new import ModelNew, _extension
+
+ROOT = Path(__file__).resolve().parent.parent
+OPERATORS = _extension.operators
+SCHEMAS = [
+    "relu(Tensor input) -> Tensor",
+    "relu_with_mask(Tensor input) -> (Tensor, Tensor)",
+    "relu_backward(Tensor grad_output, Tensor mask, SymInt[] stride) -> Tensor",
+    "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor",
+    "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor)"
+    " -> (Tensor, Tensor)",
+    "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
+    " -> (Tensor, Tensor)",
+]
+NAMES = [schema.partition("(")[0] for schema in SCHEMAS]
+
+# ------------------------------------------------------------------------- arguments from anywhere
+
+
+@pytest.mark.parametrize(
+    "stride", [[10**9], [2**62], [-1], [0], [2], [2**63 - 1]], ids=lambda stride: str(stride[0])
+)
+def test_strides_that_lead_out_of_the_mask(stride, device):
+    grad_output = torch.ones(8, device=device)
+    mask = torch.zeros(1, dtype=torch.uint8, device=device)
+    with pytest.raises(RuntimeError, match="stride must be that of a dense tensor"):
+        OPERATORS.relu_backward(grad_output, mask, stride)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride"),
+    [((3, 4), (4, 2)), ((3, 4), (1, 1)), ((3, 4), (5, 1)), ((2, 3, 4), (12, 1, 4)), ((1,), (-5,))],
+)
+def test_strides_with_gaps_or_overlaps(shape, stride):
+    grad_output = torch.ones(shape)
+    mask = torch.zeros((grad_output.numel() + 7) // 8, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="stride must be that of a dense tensor"):
+        OPERATORS.relu_backward(grad_output, mask, stride)
+
+
+def random_tensor(choose):
+    dtype = choose.choice([torch.float32, torch.float32, torch.uint8, *DTYPES, torch.bool])
+    shape = [choose.choice([0, 1, 1, 2, 3, 4, 8, 9, 17]) for _ in range(choose.randint(0, 4))]
+    kind = choose.randrange(14)
+    if kind == 0:
+        shape = [2**20] * choose.randint(1, 3)  # of 1 MiB, or of more than any machine has
+        return torch.ones((), dtype=dtype).expand(choose.choice([shape, [0, *shape]]))
+    if kind == 1:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    x = torch.ones(shape, dtype=dtype)
+    if kind == 2:
+        return x.to_sparse()
+    if kind == 3 and shape:
+        return x.transpose(0, -1)
+    if kind == 4 and shape:
+        return x[..., ::2]
+    if kind == 5 and shape:
+        return x[..., :1].expand(shape)
+    if kind == 6 and x.is_floating_point():
+        return x.requires_grad_()
+    if kind == 7:
+        return torch.zeros(100, dtype=dtype).as_strided(shape[:2], (3, 2)[: len(shape)])
+    if kind == 8:
+        return x.to(torch.complex64)
+    return x
+
+
+def random_argument(choose, kind, tensors):
+    if choose.random() < 0.01:
+        return choose.choice([None, "text", 2**70, [1.5], object()])
+    if kind == "Tensor":
+        # Half of them are one of a few, so that some fit together.
+        return choose.choice(tensors) if choose.random() < 0.6 else random_tensor(choose)
+    if kind == "Tensor?":
+        return None if choose.random() < 0.4 else random_argument(choose, "Tensor", tensors)
+    if kind == "float":
+        return choose.choice([1.0, 0.0, -3.5, 3, float("nan"), float("inf"), True])
+    if kind == "bool":
+        return choose.random() < 0.5
+    lengths = [t.dim() for t in tensors] if choose.random() < 0.8 else [0, 1, 2, 5, 65]
+    values = [0, 1, 2, 3, 4, 8, 9, 24, 10**9, 2**62, 2**63 - 1, -1, -(2**63)]
+    fitting = [list(t.stride()) for t in tensors if t.layout == torch.strided]
+    if fitting and choose.random() < 0.5:
+        return choose.choice(fitting)
+    return [choose.choice(values) for _ in range(choose.choice(lengths))]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(6))
+def test_random_arguments_give_results_or_errors(seed):
+    """Never a crash, and no shape but the one that the operator promises."""
+    choose, served = random.Random(seed), 0
+    for _ in range(1500):
+        name = choose.choice(NAMES)
+        operator = getattr(OPERATORS, name).default
+        rows, columns = choose.randint(1, 5), choose.choice([1, 7, 8, 9, 16])
+        tensors = [
+            torch.ones(rows, columns),
+            torch.zeros((rows * columns + 7) // 8, dtype=torch.uint8),
+            torch.zeros(rows, (columns + 7) // 8, dtype=torch.uint8),
+            random_tensor(choose),
+        ]
+        arguments = [
+            random_argument(choose, str(a.type).replace("Optional[Tensor]", "Tensor?"), tensors)
+            for a in operator._schema.arguments
+        ]
+        try:
+            results = operator(*arguments)
+        except (RuntimeError, TypeError, ValueError, IndexError, OverflowError):
+            continue
+        served += 1
+        if name.startswith("relu") and isinstance(results, torch.Tensor):
+            assert results.shape == arguments[0].shape
+    assert served > 100
+
+
+# ---------------------------------------------------------------------------------- saved programs
+
+
+def test_schemas_are_those_that_saved_programs_hold():
+    """A schema that changes needs another name: programs that were saved before must go on."""
+    got = [str(getattr(OPERATORS, name).default._schema) for name in NAMES]
+    assert got == [f"relu_divide_kernels::{schema}" for schema in SCHEMAS]
+
+
+# Another build: its sources and so its name are others.
+ANOTHER_BUILD = f"""
+import sys, torch
+sys.path.insert(0, {str(ROOT)!r})
+from kernels.bundle import bundle
+def another_build(problem):
+    exec(bundle(problem).replace("// The kernels of", "// Another version of"), namespace := {{}})
+    return namespace
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_saved_with_one_build_run_with_another(tmp_path):
+    x, module = torch.randn(4, 6), linear_modules(6, 9)[0]
+    relu = ModelNew()
+    for name, model in (("relu", relu), ("linear", module)):
+        exported = torch.export.export(model, (x,))
+        torch.export.save(exported, tmp_path / f"{name}.pt2")
+        torch.jit.save(torch.jit.trace(model, x, check_trace=False), tmp_path / f"{name}-traced.pt")
+        torch.jit.save(torch.jit.script(model), tmp_path / f"{name}-scripted.pt")
+    torch.save((x, relu(x), module(x).detach()), tmp_path / "results.pt")
+    code = f"""
+        own = another_build("relu")["_extension"].__name__
+        assert own != {_extension.__name__!r} and {_extension.__name__!r} not in sys.modules
+        x, *results = torch.load("results.pt")
+        for name, want in zip(("relu", "linear"), results):
+            exported = torch.export.load(name + ".pt2").module()
+            for program in (exported, torch.jit.load(name + "-traced.pt"),
+                            torch.jit.load(name + "-scripted.pt")):
+                leaf = x.clone().requires_grad_()
+                got = program(leaf)
+                torch.testing.assert_close(got.detach(), want)
+                got.sum().backward()
+                assert leaf.grad.count_nonzero() > 0
+            calls = [n.target for n in exported.graph.nodes if n.op == "call_function"]
+            assert any(str(call).startswith("relu_divide_kernels") for call in calls), calls
+    """
+    done = python(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_build_serves_the_operators_of_all(tmp_path):
+    code = """
+        first, second = another_build("relu"), another_build("linear_relu_divide")
+        import model_new
+        assert model_new._extension.__name__ != first["_extension"].__name__
+        x = torch.randn(4, 6)
+        operator = torch.ops.relu_divide_kernels.relu.default
+        for relu in (first["ModelNew"](), model_new.ModelNew()):
+            program = torch.export.export(relu, (x,))
+            assert operator in [node.target for node in program.graph.nodes]
+            assert torch.equal(program.module()(x), torch.relu(x))
+            assert torch.equal(relu(x), torch.relu(x))
+    """
+    done = python(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_operator_of_the_name(tmp_path):
+    code = """
+        import torch
+        library = torch.library.Library("relu_divide_kernels", "DEF")
+        library.define("relu(Tensor input, int slope) -> Tensor")
+        import model_new
+    """
+    done = python(code, tmp_path)
+    assert done.returncode != 0
+    assert f"expected the operator relu_divide_kernels::{SCHEMAS[0]}" in done.stderr
