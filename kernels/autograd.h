@@ -10,9 +10,8 @@ namespace {
 
 // ---------------------------------------------------------------------------------- dispatcher
 
-#define KERNELS_STRING_(x) #x
-#define KERNELS_STRING(x) KERNELS_STRING_(x)
-#define KERNELS_NAME KERNELS_STRING(TORCH_EXTENSION_NAME)
+// What graphs and saved programs call the operators, whichever build runs them.
+#define KERNELS_NAMESPACE "relu_divide_kernels"
 
 using torch::jit::Stack;
 
@@ -49,7 +48,7 @@ Stack call_operator(const char* name, Stack arguments) {
 }
 
 Tensor call_relu_operator(const Tensor& x) {
-  return call_operator(KERNELS_NAME "::relu", {x})[0].toTensor();
+  return call_operator(KERNELS_NAMESPACE "::relu", {x})[0].toTensor();
 }
 
 // The operators below autograd. A dense tensor's go to the kernel straight away.
@@ -62,7 +61,7 @@ Tensor call_relu(const Tensor& x) {
 std::tuple<Tensor, Tensor> call_relu_with_mask(const Tensor& x) {
   if (is_dense(x)) return relu_with_mask_kernel(x);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Stack stack = call_operator(KERNELS_NAME "::relu_with_mask", {x});
+  const Stack stack = call_operator(KERNELS_NAMESPACE "::relu_with_mask", {x});
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 
@@ -72,7 +71,8 @@ Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
       !has_tangent(grad_output)) {
     return relu_backward_kernel(grad_output, mask, stride);
   }
-  return call_operator(KERNELS_NAME "::relu_backward", {grad_output, mask, stride})[0].toTensor();
+  return call_operator(KERNELS_NAMESPACE "::relu_backward", {grad_output, mask, stride})[0]
+      .toTensor();
 }
 
 // ------------------------------------------------------------------------------------ autograd

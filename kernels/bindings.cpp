@@ -160,22 +160,41 @@ const struct {
     {DispatchKey::CompositeExplicitAutograd, "linear_relu_divide", linear_composite},
 };
 
-#define KERNELS_LIBRARY(name, m) TORCH_LIBRARY(name, m)
+// Saved programs hold these schemas: one that changes gets another name, or another namespace.
+const char* const kSchemas[] = {
+    "relu(Tensor input) -> Tensor",
+    "relu_with_mask(Tensor input) -> (Tensor, Tensor)",
+    "relu_backward(Tensor grad_output, Tensor mask, SymInt[] stride) -> Tensor",
+    "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor",
+    "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor)"
+    " -> (Tensor, Tensor)",
+    "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
+    " -> (Tensor, Tensor)",
+};
 
-KERNELS_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def("relu(Tensor input) -> Tensor");
-  m.def("relu_with_mask(Tensor input) -> (Tensor, Tensor)");
-  m.def("relu_backward(Tensor grad_output, Tensor mask, SymInt[] stride) -> Tensor");
-  m.def("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor");
-  m.def(
-      "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor)"
-      " -> (Tensor, Tensor)");
-  m.def(
-      "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
-      " -> (Tensor, Tensor)");
-  for (const auto& [key, name, kernel] : kKernels) {
-    auto functor = torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(kernel));
-    m.impl(name, torch::dispatch(key, std::move(functor)));
+// Registers the operators that no build in this process has registered yet. Those of the first
+// build then serve all others, whose schemas are the same.
+void register_operators() {
+  static torch::Library library(torch::Library::FRAGMENT, KERNELS_NAMESPACE, std::nullopt, __FILE__,
+                                __LINE__);
+  for (const char* text : kSchemas) {
+    c10::FunctionSchema schema = torch::schema(text);
+    const std::string name = schema.name();
+    const auto found = c10::Dispatcher::singleton().findSchema({KERNELS_NAMESPACE "::" + name, ""});
+    if (found) {
+      schema.setNamespaceIfNotSet(KERNELS_NAMESPACE);
+      if (found->schema() == schema) continue;
+      fail("expected the operator " KERNELS_NAMESPACE
+           "::%s, got another library's of that name: "
+           "load these kernels in a process without it",
+           text);
+    }
+    library.def(std::move(schema));
+    for (const auto& [key, operator_name, kernel] : kKernels) {
+      if (operator_name != name) continue;
+      auto functor = torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(kernel));
+      library.impl(operator_name, torch::dispatch(key, std::move(functor)));
+    }
   }
 }
 
@@ -256,7 +275,7 @@ PyObject* relu_entry(PyObject*, PyObject* argument) {
   PyObject* result;
   if (!is_served(argument, fallback, &result)) return result;
   try {
-    const Tensor x = unwrap(argument);
+    const Tensor x = unwrap(argument);  // its own reference: another thread may swap the tensor
     Tensor out;
     without_gil(is_short(x), [&] { out = is_dense(x) ? relu_autograd(x) : call_relu_operator(x); });
     return THPVariable_Wrap(std::move(out));
@@ -271,7 +290,7 @@ PyObject* relu_in_place_entry(PyObject*, PyObject* argument) {
   PyObject* result;
   if (!is_served(argument, fallback_in_place, &result)) return result;
   try {
-    const Tensor x = unwrap(argument);  // its own reference: another thread may swap the tensor
+    const Tensor x = unwrap(argument);
     without_gil(is_short(x), [&] { relu_in_place(x); });
     Py_INCREF(argument);
     return argument;
@@ -367,12 +386,22 @@ PyMethodDef methods[] = {
      "set_fallbacks(relu, relu_, linear_relu_divide): what serves subclasses, proxies and modes."},
     {nullptr, nullptr, 0, nullptr}};
 
+#define KERNELS_STRING_(x) #x
+#define KERNELS_STRING(x) KERNELS_STRING_(x)
+#define KERNELS_NAME KERNELS_STRING(TORCH_EXTENSION_NAME)
+
 PyModuleDef module = {
     PyModuleDef_HEAD_INIT, KERNELS_NAME, nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 PyObject* create_module() {
   if (!find_tensor_offset()) {
     PyErr_SetString(PyExc_ImportError, "torch.Tensor objects of this torch hold no at::Tensor");
+    return nullptr;
+  }
+  try {
+    register_operators();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
     return nullptr;
   }
   return PyModule_Create(&module);

@@ -439,7 +439,7 @@ bool is_dense(const LinearInputs& in) {
 }
 
 Tensor call_linear_operator(const LinearInputs& in) {
-  return call_operator(KERNELS_NAME "::linear_relu_divide", stack_of(in))[0].toTensor();
+  return call_operator(KERNELS_NAMESPACE "::linear_relu_divide", stack_of(in))[0].toTensor();
 }
 
 // The operators below autograd. Those of dense tensors go to the kernel straight away.
@@ -452,7 +452,8 @@ Tensor call_linear(const LinearInputs& in) {
 std::tuple<Tensor, Tensor> call_linear_with_mask(const LinearInputs& in) {
   if (is_dense(in)) return linear_with_mask_kernel(in);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Stack stack = call_operator(KERNELS_NAME "::linear_relu_divide_with_mask", stack_of(in));
+  const Stack stack =
+      call_operator(KERNELS_NAMESPACE "::linear_relu_divide_with_mask", stack_of(in));
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 
@@ -461,7 +462,7 @@ std::tuple<Tensor, Tensor> call_linear_backward(const LinearGradients& in) {
       !has_tangent(in.grad_output)) {
     return linear_backward_kernel(in);
   }
-  const Stack stack = call_operator(KERNELS_NAME "::linear_relu_divide_backward",
+  const Stack stack = call_operator(KERNELS_NAMESPACE "::linear_relu_divide_backward",
                                     {in.grad_output, in.mask, in.divisor, in.wants_bias});
   return {stack[0].toTensor(), stack[1].toTensor()};
 }

@@ -12,6 +12,7 @@ def serve_subclasses(extension: ModuleType) -> None:
 
     In place that is torch's own `relu_`, which they know.
     """
+    extension.operators = torch.ops.relu_divide_kernels
     operator = extension.operators.relu.default
     register_once = functools.cache(register_sharding_rule)
 
