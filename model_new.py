@@ -17,9 +17,10 @@ _extension = kernels.load_extension()
 _reference = kernels.load_reference()
 _relu = _extension.relu
 _relu_in_place = _extension.relu_
-_relu_operator = _extension.operators.relu.default
+_relu_operator = _extension.operators.relu
 _linear_relu_divide = _extension.linear_relu_divide
-_linear_relu_divide_operator = _extension.operators.linear_relu_divide.default
+_linear_relu_divide_operator = _extension.operators.linear_relu_divide
+_is_scripted = torch.jit.is_scripting
 _is_traced = torch.compiler.is_dynamo_compiling
 are_plain, is_plain_linear = kernels.are_plain, kernels.is_plain_linear
 
@@ -39,7 +40,7 @@ class ModelNew(_reference.Model):
         self.inplace = inplace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if _is_traced():  # a graph holds the operator, not the C functions
+        if _is_scripted() or _is_traced():  # a graph holds the operator, not the C functions
             out = _relu_operator(x)
             return x.copy_(out) if self.inplace else out
         return _relu_in_place(x) if self.inplace else _relu(x)
@@ -56,6 +57,8 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
+            return _relu_operator(self.linear(x)) / self.divisor
         linear, divisor = self.linear, self.divisor
         if is_plain_linear(linear):
             if not _is_traced():

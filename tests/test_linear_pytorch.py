@@ -187,6 +187,18 @@ def test_jit_trace():
     assert_same_bits(traced(x).detach(), theirs(x).detach())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("divisor", [3.0, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_jit_script(divisor, bias):
+    mine, theirs = linear_modules(6, 10, divisor, bias=bias)
+    x = samples()
+    assert_same_bits(torch.jit.script(mine)(x).detach(), theirs(x).detach())
+    for module in (mine, theirs):
+        wrap(module)
+    assert_same_bits(torch.jit.script(mine)(x).detach(), theirs(x).detach())
+
+
 def test_meta_and_fake_tensors():
     from torch._subclasses.fake_tensor import FakeTensorMode
 

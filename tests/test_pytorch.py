@@ -155,6 +155,22 @@ def test_jit_trace():
     assert_same_bits(traced(x + 1), torch.relu(x + 1))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("inplace", [False, True])
+def test_jit_script(inplace):
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 6), ModelNew(inplace)))
+    x = samples().requires_grad_()
+    scripted(x).sum().backward()
+    layer, want = scripted[0], x.detach().clone().requires_grad_()
+    torch.relu(nn.functional.linear(want, layer.weight, layer.bias)).sum().backward()
+    assert_same_bits(x.grad, want.grad)
+    values = samples()
+    before = values.clone()
+    got = torch.jit.script(ModelNew(inplace))(values)
+    assert_same_bits(got, torch.relu(before))
+    assert_same_bits(values, got if inplace else before)
+
+
 def test_meta_and_fake_tensors():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
