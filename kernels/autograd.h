@@ -103,8 +103,17 @@ Pointer own_node(std::unique_ptr<T> node) {
   }
 }
 
-// What autograd records of relu and of relu_backward: both have the same derivative. Written out
-// as a Node, for torch::autograd::Function would take 3 s more to compile and more time a call.
+using torch::autograd::Edge;
+
+// Makes a node the one that the gradient of `output` goes to.
+template <typename T>
+Edge edge_to(const Tensor& output, std::unique_ptr<T> node) {
+  const uint32_t output_number = node->add_input_metadata(output);
+  return {own_node<NodePointer>(std::move(node)), output_number};
+}
+
+// What autograd records of relu. Written out as a Node, for torch::autograd::Function would take 3
+// s more to compile and more time a call.
 struct SelectBackward : Node {
   torch::autograd::SavedVariable saved;  // the mask, or the output if there is no stride
   std::optional<c10::IValue> stride;
@@ -115,8 +124,14 @@ struct SelectBackward : Node {
     if (!grads[0].defined()) return {Tensor()};
     const std::lock_guard<std::mutex> lock(mutex_);
     const Tensor tensor = saved.unpack();
-    return {stride ? call_relu_backward(grads[0], tensor, *stride)
-                   : at::threshold_backward(grads[0], tensor, 0)};
+    const bool again = at::GradMode::is_enabled();  // this gradient is to be differentiated
+    if (stride && !again) return {call_relu_backward(grads[0], tensor, *stride)};
+    Tensor out = stride ? relu_signs(grads[0], tensor, *stride) : tensor;
+    if (again) {  // by the output too, as torch's is: that gives zeros
+      out = out.detach();
+      torch::autograd::impl::set_gradient_edge(out, {getptr(), 0});
+    }
+    return {at::threshold_backward(grads[0], out, 0)};
   }
 
   void release_variables() override {
@@ -132,13 +147,11 @@ std::unique_ptr<SelectBackward> select_from(const Tensor& input) {
   return node;
 }
 
-torch::autograd::Edge select_to(const Tensor& output, const Tensor& saved,
-                                std::optional<c10::IValue> stride,
-                                std::unique_ptr<SelectBackward> node) {
+Edge select_to(const Tensor& output, const Tensor& saved, std::optional<c10::IValue> stride,
+               std::unique_ptr<SelectBackward> node) {
   node->saved = torch::autograd::SavedVariable(saved, /*is_output=*/false);
   node->stride = std::move(stride);
-  const uint32_t output_number = node->add_input_metadata(output);
-  return {own_node<NodePointer>(std::move(node)), output_number};
+  return edge_to(output, std::move(node));
 }
 
 void record(const Tensor& input, const Tensor& output, const Tensor& saved,
@@ -165,16 +178,11 @@ Tensor relu_autograd(const Tensor& x) {
 
 Tensor relu_backward_autograd(const Tensor& grad_output, const Tensor& mask,
                               const c10::IValue& stride) {
-  if (has_tangent(grad_output) || in_functorch()) {
+  if (wants_gradient(grad_output) || has_tangent(grad_output) || in_functorch()) {
     return relu_backward_composite(grad_output, mask, stride);
   }
-  Tensor grad_input;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    grad_input = call_relu_backward(grad_output, mask, stride);
-  }
-  if (wants_gradient(grad_output)) record(grad_output, grad_input, mask, stride);
-  return grad_input;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_relu_backward(grad_output, mask, stride);
 }
 
 // relu in place, with torch's rules for leaves, views, versions and overlapping memory. No

@@ -179,6 +179,14 @@ Tensor as_matrix(const Tensor& x) {
   return x.dim() == 2 ? x : x.reshape_symint({sym_rows_of(x), x.sym_size(-1)});
 }
 
+// A matrix with its rows along the leading dimensions of `like`.
+Tensor with_rows_of(const Tensor& like, const Tensor& matrix) {
+  if (like.dim() == 2) return matrix;
+  c10::SymDimVector sizes(like.sym_sizes());
+  sizes.back() = matrix.sym_size(-1);
+  return matrix.view_symint(sizes);
+}
+
 int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
 
 // out = relu(out) / divisor, and the mask if there is one to write.
@@ -410,19 +418,29 @@ std::tuple<Tensor, Tensor> linear_backward_meta(const LinearGradients& in) {
   return {at::empty_symint(in.grad_output.sym_sizes(), options), at::empty_symint({n}, options)};
 }
 
-// The same out of torch's own ops, for the transforms that take an operator apart, and for the
-// gradient of a gradient.
-std::tuple<Tensor, Tensor> linear_backward_composite(const LinearGradients& in) {
-  const Tensor& grad_output = in.grad_output;
+// A tensor with the signs of the forward's output, out of the mask.
+Tensor linear_signs(const LinearGradients& in) {
   const Tensor places = at::arange(8, in.mask.options());
-  const Tensor bits =
-      in.mask.unsqueeze(-1).bitwise_right_shift(places).bitwise_and(1).to(at::kBool);
-  const Tensor keep = bits.reshape_symint({in.mask.sym_size(0), in.mask.sym_size(1) * 8})
-                          .narrow_symint(1, 0, grad_output.sym_size(-1))
-                          .reshape_symint(grad_output.sym_sizes());
-  const Tensor grad_z = at::where(keep, grad_output.div(in.divisor), 0);
-  if (!in.wants_bias) return {grad_z, at::empty_symint({0}, grad_output.options())};
+  return in.mask.unsqueeze(-1)
+      .bitwise_right_shift(places)
+      .bitwise_and(1)
+      .reshape_symint({in.mask.sym_size(0), in.mask.sym_size(1) * 8})
+      .narrow_symint(1, 0, in.grad_output.sym_size(-1))
+      .reshape_symint(in.grad_output.sym_sizes())
+      .to(in.grad_output.scalar_type());
+}
+
+// The same out of torch's own ops, given linear_signs, for the transforms that take an operator
+// apart and for gradients of gradients.
+std::tuple<Tensor, Tensor> linear_backward_by_signs(const LinearGradients& in,
+                                                    const Tensor& signs) {
+  const Tensor grad_z = at::threshold_backward(in.grad_output.div(in.divisor), signs, 0);
+  if (!in.wants_bias) return {grad_z, at::empty_symint({0}, in.grad_output.options())};
   return {grad_z, as_matrix(grad_z).sum(0)};
+}
+
+std::tuple<Tensor, Tensor> linear_backward_composite(const LinearGradients& in) {
+  return linear_backward_by_signs(in, linear_signs(in));
 }
 
 // ----------------------------------------------------------------------------------- dispatcher
@@ -508,23 +526,30 @@ struct LinearReluDivideBackward : Node {
   std::string name() const override { return "LinearReluDivideBackward"; }
 
   variable_list apply(variable_list&& grads) override {
+    return gradients(grads[0], divisor, *this);
+  }
+
+  // Those that `task`, this node or a LinearReluBackward of it, has to compute.
+  variable_list gradients(const Tensor& grad_output, double divisor, const Node& task) {
     variable_list result(3);
-    if (!grads[0].defined()) return result;
+    if (!grad_output.defined()) return result;
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto [grad_z, grad_bias] =
-        call_linear_backward({grads[0], mask.unpack(), divisor, task_should_compute_output(2)});
-    if (task_should_compute_output(0)) {
-      const Tensor grad_x = product(as_matrix(grad_z), weight.unpack());
-      c10::SymDimVector sizes(grad_z.sym_sizes());
-      sizes.back() = grad_x.sym_size(-1);
-      result[0] = grad_z.dim() == 2 ? grad_x : grad_x.view_symint(sizes);
+    const Tensor bits = mask.unpack();
+    const LinearGradients in{grad_output, bits, divisor, task.task_should_compute_output(2)};
+    const auto [grad_z, grad_bias] = at::GradMode::is_enabled()
+                                         ? linear_backward_by_signs(in, differentiable_signs(in))
+                                         : call_linear_backward(in);
+    if (task.task_should_compute_output(0)) {
+      result[0] = with_rows_of(grad_z, product(as_matrix(grad_z), weight.unpack()));
     }
-    if (task_should_compute_output(1)) {
+    if (task.task_should_compute_output(1)) {
       result[1] = product(as_matrix(grad_z).t(), as_matrix(x.unpack()));
     }
-    if (task_should_compute_output(2)) result[2] = grad_bias;
+    if (task.task_should_compute_output(2)) result[2] = grad_bias;
     return result;
   }
+
+  Tensor differentiable_signs(const LinearGradients& in);
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -534,6 +559,29 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
+// The same without the division: where the gradient of relu's output goes. Only a gradient that is
+// differentiated again has one, of zeros: it was selected by that output. As in torch, their
+// products with an x or weight that is not finite are NaN.
+struct LinearReluBackward : Node {
+  NodePointer origin;
+
+  std::string name() const override { return "LinearReluBackward"; }
+
+  variable_list apply(variable_list&& grads) override {
+    auto& node = static_cast<LinearReluDivideBackward&>(*origin);
+    return node.gradients(grads[0], /*divisor=*/1.0, *this);
+  }
+};
+
+Tensor LinearReluDivideBackward::differentiable_signs(const LinearGradients& in) {
+  const Tensor signs = linear_signs(in).detach();
+  auto node = std::make_unique<LinearReluBackward>();
+  node->set_next_edges(torch::autograd::edge_list(next_edges()));
+  node->origin = getptr();
+  torch::autograd::impl::set_gradient_edge(signs, edge_to(signs, std::move(node)));
+  return signs;
+}
+
 bool any(const LinearInputs& in, bool (*is)(const Tensor&)) {
   return is(in.x) || is(in.weight) || (in.bias.defined() && is(in.bias));
 }
@@ -542,16 +590,21 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (is_left_to_torch(in) || any(in, has_tangent) || in_functorch()) return linear_composite(in);
   if (!any(in, wants_gradient)) return call_linear(in);
   using torch::autograd::SavedVariable;
-  const auto [out, mask] = call_linear_with_mask(in);
+  // Where only a copy of x is a matrix, the copy is what is kept, as at::linear does: x may change.
+  const bool is_copied = in.x.dim() > 2 && !in.x.is_contiguous() && wants_gradient(in.weight);
+  const Tensor x = is_copied ? as_matrix(in.x) : in.x;
+  auto [out, mask] = call_linear_with_mask({x, in.weight, in.bias, in.divisor});
+  if (is_copied) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    out = with_rows_of(in.x, out);
+  }
   auto node = std::make_unique<LinearReluDivideBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(in.x, in.weight, in.bias));
-  if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
+  if (wants_gradient(in.weight)) node->x = SavedVariable(x, /*is_output=*/false);
   if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
-  const uint32_t output_number = node->add_input_metadata(out);
-  torch::autograd::impl::set_gradient_edge(out,
-                                           {own_node<NodePointer>(std::move(node)), output_number});
+  torch::autograd::impl::set_gradient_edge(out, edge_to(out, std::move(node)));
   return out;
 }
 

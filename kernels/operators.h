@@ -352,8 +352,8 @@ void launch_on_stream(const Tensor& x, const Launch& launch) {
 void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
   const int64_t n = x.numel();
   if (n == 0) return;
+  void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   const void* from = x.const_data_ptr();
-  void* to = out.mutable_data_ptr();
   if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
     KERNELS_ON_CUDA(x, relu(dtype, from, to, n, stream))
     split_elements(out, from != to, [=](int64_t begin, int64_t end, bool streams) {
@@ -365,7 +365,6 @@ void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
     split_elements(out, from != to, [=, &layout](int64_t begin, int64_t end, bool) {
       cpu::relu_strided(dtype, from, to, begin, end, layout);
     });
-  void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   }
 }
 
@@ -373,8 +372,8 @@ void run_relu(DType dtype, const Tensor& x, const Tensor& out) {
 void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const Tensor& mask) {
   const int64_t n = x.numel();
   if (n == 0) return;
+  void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   const void* from = x.const_data_ptr();
-  void* to = out.mutable_data_ptr();
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
   KERNELS_ON_CUDA(x, relu_with_mask(dtype, from, to, bits, n, stream))
   split_elements(out, from != to, [=](int64_t begin, int64_t end, bool streams) {
@@ -385,7 +384,6 @@ void run_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const T
 void run_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
                        at::IntArrayRef stride, const Tensor& grad_input) {
   const int64_t n = grad_output.numel();
-  void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   if (n == 0) return;
   const void* from = grad_output.const_data_ptr();
   const uint8_t* bits = mask.const_data_ptr<uint8_t>();
@@ -474,10 +472,10 @@ Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,
          mask.device().str().c_str());
   }
   if (static_cast<int64_t>(stride.size()) != grad_output.dim()) {
+    fail("stride must have %ld entries, got %zu", grad_output.dim(), stride.size());
+  }
   if (!is_non_overlapping_and_dense(grad_output.sizes(), stride)) {
     fail("stride must be that of a dense tensor of the gradient's shape, with no gaps or overlaps");
-  }
-    fail("stride must have %ld entries, got %zu", grad_output.dim(), stride.size());
   }
   const DeviceOf device(grad_output);
   Tensor grad_input = allocate_grad_input(grad_output, stride);
@@ -485,13 +483,20 @@ Tensor relu_backward_kernel(const Tensor& grad_output, const Tensor& mask,
   return grad_input;
 }
 
-// The same out of torch's own ops, for the transforms that take an operator apart.
+// A tensor with the signs of the forward's output, out of the mask.
+Tensor relu_signs(const Tensor& grad_output, const Tensor& mask, const c10::IValue& stride) {
+  const Tensor places = at::arange(8, mask.options());
+  const Tensor bits = mask.unsqueeze(1).bitwise_right_shift(places).bitwise_and(1);
+  return bits.flatten()
+      .to(grad_output.scalar_type())
+      .as_strided_symint(grad_output.sym_sizes(), stride.toSymIntVector());
+}
+
+// The same out of torch's own ops, for the transforms that take an operator apart and for gradients
+// of gradients.
 Tensor relu_backward_composite(const Tensor& grad_output, const Tensor& mask,
                                const c10::IValue& stride) {
-  const Tensor places = at::arange(8, mask.options());
-  const Tensor bits = mask.unsqueeze(1).bitwise_right_shift(places).bitwise_and(1).to(at::kBool);
-  const Tensor keep = bits.flatten().as_strided(grad_output.sizes(), stride.toIntVector());
-  return at::where(keep, grad_output, at::zeros_like(grad_output));
+  return at::threshold_backward(grad_output, relu_signs(grad_output, mask, stride), 0);
 }
 
 }  // namespace

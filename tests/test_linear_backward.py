@@ -212,6 +212,24 @@ def test_changes_after_the_forward(device):
             out.sum().backward()
 
 
+def test_x_that_is_no_matrix_may_change_after_the_forward(device):
+    """Where only a copy of x is a matrix, the copy is kept; otherwise a change is noticed."""
+    grads = []
+    for module in linear_modules(6, 17, device=device):
+        torch.manual_seed(1)
+        x = torch.randn(3, 2, 6, device=device).transpose(0, 1)
+        out = module(x)
+        x.add_(1)
+        out.sum().backward()
+        grads.append(module.linear.weight.grad)
+        rows = torch.randn(3, 2, 12, device=device)[..., :6]
+        out = module(rows)
+        rows.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    torch.testing.assert_close(*grads)
+
+
 def test_second_backward_raises_as_torch_does(device):
     mine, _ = linear_modules(6, 17, device=device)
     out = mine(torch.randn(4, 6, device=device)).sum()
@@ -254,6 +272,35 @@ def test_double_backward_is_the_reference(device):
         results.append(torch.autograd.grad(grad.pow(2).sum(), wanted))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("where", ["x", "weight", "bias", "grad_output", "nowhere"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("shape", [(4, 6), (2, 2, 6), (6,)])
+def test_double_backward_with_values_that_are_not_finite(device, where, value, shape):
+    """As the reference's, which multiplies zeros with them; and by every input."""
+    mine, theirs = linear_modules(6, 17, dtype=torch.float64, device=device)
+    x = torch.randn(shape, dtype=torch.float64, device=device)
+    grad_output = torch.randn(*shape[:-1], 17, dtype=torch.float64, device=device)
+    results = []
+    for module in (mine, theirs):
+        weight, bias = module.linear.weight, module.linear.bias
+        leaves = {
+            "x": x.clone(),
+            "weight": weight,
+            "bias": bias,
+            "grad_output": grad_output.clone(),
+        }
+        if where in leaves:
+            with torch.no_grad():
+                leaves[where].flatten()[3].fill_(value)
+        wanted = [leaf.requires_grad_() for leaf in leaves.values()]
+        out = module(leaves["x"])
+        grads = torch.autograd.grad(out, wanted[:3], leaves["grad_output"], create_graph=True)
+        assert all(grad.requires_grad for grad in grads)
+        results.append(torch.autograd.grad(sum(g.sum() for g in grads), wanted, create_graph=True))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
 
 
 def test_same_bits_every_time(device):

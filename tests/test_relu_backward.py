@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tensors import FLOATING, assert_same_bits, draw, random_views, special_values, views
+from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from model import Model
@@ -173,6 +174,24 @@ def test_double_backward(device):
     (grad,) = torch.autograd.grad(ModelNew()(x), x, grad_output, create_graph=True)
     (second,) = torch.autograd.grad((grad**2).sum(), grad_output)
     assert_same_bits(second, torch.where(x > 0, 2 * grad_output, torch.zeros_like(x)).detach())
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("order", [2, 3])
+def test_gradients_of_gradients_by_the_input(device, inplace, order):
+    """Zeros, as torch's, and not nothing; without a gradient of the output's gradient too."""
+    leaf = special_values(torch.float32, device).repeat(3)
+
+    def run(module):
+        x = leaf.clone().requires_grad_()
+        grads = [module(x * 1).sum()]
+        for _ in range(order):
+            assert grads[-1].requires_grad
+            grads.append(torch.autograd.grad(grads[-1].sum(), x, create_graph=True)[0])
+        return grads[1:]
+
+    for got, want in zip(run(ModelNew(inplace)), run(nn.ReLU(inplace)), strict=True):
+        assert_same_bits(got.detach(), want.detach())
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x.transpose(0, 1), lambda x: x[:, ::2]])
