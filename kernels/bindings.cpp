@@ -16,6 +16,8 @@
 //   - is_left_to_torch and linear_autograd: the same for linear_relu_divide
 //   - choose_path: products on a GPU. On a CPU the product is always torch's.
 //   - product: the products of the gradients
+//   - SelectBackward and LinearReluDivideBackward: gradients that are differentiated again
+//   - model_new.py: the product in TorchScript
 //   - linear.py: a module's `linear` that is more than an nn.Linear, and tensor subclasses
 //   - the registrations at the end: other devices, meta tensors (shapes only), vmap
 
