@@ -64,22 +64,40 @@ def _system_free() -> int:
 def _cgroup_free(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """What each limited control group (version 2) above this process has left, in bytes."""
+    """What each control group with a limit above this process has left, in bytes."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
         return []
-    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
     left = []
-    for group in (root / own, *(root / own).parents):
-        if not group.is_relative_to(root):
+    for line in lines:  # "0::/group" for version 2, "4:memory:/group" for version 1
+        _, controllers, own = line.split(":", 2)
+        if not controllers:
+            names = ("memory.max", "memory.current", "inactive_file")
+            for mount in (root, root / "unified"):  # the latter beside version 1
+                left += _hierarchy_free(mount, own, *names)
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            left += _hierarchy_free(root / "memory", own, *names)
+    return left
+
+
+def _hierarchy_free(mount: Path, own: str, limit: str, usage: str, inactive: str) -> list[int]:
+    """`_cgroup_free` of one hierarchy, for the group `own` and those above it.
+
+    A container may see its own group as the root, and be told the host's path of it: groups that
+    are not there are passed over.
+    """
+    left, group = [], mount / own.strip("/")
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(mount):
             break
         try:
-            limit = (group / "memory.max").read_text().strip()
-            used = int((group / "memory.current").read_text())
-            stat = dict(line.split() for line in (group / "memory.stat").open())
+            most = (folder / limit).read_text().strip()
+            used = int((folder / usage).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").open())
         except OSError:
             continue
-        if limit != "max":  # cached files count as used, but make room on demand
-            left.append(max(0, int(limit) - used + int(stat["inactive_file"])))
+        if most != "max":  # cached files count as used, but make room on demand
+            left.append(max(0, int(most) - used + int(stat[inactive])))
     return left
