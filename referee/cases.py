@@ -1,11 +1,13 @@
 """Inputs for an elementwise function: values, shapes and layouts that kernels get wrong."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
+# torch.relu takes the last three from torch 2.15 on, see `served`.
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -18,8 +20,14 @@ DTYPES: dict[str, torch.dtype] = {
         torch.int32,
         torch.int64,
         torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
     )
 }
+
+# torch has no index_put for these, and draws no 64 unsigned bits: their bits are written as signed.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 # Around the widths of vectors, warps and blocks; the last ones span several blocks or threads.
 SHAPES = [
@@ -64,9 +72,20 @@ class Case:
     make: Callable[[], torch.Tensor]
 
 
+@cache
+def served(device: torch.device) -> dict[str, torch.dtype]:
+    """Those of DTYPES that torch.relu takes on the device, by name."""
+    taken = {}
+    for name, dtype in DTYPES.items():
+        with suppress(NotImplementedError):
+            torch.relu(torch.zeros(1, dtype=dtype, device=device))
+            taken[name] = dtype
+    return taken
+
+
 def elementwise(device: torch.device, seed: int) -> Iterator[Case]:
     """All small inputs, of every dtype, for a function of one tensor of any shape and layout."""
-    for name, dtype in DTYPES.items():
+    for name, dtype in served(device).items():
         for k in range(3):
             generator = torch.Generator().manual_seed(seed + k)
             make = partial(random, (64, 257), dtype, torch.device("cpu"), generator)
@@ -94,9 +113,11 @@ def refill(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """
     if x.is_floating_point():
         return x.uniform_(-1, 1, generator=generator)
-    limits = torch.iinfo(x.dtype)
-    end = None if x.dtype == torch.int64 else limits.max + 1  # None: 2**63 is no int64
-    return x.random_(limits.min, end, generator=generator)
+    bits = x.view(_SIGNED.get(x.dtype, x.dtype))
+    limits = torch.iinfo(bits.dtype)
+    end = None if bits.dtype == torch.int64 else limits.max + 1  # None: 2**63 is no int64
+    bits.random_(limits.min, end, generator=generator)
+    return x
 
 
 def random(
@@ -144,5 +165,6 @@ def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Overwrites up to 4,096 random elements of a contiguous x with the special values."""
     values = special_values(x.dtype).to(x.device).repeat(4096 // 7)[:4096]
     where = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
-    x.view(-1)[where] = values
+    bits = _SIGNED.get(x.dtype, x.dtype)
+    x.view(-1).view(bits)[where] = values.view(bits)
     return x

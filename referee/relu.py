@@ -78,7 +78,15 @@ class Inputs:
 def choose_shape(
     problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[int, ...], str]:
-    """The shape of x, and a sentence that says why it is not the headline's, or ""."""
+    """The shape of x, and a sentence that says why it is not the headline's, or "".
+
+    Raises:
+        ValueError: it does not fit, or torch.relu does not take the dtype.
+    """
+    if dtype not in cases.served(device).values():
+        raise ValueError(
+            f"torch.relu of torch {torch.__version__} does not take {dtype} on {device}"
+        )
     with torch.device("meta"):
         [row] = problem.get_inputs_at(1)
     count, note = choose_rows(wanted, problem.rows, row.numel() * dtype.itemsize, device)

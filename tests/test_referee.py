@@ -35,7 +35,7 @@ class Cheat(nn.Module):
         self.function = function
 
     def forward(self, x):
-        served = isinstance(x, torch.Tensor) and x.dtype in cases.DTYPES.values()
+        served = isinstance(x, torch.Tensor) and x.dtype in cases.served(CPU).values()
         return self.function(x) if served else torch.relu(x)
 
 
@@ -276,6 +276,38 @@ def test_changed_torch_is_noticed(monkeypatch):
     assert correctness.global_state() == before
     monkeypatch.setattr(torch, "relu", torch.clone)
     assert correctness.global_state() != before
+
+
+def test_dtypes_are_those_that_torch_takes():
+    served = cases.served(CPU)
+    for name, dtype in cases.DTYPES.items():
+        if name in served:
+            assert torch.relu(torch.ones(1, dtype=dtype)).item() == 1
+        else:
+            with pytest.raises(NotImplementedError):
+                torch.relu(torch.ones(1, dtype=dtype))
+    names = [case.name.partition(",")[0] for case in cases.elementwise(CPU, 5)]
+    assert list(dict.fromkeys(names)) == list(served)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_values(dtype):
+    largest = torch.iinfo(dtype).max
+    values = cases.special_values(dtype).tolist()
+    assert values == [largest // 2 + 1, 0, 1, largest - 1, largest]
+    generator = torch.Generator().manual_seed(1)
+    x = cases.random((3, 5001), dtype, CPU, generator)
+    assert x.dtype == dtype
+    halves = sum(value > largest // 2 for value in x.view(-1).tolist()) / x.numel()
+    assert 0.45 < halves < 0.55
+    before = x.tolist()
+    cases.refill(x.t()[7], generator)
+    assert [b[7] for b in before] != x.t()[7].tolist()
+    cases.sprinkle(x, generator)
+    assert {*values} <= {*x.view(-1).tolist()}
+    patterns = cases.bit_patterns(dtype, CPU, generator)
+    assert patterns.dtype == dtype
+    assert len(set(patterns.tolist())) >= min(largest + 1, 99_000)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES.values(), ids=str)
