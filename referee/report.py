@@ -151,7 +151,7 @@ def _step(step: Step, setting: str) -> str:
         table(rows),
         f"{rounds} rounds; a step is the forward and backward of a round",
         f"kept for backward: {names.solution} {ours:,} bytes, {names.eager} {eager:,} bytes{part}",
-        *step.forward.notes,
+        *step.notes,
     ]
     return "\n".join(lines)
 
@@ -199,7 +199,7 @@ def _step_record(step: Step) -> dict:
         "wall_seconds": {"forward": step.forward.wall, "backward": step.backward.wall},
         "kept_bytes": step.kept,
         "problems": step.problems,
-        "notes": step.forward.notes,
+        "notes": step.notes,
     }
 
 

@@ -20,7 +20,7 @@ from referee.timing import (
     Samples,
     Timings,
     compiled,
-    incredible,
+    judge,
     rounds,
 )
 
@@ -64,6 +64,11 @@ class Step:
         halves = {"forward": self.forward, "backward": self.backward}
         return [f"step, {half}: {p}" for half, timings in halves.items() for p in timings.problems]
 
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of either half, and why."""
+        return self.forward.notes + self.backward.notes
+
 
 @torch.enable_grad()
 def measure_step(
@@ -104,9 +109,10 @@ def measure_step(
             half.add(part)
         fastest = min(fastest, seconds)
         halves[1].problems += [problem] if problem else []
-    for half, times in zip(halves, (1, pace.backward), strict=True):
-        half.problems += incredible(half, times * fastest)
-    return Step(*halves, kept)
+    forward, backward = halves
+    judge(forward, fastest, "the step's forward")
+    judge(backward, pace.backward * fastest, "the step's backward")
+    return Step(forward, backward, kept)
 
 
 def kept_bytes(module: nn.Module, x: torch.Tensor) -> int:
