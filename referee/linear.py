@@ -274,13 +274,13 @@ def contestants(
         calls |= compiled(reference, lambda module: module(x), notes)
     calls[PRODUCT] = lambda x: x @ weight.T
     if x.is_cuda:
-        for yardstick in (_library, _three_products):
+        for name, yardstick in ((LIBRARY, _library), (THREE, _three_products)):
             try:
-                name, call = yardstick(reference, x)
+                call = yardstick(reference, x)
                 call(x)
             except (AttributeError, RuntimeError, TypeError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
-                notes.append(f"{yardstick.__doc__.splitlines()[0]} is left out: {reason}")
+                notes.append(f"{name} is left out: {reason}")
             else:
                 calls[name] = call
     return calls
@@ -304,21 +304,21 @@ def timed_allowance(dtype: torch.dtype, terms: int) -> Allowance:
     return Allowance.of(dtype, precision(), terms).times(TIMED)
 
 
-def _library(reference: nn.Module, x: torch.Tensor) -> tuple[str, Callable]:
-    """The cuBLASLt epilogue, which is relu(z / divisor)"""
+def _library(reference: nn.Module, x: torch.Tensor) -> Callable:
+    """cuBLASLt's epilogue, which is relu(z / divisor)."""
     weight, bias, divisor = reference.linear.weight.data, reference.linear.bias, reference.divisor
     if not (divisor > 0 and math.frexp(divisor)[0] == 0.5):
         raise ValueError("1 / divisor is not exact")
     bias = bias.data / divisor
-    return LIBRARY, lambda x: torch._addmm_activation(bias, x, weight.T, alpha=1 / divisor)
+    return lambda x: torch._addmm_activation(bias, x, weight.T, alpha=1 / divisor)
 
 
-def _three_products(reference: nn.Module, x: torch.Tensor) -> tuple[str, Callable]:
-    """Three float16 products"""
+def _three_products(reference: nn.Module, x: torch.Tensor) -> Callable:
+    """Three float16 products in one."""
     if x.dtype != torch.float32:
         raise ValueError("x is not float32")
     left, right = (torch.cat([t.half()] * 3, dim=1) for t in (x, reference.linear.weight.data))
-    return THREE, lambda x: torch.mm(left, right.T, out_dtype=torch.float32)
+    return lambda x: torch.mm(left, right.T, out_dtype=torch.float32)
 
 
 def _timed(what: str, errors: Errors) -> str | None:
