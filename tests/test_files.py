@@ -1,0 +1,271 @@
+"""Files that run.py writes: whole or not at all, and never in the place of a device or a link."""
+
+import errno
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from time import sleep
+
+import pytest
+
+from referee import files
+
+ROOT = Path(__file__).resolve().parent.parent
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+SOMEBODY = 54321  # a user whom nothing belongs to
+
+
+@contextmanager
+def mounted(*arguments: str | Path):
+    """A file system for the time of a test."""
+    if os.geteuid() or subprocess.run(["mount", *arguments], capture_output=True).returncode:
+        pytest.skip("may not mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", arguments[-1]], check=True)
+
+
+def child(code: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", f"import os, sys\nfrom referee import files\n{code}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, **options)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def common(monkeypatch):
+    """A folder that other users may enter, unlike tmp_path; the present one."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        monkeypatch.chdir(folder)
+        yield folder
+
+
+def test_a_file_is_replaced(tmp_path):
+    path = tmp_path / "file"
+    assert files.write(path, "one") == ""
+    before = path.stat().st_ino
+    with path.open() as reader:
+        assert files.write(path, "two é") == ""
+        assert reader.read() == "one"
+    assert path.read_bytes() == "two é".encode()
+    assert path.stat().st_ino != before
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        files.write(tmp_path / "file", "")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "file") == 0o640
+
+
+@pytest.mark.parametrize("bits", [0o600, 0o666, 0o751])
+def test_the_mode_is_kept(tmp_path, bits):
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(bits)
+    files.write(path, "new")
+    assert (mode(path), path.read_text()) == (bits, "new")
+
+
+@AS_ROOT
+def test_the_owner_is_kept(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    os.chown(path, SOMEBODY, SOMEBODY + 1)
+    path.chmod(0o4755)
+    files.write(path, "new")
+    assert (path.stat().st_uid, path.stat().st_gid) == (SOMEBODY, SOMEBODY + 1)
+    assert mode(path) == 0o4755
+
+
+@pytest.mark.parametrize("target", ["there", "not yet", "folder/there", "folder/not yet"])
+def test_links_are_followed(tmp_path, target):
+    (tmp_path / "folder").mkdir()
+    for there in ("there", "folder/there"):
+        (tmp_path / there).touch()
+        (tmp_path / there).chmod(0o600)
+    first, second = tmp_path / "first", tmp_path / "folder" / "second"
+    first.symlink_to("folder/second")
+    second.symlink_to(tmp_path / target)
+    files.check_writable(first)
+    files.write(first, "new")
+    assert first.is_symlink()
+    assert second.is_symlink()
+    assert (tmp_path / target).read_text() == "new"
+    assert mode(tmp_path / target) == 0o600 or "not yet" in target
+
+
+def test_a_device_is_written_to(tmp_path):
+    path = tmp_path / "null"
+    try:
+        os.mknod(path, 0o644 | stat.S_IFCHR, os.makedev(1, 3))
+        path.open("w").close()
+    except PermissionError:
+        pytest.skip("may not make a device")
+    files.check_writable(path)
+    assert files.write(path, "text") == ""
+    assert path.is_char_device()
+    with pytest.raises(OSError, match="No space left"):
+        files.write(Path("/dev/full"), "text")
+
+
+def test_a_fifo_is_written_to(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    files.check_writable(path)  # nobody reads yet
+    writer = Thread(target=files.write, args=(path, "text" * 100_000))
+    writer.start()
+    assert path.read_text() == "text" * 100_000
+    writer.join()
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "out"])
+def test_a_standard_stream_is_appended_to(tmp_path, name):
+    stream = "stderr" if name == "/dev/stderr" else "stdout"
+    code = f"print('before', file=sys.{stream}, flush=True); files.write(files.Path({name!r}), 'x')"
+    with (tmp_path / "out").open("w") as out:
+        child(code, check=True, cwd=tmp_path, **{stream: out})
+    assert (tmp_path / "out").read_text() == "before\nx"
+    ours, theirs = socket.socketpair()  # which no path can open
+    child(code.replace("'out'", "'/dev/stdout'"), check=True, cwd=tmp_path, **{stream: theirs})
+    theirs.close()
+    assert ours.makefile().read() == "before\nx"
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    with mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path):
+        path = tmp_path / "file"
+        path.write_text("old")
+        (tmp_path / "large").write_bytes(bytes(50_000))
+        for name in ("file", "new"):
+            files.check_writable(tmp_path / name)
+            with pytest.raises(OSError, match="No space left"):
+                files.write(tmp_path / name, "x" * 20_000)
+        assert path.read_text() == "old"
+        assert names(tmp_path) == ["file", "large"]
+
+
+def test_a_mounted_file_is_overwritten(tmp_path):
+    """As containers have single files of the host. It cannot be renamed over."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.write_text("old and longer")
+    inside.touch()
+    with mounted("--bind", outside, inside):
+        files.check_writable(inside)
+        assert "inside was overwritten in place" in files.write(inside, "new")
+        assert inside.read_text() == "new"
+    assert outside.read_text() == "new"
+    assert names(tmp_path) == ["inside", "outside"]
+
+
+def test_a_full_disk_leaves_a_mounted_file(tmp_path):
+    disk, inside = tmp_path / "disk", tmp_path / "inside"
+    disk.mkdir()
+    inside.touch()
+    with mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs", disk):
+        (disk / "file").write_text("old")
+        with mounted("--bind", disk / "file", inside):
+            with pytest.raises(OSError, match="No space left"):
+                files.write(inside, "x" * 100_000)
+            assert inside.read_text() == "old"
+
+
+@AS_ROOT
+def test_a_folder_that_takes_no_file(common):
+    """What is there can be written in place; what is not there, or not ours, is refused early."""
+    (common / "free").write_text("old and longer")
+    (common / "free").chmod(0o666)
+    (common / "bound").write_text("old")
+    code = f"""
+os.setgroups([]), os.setgid({SOMEBODY}), os.setuid({SOMEBODY})
+free, bound, new = map(files.Path, ("free", "bound", "new"))
+files.check_writable(free)
+assert "free was overwritten in place" in files.write(free, "new")
+for path in (bound, new):
+    for call in (lambda path: files.write(path, "new"), files.check_writable):
+        try:
+            call(path)
+        except PermissionError:
+            continue
+        raise AssertionError(path)
+"""
+    child(code, check=True, cwd=common)
+    assert (common / "free").read_text() == "new"
+    assert (common / "bound").read_text() == "old"
+    assert names(common) == ["bound", "free"]
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(OSError) as raised:
+        files.check_writable(path)
+    return errno.errorcode[raised.value.errno]
+
+
+def test_what_is_refused_early(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    Path("nowhere").symlink_to("no/folder")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+    got = [refused(Path(p)) for p in (".", "no/file", "nowhere", "file/x", "loop", "x" * 999)]
+    assert got == ["EISDIR", "ENOENT", "ENOENT", "ENOTDIR", "ELOOP", "ENAMETOOLONG"]
+    assert refused(Path("socket")) == "ENXIO"
+
+
+def test_a_read_only_disk_is_refused_early(tmp_path):
+    with mounted("-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path):
+        assert refused(tmp_path / "file") == "EROFS"
+
+
+def test_the_check_changes_nothing(tmp_path):
+    for name in ("new", "old"):
+        (tmp_path / "old").touch()
+        before = [path.stat() for path in (tmp_path, tmp_path / "old")]
+        files.check_writable(tmp_path / name)
+        assert [path.stat() for path in (tmp_path, tmp_path / "old")] == before
+
+
+def test_killed_while_writing(tmp_path):
+    path = tmp_path / "file"
+    texts = ["a" * 300_000, "b" * 400_000]
+    path.write_text(texts[0])
+    loop = (
+        "from referee import files\n"
+        f"while True: files.write(files.Path({str(path)!r}), 'b' * 400_000); "
+        f"files.write(files.Path({str(path)!r}), 'a' * 300_000)"
+    )
+    inodes = set()
+    for _ in range(10):
+        writer = subprocess.Popen([sys.executable, "-c", loop], cwd=ROOT)
+        before = path.stat().st_ino
+        while path.stat().st_ino == before:
+            assert writer.poll() is None
+            sleep(0.001)
+        sleep(0.01)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert path.read_text() in texts
+        inodes.add(path.stat().st_ino)
+    assert len(inodes) > 1
