@@ -5,6 +5,12 @@ Without a problem's name it does so for all of them, one after the other.
 Exit status: 0 if everything is right, 1 if something is wrong, 2 for a request that makes no sense.
 """
 
+from referee import ending  # first: the imports that follow take seconds
+
+if __name__ == "__main__":
+    ending.end_on_interrupt()
+
+# isort: split
 import argparse
 import importlib
 import json
@@ -13,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NoReturn
 
-from referee import correctness, report  # before torch, of whose warnings it silences one
+from referee import correctness, files, report  # before torch, of whose warnings it silences one
 
 # isort: split
 import torch
@@ -26,14 +32,20 @@ from referee.outcome import Task
 from referee.progress import Progress
 from referee.timing import CPU_SECONDS, Rounds
 
+# Not of the docstring, which `python -OO` removes.
+DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 GRADERS = {"relu": relu, "linear_relu_divide": linear}
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage."""
 
+    def print_help(self, file: object = None) -> None:
+        ending.show(self.format_help().rstrip())
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"run.py: {message}\n")
+        ending.say(message)
+        self.exit(2)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = [args.problem] if args.problem else list(PROBLEMS)
     dtype = DTYPES[args.dtype]
     try:
-        device = _device(args.device)
+        device, why = _device(args.device)
         shapes = {
             name: GRADERS[name].choose_shape(PROBLEMS[name], args.rows, dtype, device)
             for name in names
@@ -63,9 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
         state = correctness.global_state()
         try:
             solution, seconds = _solution(name, progress)
-        except (ImportError, RuntimeError) as error:
+        except Exception as error:  # whatever the solution raises
             progress.clear()
-            print(f"run.py: the solution cannot be imported: {error}", file=sys.stderr)
+            ending.say(f"the solution cannot be imported: {type(error).__name__}: {error}")
             return 1
         task = Task(PROBLEMS[name], solution, shape, dtype, device, wanted, progress)
         outcome = GRADERS[name].grade(task)
@@ -75,22 +87,22 @@ def main(arguments: list[str] | None = None) -> int:
         ]
         progress.clear()
 
-        print("\n" * bool(records) + f"{name}: " * (len(names) > 1), end="")
-        print(report.headline(about, shape, args.dtype))
-        if note:
-            print(note)
-        print(f"kernels ready in {seconds:.1f} s; {report.outcome(outcome)}")
+        start = "\n" * bool(records) + f"{name}: " * (len(names) > 1)
+        lines = [f"{start}{report.headline(about, device, why, shape, args.dtype)}"]
+        lines += [note] if note else []
+        lines.append(f"kernels ready in {seconds:.1f} s; {report.outcome(outcome)}")
+        ending.show("\n".join(lines))
         wrong |= bool(outcome.problems)
         facts = {"environment": about, "shape": shape, "dtype": args.dtype}
         records[name] = report.record(facts, outcome)
     if args.json:
         whole = records if len(names) > 1 else records[names[0]]
-        report.write(args.json, json.dumps(whole, indent=1) + "\n")
+        wrong |= not _write(args.json, json.dumps(whole, indent=1) + "\n")
     return 1 if wrong else 0
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="run.py", description=__doc__.splitlines()[0])
+    parser = Parser(prog="run.py", description=DESCRIPTION)
     parser.add_argument("problem", nargs="?", choices=list(PROBLEMS), help="default: all")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     parser.add_argument(
@@ -120,17 +132,17 @@ def _positive(text: str) -> int:
 def _writable(text: str) -> Path:
     path = Path(text)
     try:
-        report.check_writable(path)
+        files.check_writable(path)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
     return path
 
 
-def _device(name: str | None) -> torch.device:
-    """The device asked for, or the best there is; it becomes the current one."""
-    best = "cuda" if torch.cuda.is_available() else "cpu"
+def _device(name: str | None) -> tuple[torch.device, str]:
+    """The device asked for, or the best there is, and why that is no GPU; it becomes current."""
+    why = "" if name else _no_gpu()
     try:
-        device = torch.device(name or best)
+        device = torch.device(name or ("cpu" if why else "cuda"))
     except RuntimeError:
         raise ValueError(f"{name} is no device: cpu, cuda or cuda:N is meant") from None
     if device.type not in RING:
@@ -140,8 +152,22 @@ def _device(name: str | None) -> torch.device:
         if device.index >= torch.cuda.device_count():
             raise ValueError(f"device {device} is not there: torch sees no such GPU")
         torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
+        return device, why
+    return torch.device("cpu"), why
+
+
+def _no_gpu() -> str:
+    """Why the best device is no GPU; "" where it is one."""
+    if torch.cuda.is_available():
+        return ""
+    if not torch.backends.cuda.is_built():
+        return "no GPU: torch is a CPU build"
+    reason = "no reason given"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        reason = str(error).partition(". ")[0]
+    return f"no GPU: torch.cuda.is_available() is false ({reason})"
 
 
 def _solution(name: str, progress: Progress) -> tuple[type[torch.nn.Module], float]:
@@ -156,10 +182,23 @@ def _solution(name: str, progress: Progress) -> tuple[type[torch.nn.Module], flo
 
 def _bundle(problem: str, path: Path) -> int:
     text = importlib.import_module("kernels.bundle").bundle(problem)
-    report.write(path, text)
-    print(f"wrote {path}: {problem} in one file of {len(text.splitlines()):,} lines")
+    if not _write(path, text):
+        return 1
+    ending.show(f"wrote {path}: {problem} in one file of {len(text.splitlines()):,} lines")
     return 0
 
 
+def _write(path: Path, text: str) -> bool:
+    """Whether it could be written; says on stderr how it could not."""
+    try:
+        note = files.write(path, text)
+    except OSError as error:
+        ending.say(f"cannot write {path}: {error.strerror}")
+        return False
+    if note:
+        ending.say(note)
+    return True
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending.run(main))

@@ -1,6 +1,7 @@
 """What is going on, on stderr: one line in place on a terminal, a plain line a stage elsewhere."""
 
 import sys
+from contextlib import suppress
 from time import monotonic
 
 
@@ -24,15 +25,16 @@ class Progress:
             return
         self._stage, self._last = stage, now
         text = f"{stage} {detail}".rstrip()
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{text}")
-        else:
-            sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        self._write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
 
     def clear(self) -> None:
         """Removes the line from a terminal, so that the report starts on a clean one."""
         if self._terminal and self._stage:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            self._write("\r\x1b[K")
         self._stage = ""
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with suppress(OSError):  # a closed pipe, a full disk: the work goes on
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -1,6 +1,5 @@
-"""The table on stdout, the JSON file, and files that appear whole or not at all."""
+"""The tables, and what the JSON file holds."""
 
-import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -33,11 +32,14 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
     }
 
 
-def headline(about: dict, shape: tuple[int, ...], dtype: str) -> str:
-    """One line: the device, the versions, the input."""
+def headline(
+    about: dict, device: torch.device, why: str, shape: tuple[int, ...], dtype: str
+) -> str:
+    """One line: the device, and why it is not a GPU, or ""; the versions, the input."""
     threads = f" ({about['threads']} threads)" if about["threads"] else ""
+    measured = f"{device}: {about['device']}{threads}{why and f'; {why}'}"
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
-    return f"{about['device']}{threads}, torch {about['torch']}, {cuda}, {list(shape)} {dtype}"
+    return f"{measured}; torch {about['torch']}, {cuda}; {list(shape)} {dtype}"
 
 
 def summary(timed: dict[str, list[float]], eager: str) -> list[dict[str, float | str]]:
@@ -201,37 +203,6 @@ def _step_record(step: Step) -> dict:
         "problems": step.problems,
         "notes": step.notes,
     }
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file that is never seen half written.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    part = _part(path)
-    try:
-        part.write_text(text)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def check_writable(path: Path) -> None:
-    """Finds out before the work begins.
-
-    Raises:
-        OSError: `write` would fail.
-    """
-    if path.is_dir():
-        raise IsADirectoryError(21, "Is a directory", str(path))
-    part = _part(path)
-    part.touch()
-    part.unlink()
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _processor() -> str:

@@ -1,10 +1,16 @@
 """The command line: bad input, exit statuses, and one tiny run of the real thing."""
 
+import errno
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +18,22 @@ import torch
 
 import run
 from model import PROBLEMS, LinearReluDivide, Model
+from referee import cases
+from referee.progress import Progress
 
 ROOT = Path(run.__file__).parent
+TINY = ["relu", "--device", "cpu", "--rows", "1", "--trials", "1"]
+
+
+def command(*arguments: str, folder: Path = ROOT) -> list[str]:
+    return [sys.executable, str(folder / "run.py"), *arguments]
+
+
+def lines_of(stderr: str) -> list[str]:
+    """What run.py said, besides its progress; never a traceback."""
+    assert "Traceback" not in stderr
+    assert "Exception ignored" not in stderr
+    return [line for line in stderr.splitlines() if line.startswith("run.py: ")]
 
 
 class Clone(Model):
@@ -89,13 +109,45 @@ def test_wrong_solution(solution, capsys, tmp_path):
     assert "timings" not in record
 
 
-def test_solution_that_does_not_build(monkeypatch, capsys):
-    def fail(name: str) -> None:
-        raise RuntimeError("no compiler")
+def test_solution_that_does_not_build():
+    environment = {**os.environ, "CXX": "no-such-compiler"}
+    done = subprocess.run(command(*TINY), env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [line] = lines_of(done.stderr)
+    assert line.startswith("run.py: the solution cannot be imported: BuildError: ")
+    assert "no-such-compiler" in line
 
-    monkeypatch.setattr(run.importlib, "import_module", fail)
-    assert run.main(["--device", "cpu", "--rows", "1"]) == 1
-    assert "no compiler" in capsys.readouterr().err
+
+def test_solution_that_is_missing(tmp_path):
+    for name in ("run.py", "model.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("referee", "kernels"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(command(*TINY, folder=tmp_path), capture_output=True, text=True)
+    assert done.returncode == 1
+    [line] = lines_of(done.stderr)
+    assert line.endswith(": ModuleNotFoundError: No module named 'model_new'")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_a_user_without_home():
+    """And without an entry in the list of users."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv")
+    may = "+dac_override,+dac_read_search"  # root's Python may lie where others cannot read
+    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={may}"]
+    user += [f"--ambient-caps={may}"]
+    environment = {**os.environ}
+    for name in ("HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [*user, *command(*TINY)], env=environment, capture_output=True, text=True, cwd="/"
+    )
+    assert done.returncode == 1
+    [line] = lines_of(done.stderr)
+    assert line.startswith("run.py: the solution cannot be imported: ")
+    assert "home" in line
 
 
 def test_solution_that_changes_settings(solution, capsys):
@@ -119,15 +171,127 @@ def test_bundle(monkeypatch, capsys, tmp_path):
     assert run.main(["relu", "--bundle", str(path)]) == 0
     assert path.read_text() == "# relu\n"
     assert capsys.readouterr().out.count("\n") == 1
+    assert run.main(["relu", "--bundle", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "run.py: cannot write /dev/full: No space left on device\n"
 
 
-def test_from_end_to_end(tmp_path):
+def test_a_path_that_stdout_cannot_print(tmp_path):
+    path = tmp_path / "é\udcff.py"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    options = ["relu", "--bundle", str(path)]
+    done = subprocess.run(command(*options), env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xe9" in done.stdout or "\\udcc3" in done.stdout
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("stdout", "options", "unbuffered"),
+    [
+        ("full", ["--help"], ""),
+        ("full", ["relu", "--bundle", "/dev/null"], "1"),
+        ("closed pipe", ["--help"], "1"),
+        ("closed pipe", ["relu", "--bundle", "/dev/null"], ""),
+    ],
+)
+def test_stdout_that_takes_nothing(stdout, options, unbuffered):
+    reader, pipe = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run(
+        command(*options),
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stdout=full if stdout == "full" else pipe,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(pipe)
+    os.close(full)
+    reason = os.strerror(errno.ENOSPC if stdout == "full" else errno.EPIPE)
+    assert done.returncode == 1
+    assert done.stderr == f"run.py: cannot write to stdout: {reason}\n"
+
+
+@pytest.mark.parametrize(
+    ("streams", "options", "status"),
+    [(">&- 2>&-", "--help", 0), ("2>&-", "--rows 0", 2), ("2>/dev/full", "--rows 0", 2)],
+)
+def test_streams_that_are_not_there(streams, options, status):
+    line = f'"{sys.executable}" "{ROOT / "run.py"}" {options} {streams}'
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+def test_progress_that_nobody_takes(monkeypatch):
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", full)
+        progress = Progress()
+        progress("a stage")
+        progress.clear()
+    with suppress(OSError):
+        full.close()
+
+
+@pytest.mark.parametrize("moment", ["import", "build"])
+def test_interrupts(moment, tmp_path):
+    marks = {"import": ("|     torch._C", "-X", "importtime"), "build": ("building the kernels",)}
+    mark, *flags = marks[moment]
+    program, *rest = command(*TINY)
+    process = subprocess.Popen(
+        [program, *flags, *rest],
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if mark in line:
+                break
+        sleep(2 if moment == "build" else 0)  # a compiler is at work
+        process.send_signal(signal.SIGINT)
+        said += process.stderr.readlines()
+        assert process.wait() == 130
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the compiler
+    assert lines_of("".join(said)) == ["run.py: interrupted"]
+
+
+def test_interrupts_that_were_switched_off():
+    """As nohup and `&` in a script do."""
+    process = subprocess.Popen(
+        command("relu", "--bundle", "/dev/null"),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        sleep(0.1)
+    assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("optimize", ["", "2"])  # 2: no assertions, no docstrings
+def test_from_end_to_end(optimize, tmp_path):
     path = tmp_path / "result.json"
     options = ["relu", "--rows", "1", "--trials", "3", "--device", "cpu", "--json", str(path)]
-    command = [sys.executable, str(ROOT / "run.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(*options),
+        env={**os.environ, "PYTHONOPTIMIZE": optimize},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "building the kernels" in done.stderr
+    assert done.stdout.startswith("cpu: ")
+    assert "no GPU" not in done.stdout  # nobody asked for one
     assert "torch.relu (again)" in done.stdout
     assert "NumPy" not in done.stderr
     assert (
@@ -149,6 +313,49 @@ def test_integers_have_no_step(solution, capsys, tmp_path):
     assert run.main([*options, "--json", str(path)]) == 0
     assert "training step" not in capsys.readouterr().out
     assert "step" not in json.loads(path.read_text())
+
+
+def test_json_on_a_full_disk(solution, monkeypatch, capsys):
+    solution(Model)
+    monkeypatch.setattr(run.relu, "check_small", lambda *arguments: run.correctness.Checks())
+    options = ["--dtype", "int8", "--json", "/dev/full"]
+    assert run.main([*TINY, *options]) == 1
+    output = capsys.readouterr()
+    assert "WRONG" not in output.out
+    [line] = lines_of(output.err)
+    assert line == "run.py: cannot write /dev/full: No space left on device"
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_dtypes_of_newer_torch(dtype, solution, capsys):
+    solution(Model)
+    options = ["relu", "--dtype", dtype, "--rows", "1", "--trials", "1", "--device", "cpu"]
+    if dtype in cases.served(torch.device("cpu")):
+        assert run.main(options) == 0
+        assert f"[1, 393216] {dtype}\n" in capsys.readouterr().out
+    else:
+        with pytest.raises(SystemExit) as stopped:
+            run.main(options)
+        assert stopped.value.code == 2
+        message = f"torch.relu of torch {torch.__version__} does not take torch.{dtype} on cpu"
+        assert capsys.readouterr().err == f"run.py: {message}\n"
+
+
+def test_why_there_is_no_gpu(monkeypatch, solution, capsys):
+    def init() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system. Please check that")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    solution(Clone)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    assert run.main(["relu", "--rows", "1"]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    reason = "torch.cuda.is_available() is false (Found no NVIDIA driver on your system)"
+    assert f" threads); no GPU: {reason}; torch {torch.__version__}, " in first
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert run.main(["relu", "--rows", "1"]) == 1
+    assert "; no GPU: torch is a CPU build; " in capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.mark.usefixtures("small_weights")
