@@ -2,7 +2,8 @@
 
 Without a problem's name it does so for all of them, one after the other.
 
-Exit status: 0 if everything is right, 1 if something is wrong, 2 for a request that makes no sense.
+Exit status: 0 if everything is right, 1 if something is wrong or could not be written, 2 for a
+request that makes no sense, 130 after an interrupt.
 """
 
 from referee import ending  # first: the imports that follow take seconds

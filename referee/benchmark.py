@@ -225,7 +225,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("what", nargs="?", default="all", choices=names)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
-    parser.add_argument("--dtype", choices=list(cases.DTYPES), default="float32")
+    parser.add_argument(
+        "--dtype", choices=list(cases.served(torch.device("cpu"))), default="float32"
+    )
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
     args = parser.parse_args(arguments)
     torch.set_float32_matmul_precision(args.precision)
