@@ -109,8 +109,8 @@ def test_wrong_solution(solution, capsys, tmp_path):
     assert "timings" not in record
 
 
-def test_solution_that_does_not_build():
-    environment = {**os.environ, "CXX": "no-such-compiler"}
+def test_solution_that_does_not_build(tmp_path):
+    environment = {**os.environ, "CXX": "no-such-compiler", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
     done = subprocess.run(command(*TINY), env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == ""
