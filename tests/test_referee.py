@@ -1,5 +1,6 @@
 """The referee accepts the reference and fails every cheat; the comparison misses no bit."""
 
+import os
 import random
 import subprocess
 import sys
@@ -645,3 +646,20 @@ def test_no_control_groups(tmp_path: Path):
 def test_free_memory_is_within_the_control_group(monkeypatch):
     monkeypatch.setattr(memory, "_cgroup_free", lambda: [5000, 400])
     assert memory.free_bytes(CPU) == 400
+
+
+def test_a_real_limit_of_version_1():
+    root = Path("/sys/fs/cgroup/memory")
+    if not os.access(root / "cgroup.procs", os.W_OK):
+        pytest.skip("may not make a control group of version 1")
+    group = root / f"test_referee_{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text("1G")
+    code = "import torch; from referee import memory; print(memory.free_bytes(torch.device('cpu')))"
+    join = f'echo $$ >{group}/cgroup.procs && exec "$@"'
+    command = ["sh", "-c", join, "sh", sys.executable, "-c", code]
+    try:
+        free = int(subprocess.check_output(command, cwd=Path(__file__).parent.parent))
+    finally:
+        group.rmdir()
+    assert 1 << 28 < free < 1 << 30
