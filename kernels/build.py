@@ -108,7 +108,7 @@ def load(sources: dict[str, str]) -> ModuleType:
     """Builds the extension out of `sources`, unless it is built, and loads it, unless it is loaded.
 
     A finished build needs no lock, no compiler and no right to write. One that this machine's
-    loader refuses is passed over.
+    loader refuses is passed over, with a warning.
 
     Args:
         sources: the texts by file name. The `.cpp` files are joined and compiled together, and the
@@ -139,9 +139,22 @@ def load_finished(root: Path, recipe: Recipe) -> ModuleType | None:
     for library, built in finished_builds(root, recipe.name):
         serves = all(any(runs_on(target, gpu) for target in built) for gpu in gpus)
         if serves and (gpus or set(recipe.targets) <= set(built)):
-            with contextlib.suppress(ImportError):
+            with PassOver():
                 return load_library(recipe.name, library)
     return None
+
+
+class PassOver:
+    """Goes on after a library that does not load here, with a warning that says why."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        is_refused = isinstance(error, ImportError)
+        if is_refused:
+            LOGGER.warning("a build of the kernels does not load here: %s", error)
+        return is_refused
 
 
 def load_library(name: str, path: Path) -> ModuleType:
@@ -149,12 +162,6 @@ def load_library(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return adopt(name, module)
-
-
-def adopt(name: str, module: ModuleType) -> ModuleType:
-    """Makes a library that has been loaded the one of this process."""
-    module.operators = getattr(torch.ops, name)
     sys.modules[name] = module
     return module
 
@@ -254,4 +261,5 @@ def build(recipe: Recipe, folder: Path) -> ModuleType:
             build_directory=str(folder),
             no_implicit_headers=True,
         )
-    return adopt(name, module)
+    sys.modules[name] = module
+    return module

@@ -42,6 +42,21 @@ bool is_left_to_torch(const LinearInputs& in) {
          !is_ordinary(in.weight);
 }
 
+// Whether the arguments fit together and the result is not empty. Otherwise torch's ops raise their
+// errors, or give an empty result its strides. Symbolic sizes are taken to fit.
+bool is_regular(const LinearInputs& in) {
+  const auto is_symbolic = [](const Tensor& t) {
+    return t.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  };
+  if (is_symbolic(in.x) || is_symbolic(in.weight)) return true;
+  const auto is_like_x = [&](const Tensor& t) {
+    return t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
+  };
+  return is_like_x(in.weight) && in.x.size(-1) == in.weight.size(1) &&
+         (!in.bias.defined() || (is_like_x(in.bias) && in.bias.size(0) == in.weight.size(0))) &&
+         in.x.numel() > 0 && in.weight.numel() > 0;
+}
+
 // ---------------------------------------------------------------------------------------- paths
 
 // How a product on a GPU is computed, x being [m, k] and weight [n, k], by the first line that
@@ -255,16 +270,6 @@ Rows adjacent_columns(const Tensor& x, int64_t alignment) {
   return {copy, stride};
 }
 
-// Whether the arguments fit together; where they do not, torch's product has the last word.
-bool is_regular(const LinearInputs& in) {
-  const auto is_like_x = [&](const Tensor& t) {
-    return t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
-  };
-  return is_like_x(in.weight) && in.x.size(-1) == in.weight.size(1) &&
-         (!in.bias.defined() || (is_like_x(in.bias) && in.bias.size(0) == in.weight.size(0))) &&
-         in.x.numel() > 0 && in.weight.numel() > 0;
-}
-
 // Writes out and mask by the path of choice, or returns false if that is torch's product. Without
 // relu, out is the product, with bias and division, as it is.
 bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* out,
@@ -337,7 +342,7 @@ Tensor run_linear(const LinearInputs& in, const Tensor& mask) {
 }
 
 Tensor linear_kernel(const LinearInputs& in) {
-  if (is_left_to_torch(in)) return linear_composite(in);
+  if (is_left_to_torch(in) || !is_regular(in)) return linear_composite(in);
   const DeviceOf device(in.x);
   return run_linear(in, Tensor());
 }
@@ -587,7 +592,9 @@ bool any(const LinearInputs& in, bool (*is)(const Tensor&)) {
 }
 
 Tensor linear_autograd(const LinearInputs& in) {
-  if (is_left_to_torch(in) || any(in, has_tangent) || in_functorch()) return linear_composite(in);
+  if (is_left_to_torch(in) || !is_regular(in) || any(in, has_tangent) || in_functorch()) {
+    return linear_composite(in);
+  }
   if (!any(in, wants_gradient)) return call_linear(in);
   using torch::autograd::SavedVariable;
   // Where only a copy of x is a matrix, the copy is what is kept, as at::linear does: x may change.
