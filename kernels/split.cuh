@@ -80,8 +80,7 @@ __host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool
 }
 
 // Whether rows of few terms are flagged: of pairs, and in the forward. In the products of gradients
-// they are the rule, for ReLU lets few through; there a sum of few terms errs by up to 2^-21 of
-// |x| |weight|^T.
+// they are the rule, for ReLU lets few through; there a sum of few terms errs by more than torch's.
 inline bool heeds_few(const Linear& linear) { return linear.products == 3 && linear.relu; }
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
