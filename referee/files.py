@@ -80,9 +80,8 @@ def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
 def _overwrite(path: Path, old: os.stat_result, data: bytes) -> None:
     with os.fdopen(_open(path), "wb") as file:
         try:
-            os.posix_fallocate(
-                file.fileno(), 0, len(data)
-            )  # a full disk shows before a byte is lost
+            # A full disk shows before a byte is lost.
+            os.posix_fallocate(file.fileno(), 0, len(data))
         except OSError:
             os.ftruncate(file.fileno(), old.st_size)
             raise
