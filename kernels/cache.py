@@ -17,6 +17,7 @@ import pwd
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from kernels.toolchain import BuildError
 
 LOGGER = logging.getLogger("kernels")
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+# Seconds after which a folder that no builder has put its name to is a left-over.
+NAMELESS_S = 60.0
 # Of the locks of this process.
 HELD_DESCRIPTORS: set[int] = set()
 
@@ -249,10 +252,18 @@ def discard_unfinished(build: Path) -> None:
 
 
 def remove_left_overs(folder: Path, name: str) -> None:
-    """Removes what dead builders left, and builds that are no longer whole."""
+    """Removes what dead builders left, and builds that are no longer whole.
+
+    A compiler that outlives its builder may write again what is being removed; then the next
+    builder finds the folder, without the file of its builder.
+    """
     for build in list_folders(folder):
-        if read_targets(build / f"{name}.so") is None and (build / "builder").exists():
-            descriptor = try_lock(build / "builder")
-            if descriptor is not None:
-                shutil.rmtree(build, ignore_errors=True)
-                unlock(descriptor)
+        if read_targets(build / f"{name}.so") is None:
+            with contextlib.suppress(FileNotFoundError):
+                if (build / "builder").exists():
+                    descriptor = try_lock(build / "builder")
+                    if descriptor is not None:
+                        shutil.rmtree(build, ignore_errors=True)
+                        unlock(descriptor)
+                elif time.time() - build.stat().st_mtime > NAMELESS_S:
+                    shutil.rmtree(build, ignore_errors=True)

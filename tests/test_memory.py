@@ -144,12 +144,12 @@ print(address_space() - before)
         "relu(x[: 7 << 20])",  # too small for a block: torch's allocator
         "relu(x.requires_grad_())",
         "linear(rows)",
-        "torch.autograd.grad(relu(leaf[: 9 << 20]), leaf, torch.ones(9 << 20))",
+        "torch.autograd.grad(relu(leaf), leaf, ones)",
     ],
 )
 def test_kept_memory_is_returned_before_an_allocation_fails(call, tmp_path):
     code = f"""
-x, leaf = torch.randn(n), torch.randn(9 << 20).requires_grad_()
+x, ones, leaf = torch.randn(n), torch.ones(9 << 20), torch.randn(9 << 20).requires_grad_()
 linear, rows = LinearReluDivideNew(8, 1024, 2.0), torch.randn(n // 1024, 8)
 {call}
 held = [torch.empty_like(x).data_ptr() for _ in range(2)]
@@ -195,53 +195,6 @@ for name, case in cases.items():
     assert sizes[-1] - sizes[1] < 32 << 20, (name, sizes)
     del held
     case()
-"""
-    run(code, tmp_path)
-
-
-@pytest.mark.gpu
-def test_out_of_memory_on_a_gpu_is_torchs_error_and_the_next_call_works(tmp_path):
-    """Forward, with mask and backward; nothing leaks."""
-    code = """
-def reserve(more):
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    limit = (torch.cuda.memory_reserved() + more) / total if more else 1.0
-    torch.cuda.set_per_process_memory_fraction(limit)
-x, leaf = torch.randn(n, device="cuda"), torch.randn(n, device="cuda", requires_grad=True)
-linear = LinearReluDivideNew(2048, 8192, 2.0).cuda()
-rows = torch.randn(4096, 2048, device="cuda", requires_grad=True)
-half = LinearReluDivideNew(2048, 8192, 3.0).cuda().half()
-out, linear_out, grad = relu(leaf), linear(rows), torch.ones(4096, 8192, device="cuda")
-cases = {
-    "forward": lambda: relu(x),
-    "with mask": lambda: relu(leaf),
-    "backward": lambda: torch.autograd.grad(out, leaf, x, retain_graph=True),
-    "linear": lambda: linear(rows.detach()),
-    "linear with mask": lambda: linear(rows),
-    "linear backward": lambda: torch.autograd.grad(
-        linear_out, [rows, linear.linear.weight], grad, retain_graph=True),
-    "float16": lambda: half(rows.detach().half()),
-}
-for name, case in cases.items():
-    case()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    # Room for none, some and nearly all of what a call allocates.
-    for megabytes in (1, 20, 40, 60):
-        for _ in range(3):
-            reserve(megabytes << 20)
-            try:
-                case()
-            except torch.OutOfMemoryError:
-                pass
-            else:
-                assert megabytes > 1, name
-            reserve(0)
-            assert torch.cuda.memory_allocated() == before, name
-    results = [t.clone() for t in torch.utils._pytree.tree_leaves(case())]
-    again = torch.utils._pytree.tree_leaves(case())
-    assert all(map(torch.equal, results, again)), name
 """
     run(code, tmp_path)
 

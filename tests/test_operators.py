@@ -54,7 +54,8 @@ def random_tensor(choose):
     shape = [choose.choice([0, 1, 1, 2, 3, 4, 8, 9, 17]) for _ in range(choose.randint(0, 4))]
     kind = choose.randrange(14)
     if kind == 0:
-        shape = [2**20] * choose.randint(1, 3)  # of 1 MiB, or of more than any machine has
+        # 2^20 elements, or more than any address space: Linux may promise all memory short of that.
+        shape = [2**20] * choose.choice([1, 3])
         return torch.ones((), dtype=dtype).expand(choose.choice([shape, [0, *shape]]))
     if kind == 1:
         return torch.empty(shape, dtype=dtype, device="meta")

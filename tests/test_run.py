@@ -241,6 +241,7 @@ def test_interrupts(moment, tmp_path):
     process = subprocess.Popen(
         [program, *flags, *rest],
         env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup switches it off
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
