@@ -114,10 +114,11 @@ def test_forward(device, data):
     check_forward(device, data, ("normal",), DIVISORS)
 
 
+@pytest.mark.gpu
 @given(st.data())
-def test_special_values(device, data):
+def test_special_values_on_a_gpu(data):
     """Infinities, NaN and division by 0, where every sum is exact."""
-    check_forward(device, data, ("sprinkled",), tuple(SPECIAL_DIVISORS))
+    check_forward("cuda", data, ("sprinkled",), tuple(SPECIAL_DIVISORS))
 
 
 def check_forward(device, data, values, divisors):
@@ -133,8 +134,9 @@ def check_forward(device, data, values, divisors):
 def test_exact_sums_on_the_cpu(case):
     """The product is torch's there, so all values are, infinities, NaN and any divisor included.
 
-    Integers: where a tensor lies may decide in which order a library sums. Batches are dense: of
-    those with gaps torch rounds the product before it adds the bias.
+    Also those that are wrong: torch 2.9 loses NaN in products of bfloat16. Integers: where a tensor
+    lies may decide in which order a library sums. Batches are dense: of those with gaps torch
+    rounds the product before it adds the bias.
     """
     mine, theirs = case.modules("cpu")
     x = case.x.make("cpu")
