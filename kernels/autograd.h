@@ -10,7 +10,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------- dispatcher
 
-// What graphs and saved programs call the operators, whichever build runs them.
+// The operators' name in graphs and saved programs, whichever build runs them.
 #define KERNELS_NAMESPACE "relu_divide_kernels"
 
 using torch::jit::Stack;
@@ -112,7 +112,7 @@ Edge edge_to(const Tensor& output, std::unique_ptr<T> node) {
   return {own_node<NodePointer>(std::move(node)), output_number};
 }
 
-// What autograd records of relu. Written out as a Node, for torch::autograd::Function would take 3
+// Autograd records this of relu. Written out as a Node, for torch::autograd::Function would take 3
 // s more to compile and more time a call.
 struct SelectBackward : Node {
   torch::autograd::SavedVariable saved;  // the mask, or the output if there is no stride

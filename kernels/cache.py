@@ -27,7 +27,7 @@ LOGGER = logging.getLogger("kernels")
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # Seconds after which a folder that no builder has put its name to is a left-over.
 NAMELESS_S = 60.0
-# Of the locks of this process.
+# The descriptors of this process's locks.
 HELD_DESCRIPTORS: set[int] = set()
 
 

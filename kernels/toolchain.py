@@ -101,7 +101,7 @@ def visible_gpus() -> list[tuple[int, int]]:
 
 
 def cuda_targets() -> list[str]:
-    """What nvcc makes here: SASS as `sm_90a`, PTX as `compute_90`; nothing for the CPU alone.
+    """The targets of nvcc here: SASS as `sm_90a`, PTX as `compute_90`; nothing for the CPU alone.
 
     The SASS of the visible GPUs; where there is none, what TORCH_CUDA_ARCH_LIST names, for building
     ahead. Hopper's SASS is always `sm_90a`, without which the compiler has no wgmma.

@@ -78,7 +78,7 @@ def _flush(stream: TextIO) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """What the stream still holds would fail again as the interpreter ends."""
+    """Drops the stream's buffer, which would fail again as the interpreter ends."""
     with _nowhere() as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 

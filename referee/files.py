@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# Of a folder that takes no new file, and of a file that is a mount of its own.
+# A folder takes no new file, or the file is a mount of its own.
 _NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 
 

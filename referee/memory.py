@@ -64,7 +64,7 @@ def _system_free() -> int:
 def _cgroup_free(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """What each control group with a limit above this process has left, in bytes."""
+    """Bytes that each control group with a limit above this process has left."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

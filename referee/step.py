@@ -66,7 +66,7 @@ class Step:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out of either half, and why."""
+        """Notes on what was left out of either half, and why."""
         return self.forward.notes + self.backward.notes
 
 

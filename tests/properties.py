@@ -1,4 +1,4 @@
-"""What the property-based tests draw: tensors of any layout, described by a few numbers."""
+"""The property-based tests draw these: tensors of any layout, described by a few numbers."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -57,7 +57,7 @@ class Drawn:
     seed: int
 
     def make_memory(self, device: str) -> torch.Tensor:
-        """What lies under the view, and behind it some elements that must stay untouched."""
+        """The memory under the view, and after it some elements that must stay untouched."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.layout.extent + 9,)
         if self.values == "bits":
@@ -150,7 +150,7 @@ def tensors(draw, dtypes, values, **limits) -> Drawn:
 
 
 def outcome(module, x):
-    """What the module makes of x: a tensor, or the type and the first line of an error."""
+    """The module's result for x: a tensor, or the type and the first line of an error."""
     try:
         return module(x)
     except Exception as error:

@@ -49,7 +49,7 @@ CPU_SUBSET = [
 ]
 # All values of a dtype add no accesses.
 CPU_NAMES = "not patterns"
-# Of the kernels of torch and cuBLAS, only initcheck needs to see what they write.
+# Only initcheck needs to see what the kernels of torch and cuBLAS write.
 OURS = ["--kernel-name", "kernel_substring=7kernels"]
 TOOLS = {"memcheck": OURS, "racecheck": OURS, "initcheck": [], "synccheck": OURS}
 

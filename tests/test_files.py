@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_a_mounted_file(tmp_path):
 
 @AS_ROOT
 def test_a_folder_that_takes_no_file(common):
-    """What is there can be written in place; what is not there, or not ours, is refused early."""
+    """A file that is there is written in place; one that is not, or not ours, is refused early."""
     (common / "free").write_text("old and longer")
     (common / "free").chmod(0o666)
     (common / "bound").write_text("old")

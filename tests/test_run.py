@@ -30,7 +30,7 @@ def command(*arguments: str, folder: Path = ROOT) -> list[str]:
 
 
 def lines_of(stderr: str) -> list[str]:
-    """What run.py said, besides its progress; never a traceback."""
+    """The lines of run.py besides its progress; never a traceback."""
     assert "Traceback" not in stderr
     assert "Exception ignored" not in stderr
     return [line for line in stderr.splitlines() if line.startswith("run.py: ")]

@@ -30,7 +30,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 class FakeCuda:
-    """What is asked of torch.cuda and torch.version."""
+    """The parts of torch.cuda and torch.version that are asked."""
 
     def __init__(self, monkeypatch, devices, cuda="13.0"):
         monkeypatch.setattr(torch.version, "cuda", cuda)
