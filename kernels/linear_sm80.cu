@@ -17,6 +17,7 @@
 #include "early_start.cuh"
 #include "epilogue.cuh"
 #include "launchers.h"
+#include "nonfinite.cuh"
 #include "ptx80.cuh"
 #include "split.cuh"
 
@@ -319,6 +320,8 @@ __global__ void __launch_bounds__(kBlock, 1)
           for (int j = 0; j < kFragmentsN * 4; ++j) sum[j / 4][j % 4] = 0.0f;
           multiply(sum, 0, 1);
           multiply(sum, 1, 0);
+#pragma unroll
+          for (int j = 0; j < kFragmentsN * 4; ++j) sum[j / 4][j % 4] *= 1 / split::kLowScale;
           multiply(sum, 0, 0);
 #pragma unroll
           for (int j = 0; j < kFragmentsN * 4; ++j) {
@@ -401,7 +404,8 @@ struct Workspace {
   void* high[2];
   void* low[2];
   int* exponent[2];
-  split::Counts* counts[2];
+  split::Counts* counts[2];  // of one product
+  int* state[2];             // of three
   size_t bytes;
 };
 
@@ -411,11 +415,6 @@ bool is_aligned(const Linear& linear) {
   return start % 16 == 0 && (linear.k | linear.x_stride | linear.weight_stride) % 8 == 0;
 }
 
-// Where K has too few terms for pairs, all of the result takes the exact path at once.
-bool is_split(const Linear& linear) {
-  return linear.dtype == DType::kFloat32 && (linear.products == 1 || linear.k >= split::kTerms);
-}
-
 Workspace lay_out(const Linear& linear) {
   Workspace workspace{};
   const auto take = [&](size_t bytes) {
@@ -423,7 +422,7 @@ Workspace lay_out(const Linear& linear) {
     workspace.bytes += (bytes + 255) / 256 * 256;
     return taken;
   };
-  const bool split = is_split(linear);
+  const bool split = linear.dtype == DType::kFloat32;
   const bool pads = linear.dtype != DType::kFloat32 && !is_aligned(linear);
   for (int i = 0; i < 2; ++i) {
     const size_t rows = i == 0 ? linear.m : linear.n;
@@ -431,8 +430,11 @@ Workspace lay_out(const Linear& linear) {
     if (split || pads) workspace.high[i] = take(bytes);
     if (split && linear.products == 3) workspace.low[i] = take(bytes);
     if (split) workspace.exponent[i] = static_cast<int*>(take(rows * sizeof(int)));
-    if (split) {
+    if (split && linear.products == 1) {
       workspace.counts[i] = static_cast<split::Counts*>(take(rows * sizeof(split::Counts)));
+    }
+    if (split && linear.products == 3) {
+      workspace.state[i] = static_cast<int*>(take(rows * sizeof(int)));
     }
   }
   return workspace;
@@ -503,7 +505,7 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                           static_cast<__half*>(workspace.low[i]),
                           workspace.exponent[i],
                           workspace.counts[i],
-                          /*sample=*/nullptr,
+                          workspace.state[i],
                           /*is_stepwise=*/false};
   };
   const split::Operand x = operand(0, linear.x, linear.m, linear.x_stride);
@@ -511,21 +513,19 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
   const split::Result result{static_cast<const float*>(linear.bias), floor_of(linear.relu),
                              Divisor<float>(linear.divisor), static_cast<float*>(linear.out),
                              linear.mask};
-  if (is_split(linear)) {
-    constexpr int64_t kMaxBlocks = 1 << 20;
-    const int64_t rows = linear.m + linear.n;
-    split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks),
-                        split::kThreads, 0, stream>>>(x, weight, linear.k);
-    int status = cudaGetLastError();
-    if (status != cudaSuccess) return status;
-    const int64_t padded_k = split::padded(linear.k);
-    const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
-    const Matrix<__half> pairs_weight{weight.high, weight.low, padded_k, weight.exponent};
-    status = multiply<__half, float, kProducts>(linear, pairs_x, pairs_weight, padded_k, stream);
-    if (status != cudaSuccess) return status;
-  }
-  return split::exact(x, weight, linear.k, split::heeds_few(linear), result, !is_split(linear),
-                      stream);
+  constexpr int64_t kMaxBlocks = 1 << 20;
+  const int64_t rows = linear.m + linear.n;
+  split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks),
+                      split::kThreads, 0, stream>>>(x, weight, linear.k);
+  int status = cudaGetLastError();
+  if (status != cudaSuccess) return status;
+  const int64_t padded_k = split::padded(linear.k);
+  const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
+  const Matrix<__half> pairs_weight{weight.high, weight.low, padded_k, weight.exponent};
+  status = multiply<__half, float, kProducts>(linear, pairs_x, pairs_weight, padded_k, stream);
+  if (status != cudaSuccess) return status;
+  if constexpr (kProducts == 1) return split::exact(x, weight, linear.k, result, stream);
+  return nonfinite::multiply(x, weight, linear.k, result, /*found=*/nullptr, stream);
 }
 
 }  // namespace sm80

@@ -35,6 +35,7 @@
 #include "linear_sm90_prepare.cuh"
 #include "linear_sm90_product.cuh"
 #include "linear_sm90_split.cuh"
+#include "nonfinite.cuh"
 #include "split.cuh"
 
 namespace kernels {
@@ -183,8 +184,8 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
 
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
 struct Workspace {
-  size_t next, ready, left_by, zeros;
-  size_t x_exponent, x_counts, x_sample, weight_exponent, weight_counts, weight_sample;
+  size_t next, ready, left_by, found, zeros;
+  size_t x_exponent, x_rows, weight_exponent, weight_rows;  // exponents; counts or states
   size_t x, weight, left, bytes;
 
   explicit Workspace(const Linear& linear) {
@@ -200,14 +201,13 @@ struct Workspace {
     const int64_t shares = blocks_of(linear.n, kShareRows * kClusterSize) * kClusterSize;
     ready = take(rounds ? shares * (padded_k / kStepK) * sizeof(unsigned) : 0);
     const int64_t clusters = rounds ? 0 : Schedule::kMostClusters;
-    left_by = take(clusters * sizeof(*SplitProblem::left_by));
+    left_by = take(2 * clusters * sizeof(*SplitProblem::left_by));  // of both runs
+    found = take(rounds ? 0 : 2 * sizeof(unsigned));
     zeros = end;
     x_exponent = take(linear.m * sizeof(int));
-    x_counts = take(linear.m * sizeof(split::Counts));
-    x_sample = take(rounds ? 0 : linear.m * sizeof(split::Sample));
+    x_rows = take(linear.m * (rounds ? sizeof(split::Counts) : sizeof(int)));
     weight_exponent = take(linear.n * sizeof(int));
-    weight_counts = take(linear.n * sizeof(split::Counts));
-    weight_sample = take(rounds ? 0 : linear.n * sizeof(split::Sample));
+    weight_rows = take(linear.n * (rounds ? sizeof(split::Counts) : sizeof(int)));
     x = take((rounds ? 1 : 2) * linear.m * padded_k * sizeof(__half));
     weight = take(rounds ? linear.n * padded_k * sizeof(__half) : 0);
     left = take(clusters * sizeof(*SplitProblem::left));
@@ -218,17 +218,17 @@ struct Workspace {
 // What both kernels for float32 begin with.
 struct Operands {
   split::Operand x, weight;
-  unsigned *next, *ready;
+  unsigned *next, *ready, *found;
   decltype(SplitProblem::left) left;
   decltype(SplitProblem::left_by) left_by;
   int64_t zeros;  // from next on
-  bool heeds_few;
 
-  explicit Operands(const Linear& linear) : heeds_few(split::heeds_few(linear)) {
+  explicit Operands(const Linear& linear) {
     const Workspace at(linear);
     char* const workspace = static_cast<char*>(linear.workspace);
     const auto operand = [&](const void* from, int64_t rows, int64_t stride, size_t to,
-                             size_t exponent, size_t counts, size_t sample) {
+                             size_t exponent, size_t of_rows) {
+      const bool is_pair = linear.products == 3;
       __half* const high = reinterpret_cast<__half*>(workspace + to);
       return split::Operand{
           static_cast<const float*>(from),
@@ -236,17 +236,18 @@ struct Operands {
           stride,
           1,
           high,
-          linear.products == 3 ? high + split::kStepwise / 2 : nullptr,
+          is_pair ? high + split::kStepwise / 2 : nullptr,
           reinterpret_cast<int*>(workspace + exponent),
-          reinterpret_cast<split::Counts*>(workspace + counts),
-          linear.products == 3 ? reinterpret_cast<split::Sample*>(workspace + sample) : nullptr,
+          is_pair ? nullptr : reinterpret_cast<split::Counts*>(workspace + of_rows),
+          is_pair ? reinterpret_cast<int*>(workspace + of_rows) : nullptr,
           true};
     };
-    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_counts, at.x_sample);
+    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_rows);
     weight = operand(linear.weight, linear.n, linear.weight_stride, at.weight, at.weight_exponent,
-                     at.weight_counts, at.weight_sample);
+                     at.weight_rows);
     next = reinterpret_cast<unsigned*>(workspace + at.next);
     ready = reinterpret_cast<unsigned*>(workspace + at.ready);
+    found = reinterpret_cast<unsigned*>(workspace + at.found);
     left = reinterpret_cast<decltype(left)>(workspace + at.left);
     left_by = reinterpret_cast<decltype(left_by)>(workspace + at.left_by);
     zeros = static_cast<int64_t>(at.zeros / sizeof(unsigned));
@@ -292,8 +293,7 @@ int rounded_linear(const Linear& linear, cudaStream_t stream) {
   if (status != cudaSuccess) return status;
   status = launch_product(problem, clusters, x_map, weight_map, stream);
   if (status != cudaSuccess) return status;
-  return split::exact(operands.x, operands.weight, linear.k, operands.heeds_few, result_of(output),
-                      false, stream);
+  return split::exact(operands.x, operands.weight, linear.k, result_of(output), stream);
 }
 
 int split_linear(const Linear& linear, cudaStream_t stream) {
@@ -301,30 +301,32 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const Operands operands(linear);
   const split::Operand &x = operands.x, &weight = operands.weight;
   const Output<float> output = output_of<float>(linear, 2);
-  if (linear.k < split::kTerms) {  // all rows would be flagged
-    return split::exact(x, weight, linear.k, operands.heeds_few, result_of(output), true, stream);
-  }
   int status = operands.prepare(linear.k, 0, stream);
   if (status != cudaSuccess) return status;
 
   const int m = output.m, n = output.n, k = static_cast<int>(linear.k);
   const int64_t padded_k = split::padded(k);
   CUtensorMap x_map, weight_map;
-  status = make_map(&x_map, x, S::steps(k), S::kXRows / kClusterSize);
+  status = make_map(&x_map, x, padded_k / S::kK, S::kXRows / kClusterSize);
   if (status != cudaSuccess) return status;
   status = make_map(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
   constexpr int kMore = S::kXRows - S::kNarrow;
-  const int wide = blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
+  const int wide = k < kShortK ? tiles.x_tiles
+                               : blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
   SplitProblem problem{output.bias,
                        output.out,
                        output.mask,
                        x.exponent,
+                       x.state,
                        weight.exponent,
-                       x.sample,
-                       weight.sample,
-                       weight.counts,
+                       weight.state,
+                       weight.from,
+                       weight.row_stride,
+                       operands.found,
+                       operands.found + 1,
+                       /*is_second_run=*/false,
                        m,
                        n,
                        k,
@@ -333,7 +335,6 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
                        output.is_direct,
                        tiles,
                        std::clamp(wide, 0, tiles.x_tiles),
-                       {},
                        {},
                        operands.left,
                        operands.left_by};
@@ -345,13 +346,16 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
     tiles.find(tile, &x_tile, &weight_tile);
     return Rows(problem, x_tile, weight_tile).size;
   };
-  clusters = problem.schedule.plan(tiles.count(), S::steps(k) / 2,
+  clusters = problem.schedule.plan(tiles.count(), S::rounds(k),
                                    std::min(clusters, Schedule::kMostClusters), S::kXRows, rows_of);
-  problem.segment = promotion_steps(k, problem.schedule.rounds);
-  status = launch(split_kernel, clusters, kThreads, sizeof(S::Memory), true, stream, x_map,
-                  weight_map, problem);
-  if (status != cudaSuccess) return status;
-  return split::exact(x, weight, k, operands.heeds_few, result_of(output), false, stream);
+  for (const bool is_second_run : {false, true}) {
+    problem.is_second_run = is_second_run;
+    problem.left_by = operands.left_by + is_second_run * Schedule::kMostClusters;
+    status = launch(split_kernel, clusters, kThreads, sizeof(S::Memory), true, stream, x_map,
+                    weight_map, problem);
+    if (status != cudaSuccess) return status;
+  }
+  return nonfinite::multiply(x, weight, k, result_of(output), problem.has_nonfinite, stream);
 }
 
 template <bool kMask>

@@ -21,14 +21,25 @@ constexpr int64_t kMostK = 1 << 24;
 [[maybe_unused]] constexpr int kOverflow = 1 << 30;
 
 // The weight is read once, so its rows are scaled by what a sample of them says: eight pieces of 16
-// elements, evenly spread. The largest is put below 2^8, which leaves the others a factor of 256
-// before they pass fp16's range, and 14 bits below before they count as small.
+// elements, evenly spread; or by all of a row where the sample is zero. The largest is put into
+// [2^9, 2^10), or [2^7, 2^8) for a lone high. Pairs keep 22 bits of elements 2^23 times smaller,
+// and the others have a factor of 64 before they pass fp16's range.
 constexpr int kSampledPieces = 8;
-constexpr int kSampledExponent = 7;
+constexpr int kSampledPairs = 9, kSampledHigh = 7;
 // Where the limits of what is carried, 2^-14 and 2^16 above the scaled unit, are normal floats.
-// What lies beyond them is flagged.
-constexpr int kLeastExponent = -111, kMostExponent = 112;
+// Smaller rows of a lone high are flagged; those of pairs lose up to 2^-163 of |x|.
+constexpr int kLeastExponent = -111, kMostExponent = 112, kMostOfPairs = 127;
 constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way together
+
+// The largest magnitude in a row, infinity where it has infinity or NaN: one warp.
+__device__ inline float largest_of_row(const float* row, int64_t k) {
+  uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
+  for (int64_t i = threadIdx.x % 32; i < k; i += 32) {
+    largest = max(largest, __float_as_uint(fabsf(row[i])));
+  }
+  largest = split::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  return __uint_as_float(min(largest, 0x7f800000u));
+}
 
 // A warp some rows of the weight, whose reads are the more scattered; behind those, a block a row
 // of x. `nonzeros` is what the counts of the weight begin with; `zeros` are set to 0.
@@ -46,6 +57,7 @@ __global__ void __launch_bounds__(split::kThreads)
     split::split_row(x, x_row, k);
     return;
   }
+  const bool is_pair = x.low != nullptr;
   const int lane = threadIdx.x % 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32 * kSampledRows;
   const int64_t piece = lane / (32 / kSampledPieces);
@@ -65,20 +77,18 @@ __global__ void __launch_bounds__(split::kThreads)
     for (int bit = 16; bit > 0; bit /= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
     }
-    const int needed = largest > 0 ? kSampledExponent - ilogbf(largest) : 0;
-    const int exponent = max(kLeastExponent, min(kMostExponent, needed));
-    const float scale = split::power_of_two(exponent);
-    int inexact = 0;
-    float sum = 0;
-    for (const float element : {v.x, v.y, v.z, v.w}) {
-      inexact += __popc(__ballot_sync(0xffffffff, split::has_low(element * scale)));
-      sum += fabsf(element * scale);
-    }
-    for (int bit = 16; bit > 0; bit /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
-    if (lane == 0 && first + i < weight.rows) {
-      weight.exponent[first + i] = exponent;
-      weight.counts[first + i] = {0, nonzeros};
-      if (weight.sample != nullptr) weight.sample[first + i] = split::sample_of(128, inexact, sum);
+    if (first + i >= weight.rows) break;
+    if (largest == 0) largest = largest_of_row(weight.from + (first + i) * weight.row_stride, k);
+    const int top = is_pair ? kSampledPairs : kSampledHigh;
+    const int needed = largest > 0 && largest < INFINITY ? top - ilogbf(largest) : 0;
+    const int most = is_pair ? kMostOfPairs : kMostExponent;
+    if (lane == 0) {
+      weight.exponent[first + i] = max(kLeastExponent, min(most, needed));
+      if (is_pair) {
+        weight.state[first + i] = split::kCarried;
+      } else {
+        weight.counts[first + i] = {0, nonzeros};
+      }
     }
   }
 }

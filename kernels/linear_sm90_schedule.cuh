@@ -21,21 +21,21 @@ namespace sm90 {
 // [1024, 8192], [8192, 8192], whose last round was full to 91%, 0.5% less.
 struct Schedule {
   static constexpr int kMostClusters = 72;
-  // Sums that go through memory cost what some pairs of steps do. So tiles are cut where that saves
+  // Sums that go through memory cost what some steps do. So tiles are cut where that saves
   // kWorth of them, into shares that have kLeast or more, and not nearer to a tile's ends than
   // kSliver. On an H200 [64, 1024], [1024, 1024] took a fifth longer with 8 for kLeast, and longer
   // K no less; [1024, 1024], [8192, 1024], which would save 1.4, took 6% longer cut.
-  static constexpr int kWorth = 5, kLeast = 4, kSliver = 3;
+  static constexpr int kWorth = 3, kLeast = 2, kSliver = 2;
 
   int rounds;                    // of whole tiles
-  int pairs;                     // of steps, in a tile
-  int begin[kMostClusters + 1];  // of each cluster's share, in pairs since the first tile of all
+  int steps;                     // along K, in a tile: of 128, four stages
+  int begin[kMostClusters + 1];  // of each cluster's share, in steps since the first tile of all
 
   // Of `tiles` tiles, of which rows_of tells the rows of x, `most_rows` at most. Returns how many
   // clusters have work.
   template <typename RowsOf>
-  int plan(int tiles, int pairs_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
-    rounds = tiles / clusters, pairs = pairs_of_tile;
+  int plan(int tiles, int steps_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
+    rounds = tiles / clusters, steps = steps_of_tile;
     const int first = rounds * clusters;
     // Rows of each cluster's whole tiles, with those of the last round if none is cut, and of all.
     int64_t rows[kMostClusters] = {}, longest = 0, sum = 0;
@@ -45,28 +45,28 @@ struct Schedule {
       sum += height;
       if (tile < first) rows[tile % clusters] = of_cluster;
     }
-    const bool cuts = (longest * clusters - sum) * pairs >= kWorth * most_rows * clusters;
-    int tile = first, pair = 0;
-    int64_t due = 0;  // rows times pairs
+    const bool cuts = (longest * clusters - sum) * steps >= kWorth * most_rows * clusters;
+    int tile = first, step = 0;
+    int64_t due = 0;  // rows times steps
     for (int cluster = 0; cluster < clusters; ++cluster) {
-      begin[cluster] = (tile - first) * pairs + pair;
+      begin[cluster] = (tile - first) * steps + step;
       if (!cuts) {
         tile = std::min(tile + 1, tiles);
         continue;
       }
       // So much that no share is empty where a tile is cut: the next cluster would wait for it.
-      due += std::max(sum * pairs / clusters - rows[cluster] * pairs, kLeast * most_rows);
+      due += std::max(sum * steps / clusters - rows[cluster] * steps, kLeast * most_rows);
       while (tile < tiles) {
-        const int64_t height = rows_of(tile), left = pairs - pair;
+        const int64_t height = rows_of(tile), left = steps - step;
         int64_t taken = std::min(std::max(due + height / 2, int64_t{0}) / height, left);
         if (left - taken < kSliver) taken = left;
-        if (pair == 0 && taken < kSliver) break;
-        pair += static_cast<int>(taken), due -= taken * height;
-        if (pair < pairs) break;
-        pair = 0, ++tile;
+        if (step == 0 && taken < kSliver) break;
+        step += static_cast<int>(taken), due -= taken * height;
+        if (step < steps) break;
+        step = 0, ++tile;
       }
     }
-    begin[clusters] = (tiles - first) * pairs;
+    begin[clusters] = (tiles - first) * steps;
     if (rounds > 0) return clusters;
     return static_cast<int>(std::lower_bound(begin, begin + clusters, begin[clusters]) - begin);
   }
@@ -83,11 +83,11 @@ struct Schedule {
   // serves them, and what one leaves in memory is there when another needs it.
   __device__ Part part(int turn) const {
     const int cluster = ptx::clusterid(), clusters = gridDim.x / kClusterSize;
-    if (turn < rounds) return {cluster + turn * clusters, 0, 2 * pairs};
+    if (turn < rounds) return {cluster + turn * clusters, 0, steps};
     const int first = begin[cluster], last = begin[cluster + 1];
     if (first == last) return {};
-    const int tile = (last - 1) / pairs - (turn - rounds), start = tile * pairs;
-    return {rounds * clusters + tile, 2 * max(first - start, 0), 2 * min(last - start, pairs)};
+    const int tile = (last - 1) / steps - (turn - rounds), start = tile * steps;
+    return {rounds * clusters + tile, max(first - start, 0), min(last - start, steps)};
   }
   // The same, by all lanes of a warp.
   __device__ Part uniform_part(int turn) const {
@@ -95,13 +95,13 @@ struct Schedule {
     return {ptx::uniform(own.tile), ptx::uniform(own.begin), ptx::uniform(own.end)};
   }
 
-  __device__ bool finishes(const Part& part) const { return part.end == 2 * pairs; }
+  __device__ bool finishes(const Part& part) const { return part.end == steps; }
 
   // Whether a cluster's share begins behind the beginning of this tile of the last round, so that
   // the cluster before it has some of the tile too.
   __device__ bool is_cut_by(int cluster, int tile) const {
     const int clusters = gridDim.x / kClusterSize;
-    return begin[cluster] > (tile - rounds * clusters) * pairs;
+    return begin[cluster] > (tile - rounds * clusters) * steps;
   }
 #endif
 };

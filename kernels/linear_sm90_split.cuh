@@ -1,11 +1,21 @@
-// float32 on Hopper, by three products of the fp16 that it is split into.
+// float32 on Hopper, by three products of the fp16 pairs that it is split into.
+//
+// A block multiplies 128 rows of the weight with up to 176 of x. One warp brings x, split before,
+// and the weight as it is. Each of two warpgroups converts 64 rows of the weight in registers, as
+// operand A, and multiplies them with x in shared memory.
+//
+// A round is 128 of K, four stages. Its sums are made in this order, so that the accumulators are
+// added to the float32 sums every 64 of K (or 32, for short K) with few instructions: each costs
+// about as much time as a cycle of the tensor cores.
+//
+//   high high of the first half; promote; low products of both halves, which are 2^11 times too
+//   large; scale by 2^-11; high high of the second half on top; promote
 
 #ifndef KERNELS_LINEAR_SM90_SPLIT_CUH_
 #define KERNELS_LINEAR_SM90_SPLIT_CUH_
 
 #include <cuda_fp16.h>
 
-#include <climits>
 #include <cstddef>
 #include <type_traits>
 
@@ -19,12 +29,9 @@
 namespace kernels {
 namespace sm90 {
 
-// Warps that look for rows of the weight that the split can't carry, beside those that multiply.
-[[maybe_unused]] constexpr int kJudges = 2;
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Brings the tiles, each in steps of K: one thread.
+// Brings the tiles, each in steps of K: one warp, of which one thread copies.
 __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
                                const CUtensorMap& weight_map, const SplitProblem& p) {
   using S = Split;
@@ -41,9 +48,11 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
     if (!part.exists()) break;
     int x_tile, weight_tile;
     p.tiles.find(part.tile, &x_tile, &weight_tile);
+    if (!is_wanted(p, weight_tile)) continue;
+    if (threadIdx.x % 32 != 0) continue;
     const int row = Rows(p, x_tile, weight_tile).begin + rank * kShare;
     const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
-    for (int step = part.begin; step < part.end; ++step, ring.advance()) {
+    for (int step = part.begin * S::kRound; step < part.end * S::kRound; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
@@ -55,69 +64,256 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   }
 }
 
-// Counts what the split carries badly of every row of the weight. A lane has rows of its own. The
-// tiles that share rows of the weight take turns at the steps, and add up what they find.
-__device__ inline void judge(uint32_t base, const SplitProblem& p, int warp) {
-  using S = Split;
-  using Memory = S::Memory;
-  const uint32_t full = base + offsetof(Memory, barriers.full);
-  const uint32_t empty = base + offsetof(Memory, barriers.empty);
-  const uint32_t weight = base + offsetof(Memory, weight);
-  constexpr int kRows = S::kWeightRows / kJudges / 32;
-  constexpr int kChunks = S::kK / 4;  // of four columns
-  const int shares = min(p.tiles.x_tiles, S::steps(p.k));
-  const int lane = threadIdx.x % 32;
-  const int first = warp * kRows * 32 + lane;
-  Ring<S::kStages> ring;
+// In the second run, the exponents of this block's rows of the weight by their largest elements, a
+// warp a row.
+__device__ inline void rescale(const SplitProblem& p) {
   for (int turn = 0;; ++turn) {
     const Schedule::Part part = p.schedule.part(turn);
     if (!part.exists()) break;
     int x_tile, weight_tile;
     p.tiles.find(part.tile, &x_tile, &weight_tile);
-    const int weight_row =
-        (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + first;
-    float small[kRows], largest[kRows];
-    int nonzeros[kRows], smalls[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int row = min(weight_row + r * 32, p.n - 1);
-      const float unit = split::power_of_two(-__ldg(p.weight_exponent + row));
-      small[r] = unit * split::kSmallPair;
-      largest[r] = 0;
-      nonzeros[r] = smalls[r] = 0;
+    const int first = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
+    for (int i = threadIdx.x / 32; i < Split::kWeightRows; i += kThreads / 32) {
+      const int row = first + i;
+      if (row >= p.n || __ldcg(p.weight_state + row) != split::kOverflowed) continue;
+      const float largest = largest_of_row(p.weight + row * p.weight_stride, p.k);
+      if (threadIdx.x % 32 != 0) continue;
+      const bool is_finite = largest < INFINITY;
+      p.weight_exponent[row] = is_finite ? min(14 - ilogbf(largest), kMostOfPairs) : 0;
+      if (is_finite) continue;
+      p.weight_state[row] = split::kNonfinite;
+      *p.has_nonfinite = 1;
     }
-    // Steps until one is this block's.
-    int until = x_tile < shares ? (x_tile + shares - part.begin % shares) % shares : INT_MAX;
-    for (int step = part.begin; step < part.end; ++step, ring.advance()) {
-      ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-      const uint32_t stage = weight + ring.stage * S::kWeightBytes + first * S::kRowBytes;
-      const int chunks = until == 0 ? kChunks : 0;
-      until = (until == 0 ? shares : until) - 1;
-#pragma unroll 2  // 2% of an H200's time off, against 1
-      for (int chunk = 0; chunk < chunks; ++chunk) {
+  }
+  __syncthreads();
+}
+
+// The pieces of a warp's 16 rows of the weight in a stage of K, as operand A.
+struct Fragments {
+  uint32_t high[Split::kSteps16][4], low[Split::kSteps16][4];
+};
+
+// A warpgroup that multiplies.
+struct Consumer {
+  using S = Split;
+  using Stage = Ring<S::kStages>;
+
+  // float32 to pairs. A lane reads its first row of a stage at `from` (its second is the next) and
+  // scales both. Of each 16 columns it takes four neighbours, two for each half of the fragment: x
+  // is interleaved to match.
+  __device__ static void convert(uint32_t from, const float (&scale)[2], uint32_t (&high)[2][4],
+                                 uint32_t (&low)[2][4]) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const float4 four =
-              ptx::load_shared_four(stage + r * 32 * S::kRowBytes + (chunk ^ first) % 8 * 16);
-          for (const float v : {four.x, four.y, four.z, four.w}) {
-            nonzeros[r] += v != 0.0f;
-            smalls[r] += v != 0.0f && fabsf(v) < small[r];
-            largest[r] = ptx::max_nan(largest[r], fabsf(v));
-          }
+    for (int s = 0; s < S::kSteps16; ++s) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {  // rows of the fragment
+        const float4 v = ptx::load_shared_four((from ^ (s * 64 | r * 16)) + r * S::kRowBytes);
+        const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // of its columns
+          const float first = scaled[2 * half], second = scaled[2 * half + 1];
+          const __half2 h = __floats2half2_rn(first, second);
+          const __half2 rest = __floats2half2_rn((first - __low2float(h)) * split::kLowScale,
+                                                 (second - __high2float(h)) * split::kLowScale);
+          high[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&h);
+          low[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&rest);
         }
       }
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * ring.stage);
     }
+  }
+
+  uint32_t base;            // of the block's shared memory
+  uint32_t empty_of_block;  // the barriers of the lane's block
+  uint32_t weight;          // the lane's first row in the first stage
+  float scale[2];
+  float d[S::kSums], sums[S::kSums];
+
+  __device__ void convert(uint32_t (&high)[2][4], uint32_t (&low)[2][4], const Stage& at) const {
+    ptx::mbarrier_wait(base + offsetof(S::Memory, barriers.full) + 8 * at.stage, at.parity);
+    convert(weight + at.stage * S::kWeightBytes, scale, high, low);
+  }
+
+  __device__ uint64_t descriptor(const Stage& at) const {
+    return ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(S::Memory, x) +
+                                                 at.stage * S::kXBytes);
+  }
+
+  // x_low w_high + x_high w_low, 2^11 times too large.
+  template <typename Rows>
+  __device__ void multiply_low(Rows rows, const Fragments& f, const Stage& at, bool accumulates) {
+    const uint64_t x_high = descriptor(at), x_low = x_high + S::kDescriptorLow;
+    ptx::wgmma_fence();
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int row = weight_row + r * 32;
-      if (row >= p.n || x_tile >= shares) continue;
-      const float scaled = largest[r] * split::power_of_two(p.weight_exponent[row]);
-      if (!(scaled < kTooLarge)) atomicMax(&p.weight_counts[row].smalls, kOverflow);
-      atomicAdd(&p.weight_counts[row].smalls, smalls[r]);
-      atomicAdd(&p.weight_counts[row].nonzeros, nonzeros[r]);
+    for (int s = 0; s < S::kSteps16; ++s) {
+      ptx::wgmma(rows, d, f.low[s], x_high + s * ptx::kDescriptorK16, accumulates || s > 0);
+      ptx::wgmma(rows, d, f.high[s], x_low + s * ptx::kDescriptorK16, true);
     }
+    ptx::wgmma_commit_group();
+  }
+
+  template <typename Rows>
+  __device__ void multiply_high(Rows rows, const Fragments& f, const Stage& at, bool accumulates) {
+    const uint64_t x_high = descriptor(at);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < S::kSteps16; ++s) {
+      ptx::wgmma(rows, d, f.high[s], x_high + s * ptx::kDescriptorK16, accumulates || s > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  template <typename Rows>
+  __device__ void promote(Rows) {
+#pragma unroll
+    for (int j = 0; j < Rows::value / 2; ++j) sums[j] += d[j];
+  }
+
+  __device__ void release(const Stage& at) const {
+    if (threadIdx.x % 32 < kClusterSize) ptx::mbarrier_arrive_mapped(empty_of_block + 8 * at.stage);
+  }
+
+  // The sums of one part, whose stages begin at `ring`. kIsShort: promoted every 32 of K.
+  template <bool kIsShort, typename Rows>
+  __device__ void multiply(Rows rows, int rounds, bool is_first, Stage* ring) {
+    Stage a = *ring;
+    Fragments f0, f1;
+    Stage second = a;
+    second.advance();
+    convert(f0.high, f0.low, a);
+    convert(f1.high, f1.low, second);
+    for (int round = 0; round < rounds; ++round) {
+      Stage b = a, c, e, next;
+      b.advance(), c = b, c.advance(), e = c, e.advance(), next = e, next.advance();
+
+      // high high of the first half
+      multiply_high(rows, f0, a, false);
+      if (kIsShort) {
+        ptx::wgmma_wait_group<0>();
+        promote(rows);
+      }
+      multiply_high(rows, f1, b, !kIsShort);
+      ptx::wgmma_wait_group<0>();
+      promote(rows);
+
+      // low
+      multiply_low(rows, f0, a, false);
+      multiply_low(rows, f1, b, true);
+      ptx::wgmma_wait_group<1>();
+      convert(f0.high, f0.low, c);
+      multiply_low(rows, f0, c, true);
+      // The warpgroups share the tensor cores best where one begins half a round after the other.
+      if (round == 0 && is_first) ptx::barrier_arrive(kSecondStarts, 256);
+      ptx::wgmma_wait_group<1>();
+      release(a), release(b);
+      convert(f1.high, f1.low, e);
+      multiply_low(rows, f1, e, true);
+      ptx::wgmma_wait_group<0>();
+#pragma unroll
+      for (int j = 0; j < Rows::value / 2; ++j) d[j] *= 1 / split::kLowScale;
+
+      // high high of the second half
+      multiply_high(rows, f0, c, true);
+      if (kIsShort) {
+        ptx::wgmma_wait_group<0>();
+        promote(rows);
+      }
+      multiply_high(rows, f1, e, !kIsShort);
+      a = next;
+      ptx::wgmma_wait_group<0>();
+      release(c), release(e);
+      if (round + 1 < rounds) convert(f0.high, f0.low, a);
+      promote(rows);
+      second = a;
+      second.advance();
+      if (round + 1 < rounds) convert(f1.high, f1.low, second);
+    }
+    *ring = a;
+  }
+};
+
+// The epilogue of a tile.
+__device__ inline void finish(const SplitProblem& p, const Split::Outward& outward,
+                              float4 (&staging)[Split::kTurn][128],
+                              const float (&sums)[Split::kSums]) {
+  using S = Split;
+  const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
+  if (outward.is_direct) {
+    const int feature = local_row + fragment_row(g, 0);
+    if (p.mask == nullptr) {
+      store_direct<false>(p, outward, feature, sums);
+    } else {
+      store_direct<true>(p, outward, feature, sums);
+    }
+    return;
+  }
+  const int feature = local_row + fragment_row(g & ~2, 0);
+  constexpr int kTurns = S::kXRows / (S::kTurn * 8);
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    stage_turn<0, kTurns, S::kTurn, 128>(&staging[0][threadIdx.x % 128], sums, turn);
+    if (p.divisor.is_exact) {
+      store_turn<true>(p, outward, turn * S::kTurn * 8, feature, staging);
+    } else {
+      store_turn<false>(p, outward, turn * S::kTurn * 8, feature, staging);
+    }
+  }
+}
+
+// What the warpgroups that multiply do.
+__device__ inline void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
+                               int warpgroup) {
+  using S = Split;
+  using Memory = S::Memory;
+  const int lane = threadIdx.x % 32, g = lane / 4;
+  const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
+  // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
+  // the next, whose chunks are swizzled by one bit more.
+  const int own_row = local_row + fragment_row(g, 0);
+  Consumer consumer;
+  consumer.base = base;
+  consumer.empty_of_block =
+      ptx::map_shared(base + offsetof(Memory, barriers.empty), lane % kClusterSize);
+  consumer.weight = base + offsetof(Memory, weight) + own_row * S::kRowBytes +
+                    (lane % 4 ^ own_row % 8) * 16;
+  Ring<S::kStages> ring;
+  int turn = 0;
+  for (int i = 0;; ++i) {
+    const Schedule::Part part = p.schedule.uniform_part(i);
+    if (!part.exists()) break;
+    int x_tile, weight_tile;
+    p.tiles.find(part.tile, &x_tile, &weight_tile);
+    if (!is_wanted(p, weight_tile)) continue;
+    const int first_row =
+        (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int n = min(first_row + fragment_row(g, r), p.n - 1);
+      consumer.scale[r] = split::power_of_two(__ldcg(p.weight_exponent + n));
+    }
+    // d has values so that its registers are free when the products are made.
+#pragma unroll
+    for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
+    if (warpgroup == 1) ptx::barrier_sync(kSecondStarts, 256);
+    const bool is_wide = Rows(p, x_tile, weight_tile).size == S::kXRows;
+    const int rounds = part.end - part.begin;
+    using Wide = std::integral_constant<int, S::kXRows>;
+    using Narrow = std::integral_constant<int, S::kNarrow>;
+    if (p.k < kShortK) {
+      consumer.multiply<true>(Wide{}, rounds, warpgroup == 0, &ring);
+    } else if (is_wide) {
+      consumer.multiply<false>(Wide{}, rounds, warpgroup == 0, &ring);
+    } else {
+      consumer.multiply<false>(Narrow{}, rounds, warpgroup == 0, &ring);
+    }
+
+    ptx::barrier_sync(1 + warpgroup, 128 + 32);
+    if (!p.schedule.finishes(part)) {
+      store_partial(p, consumer.sums);
+    } else {
+      if (part.begin > 0) add_partials(p, part.tile, consumer.sums);
+      finish(p, shared.outward[turn % 2], shared.staging[warpgroup], consumer.sums);
+    }
+    ++turn;
   }
 }
 
@@ -128,170 +324,28 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
                  const __grid_constant__ CUtensorMap weight_map,
                  const __grid_constant__ SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Split;
-  using Memory = S::Memory;
+  using Memory = Split::Memory;
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  const uint32_t full = base + offsetof(Memory, barriers.full);
-  const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int warpgroup = ptx::uniform(threadIdx.x / 128);  // 1% of an H200's time
   if (threadIdx.x == kConsumers * 128) {
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  // One arrival more than there are, so that its phase never ends.
-  constexpr int kNever = 4 * kConsumers * kClusterSize + 1;
-  if (threadIdx.x == 0) ptx::mbarrier_init(base + offsetof(Memory, unheeded), kNever);
-  init_barriers<S::kStages>(full, empty, kJudges);
+  init_barriers<Split::kStages>(base + offsetof(Memory, barriers.full),
+                                base + offsetof(Memory, barriers.empty), 0);
   wait_for_previous_kernel();
-
-  if (warpgroup == kConsumers) {
-    ptx::setmaxnreg_dec<kProducerRegisters>();
-    const int warp = threadIdx.x / 32 - 4 * kConsumers;
-    if (threadIdx.x == kConsumers * 128) {
-      produce(base, x_map, weight_map, p);
-    } else if (warp >= 1 && warp <= kJudges) {
-      judge(base, p, warp - 1);
-    } else if (warp > kJudges) {
-      gather(p, shared.outward);
-    }
-  } else {
-    ptx::setmaxnreg_inc<kConsumerRegisters>();
-    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
-    // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
-    // the next, whose chunks are swizzled by one bit more.
-    const int own_row = local_row + fragment_row(g, 0);
-    const uint32_t own_weight =
-        base + offsetof(Memory, weight) + own_row * S::kRowBytes + (c ^ own_row % 8) * 16;
-    // A lane for each block tells its producer which stage the warp has read, a step later. That
-    // there was none before the first is told to a barrier that nobody heeds.
-    const uint32_t empty_of_block = ptx::map_shared(empty, lane % kClusterSize);
-    uint32_t read = ptx::map_shared(base + offsetof(Memory, unheeded), lane % kClusterSize);
-    Ring<S::kStages> ring;
-    uint32_t high[2][S::kSteps16][4], low[S::kSteps16][4];
-
-    for (int turn = 0;; ++turn) {
-      const Schedule::Part part = p.schedule.uniform_part(turn);
-      if (!part.exists()) break;
-      int x_tile, weight_tile;
-      p.tiles.find(part.tile, &x_tile, &weight_tile);
-      const int tile_row = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
-      float scale[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int n = min(tile_row + local_row + fragment_row(g, r), p.n - 1);
-        scale[r] = split::power_of_two(__ldg(p.weight_exponent + n));
-      }
-      // Asked for here, for it would be kept in a register through all else.
-      const uint32_t x_tiles = ptx::shared_address(shared.x);
-      // d has values so that its registers are free when the products are made.
-      float d[S::kSums] = {}, sums[S::kSums] = {};
-
-      // The fragments of a stage, when its bytes are there. Of each 16 columns a thread takes four
-      // neighbours, two for each half of the fragment: x is interleaved to match.
-      const auto convert = [&](uint32_t (&high)[S::kSteps16][4]) {
-        ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-        const uint32_t stage = own_weight + ring.stage * S::kWeightBytes;
-#pragma unroll
-        for (int s = 0; s < S::kSteps16; ++s) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {  // rows of the fragment
-            const float4 v = ptx::load_shared_four((stage ^ (s * 64 | r * 16)) + r * S::kRowBytes);
-            const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r],
-                                     v.w * scale[r]};
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {  // of its columns
-              const float first = scaled[2 * half], second = scaled[2 * half + 1];
-              const __half2 h = __floats2half2_rn(first, second);
-              const __half2 rest =
-                  __floats2half2_rn(first - __low2float(h), second - __high2float(h));
-              high[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&h);
-              low[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&rest);
-            }
-          }
-        }
-      };
-
-      // Multiplies what is converted, and converts what comes next as soon as the registers of low,
-      // which goes first, are free.
-      const auto step = [&](auto rows, uint32_t (&now)[S::kSteps16][4],
-                            uint32_t (&next)[S::kSteps16][4], bool accumulates, bool is_last) {
-        const uint64_t x = ptx::matrix_descriptor<S::kXRowBytes>(x_tiles + ring.stage * S::kXBytes);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < S::kSteps16; ++s) {
-          ptx::wgmma(rows, d, low[s], x + s * ptx::kDescriptorK16, accumulates || s > 0);
-        }
-        ptx::wgmma_commit_group();
-#pragma unroll
-        for (int s = 0; s < S::kSteps16; ++s) {
-          const uint64_t x_high = x + s * ptx::kDescriptorK16;
-          ptx::wgmma(rows, d, now[s], x_high + S::kDescriptorLow, true);
-          ptx::wgmma(rows, d, now[s], x_high, true);
-        }
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<1>();
-        if (lane < kClusterSize) ptx::mbarrier_arrive_mapped(read);
-        read = empty_of_block + 8 * ring.stage;
-        ring.advance();
-        if (!is_last) convert(next);
-      };
-
-      const auto multiply = [&](auto rows, const int steps) {
-        // The second warpgroup begins with half a segment, so that one multiplies while the other
-        // promotes: 1% of an H200's time.
-        for (int i = 0, end = min(p.segment >> warpgroup, steps); i < steps;
-             end = min(end + p.segment, steps)) {
-          bool accumulates = false;
-          do {
-            step(rows, high[0], high[1], accumulates, false);
-            i += 2;
-            step(rows, high[1], high[0], true, i == steps);
-            accumulates = true;
-          } while (i < end);
-          ptx::wgmma_wait_group<0>();
-#pragma unroll
-          for (int j = 0; j < decltype(rows)::value / 2; ++j) sums[j] += d[j];
-        }
-      };
-      const bool is_wide = Rows(p, x_tile, weight_tile).size == S::kXRows;
-      convert(high[0]);
-      if (is_wide) {
-        multiply(std::integral_constant<int, S::kXRows>{}, part.end - part.begin);
-      } else {
-        multiply(std::integral_constant<int, S::kNarrow>{}, part.end - part.begin);
-      }
-
-      const S::Outward& outward = shared.outward[turn % 2];
-      ptx::barrier_sync(1 + warpgroup, 128 + 32);
-      if (!p.schedule.finishes(part)) {
-        leave(p, sums);
-        continue;
-      }
-      if (part.begin > 0) collect(p, part.tile, sums);
-      if (outward.is_direct) {
-        const int feature = local_row + fragment_row(g, 0);
-        if (p.mask == nullptr) {
-          store_direct<false>(p, outward, feature, sums);
-        } else {
-          store_direct<true>(p, outward, feature, sums);
-        }
-        continue;
-      }
-      const int feature = local_row + fragment_row(g & ~2, 0);
-      float4(&staging)[S::kTurn][128] = shared.staging[warpgroup];
-      constexpr int kTurns = S::kXRows / (S::kTurn * 8);
-#pragma unroll 1
-      for (int turn = 0; turn < kTurns; ++turn) {
-        stage_turn<0, kTurns, S::kTurn, 128>(&staging[0][threadIdx.x % 128], sums, turn);
-        if (p.divisor.is_exact) {
-          store_turn<true>(p, outward, turn * S::kTurn * 8, feature, staging);
-        } else {
-          store_turn<false>(p, outward, turn * S::kTurn * 8, feature, staging);
-        }
-      }
+  if (!p.is_second_run || __ldcg(p.has_overflowed) != 0) {
+    if (p.is_second_run) rescale(p);
+    if (warpgroup == kConsumers) {
+      ptx::setmaxnreg_dec<kProducerRegisters>();
+      const int warp = threadIdx.x / 32 - 4 * kConsumers;
+      if (warp == 0) produce(base, x_map, weight_map, p);
+      if (warp == 1) load_outwards(p, shared.outward);
+    } else {
+      ptx::setmaxnreg_inc<kConsumerRegisters>();
+      consume(p, base, shared, warpgroup);
     }
   }
   ptx::cluster_sync();

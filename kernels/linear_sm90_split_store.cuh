@@ -1,5 +1,4 @@
-// Three products of float32: their tiles, and the way out of the registers with scales,
-// compensation, bias, ReLU, division and mask.
+// Three products of float32: their tiles, and the epilogue: scales, bias, ReLU, division and mask.
 
 #ifndef KERNELS_LINEAR_SM90_SPLIT_STORE_CUH_
 #define KERNELS_LINEAR_SM90_SPLIT_STORE_CUH_
@@ -36,16 +35,16 @@ struct Split {
   static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
   static_assert(2 * kK == split::kStepwise, "x is split stepwise");
 
-  // Whole pairs of steps. Behind the end of k the copies bring zeros.
-  static __host__ __device__ int steps(int k) { return (k + 2 * kK - 1) / (2 * kK) * 2; }
+  // Steps are taken in rounds. Past the end of k the copies bring zeros.
+  static constexpr int kRound = 4;
+  static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
 
-  // What a tile needs on its way out.
+  // What the epilogue needs of a tile.
   struct Outward {
-    struct alignas(16) XRow {
-      float scale, loss, inverse_mean;
-    } x[kXRows];
-    struct alignas(16) Feature {
-      float scale, loss, inverse_mean, bias;
+    int x_exponent[kXRows];
+    struct alignas(8) Feature {
+      int exponent;
+      float bias;
     } features[kWeightRows];
     int row, end;   // rows of x: the first, and that behind the last
     int column;     // the first feature
@@ -58,33 +57,33 @@ struct Split {
     float4 staging[kConsumers][kTurn][128];
     Outward outward[2];  // of this tile, and of the next
     Barriers<kStages> barriers;
-    uint64_t unheeded;  // barrier
   };
   static_assert(sizeof(Memory) <= 227 * 1024, "a block has no more shared memory");
 };
 
-// Steps between two promotions, an even number. float32's own error grows with the root of K, that
-// of the tensor cores with what is summed at once: with what truncation is expected to take made up
-// for, sums of 256 of K, and of fewer where K is short, keep below it even where all terms have one
-// sign. At K = 8192, 128 would be 1% slower; they are taken where there is no whole round of tiles,
-// for there torch adds up partial sums and errs less.
-inline int promotion_steps(int k, int rounds) {
-  return (k < 4096 ? 64 : k < 8192 || rounds == 0 ? 128 : 256) / Split::kK;
-}
+// Below this K, sums are promoted every 32 of K instead of 64: float32's own error, which grows with
+// the root of K, leaves truncation less room.
+constexpr int kShortK = 2048;
 
-// What a sum of random signs loses to truncation for each of K between two promotions, and how much
-// more, in parts of that, where all terms have one sign (SPLIT.md).
-[[maybe_unused]] constexpr float kLossOfK = 1.5e-6f / 512, kLossOfSign = 2.0f / 1.5f;
+// The kernel runs twice. The second run makes again the tiles in which the first found sums that
+// are not finite: rows of the weight whose sample missed the scale. It scales them by their largest.
+// The number of a barrier of both warpgroups that multiply. Those before it have one each, which they
+// share with the warp of load_outwards.
+constexpr int kSecondStarts = 1 + kConsumers;
 
 struct SplitProblem {
   const float* bias;
   float* out;
   uint8_t* mask;
-  const int* x_exponent;               // [m]
-  const int* weight_exponent;          // [n]
-  const split::Sample* x_sample;       // [m]
-  const split::Sample* weight_sample;  // [n]
-  split::Counts* weight_counts;        // [n], 0 at first
+  const int* x_exponent;  // [m]
+  const int* x_state;     // [m] of split::RowState
+  int* weight_exponent;   // [n]
+  int* weight_state;      // [n]
+  const float* weight;    // [n, k], rows weight_stride elements apart
+  int64_t weight_stride;
+  unsigned* has_overflowed;  // whether a state is kOverflowed; 0 at first
+  unsigned* has_nonfinite;   // whether a state is kNonfinite; 0 at first
+  bool is_second_run;
   int m, n, k;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
@@ -92,7 +91,6 @@ struct SplitProblem {
   Tiles tiles;
   int wide;  // tiles of x that have kXRows rows; the others have kNarrow
   Schedule schedule;
-  int segment;  // steps between two promotions
   // Of tiles that clusters share: the sums of each cluster, a part for each of its threads, and how
   // often each warp has left its own, 0 at first.
   float4 (*left)[kClusterSize][Split::kSums / 4][128 * kConsumers];
@@ -116,8 +114,8 @@ struct Rows {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Leaves a part's sums for the cluster that finishes the tile.
-__device__ inline void leave(const SplitProblem& p, const float (&sums)[Split::kSums]) {
+// Stores a part's sums for the cluster that finishes the tile.
+__device__ inline void store_partial(const SplitProblem& p, const float (&sums)[Split::kSums]) {
   const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
 #pragma unroll
   for (int i = 0; i < Split::kSums / 4; ++i) {
@@ -128,9 +126,9 @@ __device__ inline void leave(const SplitProblem& p, const float (&sums)[Split::k
   if (threadIdx.x % 32 == 0) ptx::add_release(&p.left_by[cluster][rank][threadIdx.x / 32], 1);
 }
 
-// Adds what the clusters before this one have left of a tile. They have begun before this one, as
-// blocks begin in the order of their numbers, and leave it before they wait for anything.
-__device__ inline void collect(const SplitProblem& p, int tile, float (&sums)[Split::kSums]) {
+// Adds the partial sums that the clusters before this one have stored of a tile. They have begun before this one, as
+// blocks begin in the order of their numbers, and store before they wait for anything.
+__device__ inline void add_partials(const SplitProblem& p, int tile, float (&sums)[Split::kSums]) {
   const int rank = ptx::cluster_ctarank();
 #pragma unroll 1
   for (int c = blockIdx.x / kClusterSize; p.schedule.is_cut_by(c, tile); --c) {
@@ -148,39 +146,49 @@ __device__ inline void collect(const SplitProblem& p, int tile, float (&sums)[Sp
   }
 }
 
-// Collects what each tile needs on its way out while it is multiplied: one warp.
-__device__ inline void gather(const SplitProblem& p, Split::Outward (&outwards)[2]) {
+// Whether a tile is to be made in this run, for all lanes of a warp.
+__device__ inline bool is_wanted(const SplitProblem& p, int weight_tile) {
+  if (!p.is_second_run) return true;
+  bool found = false;
+  for (int i = threadIdx.x % 32; i < kClusterSize * Split::kWeightRows; i += 32) {
+    const int row = weight_tile * kClusterSize * Split::kWeightRows + i;
+    found |= row < p.n && __ldcg(p.weight_state + row) != split::kCarried;
+  }
+  return ptx::uniform(__any_sync(0xffffffff, found)) != 0;
+}
+
+// Loads what the epilogue needs of each tile while it is multiplied: one warp.
+__device__ inline void load_outwards(const SplitProblem& p, Split::Outward (&outwards)[2]) {
   using S = Split;
   const int lane = threadIdx.x % 32;
-  const float loss_of_segment = kLossOfK * S::kK * p.segment;
-  const float sign_of_sum = kLossOfSign / static_cast<float>(p.k);
-  for (int turn = 0;; ++turn) {
-    const Schedule::Part part = p.schedule.part(turn);
+  int turn = 0;
+  for (int i = 0;; ++i) {
+    const Schedule::Part part = p.schedule.part(i);
     if (!part.exists()) break;
-    Split::Outward& outward = outwards[turn % 2];
     int x_tile, weight_tile;
     p.tiles.find(part.tile, &x_tile, &weight_tile);
+    if (!is_wanted(p, weight_tile)) continue;
+    Split::Outward& outward = outwards[turn++ % 2];
     const Rows rows(p, x_tile, weight_tile);
     const int end = min(rows.begin + rows.size, p.m);
     const int column = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
-    bool is_direct = p.is_direct;
-    for (int i = lane; i < S::kXRows; i += 32) {
-      const int row = rows.begin + i;
+    bool is_direct = p.is_direct, has_nonfinite = false;
+    for (int j = lane; j < S::kXRows; j += 32) {
+      const int row = rows.begin + j;
       const int exponent = row < end ? __ldg(p.x_exponent + row) : 0;
-      const split::Sample sample = row < end ? p.x_sample[row] : split::Sample{};
+      has_nonfinite |= row < end && __ldg(p.x_state + row) == split::kNonfinite;
       is_direct &= abs(exponent) <= kModestExponent;
-      outward.x[i] = {split::power_of_two(-exponent), sample.loss, sample.inverse_mean};
+      outward.x_exponent[j] = exponent;
     }
-    for (int i = lane; i < S::kWeightRows; i += 32) {
-      const int row = column + i;
-      const int exponent = row < p.n ? __ldg(p.weight_exponent + row) : 0;
-      const split::Sample sample = row < p.n ? p.weight_sample[row] : split::Sample{};
+    for (int j = lane; j < S::kWeightRows; j += 32) {
+      const int row = column + j;
+      const int exponent = row < p.n ? __ldcg(p.weight_exponent + row) : 0;
       is_direct &= abs(exponent) <= kModestExponent;
-      outward.features[i] = {split::power_of_two(-exponent), loss_of_segment * sample.loss,
-                             sign_of_sum * sample.inverse_mean,
+      outward.features[j] = {exponent,
                              row < p.n && p.bias != nullptr ? __ldg(p.bias + row) : 0.0f};
     }
     is_direct = __all_sync(0xffffffff, is_direct);
+    if (has_nonfinite) *p.has_nonfinite = 1;
     if (lane == 0) {
       outward.row = rows.begin, outward.end = end;
       outward.column = column;
@@ -229,17 +237,14 @@ __device__ void store_four(const SplitProblem& p, int row, int end, int column,
   }
 }
 
-// A sum with what truncation is expected to have taken from it: more where it is as large as the
-// sum of its terms' magnitudes, so that they have one sign (f in SPLIT.md).
-__device__ inline float compensated(float sum, const Split::Outward::XRow& x,
-                                    const Split::Outward::Feature& feature) {
-  const float loss = x.loss * feature.loss;
-  const float share = fabsf(sum) * (x.inverse_mean * feature.inverse_mean);
-  const float sign = fmaxf(fminf(share, 2 * kLossOfSign - share), 0.0f);
-  return fmaf(sum, fmaf(loss, sign, loss), sum);
+// Marks a row of the weight of which a scaled sum is not finite, so that the second run makes it.
+__device__ inline void mark_overflow(const SplitProblem& p, int column) {
+  if (p.is_second_run || column >= p.n) return;
+  p.weight_state[column] = split::kOverflowed;
+  *p.has_overflowed = 1;
 }
 
-// What a turn has in memory: two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A
+// A turn has in memory two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A
 // swap with the thread that has the next two makes that four features of one row, from `feature`
 // on.
 template <bool kExact, int kTurn>
@@ -256,20 +261,19 @@ __device__ void store_turn(const SplitProblem& p, const Split::Outward& outward,
     take[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
     take[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
     const int row = first_row + 8 * j + 2 * (lane % 4) + is_second;
-    const Split::Outward::XRow x = outward.x[row];
     float z[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Split::Outward::Feature feature = outward.features[first_feature + i];
-      const float total = compensated((i < 2) == is_second ? take[i % 2] : keep[i % 2], x, feature);
-      // The smaller first: where that overflows, so does the result.
-      z[i] = total * fminf(x.scale, feature.scale) * fmaxf(x.scale, feature.scale) + feature.bias;
+      const float total = (i < 2) == is_second ? take[i % 2] : keep[i % 2];
+      if (!isfinite(total)) mark_overflow(p, outward.column + first_feature + i);
+      z[i] = split::unscale(total, outward.x_exponent[row] + feature.exponent) + feature.bias;
     }
     store_four<kExact>(p, outward.row + row, outward.end, outward.column + first_feature, z);
   }
 }
 
-// The way out where the division is an exact multiplication and all exponents are modest: `feature`
+// The epilogue where the division is an exact multiplication and all exponents are modest: `feature`
 // and the next, of all rows.
 template <bool kMask, int kSums>
 __device__ void store_direct(const SplitProblem& p, const Split::Outward& outward, int feature,
@@ -279,6 +283,9 @@ __device__ void store_direct(const SplitProblem& p, const Split::Outward& outwar
   if (!kMask && !exists) return;
   const Split::Outward::Feature features[2] = {outward.features[feature],
                                                outward.features[feature + 1]};
+  const float scale[2] = {split::power_of_two(-features[0].exponent),
+                          split::power_of_two(-features[1].exponent)};
+  float largest[2] = {};
   const int first = threadIdx.x % 4 * 2;
   int row = outward.row + first;
   float* to = p.out + static_cast<int64_t>(row) * p.n + column;
@@ -287,13 +294,14 @@ __device__ void store_direct(const SplitProblem& p, const Split::Outward& outwar
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(p.n)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const Split::Outward::XRow x = outward.x[8 * j + first + i];
+      const float x_scale = split::power_of_two(-outward.x_exponent[8 * j + first + i]);
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         // The same bits as store_turn's: powers of two scale exactly.
-        const float total = compensated(sums[4 * j + 2 * r + i], x, features[r]);
-        const float z = fmaf(total, x.scale * features[r].scale, features[r].bias);
+        const float total = sums[4 * j + 2 * r + i];
+        largest[r] = ptx::max_nan(largest[r], fabsf(total));
+        const float z = fmaf(total, x_scale * scale[r], features[r].bias);
         if constexpr (kMask) {
           bits |= (exists && mask_bit(z)) << (j % 2 * 16 + i * 8 + feature % 8 + r);
         }
@@ -315,6 +323,10 @@ __device__ void store_direct(const SplitProblem& p, const Split::Outward& outwar
       }
       bits = 0;
     }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (!(largest[r] < INFINITY)) mark_overflow(p, column + r);
   }
 }
 

@@ -131,7 +131,12 @@ __device__ inline void barrier_sync(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The same, and whether the predicate of all is true.
+// Arrives, and does not wait.
+__device__ inline void barrier_arrive(int barrier, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// barrier_sync, and whether the predicate of all is true.
 __device__ inline bool barrier_and(int barrier, int threads, bool predicate) {
   uint32_t all;
   asm volatile(

@@ -1,12 +1,10 @@
-// float32 as pairs of scaled fp16, and the exact product of the rows that such pairs cannot carry.
+// float32 as pairs of scaled fp16 (SPLIT.md), and for a single piece the exact product of the rows
+// that it cannot carry.
 //
-// A row is scaled by a power of two that puts its largest element into [2^14, 2^15). Each element
-// is then high + low: fp16 rounded to nearest, and fp16 of what that leaves. It is carried to
-// 2^-23 of itself or to 2^-25 of the scaled unit, whichever is more, that is to 2^-39 of the row's
-// maximum. A float32 product errs by some 2^-25 of |x| |weight|^T on average, so the elements that
-// matter to a sum are carried well enough, unless the other operand makes up for their smallness.
-// Rows with many such elements are flagged, as are rows of few terms and rows with infinity or NaN,
-// and the elements of the result that a flagged row leads to are computed again, in float32.
+// A row is scaled by a power of two that puts its largest element into [2^14, 2^15). A scaled
+// element v is then high + low / 2^11: fp16 rounded to nearest, and fp16 of (v - high) 2^11. The
+// pair carries v to 2^-22 of itself or 2^-36 of the scaled unit, whichever is more. Rows that hold
+// infinity or NaN are split as zeros; nonfinite.cuh makes what they lead to.
 
 #ifndef KERNELS_SPLIT_CUH_
 #define KERNELS_SPLIT_CUH_
@@ -35,11 +33,8 @@ struct alignas(8) Counts {
   int smalls, nonzeros;
 };
 
-// What a sample of a row, scaled, tells of the sums that the row leads to (SPLIT.md).
-struct alignas(8) Sample {
-  float loss;          // loss_of the share of elements that have a low piece
-  float inverse_mean;  // of magnitudes, or 0
-};
+// Rows of pairs: carried; to be split again, as an element left fp16's range; or with inf or NaN.
+enum RowState { kCarried, kOverflowed, kNonfinite };
 
 // A float32 matrix [rows, k] with strides in elements, and what it is split into.
 struct Operand {
@@ -49,8 +44,8 @@ struct Operand {
   __half* high;    // [rows, padded(k)], or stepwise
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
-  Counts* counts;  // [rows]
-  Sample* sample;  // [rows], or null
+  Counts* counts;  // [rows], where high is enough
+  int* state;      // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
   // and low side by side: what is copied at a time is in one place. Of rows that are a whole K
   // apart, pieces may share few slices of L2: on an H200 64 rows of x took 30% longer, 1024 0.5%.
@@ -63,25 +58,15 @@ struct Operand {
 constexpr int kGroup = 8;
 constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 
-// An element below this, after scaling, has lost more than two of the 22 bits of a pair, or any of
-// the 11 that a lone high, like TF32, has.
-constexpr float kSmallPair = 0x1p-6f;
+// Low pieces are scaled by this, so that elements small beside their row's largest keep theirs.
+constexpr float kLowScale = 2048;
+// A lone high below this, after scaling, has lost some of the 11 bits that TF32 has.
 constexpr float kSmallHigh = 0x1p-14f;
 // A row is flagged where more than one in this many of its nonzero elements are that small.
 constexpr int64_t kTolerated = 32;
-// And, of pairs, where it has nonzero elements, but fewer than the root of this times k: the error
-// of pairs averages out over the terms of a sum, which are this many where two such rows meet.
-constexpr int64_t kTerms = 128;
-
-__host__ __device__ inline bool is_flagged(const Counts& counts, int64_t k, bool heeds_few) {
-  const int64_t smalls = counts.smalls, nonzeros = counts.nonzeros;
-  const bool few = heeds_few && nonzeros > 0 && nonzeros * nonzeros < kTerms * k;
-  return few || smalls * kTolerated > nonzeros;
+__host__ __device__ inline bool is_flagged(const Counts& counts) {
+  return counts.smalls * kTolerated > counts.nonzeros;
 }
-
-// Whether rows of few terms are flagged: of pairs, and in the forward. In the products of gradients
-// they are the rule, for ReLU lets few through; there a sum of few terms errs by more than torch's.
-inline bool heeds_few(const Linear& linear) { return linear.products == 3 && linear.relu; }
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
@@ -143,23 +128,6 @@ __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bo
   }
 }
 
-// Whether a scaled element has a low piece.
-__device__ inline bool has_low(float scaled) {
-  return __hne(__float2half_rn(scaled - __half2float(__float2half_rn(scaled))), __half(0));
-}
-
-// What a row has to do with how often the tensor cores truncate its sums, if this share of its
-// elements has a low piece. Of t = 16 s u pairs that a row with the share s and one with u bring to
-// an instruction, t / (1 + t) is the expectation that it truncates; the product of the two rows'
-// numbers is that where s = u, and less elsewhere.
-__device__ inline float loss_of(float share) { return 4 * share * rsqrtf(1 + 16 * share * share); }
-
-// Of `size` elements, of which so many have a low piece and whose magnitudes add up to `sum`.
-__device__ inline Sample sample_of(int size, int inexact, float sum) {
-  return {loss_of(static_cast<float>(inexact) / static_cast<float>(size)),
-          sum > 0 ? static_cast<float>(size) / sum : 0.0f};
-}
-
 // A row, by all threads of the block.
 __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
   constexpr int kGroups = kKept / kGroup;
@@ -196,13 +164,14 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
 #pragma unroll
   for (const uint32_t other : largest_of_warp) largest = max(largest, other);
 
-  // Rows with infinity or NaN are not carried at all, nor are those whose scale would pass float's
-  // range, which have nothing above 2^-112.
+  // A pair's scale may leave float's range, and is applied in two steps; a lone high is then not
+  // carried.
+  const bool is_pair = operand.low != nullptr;
   const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
-  const bool carried = largest < 0x7f800000 && needed <= 126;
+  const bool carried = largest < 0x7f800000 && (is_pair || needed <= 126);
   const int exponent = carried ? needed : 0;
-  const float scale = power_of_two(exponent);
-  const float small = operand.low == nullptr ? kSmallHigh : kSmallPair;
+  const float scale = power_of_two(min(exponent, 126));
+  const float more = power_of_two(exponent - min(exponent, 126));
   int nonzeros = 0, smalls = 0;
   const auto write = [&](const float (&v)[kGroup], int64_t i) {
     uint32_t high[kGroup / 2], low[kGroup / 2];
@@ -212,17 +181,18 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float element = v[2 * j + e];
-        scaled[e] = carried ? element * scale : 0.0f;
+        scaled[e] = carried ? element * scale * more : 0.0f;
         nonzeros += element != 0.0f;
-        smalls += element != 0.0f && fabsf(scaled[e]) < small;
+        smalls += element != 0.0f && fabsf(scaled[e]) < kSmallHigh;
       }
       const __half2 rounded = __floats2half2_rn(scaled[0], scaled[1]);
       const __half2 rest =
-          __floats2half2_rn(scaled[0] - __low2float(rounded), scaled[1] - __high2float(rounded));
+          __floats2half2_rn((scaled[0] - __low2float(rounded)) * kLowScale,
+                            (scaled[1] - __high2float(rounded)) * kLowScale);
       high[j] = *reinterpret_cast<const uint32_t*>(&rounded);
       low[j] = *reinterpret_cast<const uint32_t*>(&rest);
     }
-    const bool is_pair = operand.low != nullptr, is_interleaved = is_pair && operand.is_stepwise;
+    const bool is_interleaved = is_pair && operand.is_stepwise;
     const int of_step = is_pair ? kStepwise / 2 : kStepwise;
     const int64_t at = operand.is_stepwise
                            ? (i / of_step * operand.rows + row) * kStepwise + i % of_step
@@ -240,33 +210,26 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
     write(v, first + start);
   }
 
-  // Every eighth element of the first 2048.
-  const float sampled = start < k && carried ? fabsf(kept[0][0] * scale) : 0.0f;
-  const auto add = [](auto a, auto b) { return a + b; };
-  struct Sums {
-    int nonzeros, smalls, inexact;
-    float sampled;
-  };
-  __shared__ Sums sums_of_warp[kWarps];
-  const Sums own = {reduce_warp(nonzeros, add), reduce_warp(smalls, add),
-                    __popc(__ballot_sync(0xffffffff, has_low(sampled))), reduce_warp(sampled, add)};
-  if (threadIdx.x % 32 == 0) sums_of_warp[threadIdx.x / 32] = own;
+  if (is_pair) {
+    if (threadIdx.x != 0) return;
+    operand.exponent[row] = exponent;
+    operand.state[row] = carried ? kCarried : kNonfinite;
+    return;
+  }
+  __shared__ Counts counts_of_warp[kWarps];
+  const auto add = [](int a, int b) { return a + b; };
+  const Counts own = {reduce_warp(smalls, add), reduce_warp(nonzeros, add)};
+  if (threadIdx.x % 32 == 0) counts_of_warp[threadIdx.x / 32] = own;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  Sums sums = own;
+  Counts counts = own;
 #pragma unroll
   for (int warp = 1; warp < kWarps; ++warp) {
-    const Sums other = sums_of_warp[warp];
-    sums.nonzeros += other.nonzeros, sums.smalls += other.smalls;
-    sums.inexact += other.inexact, sums.sampled += other.sampled;
+    counts.smalls += counts_of_warp[warp].smalls, counts.nonzeros += counts_of_warp[warp].nonzeros;
   }
   operand.exponent[row] = exponent;
   // One bad element of one stands for a row that is not carried.
-  operand.counts[row] = carried ? Counts{sums.smalls, sums.nonzeros} : Counts{1, 1};
-  if (operand.sample != nullptr) {
-    const int64_t size = min(int64_t{kThreads}, (k + kGroup - 1) / kGroup);
-    operand.sample[row] = sample_of(static_cast<int>(size), sums.inexact, sums.sampled);
-  }
+  operand.counts[row] = carried ? counts : Counts{1, 1};
 }
 
 // ------------------------------------------------------------------------------ the exact path
@@ -317,16 +280,15 @@ struct ExactLoad {
   }
 };
 
-// Writes the elements whose row of x or of weight is flagged, or all of them. Runs behind the
-// product, whose elements of the same bytes of the mask it leaves as they are.
+// Writes the elements whose row of x or of weight is flagged. Runs after the product, whose elements of the same bytes of the mask it leaves as they are.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
-                 int64_t k, bool heeds_few, const Result result, bool writes_all) {
+                 int64_t k, const Result result) {
   wait_for_previous_kernel();
   const int64_t m = x.rows, n = weight.rows;
   const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
   const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
-  if (!writes_all) {
+  {
     // Mostly there is nothing to do, which takes a while to see unless many counts are on their
     // way. There are fewer than 2^32 tiles, or the result would have no room.
     constexpr int kLoads = 4;
@@ -348,7 +310,7 @@ __global__ void __launch_bounds__(kExactThreads)
       }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        found |= is_flagged(of_x[i], k, heeds_few) | is_flagged(of_weight[i], k, heeds_few);
+        found |= is_flagged(of_x[i]) | is_flagged(of_weight[i]);
       }
     }
     if (!__syncthreads_or(found)) return;
@@ -364,7 +326,7 @@ __global__ void __launch_bounds__(kExactThreads)
       const Operand& operand = of_x ? x : weight;
       const int i = threadIdx.x % kExactTile;
       const int64_t row = (of_x ? first_m : first_n) + i;
-      flagged = row < operand.rows && (writes_all || is_flagged(operand.counts[row], k, heeds_few));
+      flagged = row < operand.rows && is_flagged(operand.counts[row]);
       (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
     }
     if (!__syncthreads_or(flagged)) continue;
@@ -431,17 +393,15 @@ __global__ void __launch_bounds__(kExactThreads)
       written |= __shfl_down_sync(0xffffffff, written, 1) << 4;
       if (low_columns && written != 0) {
         uint8_t* byte = result.mask + row * ((n + 7) / 8) + (first_n + thread_n) / 8;
-        // Bits behind column n - 1 are 0 already, unless nobody has written the byte before.
-        const uint32_t others = writes_all ? 0 : *byte & ~written;
-        *byte = static_cast<uint8_t>(others | bits);
+        *byte = static_cast<uint8_t>((*byte & ~written) | bits);
       }
     }
     __syncthreads();  // before the next tile's flags
   }
 }
 
-inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_few,
-                 const Result& result, bool writes_all, cudaStream_t stream) {
+inline int exact(const Operand& x, const Operand& weight, int64_t k, const Result& result,
+                 cudaStream_t stream) {
   int device, multiprocessors;
   int status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
@@ -453,7 +413,7 @@ inline int exact(const Operand& x, const Operand& weight, int64_t k, bool heeds_
   const int64_t blocks =
       tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
   return launch_early(exact_kernel, static_cast<unsigned>(blocks), kExactThreads, 0, stream, x,
-                      weight, k, heeds_few, result, writes_all);
+                      weight, k, result);
 }
 
 }  // namespace split

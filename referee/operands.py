@@ -1,0 +1,640 @@
+"""Operands of a float32 product x weight^T + bias: named cases, and random compositions of them.
+
+All are float32: x `[m, k]`, weight `[n, k]`, bias `[n]`.
+"""
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Operands = tuple[Tensor, Tensor, Tensor]
+
+INF, NAN = float("inf"), float("nan")
+
+# The nonzero elements of a row of a composition are at most so many powers of two apart.
+RANGE = 24
+
+
+class Draw:
+    """Tensors on one device, from one seed."""
+
+    def __init__(self, seed: int, device: str = "cpu") -> None:
+        generator = torch.Generator(device).manual_seed(seed)
+        self.options = {"generator": generator, "device": device}
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, **self.options)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, **self.options)
+
+    def lognormal(self, sigma: float, *shape: int) -> Tensor:
+        """Of both signs."""
+        return self.normal(*shape).sign() * (self.normal(*shape) * sigma).exp()
+
+    def student(self, *shape: int) -> Tensor:
+        """Student's t with 2 degrees of freedom: heavy tails."""
+        return self.normal(*shape) / self.normal(2, *shape).square().mean(0).sqrt()
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self.options["device"])
+
+    def choice(self, share: float, *shape: int) -> Tensor:
+        """True with the probability share."""
+        return self.uniform(*shape) < share
+
+    def powers(self, low: int, high: int, *shape: int) -> Tensor:
+        """2^low .. 2^high, whole exponents."""
+        return torch.randint(low, high + 1, shape, **self.options).float().exp2()
+
+    def columns(self, count: int, k: int) -> Tensor:
+        """Indices of `count` different columns."""
+        return torch.randperm(k, **self.options)[:count]
+
+    def grades(self, span: int, k: int, shuffled: bool) -> Tensor:
+        """2^-span .. 2^span along k, rising or in random order."""
+        exponents = torch.linspace(-span, span, k, device=self.options["device"]).round()
+        if shuffled:
+            exponents = exponents[self.columns(k, k)]
+        return exponents.exp2()
+
+    def column(self, k: int) -> int:
+        return int(torch.randint(k, (), **self.options))
+
+    def index(self, count: int) -> Tensor:
+        return torch.arange(count, device=self.options["device"])
+
+
+def _few(d: Draw, rows: int, k: int, count: int) -> Tensor:
+    """True at `count` places of every row, drawn for each."""
+    kept = torch.zeros(rows, k, dtype=torch.bool, device=d.options["device"])
+    return kept.scatter_(1, d.uniform(rows, k).topk(min(count, k)).indices, True)
+
+
+def _blocks(d: Draw, rows: int, k: int) -> Tensor:
+    """True in 8 blocks along the diagonal."""
+    return d.index(rows)[:, None] * 8 // rows == d.index(k) * 8 // k
+
+
+def _in_range(rows: Tensor) -> Tensor:
+    """With zeros for elements below 2^-RANGE of their row's largest."""
+    magnitude = rows.abs()
+    return rows * (magnitude >= magnitude.amax(1, keepdim=True) * 2.0**-RANGE)
+
+
+def _whole(rows: Tensor, largest: int) -> Tensor:
+    """Whole numbers up to `largest`, which each row has."""
+    maximum = rows.abs().amax(1, keepdim=True)
+    return (rows * (largest / torch.where(maximum == 0, 1.0, maximum))).round()
+
+
+# ------------------------------------------------------------------------------------ named cases
+
+CASES: dict[str, Callable[[Draw, int, int, int], Operands]] = {}
+
+
+def named(name: str, m: int, k: int, n: int, device: str = "cpu") -> Operands:
+    """x, weight and bias of a case of CASES."""
+    return CASES[name](Draw(0, device), m, k, n)
+
+
+def case(name: str) -> Callable:
+    def register(operands: Callable) -> Callable:
+        CASES[name] = operands
+        return operands
+
+    return register
+
+
+@case("normal")
+def _(d, m, k, n):
+    return d.normal(m, k), d.normal(n, k), d.normal(n)
+
+
+@case("uniform")  # KernelBench's inputs and nn.Linear's parameters
+def _(d, m, k, n):
+    bound = k**-0.5
+    return d.uniform(m, k), (2 * d.uniform(n, k) - 1) * bound, (2 * d.uniform(n) - 1) * bound
+
+
+@case("lognormal")
+def _(d, m, k, n):
+    return d.lognormal(1, m, k), d.lognormal(1, n, k), d.normal(n)
+
+
+@case("wide lognormal")
+def _(d, m, k, n):
+    return d.lognormal(2, m, k), d.lognormal(2, n, k), d.normal(n)
+
+
+@case("all positive")
+def _(d, m, k, n):
+    return d.uniform(m, k), d.uniform(n, k), d.uniform(n)
+
+
+@case("all positive, lognormal")
+def _(d, m, k, n):
+    return d.lognormal(1, m, k).abs(), d.lognormal(1, n, k).abs(), d.uniform(n)
+
+
+@case("small integers")  # exact in float32
+def _(d, m, k, n):
+    return (d.uniform(m, k) * 9 - 4).round(), (d.uniform(n, k) * 9 - 4).round(), d.zeros(n) + 3
+
+
+@case("ones")  # exact in float32
+def _(d, m, k, n):
+    return d.zeros(m, k) + 1, d.zeros(n, k) + 1, d.zeros(n)
+
+
+@case("ones in the weight")  # row sums
+def _(d, m, k, n):
+    return d.normal(m, k), d.zeros(n, k) + 1, d.zeros(n)
+
+
+@case("weight that selects")  # one 1 in a row: exact in float32
+def _(d, m, k, n):
+    weight = d.zeros(n, k)
+    weight[torch.arange(n), torch.arange(n) * 37 % k] = 1
+    return d.normal(m, k), weight, d.zeros(n)
+
+
+@case("half precision")  # values that float16 holds
+def _(d, m, k, n):
+    return d.normal(m, k).half().float(), d.normal(n, k).half().float(), d.normal(n)
+
+
+@case("outlier rows")
+def _(d, m, k, n):
+    x, weight = d.normal(m, k), d.normal(n, k)
+    x[::3] *= 1e4
+    weight[::3] *= 1e3
+    return x, weight, d.zeros(n)
+
+
+@case("outlier columns")
+def _(d, m, k, n):
+    x = d.normal(m, k)
+    x[:, d.choice(0.01, k)] *= 1e3
+    return x, d.normal(n, k), d.zeros(n)
+
+
+@case("one dominant column")
+def _(d, m, k, n):
+    x = d.normal(m, k)
+    x[:, 0] = 1e4
+    return x, d.normal(n, k), d.zeros(n)
+
+
+@case("outliers in the weight")
+def _(d, m, k, n):
+    weight = d.normal(n, k)
+    weight[d.choice(0.001, n, k)] *= 1e3
+    return d.normal(m, k), weight, d.zeros(n)
+
+
+@case("sparse x, 1 in 100")
+def _(d, m, k, n):
+    return d.normal(m, k) * d.choice(0.01, m, k), d.normal(n, k), d.zeros(n)
+
+
+@case("sparse x, 1 in 2")
+def _(d, m, k, n):
+    return d.normal(m, k) * d.choice(0.5, m, k), d.normal(n, k), d.zeros(n)
+
+
+@case("sparse weight, 1 in 100")
+def _(d, m, k, n):
+    return d.normal(m, k), d.normal(n, k) * d.choice(0.01, n, k), d.zeros(n)
+
+
+@case("sparse x and weight, 1 in 10")
+def _(d, m, k, n):
+    return d.normal(m, k) * d.choice(0.1, m, k), d.normal(n, k) * d.choice(0.1, n, k), d.zeros(n)
+
+
+@case("sparse x and weight, 1 in 4")
+def _(d, m, k, n):
+    return d.normal(m, k) * d.choice(0.25, m, k), d.normal(n, k) * d.choice(0.25, n, k), d.zeros(n)
+
+
+@case("zero rows")
+def _(d, m, k, n):
+    x, weight = d.normal(m, k), d.normal(n, k)
+    x[::3] = 0
+    weight[::4] = 0
+    return x, weight, d.normal(n)
+
+
+@case("scaled rows")  # 2^-60, 2^-30, ... so that the largest are many
+def _(d, m, k, n):
+    x, weight = d.normal(m, k), d.normal(n, k)
+    return x * d.powers(-2, 2, m, 1) ** 30, weight * d.powers(-2, 2, n, 1) ** 30, d.zeros(n)
+
+
+@case("graded columns")
+def _(d, m, k, n):
+    return d.normal(m, k) * d.grades(20, k, False), d.normal(n, k), d.zeros(n)
+
+
+@case("graded columns, shuffled")
+def _(d, m, k, n):
+    return d.normal(m, k) * d.grades(20, k, True), d.normal(n, k), d.zeros(n)
+
+
+@case("graded and inversely graded")
+def _(d, m, k, n):
+    grades = d.grades(20, k, False)
+    return d.normal(m, k) * grades, d.normal(n, k) / grades, d.zeros(n)
+
+
+@case("graded and inversely graded, shuffled")
+def _(d, m, k, n):
+    grades = d.grades(20, k, True)
+    return d.normal(m, k) * grades, d.normal(n, k) / grades, d.zeros(n)
+
+
+@case("mildly graded and inversely graded")  # all within what two pieces carry
+def _(d, m, k, n):
+    grades = d.grades(8, k, True)
+    return d.normal(m, k) * grades, d.normal(n, k) / grades, d.zeros(n)
+
+
+@case("graded by 2^22 and inversely graded")
+def _(d, m, k, n):
+    grades = d.grades(11, k, True)
+    return d.uniform(m, k) * grades, (d.uniform(n, k) - 0.5) / grades, d.zeros(n)
+
+
+def _beside_zero_column(d, m, k, n, values):
+    x, weight, at = d.normal(m, k), d.normal(n, k), d.column(k)
+    x[:, at], weight[:, at] = values(m), 0
+    return x, weight, d.normal(n)
+
+
+@case("1e30 meets a zero column")
+def _(d, m, k, n):
+    return _beside_zero_column(d, m, k, n, lambda m: 1e30)
+
+
+@case("1e5 meets a zero column")
+def _(d, m, k, n):
+    return _beside_zero_column(d, m, k, n, lambda m: 1e5)
+
+
+@case("2^10 .. 2^24 meet a zero column")  # on both sides of every threshold
+def _(d, m, k, n):
+    return _beside_zero_column(d, m, k, n, lambda m: d.powers(10, 24, m))
+
+
+@case("weight of 1e30 meets a zero column")
+def _(d, m, k, n):
+    x, weight, at = d.normal(m, k), d.normal(n, k), d.column(k)
+    x[:, at], weight[:, at] = 0, 1e30
+    return x, weight, d.normal(n)
+
+
+@case("large values meet zeros")  # what is left of a row of x is small, all of it counts
+def _(d, m, k, n):
+    x, weight, kept = d.normal(m, k), d.normal(n, k), d.choice(0.02, k)
+    return torch.where(kept, x, x * 2.0**24), weight * kept, d.zeros(n)
+
+
+@case("subnormals in x")
+def _(d, m, k, n):
+    return d.normal(m, k) * 2.0**-132, d.normal(n, k) * 2.0**40, d.zeros(n)
+
+
+@case("subnormals in the weight")
+def _(d, m, k, n):
+    return d.normal(m, k) * 2.0**40, d.normal(n, k) * 2.0**-132, d.zeros(n)
+
+
+@case("subnormal results")
+def _(d, m, k, n):
+    return d.normal(m, k) * 2.0**-70, d.normal(n, k) * 2.0**-70, d.zeros(n)
+
+
+@case("near overflow, finite")
+def _(d, m, k, n):
+    largest = 2.0**126 / k
+    return d.uniform(m, k) * largest, 2 * d.uniform(n, k) - 1, d.zeros(n)
+
+
+@case("operands near overflow")
+def _(d, m, k, n):
+    x, weight = d.uniform(m, k) - 0.5, d.uniform(n, k) - 0.5
+    return x * 2.0**64 * 2.0**64, weight * 2.0**-100, d.zeros(n)
+
+
+@case("overflow")  # in every second column
+def _(d, m, k, n):
+    weight = d.uniform(n, k) + 0.5
+    weight[::2] *= 2.0**40
+    weight[::4] *= -1
+    return (d.uniform(m, k) + 0.5) * 2.0**100, weight, d.zeros(n)
+
+
+@case("inf and NaN in x")
+def _(d, m, k, n):
+    x, weight = d.normal(m, k), d.normal(n, k)
+    for row, value in enumerate([INF, -INF, NAN]):
+        x[row::7, d.column(k)] = value
+    x[3::7, 0], x[3::7, -1] = INF, -INF
+    weight[::5, 0] = 0
+    return x, weight, d.normal(n)
+
+
+@case("inf and NaN in the weight")
+def _(d, m, k, n):
+    x, weight = d.normal(m, k), d.normal(n, k)
+    for row, value in enumerate([INF, -INF, NAN]):
+        weight[row::7, d.column(k)] = value
+    weight[3::7, 0], weight[3::7, -1] = INF, -INF
+    x[::5, 0] = 0
+    return x, weight, d.normal(n)
+
+
+@case("inf and NaN in the bias")
+def _(d, m, k, n):
+    bias = d.normal(n)
+    for row, value in enumerate([INF, -INF, NAN]):
+        bias[row::7] = value
+    return d.normal(m, k), d.normal(n, k), bias
+
+
+@case("cancellation")  # the second half undoes the first, but for a part in 2^12
+def _(d, m, k, n):
+    x, weight, half = d.normal(m, k), d.normal(n, k), k // 2
+    x[:, half : 2 * half] = x[:, :half]
+    weight[:, half : 2 * half] = -weight[:, :half] * (1 + d.normal(n, half) * 2.0**-12)
+    return x, weight, d.zeros(n)
+
+
+def sampled(k: int) -> Tensor:
+    """The columns of a weight row of which kernels that sample see the maximum."""
+    chunk = torch.arange(8)[:, None] * (k // 8) // 16 * 16 + torch.arange(16)
+    return chunk[chunk < k].unique()
+
+
+def _with_sample(d, m, k, n, factors):
+    weight, columns = d.normal(n, k), sampled(k)
+    factors = torch.tensor(factors, device=weight.device)
+    weight[:, columns] *= factors[torch.arange(n, device=weight.device) % len(factors), None]
+    return d.normal(m, k), weight, d.zeros(n)
+
+
+@case("sampled weights are zero")
+def _(d, m, k, n):
+    x, weight, bias = _with_sample(d, m, k, n, [0.0])
+    return x, weight * 1e-6, bias
+
+
+@case("sampled weights are tiny")
+def _(d, m, k, n):
+    return _with_sample(d, m, k, n, [0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-20])
+
+
+@case("sampled weights are huge")
+def _(d, m, k, n):
+    return _with_sample(d, m, k, n, [10.0, 1e2, 1e3, 1e4, 1e6, 1e20])
+
+
+@case("huge sampled weights meet zeros")
+def _(d, m, k, n):
+    x, weight, bias = _with_sample(d, m, k, n, [10.0, 1e2, 1e3, 1e4, 1e6, 1e20])
+    x[:, sampled(k)] = 0
+    return x, weight, bias
+
+
+@case("last column large")
+def _(d, m, k, n):
+    x = d.normal(m, k)
+    x[:, -1] *= 1e4
+    return x, d.normal(n, k), d.zeros(n)
+
+
+@case("16 outlier columns, all positive")
+def _(d, m, k, n):
+    x = d.uniform(m, k)
+    x[:, d.columns(16, k)] *= 300
+    return x, d.uniform(n, k), d.zeros(n)
+
+
+def _shared(d, m, k, n, count):
+    """x and weight share `count` columns; each has half of the others."""
+    order, half = d.columns(k, k), (k + count) // 2
+    x, weight = d.normal(m, k), d.normal(n, k)
+    x[:, order[half:]] = 0
+    weight[:, order[: half - count]] = 0
+    return x, weight, d.zeros(n)
+
+
+@case("1/16 of the columns shared")
+def _(d, m, k, n):
+    return _shared(d, m, k, n, k // 16)
+
+
+@case("16 columns shared")
+def _(d, m, k, n):
+    return _shared(d, m, k, n, 16)
+
+
+@case("1 column shared")
+def _(d, m, k, n):
+    return _shared(d, m, k, n, 1)
+
+
+@case("tiny shared columns")  # 2^-30 of the largest, on both sides
+def _(d, m, k, n):
+    x, weight, bias = _shared(d, m, k, n, k // 16)
+    tiny = (x != 0).any(0) & (weight != 0).any(0)
+    scale = torch.where(tiny, 2.0**-30, 1.0)
+    return x * scale, weight * scale, bias
+
+
+@case("one-hot x, scaled columns of the weight")
+def _(d, m, k, n):
+    weight = _in_range(d.normal(n, k) * d.grades(10, k, True))
+    return _few(d, m, k, 1) * d.normal(m, 1), weight, d.zeros(n)
+
+
+@case("one-hot x meets a tiny column")  # the weight gradient where a row of x is tiny
+def _(d, m, k, n):
+    x, weight, at = d.zeros(m, k), d.normal(n, k), d.column(k)
+    x[:, at] = 1
+    weight[:, at] *= 1e-10
+    return x, weight, d.zeros(n)
+
+
+@case("first quarter of x is zero")
+def _(d, m, k, n):
+    return d.uniform(m, k) * (d.index(k) >= k // 4), d.uniform(n, k), d.zeros(n)
+
+
+@case("first 7/8 of x are zero")
+def _(d, m, k, n):
+    return d.uniform(m, k) * (d.index(k) >= 7 * k // 8), d.uniform(n, k), d.zeros(n)
+
+
+@case("block-diagonal weight")
+def _(d, m, k, n):
+    return d.uniform(m, k), d.uniform(n, k) * _blocks(d, n, k), d.zeros(n)
+
+
+@case("dropout of relu")
+def _(d, m, k, n):
+    weight = (2 * d.uniform(n, k) - 1) * k**-0.5
+    return d.normal(m, k).relu() * d.choice(0.7, m, k), weight, d.zeros(n)
+
+
+@case("relu of h - 1")
+def _(d, m, k, n):
+    return (d.normal(m, k) - 1).relu(), (2 * d.uniform(n, k) - 1) * k**-0.5, d.zeros(n)
+
+
+@case("softmax - one-hot")  # the gradient of cross-entropy
+def _(d, m, k, n):
+    x = (3 * d.normal(m, k)).softmax(1)
+    return x - _few(d, m, k, 1).float(), d.normal(n, k), d.zeros(n)
+
+
+@case("student weight")
+def _(d, m, k, n):
+    return d.normal(m, k), d.student(n, k), d.zeros(n)
+
+
+@case("int8 weight")
+def _(d, m, k, n):
+    return d.normal(m, k), _whole(d.normal(n, k), 127), d.zeros(n)
+
+
+@case("12-bit integers")  # low pieces on both sides
+def _(d, m, k, n):
+    return _whole(d.normal(m, k), 4095), _whole(d.normal(n, k), 4095), d.zeros(n)
+
+
+@case("integers, larger ones in the sample")
+def _(d, m, k, n):
+    weight = (d.uniform(n, k) * 9 - 4).round()
+    weight[:, sampled(k)] += 2.0**-11
+    return (d.uniform(m, k) * 9 - 4).round(), weight, d.zeros(n)
+
+
+@case("large bias")
+def _(d, m, k, n):
+    return d.normal(m, k), d.normal(n, k), d.zeros(n) + 1e6
+
+
+# ----------------------------------------------------------------------------- random compositions
+
+DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
+    "normal": lambda d, r, k: d.normal(r, k),
+    "uniform": lambda d, r, k: d.uniform(r, k),
+    "signed uniform": lambda d, r, k: 2 * d.uniform(r, k) - 1,
+    "lognormal": lambda d, r, k: d.lognormal(1, r, k),
+    "wide lognormal": lambda d, r, k: d.lognormal(2, r, k),
+    "positive lognormal": lambda d, r, k: d.lognormal(1, r, k).abs(),
+    "student": lambda d, r, k: d.student(r, k),
+    "relu": lambda d, r, k: d.normal(r, k).relu(),
+    "softmax": lambda d, r, k: (3 * d.normal(r, k)).softmax(1),
+    "around 3": lambda d, r, k: 3 + d.normal(r, k),
+    "ones": lambda d, r, k: 1 + d.zeros(r, k),
+    "powers of 2": lambda d, r, k: d.powers(-8, 8, r, k) * d.normal(r, k).sign(),
+}
+
+
+KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
+    "1/2 kept": lambda d, r, k: d.choice(0.5, r, k),
+    "1/10 kept": lambda d, r, k: d.choice(0.1, r, k),
+    "1/100 kept": lambda d, r, k: d.choice(0.01, r, k),
+    "columns from K/4": lambda d, r, k: d.index(k) >= k // 4,
+    "columns from 7K/8": lambda d, r, k: d.index(k) >= 7 * k // 8,
+    "1/2 of the columns": lambda d, r, k: d.choice(0.5, k),
+    "1/16 of the columns": lambda d, r, k: d.choice(1 / 16, k),
+    "8 blocks": _blocks,
+    "one-hot": lambda d, r, k: _few(d, r, k, 1),
+    "4 in a row": lambda d, r, k: _few(d, r, k, 4),
+    "32 in a row": lambda d, r, k: _few(d, r, k, 32),
+    "some rows": lambda d, r, k: d.choice(0.7, r, 1),
+}
+
+COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
+    "one column large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(1, k), 1e4),
+    "last column large": lambda d, k: torch.where(d.index(k) == k - 1, 1e4, 1.0),
+    "16 columns large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(16, k), 300.0),
+    "columns graded": lambda d, k: d.grades(10, k, False),
+    "columns scaled": lambda d, k: d.powers(-6, 6, k) ** 2,
+}
+
+ROW_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
+    "rows scaled": lambda d, r: d.powers(-2, 2, r, 1) ** 15,
+    "some rows large": lambda d, r: torch.where(d.choice(0.3, r, 1), 1e4, 1.0),
+}
+
+GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "float16": lambda rows: rows.clamp(-6e4, 6e4).half().float(),
+    "bfloat16": lambda rows: rows.bfloat16().float(),
+    "int8": lambda rows: _whole(rows, 127),
+    "12 bits": lambda rows: _whole(rows, 4095),
+}
+
+
+def operands(
+    seed: int, m: int, k: int, n: int, device: str = "cpu"
+) -> tuple[str, Tensor, Tensor, Tensor]:
+    """Name, x, weight and bias of one composition.
+
+    Each side has a distribution or a mixture of two, and at random a grid of values, zeros, and
+    scales of its rows; columns are scaled on one side, on both, or on one against the other. The
+    seed alone decides what is composed; the values depend on the device too.
+    """
+    choose, draw = random.Random(seed), Draw(seed, device)
+    names, sides = [], []
+    for rows in (m, n):
+        parts, values = _values(choose, draw, rows, k)
+        names.append(parts)
+        sides.append(values)
+    if choose.random() < 0.4:
+        name = choose.choice(list(COLUMN_SCALES))
+        scale = COLUMN_SCALES[name](draw, k)
+        for i, power in enumerate(choose.choice([(1, 0), (0, 1), (1, 1), (1, -1)])):
+            if power:
+                sides[i] = sides[i] * scale**power
+                names[i].append(name if power > 0 else f"{name}, inverse")
+    for i, rows in enumerate((m, n)):
+        if choose.random() < 0.2:
+            name = choose.choice(list(ROW_SCALES))
+            sides[i] = sides[i] * ROW_SCALES[name](draw, rows)
+            names[i].append(name)
+    x, weight = (_in_range(side) for side in sides)
+    if choose.random() < 0.1:  # the second half of x repeats the first, that of weight undoes it
+        half = k // 2
+        x[:, half : 2 * half] = x[:, :half]
+        weight[:, half : 2 * half] = -weight[:, :half]
+        names.append(["cancelling halves"])
+    bias = draw.normal(n) * choose.choice([0.0, 1.0])
+    return "; ".join(", ".join(parts) for parts in names), x, weight, bias
+
+
+def _values(choose: random.Random, draw: Draw, rows: int, k: int) -> tuple[list[str], Tensor]:
+    """What one side is made of, and its values before scaling."""
+    name = choose.choice(list(DISTRIBUTIONS))
+    parts, values = [name], DISTRIBUTIONS[name](draw, rows, k)
+    if choose.random() < 0.2:
+        name, share = choose.choice(list(DISTRIBUTIONS)), choose.choice([0.001, 0.03, 0.5])
+        factor = 2.0 ** choose.randint(-10, 10)
+        other = factor * DISTRIBUTIONS[name](draw, rows, k)
+        values = torch.where(draw.choice(share, rows, k), other, values)
+        parts.append(f"{share} of it {factor:g} {name}")
+    if choose.random() < 0.2:
+        name = choose.choice(list(GRIDS))
+        values = GRIDS[name](values)
+        parts.append(name)
+    if choose.random() < 0.4:
+        name = choose.choice(list(KEPT))
+        values = values * KEPT[name](draw, rows, k)
+        parts.append(name)
+    return parts, values
