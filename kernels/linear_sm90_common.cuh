@@ -56,6 +56,11 @@ struct Ring {
   __device__ void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
+  __device__ Ring next() const {
+    Ring other = *this;
+    other.advance();
+    return other;
+  }
   __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 

@@ -125,6 +125,7 @@ struct Consumer {
   uint32_t base;            // of the block's shared memory
   uint32_t empty_of_block;  // the barriers of the lane's block
   uint32_t weight;          // the lane's first row in the first stage
+  uint64_t x_descriptor;    // of the first stage
   float scale[2];
   float d[S::kSums], sums[S::kSums];
 
@@ -133,9 +134,9 @@ struct Consumer {
     convert(weight + at.stage * S::kWeightBytes, scale, high, low);
   }
 
+  // Addresses are the low bits of a descriptor, in units of 16 bytes.
   __device__ uint64_t descriptor(const Stage& at) const {
-    return ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(S::Memory, x) +
-                                                 at.stage * S::kXBytes);
+    return x_descriptor + at.stage * (S::kXBytes >> 4);
   }
 
   // x_low w_high + x_high w_low, 2^11 times too large.
@@ -162,8 +163,10 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
+  // Adds the products that are under way to the sums.
   template <typename Rows>
   __device__ void promote(Rows) {
+    ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (int j = 0; j < Rows::value / 2; ++j) sums[j] += d[j];
   }
@@ -172,30 +175,21 @@ struct Consumer {
     if (threadIdx.x % 32 < kClusterSize) ptx::mbarrier_arrive_mapped(empty_of_block + 8 * at.stage);
   }
 
-  // The sums of one part, whose stages begin at `ring`. kIsShort: promoted every 32 of K.
-  template <bool kIsShort, typename Rows>
+  // The sums of one part, whose stages begin at `ring`, promoted every kSegment of K.
+  template <int kSegment, typename Rows>
   __device__ void multiply(Rows rows, int rounds, bool is_first, Stage* ring) {
-    Stage a = *ring;
+    constexpr bool kIsShort = kSegment == 32;
     Fragments f0, f1;
-    Stage second = a;
-    second.advance();
+    Stage a = *ring, b = a.next();
     convert(f0.high, f0.low, a);
-    convert(f1.high, f1.low, second);
-    for (int round = 0; round < rounds; ++round) {
-      Stage b = a, c, e, next;
-      b.advance(), c = b, c.advance(), e = c, e.advance(), next = e, next.advance();
-
-      // high high of the first half
-      multiply_high(rows, f0, a, false);
-      if (kIsShort) {
-        ptx::wgmma_wait_group<0>();
-        promote(rows);
-      }
-      multiply_high(rows, f1, b, !kIsShort);
-      ptx::wgmma_wait_group<0>();
+    multiply_high(rows, f0, a, false);
+    convert(f1.high, f1.low, b);
+    if (kIsShort) promote(rows);
+    multiply_high(rows, f1, b, !kIsShort);
+    for (int round = 0;;) {
       promote(rows);
 
-      // low
+      const Stage c = b.next(), e = c.next();
       multiply_low(rows, f0, a, false);
       multiply_low(rows, f1, b, true);
       ptx::wgmma_wait_group<1>();
@@ -211,21 +205,24 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < Rows::value / 2; ++j) d[j] *= 1 / split::kLowScale;
 
-      // high high of the second half
       multiply_high(rows, f0, c, true);
-      if (kIsShort) {
-        ptx::wgmma_wait_group<0>();
-        promote(rows);
-      }
+      if (kIsShort) promote(rows);
       multiply_high(rows, f1, e, !kIsShort);
-      a = next;
-      ptx::wgmma_wait_group<0>();
+      a = e.next(), b = a.next();
+      if (++round == rounds) {
+        promote(rows);
+        release(c), release(e);
+        break;
+      }
+      ptx::wgmma_wait_group<1>();
+      convert(f0.high, f0.low, a);
+      if (kSegment < 128) promote(rows);
+      multiply_high(rows, f0, a, kSegment == 128);
+      ptx::wgmma_wait_group<1>();
       release(c), release(e);
-      if (round + 1 < rounds) convert(f0.high, f0.low, a);
-      promote(rows);
-      second = a;
-      second.advance();
-      if (round + 1 < rounds) convert(f1.high, f1.low, second);
+      convert(f1.high, f1.low, b);
+      if (kIsShort) promote(rows);
+      multiply_high(rows, f1, b, !kIsShort);
     }
     *ring = a;
   }
@@ -275,6 +272,8 @@ __device__ inline void consume(const SplitProblem& p, uint32_t base, Split::Memo
       ptx::map_shared(base + offsetof(Memory, barriers.empty), lane % kClusterSize);
   consumer.weight = base + offsetof(Memory, weight) + own_row * S::kRowBytes +
                     (lane % 4 ^ own_row % 8) * 16;
+  consumer.x_descriptor =
+      ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x));
   Ring<S::kStages> ring;
   int turn = 0;
   for (int i = 0;; ++i) {
@@ -299,11 +298,13 @@ __device__ inline void consume(const SplitProblem& p, uint32_t base, Split::Memo
     using Wide = std::integral_constant<int, S::kXRows>;
     using Narrow = std::integral_constant<int, S::kNarrow>;
     if (p.k < kShortK) {
-      consumer.multiply<true>(Wide{}, rounds, warpgroup == 0, &ring);
+      consumer.multiply<32>(Wide{}, rounds, warpgroup == 0, &ring);
+    } else if (p.k < kLongK) {
+      consumer.multiply<64>(Wide{}, rounds, warpgroup == 0, &ring);
     } else if (is_wide) {
-      consumer.multiply<false>(Wide{}, rounds, warpgroup == 0, &ring);
+      consumer.multiply<128>(Wide{}, rounds, warpgroup == 0, &ring);
     } else {
-      consumer.multiply<false>(Narrow{}, rounds, warpgroup == 0, &ring);
+      consumer.multiply<128>(Narrow{}, rounds, warpgroup == 0, &ring);
     }
 
     ptx::barrier_sync(1 + warpgroup, 128 + 32);
@@ -339,12 +340,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   if (!p.is_second_run || __ldcg(p.has_overflowed) != 0) {
     if (p.is_second_run) rescale(p);
     if (warpgroup == kConsumers) {
-      ptx::setmaxnreg_dec<kProducerRegisters>();
+      ptx::setmaxnreg_dec<Split::kProducerRegisters>();
       const int warp = threadIdx.x / 32 - 4 * kConsumers;
       if (warp == 0) produce(base, x_map, weight_map, p);
       if (warp == 1) load_outwards(p, shared.outward);
     } else {
-      ptx::setmaxnreg_inc<kConsumerRegisters>();
+      ptx::setmaxnreg_inc<Split::kConsumerRegisters>();
       consume(p, base, shared, warpgroup);
     }
   }

@@ -35,6 +35,10 @@ struct Split {
   static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
   static_assert(2 * kK == split::kStepwise, "x is split stepwise");
 
+  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 240;
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536,
+                "a multiprocessor has 65,536 registers");
+
   // Steps are taken in rounds. Past the end of k the copies bring zeros.
   static constexpr int kRound = 4;
   static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
@@ -64,6 +68,7 @@ struct Split {
 // Below this K, sums are promoted every 32 of K instead of 64: float32's own error, which grows with
 // the root of K, leaves truncation less room.
 constexpr int kShortK = 2048;
+constexpr int kLongK = 4096;
 
 // The kernel runs twice. The second run makes again the tiles in which the first found sums that
 // are not finite: rows of the weight whose sample missed the scale. It scales them by their largest.
