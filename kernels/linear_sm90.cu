@@ -313,7 +313,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   if (status != cudaSuccess) return status;
   const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
   constexpr int kMore = S::kXRows - S::kNarrow;
-  const int wide = k < kShortK ? tiles.x_tiles
+  const int wide = k < kLongK ? tiles.x_tiles
                                : blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
   SplitProblem problem{output.bias,
                        output.out,
