@@ -23,8 +23,8 @@ constexpr int kClusterSize = 2;
 #define KERNELS_CLUSTER __cluster_dims__(kClusterSize, 1, 1)
 #endif
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536,
-              "a multiprocessor has 65,536 registers");
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (kConsumers + 1),
+              "a block is launched with 168 registers a thread");
 // Clusters that run at once work on so many tiles of x side by side, so that L2 serves both
 // operands.
 constexpr int kSideBySide = 8;

@@ -123,7 +123,6 @@ struct Consumer {
   }
 
   uint32_t base;            // of the block's shared memory
-  uint32_t empty_of_block;  // the barriers of the lane's block
   uint32_t weight;          // the lane's first row in the first stage
   uint64_t x_descriptor;    // of the first stage
   float scale[2];
@@ -172,7 +171,7 @@ struct Consumer {
   }
 
   __device__ void release(const Stage& at) const {
-    if (threadIdx.x % 32 < kClusterSize) ptx::mbarrier_arrive_mapped(empty_of_block + 8 * at.stage);
+    sm90::release(base + offsetof(S::Memory, barriers.empty) + 8 * at.stage);
   }
 
   // The sums of one part, whose stages begin at `ring`, promoted every kSegment of K.
@@ -268,8 +267,6 @@ __device__ inline void consume(const SplitProblem& p, uint32_t base, Split::Memo
   const int own_row = local_row + fragment_row(g, 0);
   Consumer consumer;
   consumer.base = base;
-  consumer.empty_of_block =
-      ptx::map_shared(base + offsetof(Memory, barriers.empty), lane % kClusterSize);
   consumer.weight = base + offsetof(Memory, weight) + own_row * S::kRowBytes +
                     (lane % 4 ^ own_row % 8) * 16;
   consumer.x_descriptor =
@@ -340,12 +337,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   if (!p.is_second_run || __ldcg(p.has_overflowed) != 0) {
     if (p.is_second_run) rescale(p);
     if (warpgroup == kConsumers) {
-      ptx::setmaxnreg_dec<Split::kProducerRegisters>();
+      ptx::setmaxnreg_dec<kProducerRegisters>();
       const int warp = threadIdx.x / 32 - 4 * kConsumers;
       if (warp == 0) produce(base, x_map, weight_map, p);
       if (warp == 1) load_outwards(p, shared.outward);
     } else {
-      ptx::setmaxnreg_inc<Split::kConsumerRegisters>();
+      ptx::setmaxnreg_inc<kConsumerRegisters>();
       consume(p, base, shared, warpgroup);
     }
   }

@@ -35,10 +35,6 @@ struct Split {
   static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
   static_assert(2 * kK == split::kStepwise, "x is split stepwise");
 
-  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 240;
-  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536,
-                "a multiprocessor has 65,536 registers");
-
   // Steps are taken in rounds. Past the end of k the copies bring zeros.
   static constexpr int kRound = 4;
   static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
