@@ -24,7 +24,7 @@ namespace nonfinite {
 
 constexpr int kThreads = 128;  // 2 x 2 warps, 32 x 32 results each
 constexpr int kTile = 64;      // rows of x, and of weight
-constexpr int kK = 32;         // of K a step
+constexpr int kK = 64;         // of K a step
 constexpr int kPitch = kK + 8;  // halves; ldmatrix then reads without bank conflicts
 constexpr int kGroups = kTile * kK / split::kGroup / kThreads;  // of 8 elements, a thread
 
@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t tiles_m = (x.rows + kTile - 1) / kTile;
   const int64_t tiles_n = (weight.rows + kTile - 1) / kTile;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
-    const int64_t first_m = tile % tiles_m * kTile, first_n = tile / tiles_m * kTile;
+    // The tiles of one row of x go to different blocks.
+    const int64_t first_m = tile / tiles_n * kTile, first_n = tile % tiles_n * kTile;
     {
       static_assert(kThreads == 2 * kTile, "a thread reads one state");
       const bool of_x = threadIdx.x < kTile;
@@ -174,7 +175,7 @@ inline int multiply(const split::Operand& x, const split::Operand& weight, int64
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
-  constexpr int64_t kBlocksEach = 4;  // on a multiprocessor
+  constexpr int64_t kBlocksEach = 3;  // on a multiprocessor
   const int64_t tiles = ((x.rows + kTile - 1) / kTile) * ((weight.rows + kTile - 1) / kTile);
   const int64_t most = kBlocksEach * multiprocessors;
   return launch_early(nonfinite_kernel, static_cast<unsigned>(tiles < most ? tiles : most),
