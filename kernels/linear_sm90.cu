@@ -306,15 +306,19 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
 
   const int m = output.m, n = output.n, k = static_cast<int>(linear.k);
   const int64_t padded_k = split::padded(k);
-  CUtensorMap x_map, weight_map;
-  status = make_map(&x_map, x, padded_k / S::kK, S::kXRows / kClusterSize);
+  int clusters;
+  status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;
-  status = make_map(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
-  if (status != cudaSuccess) return status;
-  const Tiles tiles{blocks_of(m, S::kXRows), blocks_of(n, S::kWeightRows * kClusterSize)};
+  clusters = std::min(clusters, Schedule::kMostClusters);
+  const auto tiles_of = [&](int rows) {
+    return Tiles{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
+  };
+  Tiles tiles = tiles_of(S::kXRows);
+  const bool is_small = m <= S::kSmall || (k < kShortK && tiles.count() < clusters);
   constexpr int kMore = S::kXRows - S::kNarrow;
-  const int wide = k < kLongK ? tiles.x_tiles
-                               : blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
+  int wide =
+      k < kLongK ? tiles.x_tiles : blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
+  if (is_small) tiles = tiles_of(S::kSmall), wide = 0;
   SplitProblem problem{output.bias,
                        output.out,
                        output.mask,
@@ -335,19 +339,22 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
                        output.is_direct,
                        tiles,
                        std::clamp(wide, 0, tiles.x_tiles),
+                       is_small ? S::kSmall : S::kNarrow,
                        {},
                        operands.left,
                        operands.left_by};
-  int clusters;
-  status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
+  CUtensorMap x_map, weight_map;
+  status = make_map(&x_map, x, padded_k / S::kK, problem.rows_at_once() / kClusterSize);
+  if (status != cudaSuccess) return status;
+  status = make_map(&weight_map, weight.from, n, k, linear.weight_stride, S::kWeightRows);
   if (status != cudaSuccess) return status;
   const auto rows_of = [&](int tile) {
     int x_tile, weight_tile;
     tiles.find(tile, &x_tile, &weight_tile);
     return Rows(problem, x_tile, weight_tile).size;
   };
-  clusters = problem.schedule.plan(tiles.count(), S::rounds(k),
-                                   std::min(clusters, Schedule::kMostClusters), S::kXRows, rows_of);
+  clusters =
+      problem.schedule.plan(tiles.count(), S::rounds(k), clusters, problem.rows_at_once(), rows_of);
   for (const bool is_second_run : {false, true}) {
     problem.is_second_run = is_second_run;
     problem.left_by = operands.left_by + is_second_run * Schedule::kMostClusters;

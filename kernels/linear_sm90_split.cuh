@@ -4,12 +4,12 @@
 // and the weight as it is. Each of two warpgroups converts 64 rows of the weight in registers, as
 // operand A, and multiplies them with x in shared memory.
 //
-// A round is 128 of K, four stages. Its sums are made in this order, so that the accumulators are
-// added to the float32 sums every 64 of K (or 32, for short K) with few instructions: each costs
-// about as much time as a cycle of the tensor cores.
-//
-//   high high of the first half; promote; low products of both halves, which are 2^11 times too
-//   large; scale by 2^-11; high high of the second half on top; promote
+// A round is 128 of K, four stages. The low products of all four come first, 2^11 times too large.
+// They are scaled, and high products follow on top: those of the second half, then those of the
+// next round's first half. Then the accumulators are added to the float32 sums. For shorter K they
+// are added more often (kShortK, kLongK). While products are made, the next stages are converted
+// into the registers that are free by then: each instruction costs nearly a cycle of the tensor
+// cores, waits cost nothing.
 
 #ifndef KERNELS_LINEAR_SM90_SPLIT_CUH_
 #define KERNELS_LINEAR_SM90_SPLIT_CUH_
@@ -39,8 +39,9 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   const uint32_t full = base + offsetof(Memory, barriers.full);
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  constexpr int kShare = S::kXRows / kClusterSize;  // rows of x a block brings for both
-  const uint32_t x = base + offsetof(Memory, x) + rank * kShare * S::kXRowBytes;
+  const int share = p.rows_at_once() / kClusterSize;  // rows of x a block brings for both
+  const uint32_t x = base + offsetof(Memory, x) + rank * share * S::kXRowBytes;
+  const uint32_t bytes = p.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
   const uint32_t weight = base + offsetof(Memory, weight);
   Ring<S::kStages> ring;
   for (int turn = 0;; ++turn) {
@@ -50,12 +51,12 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
     p.tiles.find(part.tile, &x_tile, &weight_tile);
     if (!is_wanted(p, weight_tile)) continue;
     if (threadIdx.x % 32 != 0) continue;
-    const int row = Rows(p, x_tile, weight_tile).begin + rank * kShare;
+    const int row = Rows(p, x_tile, weight_tile).begin + rank * share;
     const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
     for (int step = part.begin * S::kRound; step < part.end * S::kRound; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(arrived, S::kXBytes + S::kWeightBytes);
+      ptx::mbarrier_arrive_expect_tx(arrived, bytes);
       constexpr int kBoth = (1 << kClusterSize) - 1;
       ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes, &x_map, 0, row, step, arrived, kBoth);
       ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
@@ -122,9 +123,9 @@ struct Consumer {
     }
   }
 
-  uint32_t base;            // of the block's shared memory
-  uint32_t weight;          // the lane's first row in the first stage
-  uint64_t x_descriptor;    // of the first stage
+  uint32_t base;          // of the block's shared memory
+  uint32_t weight;        // the lane's first row in the first stage
+  uint64_t x_descriptor;  // of the first stage
   float scale[2];
   float d[S::kSums], sums[S::kSums];
 
@@ -246,6 +247,7 @@ __device__ inline void finish(const SplitProblem& p, const Split::Outward& outwa
   constexpr int kTurns = S::kXRows / (S::kTurn * 8);
 #pragma unroll 1
   for (int turn = 0; turn < kTurns; ++turn) {
+    if (outward.row + turn * S::kTurn * 8 >= outward.end) break;
     stage_turn<0, kTurns, S::kTurn, 128>(&staging[0][threadIdx.x % 128], sums, turn);
     if (p.divisor.is_exact) {
       store_turn<true>(p, outward, turn * S::kTurn * 8, feature, staging);
@@ -256,8 +258,8 @@ __device__ inline void finish(const SplitProblem& p, const Split::Outward& outwa
 }
 
 // What the warpgroups that multiply do.
-__device__ inline void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
-                               int warpgroup) {
+__device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
+                                        int warpgroup) {
   using S = Split;
   using Memory = S::Memory;
   const int lane = threadIdx.x % 32, g = lane / 4;
@@ -267,10 +269,9 @@ __device__ inline void consume(const SplitProblem& p, uint32_t base, Split::Memo
   const int own_row = local_row + fragment_row(g, 0);
   Consumer consumer;
   consumer.base = base;
-  consumer.weight = base + offsetof(Memory, weight) + own_row * S::kRowBytes +
-                    (lane % 4 ^ own_row % 8) * 16;
-  consumer.x_descriptor =
-      ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x));
+  consumer.weight =
+      base + offsetof(Memory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
+  consumer.x_descriptor = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x));
   Ring<S::kStages> ring;
   int turn = 0;
   for (int i = 0;; ++i) {
@@ -290,25 +291,35 @@ __device__ inline void consume(const SplitProblem& p, uint32_t base, Split::Memo
 #pragma unroll
     for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
     if (warpgroup == 1) ptx::barrier_sync(kSecondStarts, 256);
-    const bool is_wide = Rows(p, x_tile, weight_tile).size == S::kXRows;
+    const int rows = Rows(p, x_tile, weight_tile).size;
     const int rounds = part.end - part.begin;
+    const bool is_first = warpgroup == 0;
     using Wide = std::integral_constant<int, S::kXRows>;
     using Narrow = std::integral_constant<int, S::kNarrow>;
-    if (p.k < kShortK) {
-      consumer.multiply<32>(Wide{}, rounds, warpgroup == 0, &ring);
+    using Small = std::integral_constant<int, S::kSmall>;
+    if (rows == S::kSmall) {
+      if (p.k < kShortK) {
+        consumer.multiply<32>(Small{}, rounds, is_first, &ring);
+      } else if (p.k < kLongK) {
+        consumer.multiply<64>(Small{}, rounds, is_first, &ring);
+      } else {
+        consumer.multiply<128>(Small{}, rounds, is_first, &ring);
+      }
+    } else if (p.k < kShortK) {
+      consumer.multiply<32>(Wide{}, rounds, is_first, &ring);
     } else if (p.k < kLongK) {
-      consumer.multiply<64>(Wide{}, rounds, warpgroup == 0, &ring);
-    } else if (is_wide) {
-      consumer.multiply<128>(Wide{}, rounds, warpgroup == 0, &ring);
+      consumer.multiply<64>(Wide{}, rounds, is_first, &ring);
+    } else if (rows == S::kNarrow) {
+      consumer.multiply<128>(Narrow{}, rounds, is_first, &ring);
     } else {
-      consumer.multiply<128>(Narrow{}, rounds, warpgroup == 0, &ring);
+      consumer.multiply<128>(Wide{}, rounds, is_first, &ring);
     }
 
     ptx::barrier_sync(1 + warpgroup, 128 + 32);
     if (!p.schedule.finishes(part)) {
-      store_partial(p, consumer.sums);
+      store_partial(p, rows, consumer.sums);
     } else {
-      if (part.begin > 0) add_partials(p, part.tile, consumer.sums);
+      if (part.begin > 0) add_partials(p, part.tile, rows, consumer.sums);
       finish(p, shared.outward[turn % 2], shared.staging[warpgroup], consumer.sums);
     }
     ++turn;

@@ -24,6 +24,9 @@ struct Split {
   // Some tiles of x have fewer rows, so that none multiplies many that are not there: 1024 are 4
   // tiles of 176 and 2 of 160, which takes 2% off an H200's time. 168 take as long as 176.
   static constexpr int kNarrow = 160;
+  // All tiles of x have so few rows if it has no more itself, or if larger ones would be too few
+  // for the multiprocessors.
+  static constexpr int kSmall = 64;
   static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
   static constexpr int kTurn = 2;
   static_assert(kXRows % (kTurn * 8) == 0, "turns are whole");
@@ -61,17 +64,18 @@ struct Split {
   static_assert(sizeof(Memory) <= 227 * 1024, "a block has no more shared memory");
 };
 
-// Below this K, sums are promoted every 32 of K instead of 64: float32's own error, which grows with
-// the root of K, leaves truncation less room.
-constexpr int kShortK = 2048;
-constexpr int kLongK = 4096;
+// Sums are promoted every 32 of K below kShortK, every 64 below kLongK, and every 128 from there
+// on: the longer K, the more float32 errs itself (SPLIT.md). 128 from 2048 on would break the
+// bound.
+constexpr int kShortK = 1024, kLongK = 4096;
 
-// The kernel runs twice. The second run makes again the tiles in which the first found sums that
-// are not finite: rows of the weight whose sample missed the scale. It scales them by their largest.
-// The number of a barrier of both warpgroups that multiply. Those before it have one each, which they
-// share with the warp of load_outwards.
+// The number of a barrier of both warpgroups that multiply. Those before it have one each, which
+// they share with the warp of load_outwards.
 constexpr int kSecondStarts = 1 + kConsumers;
 
+// The kernel runs twice. The second run makes again the tiles in which the first found sums that
+// are not finite: rows of the weight whose sample missed the scale. It scales them by their
+// largest.
 struct SplitProblem {
   const float* bias;
   float* out;
@@ -90,12 +94,18 @@ struct SplitProblem {
   Divisor<float> divisor;
   bool is_direct;  // whether store_direct serves, as far as the call goes
   Tiles tiles;
-  int wide;  // tiles of x that have kXRows rows; the others have kNarrow
+  int wide;  // tiles of x that have kXRows rows
+  int rows;  // that the other tiles have: kNarrow, or all kSmall
   Schedule schedule;
   // Of tiles that clusters share: the sums of each cluster, a part for each of its threads, and how
   // often each warp has left its own, 0 at first.
   float4 (*left)[kClusterSize][Split::kSums / 4][128 * kConsumers];
   unsigned (*left_by)[kClusterSize][4 * kConsumers];
+
+  // Rows of x that are copied at a time.
+  __host__ __device__ int rows_at_once() const {
+    return rows == Split::kSmall ? Split::kSmall : Split::kXRows;
+  }
 };
 
 // The rows of a tile of x. Which tiles are the wide ones differs between tiles of the weight, so
@@ -107,19 +117,21 @@ struct Rows {
     const unsigned tiles = p.tiles.x_tiles, wide = p.wide;
     const unsigned shift = weight_tile * wide % tiles;
     const auto wide_before = [&](unsigned i) { return i / tiles * wide + min(i % tiles, wide); };
-    begin = x_tile * Split::kNarrow +
-            (wide_before(shift + x_tile) - wide_before(shift)) * (Split::kXRows - Split::kNarrow);
-    size = (shift + x_tile) % tiles < wide ? Split::kXRows : Split::kNarrow;
+    begin = x_tile * p.rows +
+            (wide_before(shift + x_tile) - wide_before(shift)) * (Split::kXRows - p.rows);
+    size = (shift + x_tile) % tiles < wide ? Split::kXRows : p.rows;
   }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Stores a part's sums for the cluster that finishes the tile.
-__device__ inline void store_partial(const SplitProblem& p, const float (&sums)[Split::kSums]) {
+// Stores a part's sums for the cluster that finishes the tile, which has so many rows of x.
+__device__ inline void store_partial(const SplitProblem& p, int rows,
+                                     const float (&sums)[Split::kSums]) {
   const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
 #pragma unroll
   for (int i = 0; i < Split::kSums / 4; ++i) {
+    if (8 * i == rows) break;
     const float* const sum = sums + 4 * i;
     p.left[cluster][rank][i][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
@@ -127,9 +139,11 @@ __device__ inline void store_partial(const SplitProblem& p, const float (&sums)[
   if (threadIdx.x % 32 == 0) ptx::add_release(&p.left_by[cluster][rank][threadIdx.x / 32], 1);
 }
 
-// Adds the partial sums that the clusters before this one have stored of a tile. They have begun before this one, as
-// blocks begin in the order of their numbers, and store before they wait for anything.
-__device__ inline void add_partials(const SplitProblem& p, int tile, float (&sums)[Split::kSums]) {
+// Adds the partial sums that the clusters before this one have stored of a tile. They have begun
+// before this one, as blocks begin in the order of their numbers, and store before they wait for
+// anything.
+__device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
+                                    float (&sums)[Split::kSums]) {
   const int rank = ptx::cluster_ctarank();
 #pragma unroll 1
   for (int c = blockIdx.x / kClusterSize; p.schedule.is_cut_by(c, tile); --c) {
@@ -140,6 +154,7 @@ __device__ inline void add_partials(const SplitProblem& p, int tile, float (&sum
     }
 #pragma unroll
     for (int i = 0; i < Split::kSums / 4; ++i) {
+      if (8 * i == rows) break;
       const float4 more = __ldcg(&p.left[c - 1][rank][i][threadIdx.x]);
       float* const sum = sums + 4 * i;
       sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
@@ -185,8 +200,7 @@ __device__ inline void load_outwards(const SplitProblem& p, Split::Outward (&out
       const int row = column + j;
       const int exponent = row < p.n ? __ldcg(p.weight_exponent + row) : 0;
       is_direct &= abs(exponent) <= kModestExponent;
-      outward.features[j] = {exponent,
-                             row < p.n && p.bias != nullptr ? __ldg(p.bias + row) : 0.0f};
+      outward.features[j] = {exponent, row < p.n && p.bias != nullptr ? __ldg(p.bias + row) : 0.0f};
     }
     is_direct = __all_sync(0xffffffff, is_direct);
     if (has_nonfinite) *p.has_nonfinite = 1;
@@ -274,8 +288,8 @@ __device__ void store_turn(const SplitProblem& p, const Split::Outward& outward,
   }
 }
 
-// The epilogue where the division is an exact multiplication and all exponents are modest: `feature`
-// and the next, of all rows.
+// The epilogue where the division is an exact multiplication and all exponents are modest:
+// `feature` and the next, of all rows.
 template <bool kMask, int kSums>
 __device__ void store_direct(const SplitProblem& p, const Split::Outward& outward, int feature,
                              const float (&sums)[kSums]) {
@@ -293,6 +307,7 @@ __device__ void store_direct(const SplitProblem& p, const Split::Outward& outwar
   uint32_t bits = 0;  // of four rows, a byte each, of eight features of four threads
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(p.n)) {
+    if (j % 2 == 0 && outward.row + 8 * j >= outward.end) break;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float x_scale = split::power_of_two(-outward.x_exponent[8 * j + first + i]);

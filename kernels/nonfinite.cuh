@@ -22,9 +22,9 @@
 namespace kernels {
 namespace nonfinite {
 
-constexpr int kThreads = 128;  // 2 x 2 warps, 32 x 32 results each
-constexpr int kTile = 64;      // rows of x, and of weight
-constexpr int kK = 64;         // of K a step
+constexpr int kThreads = 128;   // 2 x 2 warps, 32 x 32 results each
+constexpr int kTile = 64;       // rows of x, and of weight
+constexpr int kK = 64;          // of K a step
 constexpr int kPitch = kK + 8;  // halves; ldmatrix then reads without bank conflicts
 constexpr int kGroups = kTile * kK / split::kGroup / kThreads;  // of 8 elements, a thread
 
@@ -56,8 +56,7 @@ struct Groups {
       alignas(16) __half classes[split::kGroup];
 #pragma unroll
       for (int j = 0; j < split::kGroup; ++j) classes[j] = class_of(v[i][j]);
-      *reinterpret_cast<uint4*>(&tile[row(i)][column()]) =
-          *reinterpret_cast<const uint4*>(classes);
+      *reinterpret_cast<uint4*>(&tile[row(i)][column()]) = *reinterpret_cast<const uint4*>(classes);
     }
   }
 };
