@@ -16,6 +16,13 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+// Lets the kernel that comes next start as soon as all blocks of this one run and there is room.
+__device__ inline void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // Launches a kernel that waits for the previous one itself, before it touches memory.
 template <typename... Parameters>
 int launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t bytes,

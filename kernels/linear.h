@@ -129,7 +129,8 @@ Path choose_path(const Linear& linear, int capability, bool has_vectors) {
   if (capability == 90 && is_float32 && linear.relu && has_vectors && is_skinny(linear)) {
     return Path::kSkinny;
   }
-  if (linear.dtype == DType::kFloat64 || k < (is_float32 && linear.products == 3 ? 256 : 1024)) return Path::kTorch;
+  if (linear.dtype == DType::kFloat64 || k < (is_float32 && linear.products == 3 ? 256 : 1024))
+    return Path::kTorch;
   if (is_float32 && linear.products == 3) {
     const bool is_sm90s = capability == 90 && linear.m >= (linear.relu ? 17 : 32) &&
                           linear.n >= 32 && size >= 1 << 15 && linear.n * k >= 1 << 18;

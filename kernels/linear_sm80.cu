@@ -515,8 +515,8 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                              linear.mask};
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int64_t rows = linear.m + linear.n;
-  split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks),
-                      split::kThreads, 0, stream>>>(x, weight, linear.k);
+  split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), split::kThreads,
+                      0, stream>>>(x, weight, linear.k);
   int status = cudaGetLastError();
   if (status != cudaSuccess) return status;
   const int64_t padded_k = split::padded(linear.k);

@@ -255,9 +255,9 @@ struct Operands {
 
   // Splits x, and looks at the weight. `nonzeros` is what the counts of its rows begin with.
   int prepare(int64_t k, int nonzeros, cudaStream_t stream) const {
-    prepare_kernel<<<static_cast<int>(x.rows) +
-                         blocks_of(weight.rows, kSampledRows * split::kThreads / 32),
-                     split::kThreads, 0, stream>>>(x, weight, k, nonzeros, next, zeros);
+    const int threads = split::threads_of_row(k);
+    prepare_kernel<<<static_cast<int>(x.rows) + blocks_of(weight.rows, kSampledRows * threads / 32),
+                     threads, 0, stream>>>(x, weight, k, nonzeros, next, zeros);
     return cudaGetLastError();
   }
 };

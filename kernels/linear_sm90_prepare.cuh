@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "early_start.cuh"
 #include "split.cuh"
 
 namespace kernels {
@@ -47,19 +48,20 @@ __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, int nonzeros,
                    unsigned* zeros, int64_t zeros_size) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * split::kThreads + threadIdx.x; i < zeros_size;
-       i += static_cast<int64_t>(gridDim.x) * split::kThreads) {
+  start_next_kernel();
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < zeros_size;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     zeros[i] = 0;
   }
-  constexpr int kRows = split::kThreads / 32 * kSampledRows;
-  const int64_t x_row = blockIdx.x - (weight.rows + kRows - 1) / kRows;
+  const int rows = blockDim.x / 32 * kSampledRows;
+  const int64_t x_row = blockIdx.x - (weight.rows + rows - 1) / rows;
   if (x_row >= 0) {
     split::split_row(x, x_row, k);
     return;
   }
   const bool is_pair = x.low != nullptr;
   const int lane = threadIdx.x % 32;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / 32 * kSampledRows;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * rows + threadIdx.x / 32 * kSampledRows;
   const int64_t piece = lane / (32 / kSampledPieces);
   const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
   float4 sample[kSampledRows] = {};

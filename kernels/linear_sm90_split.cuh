@@ -344,6 +344,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   }
   init_barriers<Split::kStages>(base + offsetof(Memory, barriers.full),
                                 base + offsetof(Memory, barriers.empty), 0);
+  start_next_kernel();
   wait_for_previous_kernel();
   if (!p.is_second_run || __ldcg(p.has_overflowed) != 0) {
     if (p.is_second_run) rescale(p);

@@ -68,7 +68,13 @@ __host__ __device__ inline bool is_flagged(const Counts& counts) {
   return counts.smalls * kTolerated > counts.nonzeros;
 }
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32;  // at most
+// Threads that have elements of a row of k, so that blocks of short rows all run at once.
+inline int threads_of_row(int64_t k) {
+  int threads = kThreads;
+  while (threads > 64 && threads / 2 * kGroup >= k) threads /= 2;
+  return threads;
+}
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
 constexpr int kKept = 32;
 
@@ -128,10 +134,10 @@ __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bo
   }
 }
 
-// A row, by all threads of the block.
+// A row, by all threads of the block, which are kThreads at most.
 __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
   constexpr int kGroups = kKept / kGroup;
-  const int64_t padded_k = padded(k), step = kThreads * kGroup;
+  const int64_t padded_k = padded(k), step = static_cast<int64_t>(blockDim.x) * kGroup;
   const float* from = operand.from + row * operand.row_stride;
   const bool aligned =
       operand.column_stride == 1 && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
@@ -161,8 +167,7 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   largest = reduce_warp(largest, larger);
   if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
   __syncthreads();
-#pragma unroll
-  for (const uint32_t other : largest_of_warp) largest = max(largest, other);
+  for (int warp = 0; warp < blockDim.x / 32; ++warp) largest = max(largest, largest_of_warp[warp]);
 
   // A pair's scale may leave float's range, and is applied in two steps; a lone high is then not
   // carried.
@@ -186,9 +191,8 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
         smalls += element != 0.0f && fabsf(scaled[e]) < kSmallHigh;
       }
       const __half2 rounded = __floats2half2_rn(scaled[0], scaled[1]);
-      const __half2 rest =
-          __floats2half2_rn((scaled[0] - __low2float(rounded)) * kLowScale,
-                            (scaled[1] - __high2float(rounded)) * kLowScale);
+      const __half2 rest = __floats2half2_rn((scaled[0] - __low2float(rounded)) * kLowScale,
+                                             (scaled[1] - __high2float(rounded)) * kLowScale);
       high[j] = *reinterpret_cast<const uint32_t*>(&rounded);
       low[j] = *reinterpret_cast<const uint32_t*>(&rest);
     }
@@ -223,8 +227,7 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   __syncthreads();
   if (threadIdx.x != 0) return;
   Counts counts = own;
-#pragma unroll
-  for (int warp = 1; warp < kWarps; ++warp) {
+  for (int warp = 1; warp < blockDim.x / 32; ++warp) {
     counts.smalls += counts_of_warp[warp].smalls, counts.nonzeros += counts_of_warp[warp].nonzeros;
   }
   operand.exponent[row] = exponent;
@@ -280,7 +283,8 @@ struct ExactLoad {
   }
 };
 
-// Writes the elements whose row of x or of weight is flagged. Runs after the product, whose elements of the same bytes of the mask it leaves as they are.
+// Writes the elements whose row of x or of weight is flagged. Runs after the product, whose
+// elements of the same bytes of the mask it leaves as they are.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
                  int64_t k, const Result result) {
