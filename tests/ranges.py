@@ -35,6 +35,9 @@ SHORT = [
     "last column large",
     "16 columns shared",
     "1 column shared",
+    "one-hot x",
+    "two wide rows of x",
+    "128 wide rows of the weight",
     "one-hot x, scaled columns of the weight",
 ]
 # One product rounds to 11 bits what TF32 has exactly, or carries less of the range of a row.
