@@ -14,6 +14,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "chunks.h"
 #include "early_start.cuh"
 #include "epilogue.cuh"
 #include "launchers.h"
@@ -398,7 +399,8 @@ __global__ void __launch_bounds__(split::kThreads)
   }
 }
 
-// The workspace, in the order of its members, each at a multiple of 256 bytes.
+// The workspace, each part at a multiple of 256 bytes; the weight's come first, so that their
+// places do not depend on the rows of x.
 struct Workspace {
   // Of x and of weight: float32's high and low, or in high the padded copy of unaligned rows.
   void* high[2];
@@ -424,7 +426,7 @@ Workspace lay_out(const Linear& linear) {
   };
   const bool split = linear.dtype == DType::kFloat32;
   const bool pads = linear.dtype != DType::kFloat32 && !is_aligned(linear);
-  for (int i = 0; i < 2; ++i) {
+  for (const int i : {1, 0}) {
     const size_t rows = i == 0 ? linear.m : linear.n;
     const size_t bytes = rows * split::padded(linear.k) * 2;
     if (split || pads) workspace.high[i] = take(bytes);
@@ -438,6 +440,18 @@ Workspace lay_out(const Linear& linear) {
     }
   }
   return workspace;
+}
+
+// Rows of x that are taken at once.
+int64_t rows_of_chunk(const Linear& linear) {
+  int device = 0, multiprocessors = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  const bool is_split = linear.dtype == DType::kFloat32 && linear.products == 3;
+  const int64_t columns = is_split ? Tile<3>::kBlockN : Tile<1>::kBlockN;
+  const Tiling tiling{kBlockM, (linear.n + columns - 1) / columns, multiprocessors};
+  return kernels::rows_of_chunk(
+      linear.m, tiling, [&](int64_t rows) { return lay_out(with_rows(linear, rows)).bytes; });
 }
 
 template <typename T, typename Out, int kProducts>
@@ -467,8 +481,9 @@ int multiply(const Linear& linear, const Matrix<T>& x, const Matrix<T>& weight, 
                       epilogue);
 }
 
+// A chunk of a product; the first prepares the weight for all.
 template <typename T>
-int linear_half(const Linear& linear, cudaStream_t stream) {
+int linear_half(const Linear& linear, bool is_first, cudaStream_t stream) {
   if (is_aligned(linear)) {
     return multiply<T, T, 1>(
         linear, {static_cast<const T*>(linear.x), nullptr, linear.x_stride, nullptr},
@@ -485,7 +500,7 @@ int linear_half(const Linear& linear, cudaStream_t stream) {
   };
   int status = pad(linear.x, linear.x_stride, workspace.high[0], linear.m);
   if (status != cudaSuccess) return status;
-  status = pad(linear.weight, linear.weight_stride, workspace.high[1], linear.n);
+  if (is_first) status = pad(linear.weight, linear.weight_stride, workspace.high[1], linear.n);
   if (status != cudaSuccess) return status;
   const int64_t padded_k = split::padded(linear.k);
   return multiply<T, T, 1>(
@@ -494,7 +509,7 @@ int linear_half(const Linear& linear, cudaStream_t stream) {
 }
 
 template <int kProducts>
-int linear_float(const Linear& linear, cudaStream_t stream) {
+int linear_float(const Linear& linear, bool is_first, cudaStream_t stream) {
   const Workspace workspace = lay_out(linear);
   const auto operand = [&](int i, const void* from, int64_t rows, int64_t stride) {
     return split::Operand{static_cast<const float*>(from),
@@ -514,9 +529,11 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                              Divisor<float>(linear.divisor), static_cast<float*>(linear.out),
                              linear.mask};
   constexpr int64_t kMaxBlocks = 1 << 20;
-  const int64_t rows = linear.m + linear.n;
+  split::Operand unsplit = weight;
+  if (!is_first) unsplit.rows = 0;
+  const int64_t rows = x.rows + unsplit.rows;
   split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), split::kThreads,
-                      0, stream>>>(x, weight, linear.k);
+                      0, stream>>>(x, unsplit, linear.k);
   int status = cudaGetLastError();
   if (status != cudaSuccess) return status;
   const int64_t padded_k = split::padded(linear.k);
@@ -547,24 +564,29 @@ bool linear_sm80_serves(const Linear& linear) {
          ((linear.m + 127) / 128) * ((linear.n + 127) / 128) <= kMaxSize;
 }
 
-size_t linear_sm80_workspace(const Linear& linear) { return sm80::lay_out(linear).bytes; }
+size_t linear_sm80_workspace(const Linear& linear) {
+  return sm80::lay_out(with_rows(linear, sm80::rows_of_chunk(linear))).bytes;
+}
 
 int linear_sm80(const Linear& linear, CUstream_st* stream) {
-  // All that a call comes to is a template, which is not compiled where nothing calls it.
-  if constexpr (sm80::is_built()) {
-    switch (linear.dtype) {
-      case DType::kFloat32:
-        return linear.products == 3 ? sm80::linear_float<3>(linear, stream)
-                                    : sm80::linear_float<1>(linear, stream);
-      case DType::kFloat16:
-        return sm80::linear_half<__half>(linear, stream);
-      case DType::kBFloat16:
-        return sm80::linear_half<__nv_bfloat16>(linear, stream);
-      default:
-        break;
+  const auto launch = [&](const Linear& chunk, bool is_first) -> int {
+    // All that a call comes to is a template, which is not compiled where nothing calls it.
+    if constexpr (sm80::is_built()) {
+      switch (chunk.dtype) {
+        case DType::kFloat32:
+          return chunk.products == 3 ? sm80::linear_float<3>(chunk, is_first, stream)
+                                     : sm80::linear_float<1>(chunk, is_first, stream);
+        case DType::kFloat16:
+          return sm80::linear_half<__half>(chunk, is_first, stream);
+        case DType::kBFloat16:
+          return sm80::linear_half<__nv_bfloat16>(chunk, is_first, stream);
+        default:
+          break;
+      }
     }
-  }
-  return cudaErrorInvalidValue;
+    return cudaErrorInvalidValue;
+  };
+  return for_chunks(linear, sm80::rows_of_chunk(linear), launch);
 }
 
 }  // namespace cuda

@@ -28,6 +28,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "chunks.h"
 #include "epilogue.cuh"
 #include "launchers.h"
 #include "linear_sm90_common.cuh"
@@ -378,6 +379,22 @@ int linear_as(const Linear& linear, cudaStream_t stream) {
   }
 }
 
+// Rows of x that are taken at once.
+int64_t rows_of_chunk(const Linear& linear) {
+  if (linear.dtype != DType::kFloat32) return linear.m;
+  // Clusters share the last tiles of three products; those of one product take whole tiles.
+  Tiling tiling{Split::kXRows, 1, 1};
+  if (linear.products == 1) {
+    int device = 0, multiprocessors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    tiling = {kXRows, product_tiles(linear).weight_tiles,
+              std::max(multiprocessors / kClusterSize, 1)};
+  }
+  return kernels::rows_of_chunk(
+      linear.m, tiling, [&](int64_t rows) { return Workspace(with_rows(linear, rows)).bytes; });
+}
+
 inline bool is_aligned(const void* pointer, int64_t stride, int64_t size) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride * size % 16 == 0;
 }
@@ -398,12 +415,15 @@ bool linear_sm90_serves(const Linear& linear) {
 }
 
 size_t linear_sm90_workspace(const Linear& linear) {
-  return linear.dtype == DType::kFloat32 ? sm90::Workspace(linear).bytes : 0;
+  if (linear.dtype != DType::kFloat32) return 0;
+  return sm90::Workspace(with_rows(linear, sm90::rows_of_chunk(linear))).bytes;
 }
 
 int linear_sm90(const Linear& linear, CUstream_st* stream) {
-  return linear.mask != nullptr ? sm90::linear_as<true>(linear, stream)
-                                : sm90::linear_as<false>(linear, stream);
+  return for_chunks(linear, sm90::rows_of_chunk(linear), [&](const Linear& chunk, bool) {
+    return chunk.mask != nullptr ? sm90::linear_as<true>(chunk, stream)
+                                 : sm90::linear_as<false>(chunk, stream);
+  });
 }
 
 }  // namespace cuda

@@ -1,41 +1,37 @@
 """Every speed figure beside the headline: `python -m referee.benchmark [what] [options]`.
 
-sizes   ModelNew against torch.relu over powers of two
-views   the same for views that are not dense
-linear  LinearReluDivideNew against eager over rows and features, at one --precision
-host    what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
-import  seconds to import the solution, beyond torch's
-l2      GPU: how fast an L2-resident loop runs right after each of the two ReLUs
-thp     CPU: ReLU of 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
-all     all of them, as far as the device goes
+sizes     ModelNew against torch.relu over powers of two
+views     the same for views that are not dense
+linear    LinearReluDivideNew against eager over rows and features, at one --precision
+operands  float32: the same on operands of every kind, with errors and memory, at one --precision
+host      what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
+import    seconds to import the solution, beyond torch's
+l2        GPU: how fast an L2-resident loop runs right after each of the two ReLUs
+thp       CPU: ReLU of 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
+all       all of them, as far as the device goes
 """
 
 import argparse
 import importlib
 import os
-import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 from torch.cuda import Event, synchronize
 
 from model import PROBLEMS
-from referee import cases, linear_checks, relu
+from referee import cases, linear_checks, operand_benchmark, relu
 from referee import linear as linear_grader
-from referee.clock import FLUSH_BYTES
 from referee.memory import free_bytes
+from referee.pairs import Modules, alternate, columns, samplers_of
 from referee.report import environment, table
-from referee.timing import Names
 
 SIZES = {"cpu": range(4, 29), "cuda": range(10, 32)}  # exponents of two
-ROUNDS, LEAST, SECONDS = 101, 9, 3.0  # fewer rounds, but not below LEAST, if they take longer
-CPU_SAMPLE = 500e-6  # s; short calls are repeated to fill a sample
 HOST_ELEMENTS, HOST_CALLS = 1024, 250  # a GPU's queue holds about 1,000 launches; a step has 2
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the square of which there are views
 FEATURES = (1024, 4096, 8192)
@@ -43,25 +39,6 @@ ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
 CELL_SECONDS = {"cpu": 1.0, "cuda": 0.5}  # for each of the sweep's cells
 LOOP_BYTES, LOOP_PASSES = 16 << 20, 20  # a tensor well inside the L2, and passes over it
 GIB_ROWS = 683  # rows of the headline input in 1 GiB of float32
-
-Samplers = dict[str, Callable[[], float]]
-
-
-class Modules(NamedTuple):
-    """A solution and its reference."""
-
-    names: Names
-    solution: torch.nn.Module
-    eager: torch.nn.Module
-
-    def by_name(self) -> dict[str, torch.nn.Module]:
-        """In the order of the tables' columns."""
-        return {self.names.solution: self.solution, self.names.eager: self.eager}
-
-    def titles(self, unit: str) -> list[str]:
-        """Of `_columns`."""
-        ours, eager = self.names.solution, self.names.eager
-        return [f"{ours} {unit}", f"{eager} {unit}", f"{eager} / {ours}"]
 
 
 def sizes(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
@@ -72,8 +49,8 @@ def sizes(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
         if 3 * 2**exponent * dtype.itemsize > free_bytes(device):
             break
         x = cases.random((2**exponent,), dtype, device, generator)
-        times = _alternate(_samplers(modules, x))
-        rows.append([f"2^{exponent}", *_columns(times, 1e6)])
+        times = alternate(samplers_of(modules, x))
+        rows.append([f"2^{exponent}", *columns(times, 1e6)])
         print(f"2^{exponent}", end=" ", file=sys.stderr, flush=True)
         del x
     print(file=sys.stderr)
@@ -95,7 +72,7 @@ def views(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
     }
     rows = [[f"x [{side}, {side}]", *modules.titles("us")]]
     for name, x in layouts.items():
-        rows.append([name, *_columns(_alternate(_samplers(modules, x)), 1e6)])
+        rows.append([name, *columns(alternate(samplers_of(modules, x)), 1e6)])
     print(table(rows))
 
 
@@ -124,12 +101,12 @@ def host(
         both = {who: module.to(name) for who, module in modules.by_name().items()}
         x = torch.ones(shape, device=name, dtype=dtype)
         with torch.no_grad():
-            times = _alternate({who: sampler(module, x) for who, module in both.items()})
-        rows.append([f"forward, {name}", *_columns(times, 1e9)])
+            times = alternate({who: sampler(module, x) for who, module in both.items()})
+        rows.append([f"forward, {name}", *columns(times, 1e9)])
         if dtype.is_floating_point:
             leaf, g = x.clone().requires_grad_(), torch.ones_like(x)
             samplers = {who: sampler(step(module, g), leaf) for who, module in both.items()}
-            rows.append([f"forward + backward, {name}", *_columns(_alternate(samplers), 1e9)])
+            rows.append([f"forward + backward, {name}", *columns(alternate(samplers), 1e9)])
     print(table(rows))
 
 
@@ -152,8 +129,8 @@ def linear(
             cells = []
             for m in every:
                 x = contender.draw((m, k), dtype)
-                times = _alternate(_samplers(modules, x), CELL_SECONDS[device.type])
-                microseconds, _, ratio = _columns(times, 1e6)
+                times = alternate(samplers_of(modules, x), CELL_SECONDS[device.type])
+                microseconds, _, ratio = columns(times, 1e6)
                 cells.append(f"{ratio} ({float(microseconds):.0f})")
             rows.append([f"K {k}, N {n}", *cells])
             print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
@@ -197,7 +174,7 @@ def l2(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
         return sample
 
     both = modules.by_name()
-    times = _alternate({name: sampler(module) for name, module in both.items()})
+    times = alternate({name: sampler(module) for name, module in both.items()})
     ours, eager = (median(taken) * 1e6 for taken in times.values())
     titles = ["L2-resident loop", *(f"after {name} us" for name in both), "difference us"]
     name = f"{LOOP_PASSES} passes over {LOOP_BYTES >> 20} MiB"
@@ -221,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["sizes", "views", "linear", "host", "import", "l2", "thp", "all"]
+    names = ["sizes", "views", "linear", "operands", "host", "import", "l2", "thp", "all"]
     parser.add_argument("what", nargs="?", default="all", choices=names)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
@@ -229,6 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--dtype", choices=list(cases.served(torch.device("cpu"))), default="float32"
     )
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
+    parser.add_argument("--trials", type=int, help="timed pairs of each line of operands")
     args = parser.parse_args(arguments)
     torch.set_float32_matmul_precision(args.precision)
     device, dtype = args.device, cases.DTYPES[args.dtype]
@@ -243,11 +221,15 @@ def main(arguments: list[str] | None = None) -> None:
     todo = [n for n in names[:-1] if n != skipped] if args.what == "all" else [args.what]
     if skipped in todo:
         parser.error(f"{skipped} is no figure of {device}")
+    if dtype != torch.float32 and "operands" in todo:
+        if args.what != "all":
+            parser.error("operands is a figure of float32")
+        todo.remove("operands")
     if "import" in todo:  # first, so that nothing else has built the kernels
         import_()
     if "thp" in todo:
         thp()
-    if not {"sizes", "views", "linear", "host", "l2"} & set(todo):
+    if not {"sizes", "views", "linear", "operands", "host", "l2"} & set(todo):
         return
     solutions = importlib.import_module("model_new").SOLUTIONS
     relus = Modules(relu.NAMES, *(kind().to(device) for kind in _kinds("relu", solutions)))
@@ -261,6 +243,12 @@ def main(arguments: list[str] | None = None) -> None:
     if "linear" in todo:
         print()
         linear(linears, device, dtype)
+    if "operands" in todo:
+        print()
+        names = linear_grader.NAMES
+        kinds = dict(zip((names.solution, names.eager), linears, strict=True))
+        lines = operand_benchmark.lines_of(args.precision)
+        print(operand_benchmark.report(lines, kinds, device, args.trials))
     if "host" in todo:
         print()
         host(relus, f"ReLU of {HOST_ELEMENTS:,}", (HOST_ELEMENTS,), device, dtype)
@@ -277,66 +265,6 @@ def _kinds(
     name: str, solutions: dict[str, type[torch.nn.Module]]
 ) -> tuple[type[torch.nn.Module], type[torch.nn.Module]]:
     return solutions[name], PROBLEMS[name].reference
-
-
-def _samplers(modules: Modules, x: torch.Tensor) -> Samplers:
-    sampler = _cold_gpu if x.is_cuda else _repeated
-    return {name: sampler(module, x) for name, module in modules.by_name().items()}
-
-
-def _cold_gpu(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=x.device)
-    start, end = Event(enable_timing=True), Event(enable_timing=True)
-
-    def sample() -> float:
-        flush.zero_()  # not waited for: the host queues the call while it runs
-        start.record()
-        module(x)
-        end.record()
-        synchronize()
-        return start.elapsed_time(end) * 1e-3
-
-    return sample
-
-
-def _repeated(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], float]:
-    def call() -> float:
-        start = perf_counter()
-        module(x)
-        return perf_counter() - start
-
-    # The fastest, for the first ones touch fresh memory: of two modules one would be called less
-    # often a sample, and caches that another has filled would weigh more.
-    calls = max(1, int(CPU_SAMPLE / min(call() for _ in range(5))))
-
-    def sample() -> float:
-        start = perf_counter()
-        for _ in range(calls):
-            module(x)
-        return (perf_counter() - start) / calls
-
-    return sample
-
-
-def _alternate(samplers: Samplers, longest: float = SECONDS) -> dict[str, list[float]]:
-    """Samples in random order within every round; one round more, unrecorded, comes first."""
-    times: dict[str, list[float]] = {name: [] for name in samplers}
-    started = perf_counter()
-    for done in range(-1, ROUNDS):
-        if done >= LEAST and perf_counter() - started > longest:
-            break
-        for name in random.sample(list(samplers), len(samplers)):
-            seconds = samplers[name]()
-            if done >= 0:
-                times[name].append(seconds)
-    return times
-
-
-def _columns(times: dict[str, list[float]], unit: float) -> list[str]:
-    """The medians of both, and of eager's time in parts of the other's."""
-    ours, eager = times.values()
-    ratio = median(e / o for e, o in zip(eager, ours, strict=True))
-    return [f"{median(ours) * unit:.2f}", f"{median(eager) * unit:.2f}", f"{ratio:.3f}"]
 
 
 if __name__ == "__main__":

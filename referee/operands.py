@@ -73,6 +73,16 @@ def _few(d: Draw, rows: int, k: int, count: int) -> Tensor:
     return kept.scatter_(1, d.uniform(rows, k).topk(min(count, k)).indices, True)
 
 
+def one_hot(d: Draw, rows: int, k: int) -> Tensor:
+    """A single 1 in every row."""
+    return _few(d, rows, k, 1).float()
+
+
+def cross_entropy_gradient(d: Draw, rows: int, k: int) -> Tensor:
+    """softmax - one-hot."""
+    return (3 * d.normal(rows, k)).softmax(1) - one_hot(d, rows, k)
+
+
 def _blocks(d: Draw, rows: int, k: int) -> Tensor:
     """True in 8 blocks along the diagonal."""
     return d.index(rows)[:, None] * 8 // rows == d.index(k) * 8 // k
@@ -200,6 +210,11 @@ def _(d, m, k, n):
     return d.normal(m, k) * d.choice(0.01, m, k), d.normal(n, k), d.zeros(n)
 
 
+@case("sparse x, 1 in 10")
+def _(d, m, k, n):
+    return d.normal(m, k) * d.choice(0.1, m, k), d.normal(n, k), d.zeros(n)
+
+
 @case("sparse x, 1 in 2")
 def _(d, m, k, n):
     return d.normal(m, k) * d.choice(0.5, m, k), d.normal(n, k), d.zeros(n)
@@ -208,6 +223,22 @@ def _(d, m, k, n):
 @case("sparse weight, 1 in 100")
 def _(d, m, k, n):
     return d.normal(m, k), d.normal(n, k) * d.choice(0.01, n, k), d.zeros(n)
+
+
+@case("1% zeros in the weight")
+def _(d, m, k, n):
+    return d.normal(m, k), d.normal(n, k) * d.choice(0.99, n, k), d.zeros(n)
+
+
+@case("2:4 sparse weight")  # of each four neighbours two are zero
+def _(d, m, k, n):
+    kept = d.uniform(n, -(-k // 4), 4).argsort(2) < 2
+    return d.normal(m, k), d.normal(n, k) * kept.flatten(1)[:, :k], d.zeros(n)
+
+
+@case("zero weight")
+def _(d, m, k, n):
+    return d.normal(m, k), d.zeros(n, k), d.normal(n)
 
 
 @case("sparse x and weight, 1 in 10")
@@ -226,6 +257,20 @@ def _(d, m, k, n):
     x[::3] = 0
     weight[::4] = 0
     return x, weight, d.normal(n)
+
+
+@case("two wide rows of x")
+def _(d, m, k, n):
+    x = d.normal(m, k)
+    x[:2] = d.lognormal(4, len(x[:2]), k)
+    return x, d.normal(n, k), d.zeros(n)
+
+
+@case("128 wide rows of the weight")
+def _(d, m, k, n):
+    weight = d.normal(n, k)
+    weight[:128] = d.lognormal(4, len(weight[:128]), k)
+    return d.normal(m, k), weight, d.zeros(n)
 
 
 @case("scaled rows")  # 2^-60, 2^-30, ... so that the largest are many
@@ -335,6 +380,27 @@ def _(d, m, k, n):
     weight[::2] *= 2.0**40
     weight[::4] *= -1
     return (d.uniform(m, k) + 0.5) * 2.0**100, weight, d.zeros(n)
+
+
+def _with_inf(d, m, k, n, rows):
+    x = d.normal(m, k)
+    x[rows, d.column(k)] = INF
+    return x, d.normal(n, k), d.normal(n)
+
+
+@case("inf in one row of x")
+def _(d, m, k, n):
+    return _with_inf(d, m, k, n, m // 2)
+
+
+@case("inf in every 64th row of x")
+def _(d, m, k, n):
+    return _with_inf(d, m, k, n, slice(None, None, 64))
+
+
+@case("inf in all rows of x")
+def _(d, m, k, n):
+    return _with_inf(d, m, k, n, slice(None))
 
 
 @case("inf and NaN in x")
@@ -455,6 +521,11 @@ def _(d, m, k, n):
     return x * scale, weight * scale, bias
 
 
+@case("one-hot x")  # a lookup: exact in float32
+def _(d, m, k, n):
+    return one_hot(d, m, k), d.normal(n, k), d.zeros(n)
+
+
 @case("one-hot x, scaled columns of the weight")
 def _(d, m, k, n):
     weight = _in_range(d.normal(n, k) * d.grades(10, k, True))
@@ -495,10 +566,9 @@ def _(d, m, k, n):
     return (d.normal(m, k) - 1).relu(), (2 * d.uniform(n, k) - 1) * k**-0.5, d.zeros(n)
 
 
-@case("softmax - one-hot")  # the gradient of cross-entropy
+@case("softmax - one-hot")
 def _(d, m, k, n):
-    x = (3 * d.normal(m, k)).softmax(1)
-    return x - _few(d, m, k, 1).float(), d.normal(n, k), d.zeros(n)
+    return cross_entropy_gradient(d, m, k), d.normal(n, k), d.zeros(n)
 
 
 @case("student weight")

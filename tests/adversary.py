@@ -13,19 +13,25 @@ COMPOSITIONS = 8  # that the search begins with
 
 
 def hunt(
-    product: Product, count: int, k: int, rounds: int, seed: int, device: str = "cpu"
+    product: Product,
+    count: int,
+    k: int,
+    rounds: int,
+    seed: int,
+    device: str = "cpu",
+    relu: bool = True,
 ) -> float:
     """The largest error found, in parts of its bound.
 
     `product` takes x `[count, k]`, weight `[count, k]` and bias `[count]`, and returns
-    relu(x weight^T + bias). Each round tries every row of x with every row of weight; the best
-    pairs stay, and changed copies of them take the places of the others.
+    relu(x weight^T + bias), or the same without relu. Each round tries every row of x with every
+    row of weight; the best pairs stay, and changed copies of them take the places of the others.
     """
     draw, largest = Draw(seed, device), 0.0
     x, weight = _beginning(count, k, seed, device)
     bias = draw.zeros(count)
     for _ in range(rounds):
-        parts = of_bound(product(x, weight, bias), Reference(x, weight, bias, 1.0))
+        parts = of_bound(product(x, weight, bias), Reference(x, weight, bias, 1.0, relu))
         best, partner = parts.max(1)
         largest = max(largest, best.max().item())
         kept = best.topk(count // 4).indices

@@ -35,6 +35,9 @@ SHORT = [
     "last column large",
     "16 columns shared",
     "1 column shared",
+    "one-hot x",
+    "two wide rows of x",
+    "128 wide rows of the weight",
     "one-hot x, scaled columns of the weight",
 ]
 # One product rounds to 11 bits what TF32 has exactly, or carries less of the range of a row.
@@ -66,7 +69,7 @@ class Errors:
 
 
 class Reference:
-    """relu(x weight^T + bias) / divisor in float64, and errors against it.
+    """relu(x weight^T + bias) / divisor in float64, and errors against it; relu may be left out.
 
     Attributes:
         out: the result.
@@ -74,9 +77,12 @@ class Reference:
         bound: what three products may err.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor, divisor: float) -> None:
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor, divisor: float, relu: bool = True
+    ) -> None:
         x, weight, bias = x.double(), weight.double(), bias.double()
-        self.out = torch.relu(x @ weight.t() + bias) / divisor
+        z = x @ weight.t() + bias
+        self.out = (torch.relu(z) if relu else z) / divisor
         self.magnitude = (x.abs() @ weight.abs().t() + bias.abs()) / abs(divisor)
         k = x.shape[1]
         # 2^-40 of the largest product, k times, is lost below the range of the pieces; the last

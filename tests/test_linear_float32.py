@@ -82,6 +82,12 @@ def assert_promise(got, trusted, exact, slack):
         assert error <= slack * allowed, f"{reduce.__name__} error {error:.3e} of {allowed:.3e}"
 
 
+def assert_special_values(got, want):
+    """Infinities and NaN are where they are to be."""
+    for is_special in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(is_special(got), is_special(want))
+
+
 def assert_mask_of(out, mask):
     """A bit for each element of out, and zeros behind the last of a row."""
     n = out.shape[1]
@@ -120,15 +126,62 @@ def assert_exact(m, n, k):
     assert_same_bits(operators.linear_relu_divide(x, weight, bias, DIVISOR), out)
 
 
+@pytest.mark.parametrize("k", [1024, 2048, 4096])
 @pytest.mark.parametrize("m", [159, 160, 161, 176, 177, 336, 337, 352, 353, 1024])
-def test_tiles_of_x_meet(path, precision, m):
-    """On Hopper they are of 176 or 160 rows."""
-    assert_exact(m, 262, 1024)
+def test_tiles_of_x_meet(path, precision, m, k):
+    """On Hopper they are of 176 or, for long K, 160 rows."""
+    assert_exact(m, 262, k)
 
 
 @pytest.mark.parametrize("shape", SHARED, ids=str)
 def test_tiles_are_shared(path, precision, shape):
     assert_exact(*shape)
+
+
+# So many rows of x that a workspace of 256 MiB takes them in several chunks.
+CHUNKED = (200_003, 262, 1024)
+WORKSPACE_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=True)
+
+
+@WORKSPACE_PATHS
+def test_chunks_of_x_meet(path, precision):
+    assert_exact(*CHUNKED)
+
+
+@WORKSPACE_PATHS
+def test_chunks_have_special_values_of_their_own(path, precision):
+    mine, theirs, x, _ = draw(*CHUNKED)
+    x[:1000], x[-1000:] = spoil(x[:1000]), spoil(x[-1000:])
+    with torch.no_grad():
+        assert_special_values(mine(x), theirs(x))
+
+
+@WORKSPACE_PATHS
+def test_chunks_change_no_bit(path, precision):
+    """Where clusters of Hopper share tiles along K, which they share depends on the rows."""
+    mine, _, x, _ = draw(*CHUNKED)
+    first, last = slice(0, 70_000), slice(-70_000, None)
+    with torch.no_grad():
+        out = mine(x)
+        for rows in (first, last):
+            got = mine(x[rows])
+            if path == "sm90" and precision == "highest":
+                torch.testing.assert_close(got, out[rows], rtol=1e-5, atol=1e-6)
+            else:
+                assert_same_bits(got, out[rows])
+
+
+@pytest.mark.parametrize("shape", [(65536, 1024, 8192), (4096, 1024, 8192)], ids=str)
+@WORKSPACE_PATHS
+def test_memory_beside_the_result_is_limited(path, precision, shape):
+    mine, _, x, _ = draw(*shape)
+    with torch.no_grad():
+        mine(x)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out = mine(x)
+    beside = torch.cuda.max_memory_allocated() - before - out.nbytes
+    assert min(x.nbytes // 2, 128 << 20) <= beside <= 256 << 20
 
 
 @pytest.mark.parametrize("name", ["auto", "skinny", "sm90", "sm80"])
@@ -194,8 +247,20 @@ def test_large_products_are_split(precision, shape):
         assert not torch.equal(got, other)
 
 
+SHORT_K = [(1000, 3072, 768), (1000, 1000, 1000), (1000, 2048, 512), (4096, 1024, 256)]
+
+
+@pytest.mark.parametrize("shape", SHORT_K, ids=str)
+def test_products_of_short_k_are_split_on_hopper(shape):
+    mine, _, x, grad_output = draw(*shape)
+    split, auto, torchs = (by_path(n, mine, x, grad_output) for n in ("sm90", "auto", "torch"))
+    for got, want, other in zip(auto[:3], split, torchs, strict=False):
+        assert_same_bits(got, want)
+        assert not torch.equal(got, other)
+
+
 @pytest.mark.parametrize(
-    "shape", [(1, 4096, 4096), (8, 64, 64), (32, 513, 1024), (100, 512, 256)], ids=str
+    "shape", [(1, 4096, 4096), (8, 64, 64), (32, 253, 1024), (100, 512, 256)], ids=str
 )
 def test_products_of_few_rows_are_skinny(shape):
     best = "skinny" if torch.cuda.get_device_capability() == (9, 0) else "torch"
@@ -206,7 +271,7 @@ def test_products_of_few_rows_are_skinny(shape):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("shape", [(64, 2048, 128), (256, 512, 512), (9, 64, 63)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 2048, 128), (256, 500, 512), (9, 64, 63)], ids=str)
 def test_small_products_are_torchs(precision, shape):
     mine, _, x, grad_output = draw(*shape)
     auto, torchs = (by_path(name, mine, x, grad_output) for name in ("auto", "torch"))
@@ -310,9 +375,7 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
         (grad_weight, grad_z.t() @ x),
     ]
     for got, want in pairs:
-        assert torch.equal(got.isnan(), want.isnan())
-        assert torch.equal(got.isposinf(), want.isposinf())
-        assert torch.equal(got.isneginf(), want.isneginf())
+        assert_special_values(got, want)
     assert any(not want.isfinite().all() for _, want in pairs)
 
 

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.gpu
 DIVISOR = 2.0
 # [m, k, n]: few terms and many, in which torch, too, has a tile for every multiprocessor.
 SIZES = [(1024, 2048, 4096), (1024, 8192, 4096)]
+# Multiples of nothing, and short sums.
+OTHER_SIZES = [(1027, 4099, 2053), (1027, 1001, 2053), (1024, 512, 2048), (1024, 256, 2048)]
 # Around the limits of the segments, and what models have.
 COMPOSED_K = [256, 512, 768, 1000, 1024, 2047, 2048, 4096, 8192]
 SPLIT_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=True)
@@ -42,19 +44,52 @@ def path(request):
         yield request.param
 
 
-def run(module_class, x, weight, bias, divisor=DIVISOR):
+def module_of(module_class, weight, bias, divisor):
     with torch.device("meta"):
         module = module_class(weight.shape[1], weight.shape[0], divisor)
     module.linear.weight = torch.nn.Parameter(weight)
     module.linear.bias = torch.nn.Parameter(bias)
+    return module
+
+
+# The products x weight^T of a module: its forward, and its gradients. Behind the gradients all
+# outputs are 1 or NaN, so that ReLU lets everything pass.
+
+
+def forward(module_class, x, weight, bias, divisor=DIVISOR):
     with torch.no_grad():
-        return module(x)
+        return module_of(module_class, weight, bias, divisor)(x)
 
 
-def judge(x, weight, bias, slack, allowance=0.0, has_bound=False):
-    trusted = run(LinearReluDivide, x, weight, bias)
-    out = run(LinearReluDivideNew, x, weight, bias)
-    reference = Reference(x, weight, bias, DIVISOR)
+def gradient_of_x(module_class, x, weight, bias):
+    k, device = x.shape[1], x.device
+    module = module_of(module_class, weight.t().contiguous(), torch.ones(k, device=device), 1.0)
+    leaf = torch.zeros(len(x), len(weight), device=device, requires_grad=True)
+    return torch.autograd.grad(module(leaf), leaf, x)[0]
+
+
+def gradient_of_weight(module_class, x, weight, bias):
+    m, n, device = len(x), len(weight), x.device
+    zeros, ones = torch.zeros(m, n, device=device), torch.ones(m, device=device)
+    module = module_of(module_class, zeros, ones, 1.0)
+    out = module(weight.t().contiguous())
+    return torch.autograd.grad(out, module.linear.weight, x.t().contiguous())[0]
+
+
+GRADIENTS = [gradient_of_x, gradient_of_weight]
+PRODUCTS = pytest.mark.parametrize("product", [forward, *GRADIENTS], ids=lambda f: f.__name__)
+
+
+def reference_of(product, x, weight, bias):
+    if product is forward:
+        return Reference(x, weight, bias, DIVISOR)
+    return Reference(x, weight, torch.zeros_like(bias), 1.0, relu=False)
+
+
+def judge(x, weight, bias, slack, allowance=0.0, has_bound=False, product=forward):
+    trusted = product(LinearReluDivide, x, weight, bias)
+    out = product(LinearReluDivideNew, x, weight, bias)
+    reference = reference_of(product, x, weight, bias)
     broken = broken_promises(out, trusted, reference, slack, allowance)
     if has_bound and not of_bound(out, reference).max() <= 1:
         broken.append("the bound")
@@ -68,7 +103,7 @@ def test_promises_of_highest(name, path, size):
     assert judge(*drawn, SLACK, few_terms(name), has_bound=path != "skinny") == []
 
 
-@pytest.mark.parametrize("size", [(1021, 4099, 2053), (1021, 1001, 2053), (1024, 512, 2048)])
+@pytest.mark.parametrize("size", OTHER_SIZES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_promises_of_highest_at_other_sizes(name, path, size):
     drawn = named(name, *size, device="cuda")
@@ -77,23 +112,38 @@ def test_promises_of_highest_at_other_sizes(name, path, size):
     assert judge(*drawn, SLACK, allowance(name), has_bound) == []
 
 
+@pytest.mark.parametrize("product", GRADIENTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", CASES)
+@SPLIT_PATHS
+def test_promises_of_the_gradients(path, name, product):
+    drawn = named(name, *SIZES[0], device="cuda")
+    assert judge(*drawn, SLACK, few_terms(name), has_bound=True, product=product) == []
+
+
 @SPLIT_PATHS
 def test_promises_on_random_compositions(path):
     broken = []
     for seed in range(int(os.environ.get("SEEDS", 64))):
         k = COMPOSED_K[seed % len(COMPOSED_K)]
         name, *drawn = operands(seed, 1024, k, 1024, "cuda")
-        if promises := judge(*drawn, SLACK, FEW_TERMS, has_bound=True):
-            broken.append((seed, k, name, promises))
+        for product in (forward, *GRADIENTS):
+            promises = judge(*drawn, SLACK, FEW_TERMS, has_bound=True, product=product)
+            if promises:
+                broken.append((seed, k, name, product.__name__, promises))
     assert broken == []
 
 
 @pytest.mark.parametrize("k", [64, 256, 1024, 4096])
+@PRODUCTS
 @SPLIT_PATHS
-def test_bound_is_kept_on_operands_sought_to_break_it(path, k):
+def test_bound_is_kept_on_operands_sought_to_break_it(path, product, k):
     """25,600 pairs of rows for each k, and a million in each round that chance puts together."""
-    product = partial(run, LinearReluDivideNew, divisor=1.0)
-    assert 0.1 < hunt(product, count=1024, k=k, rounds=25, seed=k, device="cuda") <= 1
+    settings = {"count": 1024, "k": k, "rounds": 25, "seed": k, "device": "cuda"}
+    if product is forward:
+        worst = hunt(partial(forward, LinearReluDivideNew, divisor=1.0), **settings)
+    else:
+        worst = hunt(partial(product, LinearReluDivideNew), **settings, relu=False)
+    assert 0.03 < worst <= 1
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 24, 32])
@@ -125,20 +175,25 @@ def test_promise_of_one_product_of_few_rows(name, m):
         assert judge(*named(name, m, 8192, 16384, device="cuda"), ONE_PRODUCT_SLACK) == []
 
 
-@pytest.mark.parametrize("name", ["normal", "inf and NaN in x", "sampled weights are huge"])
-def test_results_do_not_vary(name, precision, path):
-    drawn = named(name, 1024, 2048, 1024, device="cuda")
-    first = run(LinearReluDivideNew, *drawn)
+@pytest.mark.parametrize("size", [(1024, 2048, 1024), (300, 256, 2048)], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    ["normal", "inf and NaN in x", "inf and NaN in the weight", "outliers in the weight"],
+)
+@PRODUCTS
+def test_results_do_not_vary(product, name, size, precision, path):
+    drawn = named(name, *size, device="cuda")
+    first = product(LinearReluDivideNew, *drawn)
     for _ in range(5):
-        again = run(LinearReluDivideNew, *drawn)
+        again = product(LinearReluDivideNew, *drawn)
         assert torch.equal(again.view(torch.int32), first.view(torch.int32))
 
 
 def test_promise_of_highest_is_not_kept_by_one_product():
     drawn = named("normal", *SIZES[0], device="cuda")
-    trusted = run(LinearReluDivide, *drawn)
+    trusted = forward(LinearReluDivide, *drawn)
     with float32_precision("high"):
-        out = run(LinearReluDivideNew, *drawn)
+        out = forward(LinearReluDivideNew, *drawn)
     reference = Reference(*drawn, DIVISOR)
     assert len(broken_promises(out, trusted, reference, SLACK)) == 3
     assert of_bound(out, reference).max() > 1

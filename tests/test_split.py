@@ -54,7 +54,10 @@ EXACT = [
     "ones",
     "weight that selects",
     "integers, larger ones in the sample",
+    "one-hot x",
     "one-hot x meets a tiny column",
+    "zero weight",
+    "inf in all rows of x",
 ]
 
 
@@ -168,7 +171,7 @@ def test_cases_measure_something(name):
     """What is meant to be finite is, and float32 errs, except where it is exact."""
     x, weight, bias = named(name, 24, 1024, 32)
     trusted = cublas(x, weight, bias, DIVISOR)
-    assert torch.isfinite(trusted).all() == ("inf and NaN" not in name and name != "overflow")
+    assert torch.isfinite(trusted).all() == ("inf " not in name and name != "overflow")
     assert torch.isfinite(trusted).double().mean() > 0.25
     errors = Reference(x, weight, bias, DIVISOR).errors(trusted)
     assert (errors.relative > 1e-8) == (name not in EXACT)
