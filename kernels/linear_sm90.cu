@@ -308,7 +308,10 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const int m = output.m, n = output.n, k = static_cast<int>(linear.k);
   const int64_t padded_k = split::padded(k);
   int clusters;
-  status = count_clusters(split_kernel, kThreads, sizeof(S::Memory), &clusters);
+  const auto kernel = k < kShortK  ? split_kernel<32>
+                      : k < kLongK ? split_kernel<64>
+                                   : split_kernel<128>;
+  status = count_clusters(kernel, kThreads, sizeof(S::Memory), &clusters);
   if (status != cudaSuccess) return status;
   clusters = std::min(clusters, Schedule::kMostClusters);
   const auto tiles_of = [&](int rows) {
@@ -359,8 +362,8 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   for (const bool is_second_run : {false, true}) {
     problem.is_second_run = is_second_run;
     problem.left_by = operands.left_by + is_second_run * Schedule::kMostClusters;
-    status = launch(split_kernel, clusters, kThreads, sizeof(S::Memory), true, stream, x_map,
-                    weight_map, problem);
+    status = launch(kernel, clusters, kThreads, sizeof(S::Memory), true, stream, x_map, weight_map,
+                    problem);
     if (status != cudaSuccess) return status;
   }
   return nonfinite::multiply(x, weight, k, result_of(output), problem.has_nonfinite, stream);

@@ -258,6 +258,7 @@ __device__ inline void finish(const SplitProblem& p, const Split::Outward& outwa
 }
 
 // What the warpgroups that multiply do.
+template <int kSegment>
 __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
                                         int warpgroup) {
   using S = Split;
@@ -298,21 +299,11 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
     using Narrow = std::integral_constant<int, S::kNarrow>;
     using Small = std::integral_constant<int, S::kSmall>;
     if (rows == S::kSmall) {
-      if (p.k < kShortK) {
-        consumer.multiply<32>(Small{}, rounds, is_first, &ring);
-      } else if (p.k < kLongK) {
-        consumer.multiply<64>(Small{}, rounds, is_first, &ring);
-      } else {
-        consumer.multiply<128>(Small{}, rounds, is_first, &ring);
-      }
-    } else if (p.k < kShortK) {
-      consumer.multiply<32>(Wide{}, rounds, is_first, &ring);
-    } else if (p.k < kLongK) {
-      consumer.multiply<64>(Wide{}, rounds, is_first, &ring);
-    } else if (rows == S::kNarrow) {
-      consumer.multiply<128>(Narrow{}, rounds, is_first, &ring);
+      consumer.multiply<kSegment>(Small{}, rounds, is_first, &ring);
+    } else if (kSegment == 128 && rows == S::kNarrow) {  // shorter K has none
+      consumer.multiply<kSegment>(Narrow{}, rounds, is_first, &ring);
     } else {
-      consumer.multiply<128>(Wide{}, rounds, is_first, &ring);
+      consumer.multiply<kSegment>(Wide{}, rounds, is_first, &ring);
     }
 
     ptx::barrier_sync(1 + warpgroup, 128 + 32);
@@ -328,6 +319,8 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
 
 #endif
 
+// Sums are promoted every kSegment of K.
+template <int kSegment>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     split_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map,
@@ -355,7 +348,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       if (warp == 1) load_outwards(p, shared.outward);
     } else {
       ptx::setmaxnreg_inc<kConsumerRegisters>();
-      consume(p, base, shared, warpgroup);
+      consume<kSegment>(p, base, shared, warpgroup);
     }
   }
   ptx::cluster_sync();
