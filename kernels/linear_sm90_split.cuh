@@ -94,7 +94,8 @@ struct Fragments {
   uint32_t high[Split::kSteps16][4], low[Split::kSteps16][4];
 };
 
-// A warpgroup that multiplies.
+// A warpgroup that multiplies. Sums are promoted every kSegment of K.
+template <int kSegment>
 struct Consumer {
   using S = Split;
   using Stage = Ring<S::kStages>;
@@ -123,9 +124,10 @@ struct Consumer {
     }
   }
 
-  uint32_t base;          // of the block's shared memory
-  uint32_t weight;        // the lane's first row in the first stage
-  uint64_t x_descriptor;  // of the first stage
+  uint32_t base;            // of the block's shared memory
+  uint32_t empty_of_block;  // the barriers of the lane's block
+  uint32_t weight;          // the lane's first row in the first stage
+  uint64_t x_descriptor;    // of the first stage
   float scale[2];
   float d[S::kSums], sums[S::kSums];
 
@@ -172,11 +174,15 @@ struct Consumer {
   }
 
   __device__ void release(const Stage& at) const {
-    sm90::release(base + offsetof(S::Memory, barriers.empty) + 8 * at.stage);
+    if constexpr (kSegment == 32) {  // which has no register for an address
+      sm90::release(base + offsetof(S::Memory, barriers.empty) + 8 * at.stage);
+    } else if (threadIdx.x % 32 < kClusterSize) {
+      ptx::mbarrier_arrive_mapped(empty_of_block + 8 * at.stage);
+    }
   }
 
-  // The sums of one part, whose stages begin at `ring`, promoted every kSegment of K.
-  template <int kSegment, typename Rows>
+  // The sums of one part, whose stages begin at `ring`.
+  template <typename Rows>
   __device__ void multiply(Rows rows, int rounds, bool is_first, Stage* ring) {
     constexpr bool kIsShort = kSegment == 32;
     Fragments f0, f1;
@@ -268,10 +274,12 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
   // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
   // the next, whose chunks are swizzled by one bit more.
   const int own_row = local_row + fragment_row(g, 0);
-  Consumer consumer;
+  Consumer<kSegment> consumer;
   consumer.base = base;
   consumer.weight =
       base + offsetof(Memory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
+  consumer.empty_of_block =
+      ptx::map_shared(base + offsetof(Memory, barriers.empty), lane % kClusterSize);
   consumer.x_descriptor = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x));
   Ring<S::kStages> ring;
   int turn = 0;
@@ -299,11 +307,11 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
     using Narrow = std::integral_constant<int, S::kNarrow>;
     using Small = std::integral_constant<int, S::kSmall>;
     if (rows == S::kSmall) {
-      consumer.multiply<kSegment>(Small{}, rounds, is_first, &ring);
+      consumer.multiply(Small{}, rounds, is_first, &ring);
     } else if (kSegment == 128 && rows == S::kNarrow) {  // shorter K has none
-      consumer.multiply<kSegment>(Narrow{}, rounds, is_first, &ring);
+      consumer.multiply(Narrow{}, rounds, is_first, &ring);
     } else {
-      consumer.multiply<kSegment>(Wide{}, rounds, is_first, &ring);
+      consumer.multiply(Wide{}, rounds, is_first, &ring);
     }
 
     ptx::barrier_sync(1 + warpgroup, 128 + 32);
