@@ -24,7 +24,7 @@ namespace nonfinite {
 
 constexpr int kThreads = 128;   // 2 x 2 warps, 32 x 32 results each
 constexpr int kTile = 64;       // rows of x, and of weight
-constexpr int kK = 64;          // of K a step
+constexpr int kK = 32;          // of K a step
 constexpr int kPitch = kK + 8;  // halves; ldmatrix then reads without bank conflicts
 constexpr int kGroups = kTile * kK / split::kGroup / kThreads;  // of 8 elements, a thread
 
@@ -174,7 +174,7 @@ inline int multiply(const split::Operand& x, const split::Operand& weight, int64
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
-  constexpr int64_t kBlocksEach = 3;  // on a multiprocessor
+  constexpr int64_t kBlocksEach = 4;  // on a multiprocessor
   const int64_t tiles = ((x.rows + kTile - 1) / kTile) * ((weight.rows + kTile - 1) / kTile);
   const int64_t most = kBlocksEach * multiprocessors;
   return launch_early(nonfinite_kernel, static_cast<unsigned>(tiles < most ? tiles : most),
