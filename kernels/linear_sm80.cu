@@ -272,8 +272,8 @@ __global__ void __launch_bounds__(kBlock, 1)
     }
   };
 
-  // The sums of three products are made in `sums`, 32 of K at a time, and added to `total`, which is
-  // 2^11 times as large, as low products are.
+  // The sums of three products are made in `sums`, 32 of K at a time, and added to `total`, which
+  // is 2^11 times as large, as low products are.
   float total[kFragmentsM][kFragmentsN][4] = {};
   float sums[kFragmentsM][kFragmentsN][4] = {};
   const auto promote = [&](int fragment) {
@@ -525,8 +525,8 @@ int linear_float(const Linear& linear, cudaStream_t stream) {
                              linear.mask};
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int64_t rows = linear.m + linear.n;
-  split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks),
-                      split::kThreads, 0, stream>>>(x, weight, linear.k);
+  split_rows_kernel<<<static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks), split::kThreads,
+                      0, stream>>>(x, weight, linear.k);
   int status = cudaGetLastError();
   if (status != cudaSuccess) return status;
   const int64_t padded_k = split::padded(linear.k);
