@@ -1,10 +1,9 @@
 // Linear -> ReLU -> divide on the tensor cores of any GPU from sm_80 on: cp.async, ldmatrix,
 // mma.sync. float32 goes through the split of split.cuh.
 //
-// The tensor cores truncate when they accumulate: three products summed there over the whole of K
-// come out ten times worse than float32. So they are summed from zero for every 16 of K, the two
-// small ones first, and those sums added up by the float32 units. Sums over 128 of K are no faster
-// on an H200, and lose to float32 where K is about 1000 or less or all terms have one sign.
+// The tensor cores truncate when they accumulate, so that three products are summed there for 32 of
+// K at a time: the low ones first, then the high ones on top of them. The float32 units add these
+// sums up, and what an addition rounds off is where the next sum begins.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -245,9 +244,10 @@ __global__ void __launch_bounds__(kBlock, 1)
     copy_stage = copy_stage == kLastStage ? 0 : copy_stage + kStageBytes;
   };
 
-  // Fragments of half a step, 16 of K. Those of x are loaded one fragment ahead of their use, those
-  // of weight half a step.
-  uint32_t a[2][kParts][4];
+  // Fragments of half a step, 16 of K: of x by half and fragment, of weight by half. Those of x are
+  // loaded one fragment ahead of their use, those of weight half a step. The high ones stay until
+  // the low products of the whole step are made.
+  uint32_t a[2][kFragmentsM][kParts][4];
   uint32_t b[2][kParts][kFragmentsN][2];
   const uint32_t a_from = shared_start + chunk_offset(warp_m + lane % 16, lane / 16);
   const uint32_t b_from = shared_start + kParts * Tile::kBytesM +
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   const auto load_a = [&](uint32_t stage, int half, int fragment) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      uint32_t (&to)[4] = a[fragment % 2][part];
+      uint32_t (&to)[4] = a[half][fragment][part];
       load_matrices(
           to[0], to[1], to[2], to[3],
           (a_from ^ half * 32) + stage + part * Tile::kBytesM + fragment * (16 * kBlockK * 2));
@@ -273,10 +273,19 @@ __global__ void __launch_bounds__(kBlock, 1)
     }
   };
 
+  // The sums of three products are made in `sums`, 32 of K at a time, and added to `total`, which
+  // is 2^11 times as large, as low products are.
   float total[kFragmentsM][kFragmentsN][4] = {};
-  // Of 16 of K, this fragment's and that of the one before: added to the total while the tensor
-  // cores have work, which takes 3% off an H200's time.
-  float sums[2][kFragmentsN][4] = {};
+  float sums[kFragmentsM][kFragmentsN][4] = {};
+  const auto promote = [&](int fragment) {
+#pragma unroll
+    for (int j = 0; j < kFragmentsN * 4; ++j) {
+      float &sum = sums[fragment][j / 4][j % 4], &of_all = total[fragment][j / 4][j % 4];
+      const float after = fmaf(sum, split::kLowScale, of_all);
+      sum = fmaf(sum, split::kLowScale, of_all - after);  // what was rounded off
+      of_all = after;
+    }
+  };
 
   wait_for_previous_kernel();
   for (int i = 0; i < kStages - 1; ++i) {
@@ -291,10 +300,15 @@ __global__ void __launch_bounds__(kBlock, 1)
   uint32_t stage = 0;
   const int steps = (k + kBlockK - 1) / kBlockK;
   for (int step = 0; step < steps; ++step) {
+    // A pass for the products of each half. Of three products, these are the low ones, and two more
+    // passes make the high ones.
+    constexpr int kPasses = Tile::kIsSplit ? 4 : 2;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int half = pass % 2;
+      const bool is_last = pass == kPasses - 1;
       uint32_t next = stage;
-      if (half == 1) {
+      if (is_last) {
         next = stage == kLastStage ? 0 : stage + kStageBytes;
         // The next stage is there, and nobody reads the one before, which is written now.
         wait_copies<kStages - 3>();
@@ -302,34 +316,28 @@ __global__ void __launch_bounds__(kBlock, 1)
       }
 #pragma unroll
       for (int i = 0; i < kFragmentsM; ++i) {
-        if (half == 1) copy_part(i);
-        load_b(next, 1 - half, i);
-        if (i + 1 < kFragmentsM) {
-          load_a(stage, half, i + 1);
-        } else {
-          load_a(next, 1 - half, 0);
-        }
+        if (is_last) copy_part(i);
+        if (pass == 0 || is_last) load_b(next, 1 - half, i);
+        if (pass < 2 && i + 1 < kFragmentsM) load_a(stage, half, i + 1);
+        if ((pass == 0 || is_last) && i + 1 == kFragmentsM) load_a(next, 1 - half, 0);
         const auto multiply = [&](float (&sum)[kFragmentsN][4], int part_a, int part_b) {
 #pragma unroll
           for (int j = 0; j < kFragmentsN; ++j) {
-            multiply_add<T>(sum[j], a[i % 2][part_a], b[half][part_b][j], sum[j]);
+            multiply_add<T>(sum[j], a[half][i][part_a], b[half][part_b][j], sum[j]);
           }
         };
-        if constexpr (Tile::kIsSplit) {
-          float (&sum)[kFragmentsN][4] = sums[i % 2], (&previous)[kFragmentsN][4] = sums[1 - i % 2];
-#pragma unroll
-          for (int j = 0; j < kFragmentsN * 4; ++j) sum[j / 4][j % 4] = 0.0f;
-          multiply(sum, 0, 1);
-          multiply(sum, 1, 0);
-#pragma unroll
-          for (int j = 0; j < kFragmentsN * 4; ++j) sum[j / 4][j % 4] *= 1 / split::kLowScale;
-          multiply(sum, 0, 0);
-#pragma unroll
-          for (int j = 0; j < kFragmentsN * 4; ++j) {
-            total[(i + kFragmentsM - 1) % kFragmentsM][j / 4][j % 4] += previous[j / 4][j % 4];
-          }
-        } else {
+        if constexpr (!Tile::kIsSplit) {
           multiply(total[i], 0, 0);
+        } else if (pass < 2) {
+          if (pass == 0) promote(i);
+          multiply(sums[i], 0, 1);
+          multiply(sums[i], 1, 0);
+        } else {
+          if (pass == 2) {
+#pragma unroll
+            for (int j = 0; j < kFragmentsN * 4; ++j) sums[i][j / 4][j % 4] *= 1 / split::kLowScale;
+          }
+          multiply(sums[i], 0, 0);
         }
       }
       stage = next;
@@ -338,8 +346,10 @@ __global__ void __launch_bounds__(kBlock, 1)
 
   if constexpr (Tile::kIsSplit) {
 #pragma unroll
-    for (int j = 0; j < kFragmentsN * 4; ++j) {
-      total[kFragmentsM - 1][j / 4][j % 4] += sums[(kFragmentsM - 1) % 2][j / 4][j % 4];
+    for (int i = 0; i < kFragmentsM; ++i) {
+      promote(i);
+#pragma unroll
+      for (int j = 0; j < kFragmentsN * 4; ++j) total[i][j / 4][j % 4] *= 1 / split::kLowScale;
     }
   }
 

@@ -7,7 +7,9 @@ for exact numbers.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from ranges import FEW_TERMS, SLACK, Errors, Reference, broken_promises
@@ -16,38 +18,57 @@ from torch import Tensor
 from referee.operands import CASES, named, sampled
 
 STEP = 16  # of k, in one tensor-core instruction
-STAGE = 32  # of k, whose low products follow one another
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Tensor cores.
+
+    Attributes:
+        terms: products that are added to the accumulator at a time.
+        alignment: bits that stay below the last place of the largest term; None if all do.
+    """
+
+    terms: int
+    alignment: int | None
+
+
+AMPERE = Cores(8, 1)
+HOPPER = Cores(16, 2)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The constants of a kernel.
+    """A kernel's constants, and what it runs on.
 
     Attributes:
         products: 3 for float32 accuracy, 1 for TF32's.
         segment: length of k between promotions; None for what `segment_length` says.
+        ahead: of each 2 * ahead of k, the first half has its high products before the low ones.
+        compensates: what a promotion rounds off is where the next segment begins.
         x_top, weight_top: the maximum of a row is scaled to [2^(top - 1), 2^top).
         sampled: the maximum of a weight row is that of a sample.
         low_top: low pieces are scaled by 2^low_top.
-        alignment: of the tensor cores, see `accumulate`.
         piece: the dtype of the pieces.
         promotes, redoes: False leaves that out.
     """
 
     products: int = 3
     segment: int | None = None
+    ahead: int = 0
+    compensates: bool = False
     x_top: int = 15
     weight_top: int = 15
     sampled: bool = False
     low_top: int = 11
-    alignment: int | None = 2
+    cores: Cores = HOPPER
     piece: torch.dtype = torch.float16
     promotes: bool = True
     redoes: bool = True
 
 
-SM80 = Split()
-SM90 = Split(weight_top=10, sampled=True)
+SM80 = Split(compensates=True, cores=AMPERE)
+SM90 = Split(ahead=64, weight_top=10, sampled=True)
 
 
 def one_product(split: Split) -> Split:
@@ -55,9 +76,13 @@ def one_product(split: Split) -> Split:
     return replace(split, products=1, weight_top=8 if split.sampled else split.weight_top)
 
 
-def segment_length(k: int) -> int:
+def segment_length(k: int, split: Split) -> int:
     """What a sum of k is promoted every."""
-    return 32 if k < 2048 else 64
+    if not split.promotes:
+        return k + -k % STEP
+    if split.segment:
+        return split.segment
+    return 32 if split.compensates or k < 2048 else 64 if k < 4096 else 128
 
 
 def exponents(maximum: Tensor, top: int) -> Tensor:
@@ -95,54 +120,63 @@ def truncate(x: Tensor) -> Tensor:
 
 
 def accumulate(total: Tensor, x: Tensor, weight: Tensor, alignment: int | None) -> Tensor:
-    """total [..., m, n] + x [..., m, 16] weight [..., n, 16]^T as a tensor core adds them.
+    """total [m, n] + x [m, terms] weight [n, terms]^T as a tensor core adds them.
 
-    The 17 terms are truncated to multiples of ulp / 2^alignment, ulp being that of a float32 with
-    the largest of their exponents, and their sum to a float32. The exponent of a product is the sum
-    of its factors'. With alignment None, the sum of the exact terms is truncated.
+    The products and the total are truncated to multiples of ulp / 2^alignment, ulp being that of a
+    float32 with the largest of their exponents, and their sum to a float32. The exponent of a
+    product is the sum of its factors'. With alignment None, only the sum is truncated.
     """
     if alignment is None:
         return truncate(total + x @ weight.mT)
     x_exponent, weight_exponent, total_exponent = (
         torch.where(t == 0, -1000, torch.frexp(t).exponent) for t in (x, weight, total)
     )
-    exponent = (x_exponent[..., :, None, :] + weight_exponent[..., None, :, :]).amax(-1) - 1
+    exponent = (x_exponent[:, None] + weight_exponent).amax(-1) - 1
     exponent = torch.maximum(exponent, total_exponent).clamp(min=-900) - 24 - alignment
     unit = torch.ldexp(torch.ones_like(total), exponent)
-    terms = x[..., :, None, :] * weight[..., None, :, :]
+    terms = x[:, None] * weight
     terms.mul_(1 / unit[..., None]).trunc_()
     return truncate(((total / unit).trunc() + terms.sum(-1)) * unit)
 
 
-def segments(pieces: Tensor, length: int, step: int) -> Tensor:
-    """[rows, k] -> [length / step, k / length, rows, step], padded with zeros."""
-    rows, k = pieces.shape
-    padded = torch.nn.functional.pad(pieces, (0, -k % length))
-    return padded.view(rows, -1, length // step, step).permute(2, 1, 0, 3)
+def segments(k: int, split: Split) -> Iterator[tuple[range, range]]:
+    """The steps along k of each segment's low products, which come first, and of its high ones."""
+    length = segment_length(k, split)
+    ahead = split.ahead if split.promotes else 0
+    low_length = max(length, 2 * ahead)
+    end = k + -k % low_length
+    for first, last in pairwise([0, *range(min(length, ahead or length), end, length), end]):
+        low = range(0)
+        if split.products == 3 and first % low_length == ahead:
+            low = range(first - ahead, min(first - ahead + low_length, k), STEP)
+        yield low, range(first, min(last, k), STEP)
 
 
 def tensor_core_sum(
-    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], length: int, split: Split
+    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], split: Split
 ) -> Tensor:
-    """[m, n] of float32 values: the products of high and low pieces, promoted every length of k."""
-    (x_high, x_low), (weight_high, weight_low) = (
-        [segments(piece, length, STEP) for piece in rows] for rows in (x, weight)
-    )
-    _, count, m, _ = x_high.shape
-    partial = torch.zeros(count, m, weight_high.shape[2], dtype=torch.float64)
-    steps = range(length // STEP)
-    if split.products == 3:
-        at_once = STAGE // STEP
-        for first in steps[::at_once]:
-            for a, b in ((x_high, weight_low), (x_low, weight_high)):
-                for step in steps[first : first + at_once]:
-                    partial = accumulate(partial, a[step], b[step], split.alignment)
+    """[m, n] of float32 values: the products of high and low pieces [m, k] and [n, k]."""
+    (x_high, x_low), (weight_high, weight_low) = x, weight
+    total = x_high.new_zeros(len(x_high), len(weight_high))
+    rounded_off = torch.zeros_like(total)
+
+    def add(partial: Tensor, a: Tensor, b: Tensor, step: int) -> Tensor:
+        a, b = (rows[:, step : step + STEP].split(split.cores.terms, 1) for rows in (a, b))
+        for terms in zip(a, b, strict=True):
+            partial = accumulate(partial, *terms, split.cores.alignment)
+        return partial
+
+    for low, high in segments(x_high.shape[1], split):
+        partial = rounded_off * 2.0**split.low_top
+        for step in low:
+            partial = add(partial, x_high, weight_low, step)
+            partial = add(partial, x_low, weight_high, step)
         partial *= 2.0**-split.low_top
-    for step in steps:
-        partial = accumulate(partial, x_high[step], weight_high[step], split.alignment)
-    total = torch.zeros_like(partial[0])
-    for p in partial:
-        total = (total + p).float().double()
+        for step in high:
+            partial = add(partial, x_high, weight_high, step)
+        before, total = total, (total + partial).float().double()
+        if split.compensates:
+            rounded_off = ((before - total).float().double() + partial).float().double()
     return total
 
 
@@ -156,13 +190,11 @@ def fma_sum(x: Tensor, weight: Tensor) -> Tensor:
 
 def scaled_sum(x: Tensor, weight: Tensor, e_x: Tensor, e_weight: Tensor, split: Split) -> Tensor:
     """x weight^T * 2^(e_x + e_weight), in float32 values."""
-    k = x.shape[1]
     pieces = [
         split_pieces(scale(rows, exponent), split.low_top, split.piece)
         for rows, exponent in ((x, e_x), (weight, e_weight))
     ]
-    length = (split.segment or segment_length(k)) if split.promotes else k + -k % STEP
-    return tensor_core_sum(*pieces, length, split)
+    return tensor_core_sum(*pieces, split)
 
 
 def has_wide_range(rows: Tensor, exponent: Tensor) -> Tensor:
@@ -228,11 +260,10 @@ def ratios(got: Errors, allowed: Errors) -> str:
 
 
 def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
-    print(f"x [{m}, {k}], weight [{n}, {k}], promoted every {segment_length(k)}: relative error of")
-    print("the float32 sum in 2^-24; then, for each twin, the ratios of its maximum, mean and")
-    print(
-        "relative error to those of the sum, and its relative error; ! where a promise is broken\n"
-    )
+    lengths = " and ".join(str(segment_length(k, split)) for split in (SM80, SM90))
+    print(f"x [{m}, {k}], weight [{n}, {k}], promoted every {lengths}: relative error of the")
+    print("float32 sum in 2^-24; then, for each twin, the ratios of its maximum, mean and relative")
+    print("error to those of the sum, and its relative error; ! where a promise is broken\n")
     print(f"{'':37} float32 | {'sm_80':25} | sm_90")
     for name in CASES:
         x, weight, bias = named(name, m, k, n)
