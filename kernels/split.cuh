@@ -28,7 +28,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kPadding - 1) / kPadding * kPadding;
 }
 
-// Elements of a row that are not zero, and those among them that are carried badly.
+// On sm_80, of one product: elements of a row that are not zero, and those among them that are
+// carried badly.
 struct alignas(8) Counts {
   int smalls, nonzeros;
 };
@@ -44,7 +45,7 @@ struct Operand {
   __half* high;    // [rows, padded(k)], or stepwise
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
-  Counts* counts;  // [rows], where high is enough
+  Counts* counts;  // [rows], where high is enough, or null
   int* state;      // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
   // and low side by side: what is copied at a time is in one place. Of rows that are a whole K
@@ -62,11 +63,12 @@ constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 constexpr float kLowScale = 2048;
 // A lone high below this, after scaling, has lost some of the 11 bits that TF32 has.
 constexpr float kSmallHigh = 0x1p-14f;
-// A row is flagged where more than one in this many of its nonzero elements are that small.
-constexpr int64_t kTolerated = 32;
-__host__ __device__ inline bool is_flagged(const Counts& counts) {
-  return counts.smalls * kTolerated > counts.nonzeros;
+// A row has too many of them where they are more than one in 32 of its nonzero elements.
+__host__ __device__ inline bool is_wide(int64_t smalls, int64_t nonzeros) {
+  return smalls * 32 > nonzeros;
 }
+// The exponent of a row of x of which a lone high carries too little.
+constexpr int kUncarried = 127;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 // Elements of the row that a thread keeps between the passes. It reads the rest twice.
@@ -164,8 +166,8 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
 #pragma unroll
   for (const uint32_t other : largest_of_warp) largest = max(largest, other);
 
-  // A pair's scale may leave float's range, and is applied in two steps; a lone high is then not
-  // carried.
+  // A pair's scale may leave float's range, and is applied in two steps. A lone high is not carried
+  // then.
   const bool is_pair = operand.low != nullptr;
   const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
   const bool carried = largest < 0x7f800000 && (is_pair || needed <= 126);
@@ -186,9 +188,8 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
         smalls += element != 0.0f && fabsf(scaled[e]) < kSmallHigh;
       }
       const __half2 rounded = __floats2half2_rn(scaled[0], scaled[1]);
-      const __half2 rest =
-          __floats2half2_rn((scaled[0] - __low2float(rounded)) * kLowScale,
-                            (scaled[1] - __high2float(rounded)) * kLowScale);
+      const __half2 rest = __floats2half2_rn((scaled[0] - __low2float(rounded)) * kLowScale,
+                                             (scaled[1] - __high2float(rounded)) * kLowScale);
       high[j] = *reinterpret_cast<const uint32_t*>(&rounded);
       low[j] = *reinterpret_cast<const uint32_t*>(&rest);
     }
@@ -227,9 +228,11 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   for (int warp = 1; warp < kWarps; ++warp) {
     counts.smalls += counts_of_warp[warp].smalls, counts.nonzeros += counts_of_warp[warp].nonzeros;
   }
-  operand.exponent[row] = exponent;
   // One bad element of one stands for a row that is not carried.
-  operand.counts[row] = carried ? counts : Counts{1, 1};
+  if (!carried) counts = {1, 1};
+  const bool is_uncarried = is_wide(counts.smalls, counts.nonzeros);
+  operand.exponent[row] = is_uncarried ? kUncarried : exponent;
+  if (operand.counts != nullptr) operand.counts[row] = counts;
 }
 
 // ------------------------------------------------------------------------------ the exact path
@@ -242,6 +245,10 @@ struct Result {
   float* out;
   uint8_t* mask;
 };
+
+__host__ __device__ inline bool is_flagged(const Counts& counts) {
+  return is_wide(counts.smalls, counts.nonzeros);
+}
 
 constexpr int kExactTile = 64;  // rows and columns of a block's tile, 8 x 4 a thread
 constexpr int kExactThreads = 128;
@@ -280,7 +287,8 @@ struct ExactLoad {
   }
 };
 
-// Writes the elements whose row of x or of weight is flagged. Runs after the product, whose elements of the same bytes of the mask it leaves as they are.
+// Writes the elements whose row of x or of weight is flagged. Runs after the product, whose
+// elements of the same bytes of the mask it leaves as they are.
 __global__ void __launch_bounds__(kExactThreads)
     exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
                  int64_t k, const Result result) {
