@@ -292,10 +292,10 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   const bool has_vectors = has_rows(in.weight, 16);
   Path path = choose_path(linear, capability, has_vectors);
   if (path == Path::kTorch) return false;
-  // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does. A
-  // float32 x is not the former's to copy: it is split first.
+  // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does.
+  // It does not copy an x for three products, which is split first.
   const int64_t alignment = path == Path::kSm80 ? in.x.element_size() : 16;
-  const bool is_split = is_float32 && path != Path::kSkinny;
+  const bool is_split = linear.products == 3 && path != Path::kSkinny;
   const Rows x = adjacent_columns(in.x, is_split ? in.x.element_size() : alignment);
   const Rows weight = adjacent_columns(in.weight, alignment);
   linear.x = x.tensor.const_data_ptr();

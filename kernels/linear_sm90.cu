@@ -5,7 +5,8 @@
 //
 //   float16, bfloat16    linear_sm90_product.cuh: multiplied as they are
 //   float32, one product the same; the weight is rounded to scaled fp16 by other warps of the same
-//                        kernel, just ahead of the product (linear_sm90_convert.cuh)
+//                        kernel, just ahead of the product (linear_sm90_convert.cuh). Tiles that
+//                        fp16 does not carry are made again by the same kernel from TF32
 //   float32, three       linear_sm90_split.cuh: the weight is split into pairs of fp16 in the
 //                        registers of the warps that multiply it
 //
@@ -57,6 +58,7 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
   if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  if constexpr (std::is_same_v<T, ptx::Tf32>) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
@@ -153,7 +155,8 @@ inline int make_map(CUtensorMap* map, const split::Operand& stepwise, int64_t st
 template <typename Kind>
 int launch_product(const Problem<Kind>& problem, int clusters, const CUtensorMap& x_map,
                    const CUtensorMap& weight_map, cudaStream_t stream) {
-  return launch(product_kernel<Kind>, clusters, kThreads, sizeof(Memory<Kind>), Kind::kConverts,
+  constexpr bool kStartsEarly = Kind::kConverts || Kind::kIsAgain;
+  return launch(product_kernel<Kind>, clusters, kThreads, sizeof(Memory<Kind>), kStartsEarly,
                 stream, x_map, weight_map, problem);
 }
 
@@ -170,6 +173,7 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
   const Problem<Kind> problem{output_of<T>(linear, kMask ? kFeatures : 16 / sizeof(T)),
                               static_cast<int>(linear.k),
                               product_tiles(linear),
+                              {},
                               {}};
   CUtensorMap x_map, weight_map;
   status = make_map(&x_map, static_cast<const T*>(linear.x), linear.m, linear.k, linear.x_stride,
@@ -185,9 +189,9 @@ int half_linear(const Linear& linear, cudaStream_t stream) {
 
 // The parts of a workspace, each aligned to 256 bytes. The first `zeros` bytes are 0 at first.
 struct Workspace {
-  size_t next, ready, left_by, found, zeros;
-  size_t x_exponent, x_rows, weight_exponent, weight_rows;  // exponents; counts or states
-  size_t x, weight, left, bytes;
+  size_t next, ready, smalls, marks, left_by, found, zeros;
+  size_t x_exponent, x_state, weight_exponent, weight_state;
+  size_t again, x, weight, left, bytes;
 
   explicit Workspace(const Linear& linear) {
     size_t end = 0;
@@ -201,14 +205,18 @@ struct Workspace {
     next = take(rounds ? sizeof(unsigned) : 0);
     const int64_t shares = blocks_of(linear.n, kShareRows * kClusterSize) * kClusterSize;
     ready = take(rounds ? shares * (padded_k / kStepK) * sizeof(unsigned) : 0);
+    smalls = take(rounds ? linear.n * sizeof(unsigned) : 0);
+    const int64_t tiles = rounds ? product_tiles(linear).count() : 0;
+    marks = take(rounds ? (1 + tiles) * sizeof(unsigned) : 0);  // behind their number
     const int64_t clusters = rounds ? 0 : Schedule::kMostClusters;
     left_by = take(2 * clusters * sizeof(*SplitProblem::left_by));  // of both runs
     found = take(rounds ? 0 : 2 * sizeof(unsigned));
     zeros = end;
     x_exponent = take(linear.m * sizeof(int));
-    x_rows = take(linear.m * (rounds ? sizeof(split::Counts) : sizeof(int)));
+    x_state = take(rounds ? 0 : linear.m * sizeof(int));
     weight_exponent = take(linear.n * sizeof(int));
-    weight_rows = take(linear.n * (rounds ? sizeof(split::Counts) : sizeof(int)));
+    weight_state = take(rounds ? 0 : linear.n * sizeof(int));
+    again = take(tiles * sizeof(int));
     x = take((rounds ? 1 : 2) * linear.m * padded_k * sizeof(__half));
     weight = take(rounds ? linear.n * padded_k * sizeof(__half) : 0);
     left = take(clusters * sizeof(*SplitProblem::left));
@@ -219,7 +227,8 @@ struct Workspace {
 // What both kernels for float32 begin with.
 struct Operands {
   split::Operand x, weight;
-  unsigned *next, *ready, *found;
+  unsigned *next, *ready, *smalls, *found;
+  TileList again;
   decltype(SplitProblem::left) left;
   decltype(SplitProblem::left_by) left_by;
   int64_t zeros;  // from next on
@@ -228,37 +237,39 @@ struct Operands {
     const Workspace at(linear);
     char* const workspace = static_cast<char*>(linear.workspace);
     const auto operand = [&](const void* from, int64_t rows, int64_t stride, size_t to,
-                             size_t exponent, size_t of_rows) {
+                             size_t exponent, size_t state) {
       const bool is_pair = linear.products == 3;
       __half* const high = reinterpret_cast<__half*>(workspace + to);
-      return split::Operand{
-          static_cast<const float*>(from),
-          rows,
-          stride,
-          1,
-          high,
-          is_pair ? high + split::kStepwise / 2 : nullptr,
-          reinterpret_cast<int*>(workspace + exponent),
-          is_pair ? nullptr : reinterpret_cast<split::Counts*>(workspace + of_rows),
-          is_pair ? reinterpret_cast<int*>(workspace + of_rows) : nullptr,
-          true};
+      return split::Operand{static_cast<const float*>(from),
+                            rows,
+                            stride,
+                            1,
+                            high,
+                            is_pair ? high + split::kStepwise / 2 : nullptr,
+                            reinterpret_cast<int*>(workspace + exponent),
+                            /*counts=*/nullptr,
+                            reinterpret_cast<int*>(workspace + state),
+                            true};
     };
-    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_rows);
+    x = operand(linear.x, linear.m, linear.x_stride, at.x, at.x_exponent, at.x_state);
     weight = operand(linear.weight, linear.n, linear.weight_stride, at.weight, at.weight_exponent,
-                     at.weight_rows);
+                     at.weight_state);
     next = reinterpret_cast<unsigned*>(workspace + at.next);
     ready = reinterpret_cast<unsigned*>(workspace + at.ready);
+    smalls = reinterpret_cast<unsigned*>(workspace + at.smalls);
+    unsigned* const marks = reinterpret_cast<unsigned*>(workspace + at.marks);
+    again = {marks, marks + 1, reinterpret_cast<int*>(workspace + at.again)};
     found = reinterpret_cast<unsigned*>(workspace + at.found);
     left = reinterpret_cast<decltype(left)>(workspace + at.left);
     left_by = reinterpret_cast<decltype(left_by)>(workspace + at.left_by);
     zeros = static_cast<int64_t>(at.zeros / sizeof(unsigned));
   }
 
-  // Splits x, and looks at the weight. `nonzeros` is what the counts of its rows begin with.
-  int prepare(int64_t k, int nonzeros, cudaStream_t stream) const {
+  // Splits x, and looks at the weight.
+  int prepare(int64_t k, cudaStream_t stream) const {
     const int threads = split::threads_of_row(k);
     prepare_kernel<<<static_cast<int>(x.rows) + blocks_of(weight.rows, kSampledRows * threads / 32),
-                     threads, 0, stream>>>(x, weight, k, nonzeros, next, zeros);
+                     threads, 0, stream>>>(x, weight, k, next, zeros);
     return cudaGetLastError();
   }
 };
@@ -272,29 +283,41 @@ int rounded_linear(const Linear& linear, cudaStream_t stream) {
   using Kind = Rounded<kMask>;
   const Operands operands(linear);
   Output<float> output = output_of<float>(linear, kMask ? 8 : kTogether);
-  output.x_exponent = operands.x.exponent;
-  output.weight_exponent = operands.weight.exponent;
-  int status = operands.prepare(linear.k, static_cast<int>(linear.k), stream);
+  const Tiles tiles = product_tiles(linear);
+  const int k = static_cast<int>(linear.k);
+  const Problem<Again<kMask>> again{output, k, tiles, operands.again, {}};
+  int status = operands.prepare(linear.k, stream);
   if (status != cudaSuccess) return status;
   int clusters;
   status = count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
-  const Tiles tiles = product_tiles(linear);
   clusters = std::min(clusters, tiles.count());
   const int side = std::min(tiles.x_tiles, kSideBySide);
-  const int64_t padded_k = split::padded(linear.k);
+  const int64_t steps = split::padded(linear.k) / kStepK;
+  output.x_exponent = operands.x.exponent;
+  output.weight_exponent = operands.weight.exponent;
   const Problem<Kind> problem{
-      output, static_cast<int>(linear.k), tiles,
-      Conversion{operands.weight, operands.next, operands.ready,
-                 static_cast<int>(padded_k / kStepK), side, blocks_of(clusters, side)}};
+      output, k, tiles, operands.again,
+      Conversion{operands.weight, operands.next, operands.ready, operands.smalls,
+                 static_cast<int>(steps), side, blocks_of(clusters, side)}};
   CUtensorMap x_map, weight_map;
-  status = make_map(&x_map, operands.x, padded_k / kStepK, kXShare);
+  status = make_map(&x_map, operands.x, steps, kXShare);
   if (status != cudaSuccess) return status;
-  status = make_map(&weight_map, operands.weight, padded_k / kStepK, kWeightRows);
+  status = make_map(&weight_map, operands.weight, steps, kWeightRows);
   if (status != cudaSuccess) return status;
   status = launch_product(problem, clusters, x_map, weight_map, stream);
   if (status != cudaSuccess) return status;
-  return split::exact(operands.x, operands.weight, linear.k, result_of(output), stream);
+
+  status = make_map(&x_map, static_cast<const ptx::Tf32*>(linear.x), linear.m, linear.k,
+                    linear.x_stride, kXShare);
+  if (status != cudaSuccess) return status;
+  status = make_map(&weight_map, static_cast<const ptx::Tf32*>(linear.weight), linear.n, linear.k,
+                    linear.weight_stride, kWeightRows);
+  if (status != cudaSuccess) return status;
+  status = count_clusters(product_kernel<Again<kMask>>, kThreads, sizeof(Memory<Again<kMask>>),
+                          &clusters);
+  if (status != cudaSuccess) return status;
+  return launch_product(again, std::min(clusters, tiles.count()), x_map, weight_map, stream);
 }
 
 int split_linear(const Linear& linear, cudaStream_t stream) {
@@ -302,7 +325,7 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   const Operands operands(linear);
   const split::Operand &x = operands.x, &weight = operands.weight;
   const Output<float> output = output_of<float>(linear, 2);
-  int status = operands.prepare(linear.k, 0, stream);
+  int status = operands.prepare(linear.k, stream);
   if (status != cudaSuccess) return status;
 
   const int m = output.m, n = output.n, k = static_cast<int>(linear.k);
@@ -412,7 +435,8 @@ bool linear_sm90_serves(const Linear& linear) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return (linear.dtype == DType::kFloat32 || linear.dtype == DType::kFloat16 ||
           linear.dtype == DType::kBFloat16) &&
-         (linear.dtype == DType::kFloat32 || sm90::is_aligned(linear.x, linear.x_stride, size)) &&
+         ((linear.dtype == DType::kFloat32 && linear.products == 3) ||
+          sm90::is_aligned(linear.x, linear.x_stride, size)) &&
          sm90::is_aligned(linear.weight, linear.weight_stride, size) && linear.m < kMost &&
          linear.n < kMost && linear.k < (linear.dtype == DType::kFloat32 ? sm90::kMostK : kMost);
 }

@@ -36,11 +36,12 @@ constexpr int kLead = 24;
 
 struct Conversion {
   split::Operand weight;
-  unsigned* next;   // unit, 0 at first
-  unsigned* ready;  // [shares][steps]: units finished, 0 at first
-  int steps;        // along K
-  int side, width;  // tiles of x that use a tile of the weight at once; tiles of the weight that
-                    // are in use at once
+  unsigned* next;    // unit, 0 at first
+  unsigned* ready;   // [shares][steps]: units finished, 0 at first
+  unsigned* smalls;  // [rows]: see count, 0 at first
+  int steps;         // along K
+  int side, width;   // tiles of x that use a tile of the weight at once; tiles of the weight that
+                     // are in use at once
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -66,57 +67,62 @@ __device__ inline Unit find_unit(const Conversion& p, int index, int shares, int
           group * p.width * p.side / clusters * p.steps + step};
 }
 
-// Adds what is not carried well of 64 elements of a row, of which eight lanes have eight each, to
-// the counts of the row.
-__device__ inline void count(const Conversion& p, int64_t row, int step, int64_t k) {
-  const int64_t column = static_cast<int64_t>(step) * kStepK + threadIdx.x % 8 * split::kGroup;
-  const bool exists = row < p.weight.rows;
-  const float scale = split::power_of_two(exists ? __ldg(p.weight.exponent + row) : 0);
-  int zeros = 0, smalls = 0, overflows = 0;
-#pragma unroll
-  for (int j = 0; j < split::kGroup; ++j) {
-    if (!exists || column + j >= k) break;
-    const float v = __ldg(p.weight.from + row * p.weight.row_stride + column + j);
-    const float scaled = fabsf(v * scale);
-    zeros += v == 0.0f;
-    smalls += v != 0.0f && scaled < split::kSmallHigh;
-    overflows += !(scaled < kTooLarge);
-  }
-  int sum = zeros | smalls << 8 | overflows << 16;
-  for (int bit = 1; bit < 8; bit *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
-  if (threadIdx.x % 8 != 0 || sum == 0) return;
-  zeros = sum & 0xff, smalls = sum >> 8 & 0xff, overflows = sum >> 16;
-  split::Counts* const counts = p.weight.counts + row;
-  if (overflows != 0) {
-    atomicMax(&counts->smalls, kOverflow);
-  } else if (smalls != 0) {
-    atomicAdd(&counts->smalls, smalls);
-  }
-  if (zeros != 0) atomicAdd(&counts->nonzeros, -zeros);
-}
+// The least magnitude of elements that are subnormal and not zero, in each half of a pair, less 1:
+// as integers, of which that of a zero is the largest. kNone where there are none.
+struct LeastSmall {
+  static constexpr uint32_t kNone = 0x03ff03ff;
+  uint32_t least = kNone;
 
-// Eight neighbours, scaled and rounded. least and most are of the magnitudes so far.
-__device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale, __half2* least,
-                                    __half2* most) {
-  __half2 high[split::kGroup / 2];
+  __device__ void add(uint32_t pair) {
+    least = __viaddmin_u16x2(pair & 0x7fff7fff, 0xffffffff, least);
+  }
+  __device__ bool any() const { return least != kNone; }
+};
+
+// Eight neighbours, scaled and rounded.
+__device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale,
+                                    LeastSmall* small) {
+  uint32_t high[split::kGroup / 2];
 #pragma unroll
   for (int j = 0; j < split::kGroup / 2; ++j) {
-    high[j] = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
-    *least = __hmin2(*least, __habs2(high[j]));
-    *most = __hmax2_nan(*most, __habs2(high[j]));
+    const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
+    high[j] = *reinterpret_cast<const uint32_t*>(&pair);
+    small->add(high[j]);
   }
-  return *reinterpret_cast<const uint4*>(high);
+  return make_uint4(high[0], high[1], high[2], high[3]);
 }
 
-// Whether fp16 carries all that least and most are of well, for all lanes.
-__device__ inline bool all_carried(__half2 least, __half2 most) {
-  return __all_sync(0xffffffff, __hbge2(least, __float2half2_rn(split::kSmallHigh)) &&
-                                    __hblt2(most, __float2half2_rn(INFINITY)));
+// Adds the share of subnormals among the nonzero elements of a row in a step, in 64ths. Eight lanes
+// have eight elements each.
+__device__ inline void count(const Conversion& p, int64_t row, const uint4& group) {
+  const uint32_t pairs[] = {group.x, group.y, group.z, group.w};
+  __half2 nonzeros = __float2half2_rn(0), normals = nonzeros;
+#pragma unroll
+  for (const uint32_t bits : pairs) {
+    const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
+    nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
+    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(split::kSmallHigh)));
+  }
+  __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
+  for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
+  const unsigned all = __half2int_rz(__low2half(sum)),
+                 smalls = all - __half2int_rz(__high2half(sum));
+  if (threadIdx.x % 8 == 0 && smalls != 0) atomicAdd(p.smalls + row, smalls * kStepK / all);
+}
+
+// Puts an infinity into those of a unit's rows that have too many subnormals, so that all their
+// results are infinite or NaN, as those of rows that overflowed are.
+__device__ inline void spoil_rows(const Conversion& p, int64_t k, int64_t first_row, int step) {
+  __syncwarp();  // the counts of all lanes
+  const int64_t row = first_row + threadIdx.x % 32;
+  if (row < p.weight.rows && split::is_wide(ptx::load_acquire(p.smalls + row), k)) {
+    p.weight.high[(step * p.weight.rows + row) * kStepK] = __float2half(INFINITY);
+  }
 }
 
 // Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
-// fourth row. `barrier` is of the warp.
-__device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row, int step,
+// fourth row. `barrier` is of the warp. Returns whether anything was counted.
+__device__ inline bool convert_unit(const Conversion& p, int64_t row, int step,
                                     float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier) {
   constexpr int kOfStep = kUnitRows / kPieceRows;  // pieces of a step
   constexpr int kAll = kUnitSteps * kOfStep;
@@ -146,7 +152,7 @@ __device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row,
     load(piece);
     ptx::copy_async_commit();
   }
-  uint32_t uncarried = 0;  // pieces, a bit each
+  uint32_t with_smalls = 0;  // pieces, a bit each
   static_assert(kAll <= 32, "pieces have a bit each");
 #pragma unroll 1
   for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
@@ -159,48 +165,62 @@ __device__ inline void convert_unit(const Conversion& p, int64_t k, int64_t row,
       ptx::barrier_sync(barrier, 32);
       if (piece + kPieces - 1 < kAll) load(piece + kPieces - 1);
       ptx::copy_async_commit();
-      __half2 least = __float2half2_rn(INFINITY), most = __float2half2_rn(0);
+      LeastSmall small;
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
         const float4* const group = &pieces[piece % kPieces][i][lane / 16][lane % 16 * 2];
         const float4 a = group[0], b = group[1];
         const float v[split::kGroup] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
         *reinterpret_cast<uint4*>(to + (part * kPieceRows + 4 * i) * kStepK) =
-            round_group(v, scale[part * kPasses + i], &least, &most);
+            round_group(v, scale[part * kPasses + i], &small);
       }
-      if (!all_carried(least, most)) uncarried |= 1u << piece;
+      if (small.any()) with_smalls |= 1u << piece;
     }
   }
   // At the end: with count's code in every part, the kernel was 1% slower on an H200.
+  with_smalls = __reduce_or_sync(0xffffffff, with_smalls);
+  const bool counts = with_smalls != 0;
+  to -= kUnitSteps * of_step;
 #pragma unroll 1
-  for (; uncarried != 0; uncarried &= uncarried - 1) {
-    const int piece = __ffs(uncarried) - 1;
-#pragma unroll 1
+  for (; with_smalls != 0; with_smalls &= with_smalls - 1) {
+    const int piece = __ffs(with_smalls) - 1, first = piece % kOfStep * kPieceRows;
+    const __half* const from = to + piece / kOfStep * of_step + first * kStepK;
+    uint4 groups[kPasses];
+#pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      count(p, row + piece % kOfStep * kPieceRows + 4 * i, step + piece / kOfStep, k);
+      groups[i] = *reinterpret_cast<const uint4*>(from + 4 * i * kStepK);
     }
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) count(p, row + first + 4 * i, groups[i]);
   }
+  return counts;
 }
 
 // The same at the weight's edges.
-__device__ inline void convert_edge(const Conversion& p, int64_t k, int64_t row, int step) {
+__device__ inline bool convert_edge(const Conversion& p, int64_t k, int64_t row, int step) {
   const int64_t padded_k = split::padded(k);
+  bool counts = false;
 #pragma unroll 1
   for (int i = 0; i < kUnitSteps * kUnitRows / 4; ++i) {
     const int64_t at = row + i % (kUnitRows / 4) * 4;
     const int own_step = step + i / (kUnitRows / 4);
     const int64_t column =
         static_cast<int64_t>(own_step) * kStepK + threadIdx.x % 8 * split::kGroup;
-    __half2 least = __float2half2_rn(INFINITY), most = __float2half2_rn(0);
+    LeastSmall small;
+    uint4 group = {};
     if (at < p.weight.rows && column < padded_k) {
       float v[split::kGroup];
       split::load_group(v, p.weight.from + at * p.weight.row_stride, 1, column, k, true);
+      group = round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &small);
       __half* const to = p.weight.high + (own_step * p.weight.rows + at) * kStepK;
-      *reinterpret_cast<uint4*>(to + column % kStepK) =
-          round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &least, &most);
+      *reinterpret_cast<uint4*>(to + column % kStepK) = group;
     }
-    if (!all_carried(least, most)) count(p, at, own_step, k);
+    if (__any_sync(0xffffffff, small.any())) {
+      count(p, at, group);
+      counts = true;
+    }
   }
+  return counts;
 }
 
 // Converts units until there are none left. progress, in shared memory, is how many steps the
@@ -224,11 +244,9 @@ __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles,
     const int64_t row = static_cast<int64_t>(unit.share) * kShareRows + unit.row;
     const bool is_whole = row + kUnitRows <= p.weight.rows &&
                           static_cast<int64_t>(unit.step + kUnitSteps) * kStepK <= k;
-    if (is_whole) {
-      convert_unit(p, k, row + lane / 8, unit.step, pieces, barrier);
-    } else {
-      convert_edge(p, k, row + lane / 8, unit.step);
-    }
+    const bool counts = is_whole ? convert_unit(p, row + lane / 8, unit.step, pieces, barrier)
+                                 : convert_edge(p, k, row + lane / 8, unit.step);
+    if (counts) spoil_rows(p, k, row, unit.step);
     ptx::fence_proxy_async_global();
     __syncwarp();
     if (lane < kUnitSteps && unit.step + lane < p.steps) {

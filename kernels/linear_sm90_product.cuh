@@ -1,5 +1,5 @@
 // The product on Hopper: a producer, two warpgroups that multiply, and for float32 warps that
-// convert the weight.
+// convert the weight. What fp16 does not carry of float32 is multiplied again, as TF32.
 
 #ifndef KERNELS_LINEAR_SM90_PRODUCT_CUH_
 #define KERNELS_LINEAR_SM90_PRODUCT_CUH_
@@ -25,12 +25,7 @@ template <typename T, bool kHasMask>
 struct Half {
   using Operand = T;
   using Out = T;
-  static constexpr bool kConverts = false, kMask = kHasMask;
-
-  // Clusters next to each other have a tile of x in common: 0.3% of an H200's time.
-  static __device__ void find(const Tiles& tiles, int index, int* x_tile, int* weight_tile) {
-    Tiles{tiles.weight_tiles, tiles.x_tiles}.find(index, weight_tile, x_tile);
-  }
+  static constexpr bool kConverts = false, kIsAgain = false, kMask = kHasMask;
 };
 
 // float32, scaled and rounded to fp16.
@@ -38,12 +33,15 @@ template <bool kHasMask>
 struct Rounded {
   using Operand = __half;
   using Out = float;
-  static constexpr bool kConverts = true, kMask = kHasMask;
+  static constexpr bool kConverts = true, kIsAgain = false, kMask = kHasMask;
+};
 
-  // In the order in which the weight is converted.
-  static __device__ void find(const Tiles& tiles, int index, int* x_tile, int* weight_tile) {
-    tiles.find(index, x_tile, weight_tile);
-  }
+// The tiles of it that hold a row of which fp16 carries too little, or inf or NaN, from TF32.
+template <bool kHasMask>
+struct Again {
+  using Operand = ptx::Tf32;
+  using Out = float;
+  static constexpr bool kConverts = false, kIsAgain = true, kMask = kHasMask;
 };
 
 // A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which the two blocks
@@ -53,8 +51,8 @@ struct Rounded {
 constexpr int kWeightRows = kFeatures * kConsumers;
 static_assert(kShareRows == kWeightRows, "a block converts what it multiplies");
 constexpr int kXShare = kXRows / kClusterSize;  // rows of x a block brings for both
-constexpr int kRowBytes = 128, kK = kRowBytes / 2;
-static_assert(kK == kStepK, "steps are the same");
+constexpr int kRowBytes = 128;
+static_assert(kRowBytes / sizeof(__half) == kStepK, "steps are the same");
 constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
 constexpr int kSums = kXRows / 2;  // a thread
 constexpr int kStages = 4;
@@ -73,13 +71,43 @@ struct Memory {
 
 static_assert(sizeof(Memory<Half<__half, true>>) <= 227 * 1024, "a block has no more");
 static_assert(sizeof(Memory<Rounded<true>>) <= 227 * 1024, "a block has no more");
+static_assert(sizeof(Memory<Again<true>>) <= 227 * 1024, "a block has no more");
+
+// Tiles to be made again.
+struct TileList {
+  unsigned* count;  // 0 at first
+  unsigned* marks;  // [tiles]: whether the tile is in the list, 0 at first
+  int* tiles;
+
+  // By one thread.
+  __device__ void add(int tile) const {
+    if (atomicExch(marks + tile, 1u) == 0) tiles[atomicAdd(count, 1u)] = tile;
+  }
+};
 
 template <typename Kind>
 struct Problem {
+  static constexpr int kK = kRowBytes / sizeof(typename Kind::Operand);  // of K a step
+
   Output<typename Kind::Out> output;
   int k;
   Tiles tiles;
+  TileList again;         // which Rounded writes and Again reads
   Conversion conversion;  // where Kind converts
+
+  __device__ int steps() const { return (k + kK - 1) / kK; }
+  __device__ int count() const {
+    return Kind::kIsAgain ? static_cast<int>(*again.count) : tiles.count();
+  }
+  // The tile of an index. That of float32 is in the order in which the weight is converted.
+  // Clusters next to each other have a tile of x in common for half types: 0.3% of an H200's time.
+  __device__ void find(int index, int* x_tile, int* weight_tile) const {
+    if constexpr (std::is_same_v<typename Kind::Out, float>) {
+      tiles.find(Kind::kIsAgain ? again.tiles[index] : index, x_tile, weight_tile);
+    } else {
+      Tiles{tiles.weight_tiles, tiles.x_tiles}.find(index, weight_tile, x_tile);
+    }
+  }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -94,13 +122,12 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t x = base + offsetof(Memory<Kind>, x) + rank * kXShare * kRowBytes;
   const uint32_t weight = base + offsetof(Memory<Kind>, weight);
   const bool copies = threadIdx.x % 32 == 0;
-  const int steps = (p.k + kK - 1) / kK;
+  const int steps = p.steps(), count = p.count();
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
-  for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
-       tile += gridDim.x / kClusterSize) {
+  for (int tile = blockIdx.x / kClusterSize; tile < count; tile += gridDim.x / kClusterSize) {
     int x_tile, weight_tile;
-    Kind::find(p.tiles, tile, &x_tile, &weight_tile);
+    p.find(tile, &x_tile, &weight_tile);
     const int row = x_tile * kXRows + rank * kXShare;
     const int share = weight_tile * kClusterSize + rank;
     int converted = 0;
@@ -122,8 +149,8 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
           ptx::copy_tensor_multicast(to_x, &x_map, 0, row, step, arrived, kBoth);
           ptx::copy_tensor(to_weight, &weight_map, 0, share * kWeightRows, step, arrived);
         } else {
-          ptx::copy_tensor_multicast(to_x, &x_map, step * kK, row, arrived, kBoth);
-          ptx::copy_tensor(to_weight, &weight_map, step * kK, share * kWeightRows, arrived);
+          ptx::copy_tensor_multicast(to_x, &x_map, step * p.kK, row, arrived, kBoth);
+          ptx::copy_tensor(to_weight, &weight_map, step * p.kK, share * kWeightRows, arrived);
         }
       }
     }
@@ -136,10 +163,12 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
 // products are made.
 template <typename Kind>
 struct OwnScales {
-  static constexpr int kEach = Kind::kConverts ? kXRows / 128 : 0;  // rows of x
+  static constexpr bool kScaled = Scales<typename Kind::Out>::kScaled;
+  static constexpr int kEach = kScaled ? kXRows / 128 : 0;  // rows of x
   float bias = 0;
   int weight_exponent = 0, x_exponent[kEach + 1] = {};
-  bool is_direct;  // whether the tile is, as far as this thread sees
+  bool is_direct;             // whether the tile is, as far as this thread sees
+  bool is_uncarried = false;  // whether a row of x is
 
   __device__ OwnScales(const Output<typename Kind::Out>& p, int first_row, int first_feature)
       : is_direct(p.is_direct) {
@@ -152,8 +181,9 @@ struct OwnScales {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int row = first_row + i * 128 + thread;
-      if (row < p.m) x_exponent[i] = __ldg(p.x_exponent + row);
+      if (Kind::kConverts && row < p.m) x_exponent[i] = __ldg(p.x_exponent + row);
       is_direct &= abs(x_exponent[i]) <= kModestExponent;
+      is_uncarried |= x_exponent[i] == split::kUncarried;
     }
   }
 
@@ -164,8 +194,8 @@ struct OwnScales {
     // All have read what the tile before needed.
     const bool all_direct = ptx::barrier_and(barrier, 128, is_direct);
     if (thread < kFeatures) {
-      scales->bias[thread] = bias * (all_direct && !Kind::kConverts ? p.divisor.scale : 1.0f);
-      if constexpr (Kind::kConverts) {
+      scales->bias[thread] = bias * (all_direct && !kScaled ? p.divisor.scale : 1.0f);
+      if constexpr (kScaled) {
         scales->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
@@ -209,6 +239,10 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
   const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const int warpgroup = threadIdx.x / 128;
+  if constexpr (Kind::kIsAgain) {
+    wait_for_previous_kernel();
+    if (p.count() == 0) return;  // in both blocks of the cluster
+  }
   if (threadIdx.x == kConsumers * 128) {
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
@@ -228,16 +262,15 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<kProductRegisters>();
-    const int rank = ptx::cluster_ctarank(), steps = (p.k + kK - 1) / kK;
+    const int rank = ptx::cluster_ctarank(), steps = p.steps(), count = p.count();
     const uint32_t x = base + offsetof(Memory<Kind>, x);
     const uint32_t weight =
         base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
     Ring<kStages> ring;
     float d[kSums];
-    for (int tile = blockIdx.x / kClusterSize; tile < p.tiles.count();
-         tile += gridDim.x / kClusterSize) {
+    for (int tile = blockIdx.x / kClusterSize; tile < count; tile += gridDim.x / kClusterSize) {
       int x_tile, weight_tile;
-      Kind::find(p.tiles, tile, &x_tile, &weight_tile);
+      p.find(tile, &x_tile, &weight_tile);
       const int row = x_tile * kXRows;
       const int feature = (weight_tile * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
       const OwnScales<Kind> own(p.output, row, feature);
@@ -247,7 +280,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         const uint64_t b = ptx::matrix_descriptor<kRowBytes>(x + ring.stage * kXBytes);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int s = 0; s < kK / 16; ++s) {
+        for (int s = 0; s < kRowBytes / 32; ++s) {
           ptx::wgmma(typename Kind::Operand{}, d, a + s * ptx::kDescriptorK16,
                      b + s * ptx::kDescriptorK16, step > 0 || s > 0);
         }
@@ -258,6 +291,13 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       const bool is_direct = own.share(p.output, &shared.scales[warpgroup], 1 + warpgroup);
       ptx::wgmma_wait_group<0>();
       release(empty + 8 * ring.previous());
+      if constexpr (Kind::kConverts) {
+        // An infinity or NaN in a row of the weight makes all its sums infinite or NaN, as x is
+        // finite: one of each of the thread's two rows tells.
+        const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
+        const bool any = __any_sync(0xffffffff, own.is_uncarried || !is_finite);
+        if (any && threadIdx.x % 32 == 0) p.again.add(tile);
+      }
       store(p.output, row, feature, d, shared, warpgroup, is_direct);
     }
   }

@@ -11,6 +11,15 @@
 #include <cstdint>
 #include <type_traits>
 
+namespace kernels::ptx {
+
+// A float32 that the copy engine rounds to TF32, 11 bits, on its way into shared memory.
+struct Tf32 {
+  float value;
+};
+
+}  // namespace kernels::ptx
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 namespace kernels::ptx {
@@ -314,7 +323,7 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
   return (tile & 0x3ffff) >> 4 | uint64_t{1} << 16 | kEightRows << 32 | kSwizzle << 62;
 }
 
-// What leads from one descriptor to that of the next 16 of k.
+// What leads from one descriptor to that of the next 16 of k, 8 of TF32.
 constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
 
 // The accumulators of a warpgroup as operands of an asm statement, by their number a thread.
@@ -375,18 +384,19 @@ KERNELS_WGMMA(160, KERNELS_D80, KERNELS_80, "80", "81", "82", "83", "84", "85")
 KERNELS_WGMMA(176, KERNELS_D88, KERNELS_88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA
 
-// The same with a in shared memory.
-#define KERNELS_WGMMA_SHARED(T, type)                                                         \
+// The same with a in shared memory; [64, 8] and [n, 8]^T in TF32.
+#define KERNELS_WGMMA_SHARED(T, shape, layouts)                                               \
   __device__ inline void wgmma(T, float (&d)[128], uint64_t a, uint64_t b, bool accumulate) { \
     asm volatile(                                                                             \
         "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"                       \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " " KERNELS_D128         \
-        ", %128, %129, accumulate, 1, 1, 0, 0;\n}"                                            \
+        "wgmma.mma_async.sync.aligned.m64n256" shape " " KERNELS_D128                         \
+        ", %128, %129, accumulate, 1, 1" layouts ";\n}"                                       \
         : KERNELS_128(d)                                                                      \
         : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)));                            \
   }
-KERNELS_WGMMA_SHARED(__half, "f16")
-KERNELS_WGMMA_SHARED(__nv_bfloat16, "bf16")
+KERNELS_WGMMA_SHARED(__half, "k16.f32.f16.f16", ", 0, 0")
+KERNELS_WGMMA_SHARED(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+KERNELS_WGMMA_SHARED(Tf32, "k8.f32.tf32.tf32", "")
 #undef KERNELS_WGMMA_SHARED
 
 }  // namespace kernels::ptx

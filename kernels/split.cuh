@@ -28,7 +28,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kPadding - 1) / kPadding * kPadding;
 }
 
-// Elements of a row that are not zero, and those among them that are carried badly.
+// On sm_80, of one product: elements of a row that are not zero, and those among them that are
+// carried badly.
 struct alignas(8) Counts {
   int smalls, nonzeros;
 };
@@ -44,7 +45,7 @@ struct Operand {
   __half* high;    // [rows, padded(k)], or stepwise
   __half* low;     // the same, or null where high is enough
   int* exponent;   // [rows]: scaled = element * 2^exponent
-  Counts* counts;  // [rows], where high is enough
+  Counts* counts;  // [rows], where high is enough, or null
   int* state;      // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
   // and low side by side: what is copied at a time is in one place. Of rows that are a whole K
@@ -62,11 +63,12 @@ constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 constexpr float kLowScale = 2048;
 // A lone high below this, after scaling, has lost some of the 11 bits that TF32 has.
 constexpr float kSmallHigh = 0x1p-14f;
-// A row is flagged where more than one in this many of its nonzero elements are that small.
-constexpr int64_t kTolerated = 32;
-__host__ __device__ inline bool is_flagged(const Counts& counts) {
-  return counts.smalls * kTolerated > counts.nonzeros;
+// A row has too many of them where they are more than one in 32 of its nonzero elements.
+__host__ __device__ inline bool is_wide(int64_t smalls, int64_t nonzeros) {
+  return smalls * 32 > nonzeros;
 }
+// The exponent of a row of x of which a lone high carries too little.
+constexpr int kUncarried = 127;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;  // at most
 // Threads that have elements of a row of k, so that blocks of short rows all run at once.
@@ -169,8 +171,8 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   __syncthreads();
   for (int warp = 0; warp < blockDim.x / 32; ++warp) largest = max(largest, largest_of_warp[warp]);
 
-  // A pair's scale may leave float's range, and is applied in two steps; a lone high is then not
-  // carried.
+  // A pair's scale may leave float's range, and is applied in two steps. A lone high is not carried
+  // then.
   const bool is_pair = operand.low != nullptr;
   const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
   const bool carried = largest < 0x7f800000 && (is_pair || needed <= 126);
@@ -230,9 +232,11 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   for (int warp = 1; warp < blockDim.x / 32; ++warp) {
     counts.smalls += counts_of_warp[warp].smalls, counts.nonzeros += counts_of_warp[warp].nonzeros;
   }
-  operand.exponent[row] = exponent;
   // One bad element of one stands for a row that is not carried.
-  operand.counts[row] = carried ? counts : Counts{1, 1};
+  if (!carried) counts = {1, 1};
+  const bool is_uncarried = is_wide(counts.smalls, counts.nonzeros);
+  operand.exponent[row] = is_uncarried ? kUncarried : exponent;
+  if (operand.counts != nullptr) operand.counts[row] = counts;
 }
 
 // ------------------------------------------------------------------------------ the exact path
@@ -245,6 +249,10 @@ struct Result {
   float* out;
   uint8_t* mask;
 };
+
+__host__ __device__ inline bool is_flagged(const Counts& counts) {
+  return is_wide(counts.smalls, counts.nonzeros);
+}
 
 constexpr int kExactTile = 64;  // rows and columns of a block's tile, 8 x 4 a thread
 constexpr int kExactThreads = 128;
