@@ -300,13 +300,13 @@ __global__ void __launch_bounds__(kBlock, 1)
   uint32_t stage = 0;
   const int steps = (k + kBlockK - 1) / kBlockK;
   for (int step = 0; step < steps; ++step) {
-    // A pass for the products of each half. Of three products, these are the low ones, and two more
+    // A turn for the products of each half. Of three products, these are the low ones, and two more
     // passes make the high ones.
-    constexpr int kPasses = Tile::kIsSplit ? 4 : 2;
+    constexpr int kTurns = Tile::kIsSplit ? 4 : 2;
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int half = pass % 2;
-      const bool is_last = pass == kPasses - 1;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int half = turn % 2;
+      const bool is_last = turn == kTurns - 1;
       uint32_t next = stage;
       if (is_last) {
         next = stage == kLastStage ? 0 : stage + kStageBytes;
@@ -317,9 +317,9 @@ __global__ void __launch_bounds__(kBlock, 1)
 #pragma unroll
       for (int i = 0; i < kFragmentsM; ++i) {
         if (is_last) copy_part(i);
-        if (pass == 0 || is_last) load_b(next, 1 - half, i);
-        if (pass < 2 && i + 1 < kFragmentsM) load_a(stage, half, i + 1);
-        if ((pass == 0 || is_last) && i + 1 == kFragmentsM) load_a(next, 1 - half, 0);
+        if (turn == 0 || is_last) load_b(next, 1 - half, i);
+        if (turn < 2 && i + 1 < kFragmentsM) load_a(stage, half, i + 1);
+        if ((turn == 0 || is_last) && i + 1 == kFragmentsM) load_a(next, 1 - half, 0);
         const auto multiply = [&](float (&sum)[kFragmentsN][4], int part_a, int part_b) {
 #pragma unroll
           for (int j = 0; j < kFragmentsN; ++j) {
@@ -328,12 +328,12 @@ __global__ void __launch_bounds__(kBlock, 1)
         };
         if constexpr (!Tile::kIsSplit) {
           multiply(total[i], 0, 0);
-        } else if (pass < 2) {
-          if (pass == 0) promote(i);
+        } else if (turn < 2) {
+          if (turn == 0) promote(i);
           multiply(sums[i], 0, 1);
           multiply(sums[i], 1, 0);
         } else {
-          if (pass == 2) {
+          if (turn == 2) {
 #pragma unroll
             for (int j = 0; j < kFragmentsN * 4; ++j) sums[i][j / 4][j % 4] *= 1 / split::kLowScale;
           }
