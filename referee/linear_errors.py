@@ -113,7 +113,10 @@ def compare_gradients(
 
 
 def _is_clear(z: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    near = U_TF32 * 4 if dtype == torch.float32 and precision() != "highest" else U32 * 64
+    if dtype.itemsize == 2:
+        near = torch.finfo(dtype).eps  # the product may be rounded before the bias is added
+    else:
+        near = U_TF32 * 4 if dtype == torch.float32 and precision() != "highest" else U32 * 64
     return z.abs() > near * magnitude
 
 

@@ -197,6 +197,53 @@ for name, case in cases.items():
     run(code, tmp_path)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_out_of_gpu_memory_is_torchs_error_and_the_next_call_works(dtype, precision, tmp_path):
+    """As above; a GPU's memory is limited to what is in use and, for the mask, its output."""
+    code = f"""
+torch.set_float32_matmul_precision({precision!r})
+torch.set_default_device("cuda")
+torch.set_default_dtype(torch.{dtype})
+x, leaf = torch.randn(n), torch.randn(n, requires_grad=True)
+linear, rows = LinearReluDivideNew(2048, 2048, 2.0), torch.randn(n // 1024, 2048)
+out, linear_out = relu(leaf), linear(rows.requires_grad_())
+output = n * x.element_size()
+cases = {{
+    "forward": (lambda: relu(x), 0),
+    "with mask": (lambda: relu(leaf), 0),
+    "mask": (lambda: relu(leaf), output),
+    "backward": (lambda: torch.autograd.grad(out, leaf, x, retain_graph=True), 0),
+    "torch": (lambda: torch.relu(x), 0),
+    "linear": (lambda: linear(rows.detach()), 0),
+    "linear backward": (lambda: torch.autograd.grad(linear_out.sum(), rows, retain_graph=True), 0),
+}}
+total = torch.cuda.mem_get_info()[1]
+for name, (case, spare) in cases.items():
+    held, more = case(), []
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + spare) / total)
+    for _ in range(3):
+        try:
+            while True:  # free parts of blocks in use are used up first
+                more.append(case())
+        except torch.OutOfMemoryError:
+            assert len(more) < 20, (name, len(more))
+        more.clear()
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == before, name
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    after = case()
+    pairs = zip(held, after) if isinstance(held, tuple) else [(held, after)]
+    assert all(torch.equal(*pair) for pair in pairs), name
+    del held, after
+"""
+    run(code, tmp_path)
+
+
 # -------------------------------------------------------------------------------------------- fork
 
 

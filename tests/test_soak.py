@@ -130,6 +130,7 @@ def memory(device):
     found = {}
     if device == "cuda":
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream and thread
         torch.cuda.empty_cache()
         found["allocated"] = torch.cuda.memory_allocated()
         found["reserved"] = torch.cuda.memory_reserved()
