@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   const int steps = (k + kBlockK - 1) / kBlockK;
   for (int step = 0; step < steps; ++step) {
     // A turn for the products of each half. Of three products, these are the low ones, and two more
-    // passes make the high ones.
+    // turns make the high ones.
     constexpr int kTurns = Tile::kIsSplit ? 4 : 2;
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
