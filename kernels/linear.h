@@ -293,7 +293,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   Path path = choose_path(linear, capability, has_vectors);
   if (path == Path::kTorch) return false;
   // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does.
-  // It does not copy an x for three products, which is split first.
+  // An x for three products is split first, wherever its rows begin.
   const int64_t alignment = path == Path::kSm80 ? in.x.element_size() : 16;
   const bool is_split = linear.products == 3 && path != Path::kSkinny;
   const Rows x = adjacent_columns(in.x, is_split ? in.x.element_size() : alignment);

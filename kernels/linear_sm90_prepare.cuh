@@ -14,7 +14,7 @@
 namespace kernels {
 namespace sm90 {
 
-// What is counted of a row, times 32, is an int.
+// The count of a row, times 32, is an int.
 constexpr int64_t kMostK = 1 << 24;
 
 // The weight is read once, so its rows are scaled by what a sample of them says: eight pieces of 16
@@ -26,8 +26,8 @@ constexpr int kSampledPairs = 9;
 // Where the limits of what is carried, 2^-14 and 2^16 above the scaled unit, are normal floats.
 // Smaller rows of pairs lose up to 2^-163 of |x|.
 constexpr int kLeastExponent = -111, kMostOfPairs = 127;
-// For a lone high the geometric mean of the pieces' largest is put into [2^2, 2^3), which suits
-// heavy tails best: a few elements may be subnormal in fp16, and none may overflow.
+// For a lone high the geometric mean of the pieces' largest is put into [2^2, 2^3): a row may have
+// a few elements that are subnormal in fp16, and none that overflows.
 constexpr int kSampledHigh = 2, kMostOfHigh = 126;
 constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way together
 

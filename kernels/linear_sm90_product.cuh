@@ -1,5 +1,5 @@
 // The product on Hopper: a producer, two warpgroups that multiply, and for float32 warps that
-// convert the weight. What fp16 does not carry of float32 is multiplied again, as TF32.
+// convert the weight. Tiles that fp16 does not carry are multiplied again, as TF32.
 
 #ifndef KERNELS_LINEAR_SM90_PRODUCT_CUH_
 #define KERNELS_LINEAR_SM90_PRODUCT_CUH_

@@ -18,6 +18,8 @@ from torch import Tensor
 from referee.operands import CASES, named, sampled
 
 STEP = 16  # of k, in one tensor-core instruction
+TF32_STEP = 8  # of k, in one instruction
+COUNTED = 64  # of k, of which the subnormal elements are counted at once
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Split:
         sampled: the maximum of a weight row is that of a sample.
         low_top: low pieces are scaled by 2^low_top.
         piece: the dtype of the pieces.
+        tile: rows of x, and of weight, whose results one product makes again together.
         promotes, redoes: False leaves that out.
     """
 
@@ -63,6 +66,7 @@ class Split:
     low_top: int = 11
     cores: Cores = HOPPER
     piece: torch.dtype = torch.float16
+    tile: int = 256
     promotes: bool = True
     redoes: bool = True
 
@@ -73,7 +77,7 @@ SM90 = Split(ahead=64, weight_top=10, sampled=True)
 
 def one_product(split: Split) -> Split:
     """The same kernel with TF32's accuracy."""
-    return replace(split, products=1, weight_top=8 if split.sampled else split.weight_top)
+    return replace(split, products=1, weight_top=3 if split.sampled else split.weight_top)
 
 
 def segment_length(k: int, split: Split) -> int:
@@ -82,7 +86,7 @@ def segment_length(k: int, split: Split) -> int:
         return k + -k % STEP
     if split.segment:
         return split.segment
-    return 32 if split.compensates or k < 2048 else 64 if k < 4096 else 128
+    return 32 if split.compensates or k < 1024 else 64 if k < 4096 else 128
 
 
 def exponents(maximum: Tensor, top: int) -> Tensor:
@@ -203,6 +207,77 @@ def has_wide_range(rows: Tensor, exponent: Tensor) -> Tensor:
     return tiny.sum(1) > (rows != 0).sum(1) / 32
 
 
+def mean_exponents(weight: Tensor, top: int) -> Tensor:
+    """e such that the geometric mean of a row's sampled maxima * 2^e lies in [2^(top - 1), 2^top).
+
+    Each maximum is that of a piece of 16 elements; zeros are left out. Where all are zero, that of
+    the row takes their place.
+    """
+    k = weight.shape[1]
+    column = (torch.arange(8) * k // 8 // 4 * 4)[:, None] + torch.arange(16)
+    exists = column // 4 * 4 + 4 <= k  # four are read at once
+    inf = float("inf")
+    pieces = weight.abs()[:, column.clamp(max=k - 1)].nan_to_num(0, inf)  # NaN is passed over
+    pieces = torch.where(exists, pieces, 0).amax(2)
+    of_row = maxima(weight).nan_to_num(inf, inf)[:, None]
+    pieces = torch.where((pieces == 0).all(1, keepdim=True), of_row, pieces)
+    exponent = torch.where(pieces > 0, pieces.view(torch.int32) >> 23, 0).sum(1)
+    count = (pieces > 0).sum(1)
+    mean = torch.where(count > 0, exponent // count.clamp(min=1) - 127, 0)
+    return (top - 1 - mean).clamp(max=126)
+
+
+def has_many_subnormals(high: Tensor) -> Tensor:
+    """Rows of fp16 of whose nonzero elements, in the mean of each 64, 1 in 32 is subnormal."""
+    rows, k = high.shape
+    magnitude = torch.nn.functional.pad(high, (0, -k % COUNTED)).view(rows, -1, COUNTED).abs()
+    small = ((magnitude > 0) & (magnitude < 2.0**-14)).sum(2)
+    share = small * COUNTED // (magnitude > 0).sum(2).clamp(min=1)
+    return share.sum(1) * 32 > k
+
+
+def whole_sum(x: Tensor, weight: Tensor, step: int, split: Split) -> Tensor:
+    """x weight^T in one accumulator of a tensor core that takes `step` of k at a time."""
+    total = torch.zeros(len(x), len(weight), dtype=torch.float64)
+    for a, b in zip(x.double().split(step, 1), weight.double().split(step, 1), strict=True):
+        total = accumulate(total, a, b, split.cores.alignment)
+    return total
+
+
+def tf32_product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
+    """x weight^T as TF32."""
+    return whole_sum(tf32(x), tf32(weight), TF32_STEP, split).float()
+
+
+def round_x(x: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
+    """Scaled and rounded, the exponents, and the rows of which that carries too little."""
+    exponent = exponents(maxima(x), split.x_top)
+    has_no_scale = ~torch.isfinite(x).all(1) | (exponent > 126)
+    high = scale(x.masked_fill(has_no_scale[:, None], 0), exponent).to(split.piece)
+    return high, exponent, has_no_scale | has_wide_range(x, exponent)
+
+
+def round_weight(weight: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of the weight."""
+    exponent = mean_exponents(weight, split.weight_top)
+    high = scale(weight, exponent).to(split.piece)
+    return high, exponent, ~torch.isfinite(high).all(1) | has_many_subnormals(high)
+
+
+def rounded_product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
+    """x weight^T by one product of fp16; tiles with rows that it does not carry as TF32."""
+    high_x, e_x, wide_x = round_x(x, split)
+    high_weight, e_weight, wide_weight = round_weight(weight, split)
+    total = whole_sum(high_x, high_weight, STEP, split)
+    out = torch.ldexp(total, -(e_x[:, None] + e_weight).double()).float()
+    wide = wide_x[:, None] | wide_weight
+    if not wide.any():
+        return out
+    for tile in (t for rows in wide.split(split.tile) for t in rows.split(split.tile, 1)):
+        tile[:] = tile.any()
+    return torch.where(wide, tf32_product(x, weight, split), out)
+
+
 def special_sum(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T where it is not finite: of inf, NaN and, of all else, the signs."""
     x, weight = (torch.where(torch.isfinite(rows), rows.sign(), rows) for rows in (x, weight))
@@ -211,6 +286,8 @@ def special_sum(x: Tensor, weight: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
     """x weight^T in float32."""
+    if split.products == 1 and split.sampled:
+        return rounded_product(x, weight, split)
     special = [~torch.isfinite(rows).all(1) for rows in (x, weight)]
     e_x = exponents(maxima(x), split.x_top)
     e_weight = exponents((sampled_maxima if split.sampled else maxima)(weight), split.weight_top)
