@@ -67,7 +67,7 @@ struct Split {
 // Sums are promoted every 32 of K below kShortK, every 64 below kLongK, and every 128 from there
 // on: the longer K, the more float32 errs itself (SPLIT.md). 128 from 2048 on would break the
 // bound.
-constexpr int kShortK = 1024, kLongK = 4096;
+constexpr int kShortK = 2048, kLongK = 4096;
 
 // The number of a barrier of both warpgroups that multiply. Those before it have one each, which
 // they share with the warp of load_outwards.

@@ -108,7 +108,8 @@ def gpu_runs(tools: list[str]) -> list[Run] | str:
         return "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
     # Built once, before the runs: the compilers need not be watched.
     subprocess.run(pytest(["test_relu_forward.py"], "-k", "fresh_memory"), cwd=ROOT, check=True)
-    # Without torch's cache of memory every tensor has bounds of its own; CUDA graphs need the cache.
+    # Without torch's cache of memory every tensor has bounds of its own.
+    # CUDA graphs need the cache.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     options = ["--error-exitcode", str(FOUND), "--report-api-errors", "no"]
     runs = []

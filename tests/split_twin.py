@@ -86,7 +86,7 @@ def segment_length(k: int, split: Split) -> int:
         return k + -k % STEP
     if split.segment:
         return split.segment
-    return 32 if split.compensates or k < 1024 else 64 if k < 4096 else 128
+    return 32 if split.compensates or k < 2048 else 64 if k < 4096 else 128
 
 
 def exponents(maximum: Tensor, top: int) -> Tensor:
