@@ -416,8 +416,7 @@ struct Workspace {
   void* high[2];
   void* low[2];
   int* exponent[2];
-  split::Counts* counts[2];  // of one product
-  int* state[2];             // of three
+  int* state[2];
   size_t bytes;
 };
 
@@ -440,14 +439,10 @@ Workspace lay_out(const Linear& linear) {
     const size_t rows = i == 0 ? linear.m : linear.n;
     const size_t bytes = rows * split::padded(linear.k) * 2;
     if (split || pads) workspace.high[i] = take(bytes);
-    if (split && linear.products == 3) workspace.low[i] = take(bytes);
-    if (split) workspace.exponent[i] = static_cast<int*>(take(rows * sizeof(int)));
-    if (split && linear.products == 1) {
-      workspace.counts[i] = static_cast<split::Counts*>(take(rows * sizeof(split::Counts)));
-    }
-    if (split && linear.products == 3) {
-      workspace.state[i] = static_cast<int*>(take(rows * sizeof(int)));
-    }
+    if (!split) continue;
+    workspace.low[i] = take(bytes);
+    workspace.exponent[i] = static_cast<int*>(take(rows * sizeof(int)));
+    workspace.state[i] = static_cast<int*>(take(rows * sizeof(int)));
   }
   return workspace;
 }
@@ -518,7 +513,7 @@ int linear_half(const Linear& linear, bool is_first, cudaStream_t stream) {
       {static_cast<const T*>(workspace.high[1]), nullptr, padded_k, nullptr}, padded_k, stream);
 }
 
-template <int kProducts>
+template <typename Piece>
 int linear_float(const Linear& linear, bool is_first, cudaStream_t stream) {
   const Workspace workspace = lay_out(linear);
   const auto operand = [&](int i, const void* from, int64_t rows, int64_t stride) {
@@ -529,7 +524,6 @@ int linear_float(const Linear& linear, bool is_first, cudaStream_t stream) {
                           static_cast<__half*>(workspace.high[i]),
                           static_cast<__half*>(workspace.low[i]),
                           workspace.exponent[i],
-                          workspace.counts[i],
                           workspace.state[i],
                           /*is_stepwise=*/false};
   };
@@ -549,9 +543,8 @@ int linear_float(const Linear& linear, bool is_first, cudaStream_t stream) {
   const int64_t padded_k = split::padded(linear.k);
   const Matrix<__half> pairs_x{x.high, x.low, padded_k, x.exponent};
   const Matrix<__half> pairs_weight{weight.high, weight.low, padded_k, weight.exponent};
-  status = multiply<__half, float, kProducts>(linear, pairs_x, pairs_weight, padded_k, stream);
+  status = multiply<Piece, float, 3>(linear, pairs_x, pairs_weight, padded_k, stream);
   if (status != cudaSuccess) return status;
-  if constexpr (kProducts == 1) return split::exact(x, weight, linear.k, result, stream);
   return nonfinite::multiply(x, weight, linear.k, result, /*found=*/nullptr, stream);
 }
 
@@ -565,9 +558,8 @@ bool linear_sm80_serves(const Linear& linear) {
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
     return false;
   }
-  const bool dtype =
-      linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16 ||
-      (linear.dtype == DType::kFloat32 && (linear.products == 3 || linear.products == 1));
+  const bool dtype = linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16 ||
+                     (linear.dtype == DType::kFloat32 && linear.products == 3);
   constexpr int64_t kMaxSize = INT32_MAX - 1024;  // leaves room behind the last tile and step
   return sm80::is_built() && major >= 8 && dtype && linear.m > 0 && linear.n > 0 && linear.k > 0 &&
          linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
@@ -584,8 +576,7 @@ int linear_sm80(const Linear& linear, CUstream_st* stream) {
     if constexpr (sm80::is_built()) {
       switch (chunk.dtype) {
         case DType::kFloat32:
-          return chunk.products == 3 ? sm80::linear_float<3>(chunk, is_first, stream)
-                                     : sm80::linear_float<1>(chunk, is_first, stream);
+          return sm80::linear_float<__half>(chunk, is_first, stream);
         case DType::kFloat16:
           return sm80::linear_half<__half>(chunk, is_first, stream);
         case DType::kBFloat16:

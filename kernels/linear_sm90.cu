@@ -247,7 +247,6 @@ struct Operands {
                             high,
                             is_pair ? high + split::kStepwise / 2 : nullptr,
                             reinterpret_cast<int*>(workspace + exponent),
-                            /*counts=*/nullptr,
                             reinterpret_cast<int*>(workspace + state),
                             true};
     };

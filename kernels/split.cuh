@@ -1,5 +1,4 @@
-// float32 as pairs of scaled fp16 (SPLIT.md), and for a single piece the exact product of the rows
-// that it cannot carry.
+// float32 as pairs of scaled fp16 (SPLIT.md), or as a single piece.
 //
 // A row is scaled by a power of two that puts its largest element into [2^14, 2^15). A scaled
 // element v is then high + low / 2^11: fp16 rounded to nearest, and fp16 of (v - high) 2^11. The
@@ -14,7 +13,6 @@
 
 #include <cstdint>
 
-#include "early_start.cuh"
 #include "epilogue.cuh"
 #include "launchers.h"
 
@@ -28,12 +26,6 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kPadding - 1) / kPadding * kPadding;
 }
 
-// On sm_80, of one product: elements of a row that are not zero, and those among them that are
-// carried badly.
-struct alignas(8) Counts {
-  int smalls, nonzeros;
-};
-
 // Rows of pairs: carried; to be split again, as an element left fp16's range; or with inf or NaN.
 enum RowState { kCarried, kOverflowed, kNonfinite };
 
@@ -42,11 +34,10 @@ struct Operand {
   const float* from;
   int64_t rows;
   int64_t row_stride, column_stride;
-  __half* high;    // [rows, padded(k)], or stepwise
-  __half* low;     // the same, or null where high is enough
-  int* exponent;   // [rows]: scaled = element * 2^exponent
-  Counts* counts;  // [rows], where high is enough, or null
-  int* state;      // [rows] of RowState, where there are pairs
+  __half* high;   // [rows, padded(k)], or stepwise
+  __half* low;    // the same, or null where high is enough
+  int* exponent;  // [rows]: scaled = element * 2^exponent
+  int* state;     // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
   // and low side by side: what is copied at a time is in one place. Of rows that are a whole K
   // apart, pieces may share few slices of L2: on an H200 64 rows of x took 30% longer, 1024 0.5%.
@@ -222,24 +213,20 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
     operand.state[row] = carried ? kCarried : kNonfinite;
     return;
   }
-  __shared__ Counts counts_of_warp[kWarps];
+  __shared__ int of_warp[2][kWarps];
   const auto add = [](int a, int b) { return a + b; };
-  const Counts own = {reduce_warp(smalls, add), reduce_warp(nonzeros, add)};
-  if (threadIdx.x % 32 == 0) counts_of_warp[threadIdx.x / 32] = own;
+  smalls = reduce_warp(smalls, add), nonzeros = reduce_warp(nonzeros, add);
+  if (threadIdx.x % 32 == 0) {
+    of_warp[0][threadIdx.x / 32] = smalls, of_warp[1][threadIdx.x / 32] = nonzeros;
+  }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  Counts counts = own;
-  for (int warp = 1; warp < blockDim.x / 32; ++warp) {
-    counts.smalls += counts_of_warp[warp].smalls, counts.nonzeros += counts_of_warp[warp].nonzeros;
+  smalls = nonzeros = 0;
+  for (int warp = 0; warp < blockDim.x / 32; ++warp) {
+    smalls += of_warp[0][warp], nonzeros += of_warp[1][warp];
   }
-  // One bad element of one stands for a row that is not carried.
-  if (!carried) counts = {1, 1};
-  const bool is_uncarried = is_wide(counts.smalls, counts.nonzeros);
-  operand.exponent[row] = is_uncarried ? kUncarried : exponent;
-  if (operand.counts != nullptr) operand.counts[row] = counts;
+  operand.exponent[row] = carried && !is_wide(smalls, nonzeros) ? exponent : kUncarried;
 }
-
-// ------------------------------------------------------------------------------ the exact path
 
 // Where the results go: out [m, n], float32; bias and mask may be null, as in struct Linear.
 struct Result {
@@ -249,184 +236,6 @@ struct Result {
   float* out;
   uint8_t* mask;
 };
-
-__host__ __device__ inline bool is_flagged(const Counts& counts) {
-  return is_wide(counts.smalls, counts.nonzeros);
-}
-
-constexpr int kExactTile = 64;  // rows and columns of a block's tile, 8 x 4 a thread
-constexpr int kExactThreads = 128;
-constexpr int kExactK = 16;      // of K a step
-constexpr int kExactSum = 32;    // of K, summed before it is added to the total
-constexpr int kExactPitch = 68;  // keeps rows 16-byte aligned, and stores free of bank conflicts
-
-struct ExactMemory {
-  alignas(16) float x[kExactK][kExactPitch];
-  alignas(16) float weight[kExactK][kExactPitch];
-  int x_flag[kExactTile], weight_flag[kExactTile];
-};
-
-// One step of a tile on its way from memory: 8 neighbours of K in 4 rows a warp and load.
-struct ExactLoad {
-  static constexpr int kLoads = kExactTile * kExactK / kExactThreads;
-  float v[kLoads];
-
-  static __device__ int row(int j) { return threadIdx.x / 8 % 4 + threadIdx.x / 64 * 4 + j * 8; }
-  static __device__ int column() { return threadIdx.x % 8 + threadIdx.x / 32 % 2 * 8; }
-
-  __device__ void load(const Operand& operand, int64_t first_row, int64_t k_start, int64_t k) {
-    const int64_t at = k_start + column();
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      const int64_t r = first_row + row(j);
-      v[j] = r < operand.rows && at < k
-                 ? operand.from[r * operand.row_stride + at * operand.column_stride]
-                 : 0.0f;
-    }
-  }
-
-  __device__ void store(float (&to)[kExactK][kExactPitch]) const {
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) to[column()][row(j)] = v[j];
-  }
-};
-
-// Writes the elements whose row of x or of weight is flagged. Runs after the product, whose
-// elements of the same bytes of the mask it leaves as they are.
-__global__ void __launch_bounds__(kExactThreads)
-    exact_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight,
-                 int64_t k, const Result result) {
-  wait_for_previous_kernel();
-  const int64_t m = x.rows, n = weight.rows;
-  const int64_t tiles_m = (m + kExactTile - 1) / kExactTile;
-  const int64_t tiles_n = (n + kExactTile - 1) / kExactTile;
-  {
-    // Mostly there is nothing to do, which takes a while to see unless many counts are on their
-    // way. There are fewer than 2^32 tiles, or the result would have no room.
-    constexpr int kLoads = 4;
-    const uint32_t tiles = tiles_m * tiles_n, modulus = tiles_m;
-    const uint32_t apart = gridDim.x * (kExactThreads / kExactTile);
-    const auto counts_of = [](const Operand& operand, int64_t tile) {
-      const int64_t row = tile * kExactTile + threadIdx.x % kExactTile;
-      return operand.counts[min(row, operand.rows - 1)];
-    };
-    bool found = false;
-    for (uint32_t tile = blockIdx.x + threadIdx.x / kExactTile * gridDim.x; tile < tiles;
-         tile += kLoads * apart) {
-      Counts of_x[kLoads], of_weight[kLoads];
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const uint32_t near = min(tile + i * apart, tiles - 1);
-        of_x[i] = counts_of(x, near % modulus);
-        of_weight[i] = counts_of(weight, near / modulus);
-      }
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        found |= is_flagged(of_x[i]) | is_flagged(of_weight[i]);
-      }
-    }
-    if (!__syncthreads_or(found)) return;
-  }
-  __shared__ ExactMemory shared;
-  const int thread_m = threadIdx.x / 16 * 8, thread_n = threadIdx.x % 16 * 4;
-  for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
-    const int64_t first_m = tile % tiles_m * kExactTile, first_n = tile / tiles_m * kExactTile;
-    bool flagged = false;
-    {
-      static_assert(kExactThreads == 2 * kExactTile, "a thread reads one flag");
-      const bool of_x = threadIdx.x < kExactTile;
-      const Operand& operand = of_x ? x : weight;
-      const int i = threadIdx.x % kExactTile;
-      const int64_t row = (of_x ? first_m : first_n) + i;
-      flagged = row < operand.rows && is_flagged(operand.counts[row]);
-      (of_x ? shared.x_flag : shared.weight_flag)[i] = flagged;
-    }
-    if (!__syncthreads_or(flagged)) continue;
-
-    // What the additions to the total lose is kept, and added in the end: long sums of few terms,
-    // as sparse rows have them, would else err more than those of a library that splits K.
-    float total[8][4] = {}, lost[8][4] = {}, sum[8][4] = {};
-    const auto add_sum = [&] {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const float before = total[i / 4][i % 4], added = sum[i / 4][i % 4];
-        const float after = before + added, share = after - before;
-        lost[i / 4][i % 4] += (before - (after - share)) + (added - share);
-        total[i / 4][i % 4] = after;
-        sum[i / 4][i % 4] = 0.0f;
-      }
-    };
-    ExactLoad next_x, next_weight;
-    next_x.load(x, first_m, 0, k);
-    next_weight.load(weight, first_n, 0, k);
-    for (int64_t k_start = 0; k_start < k; k_start += kExactK) {
-      next_x.store(shared.x);
-      next_weight.store(shared.weight);
-      __syncthreads();
-      next_x.load(x, first_m, k_start + kExactK, k);
-      next_weight.load(weight, first_n, k_start + kExactK, k);
-#pragma unroll 8  // of all 16, sm_120 spills
-      for (int i = 0; i < kExactK; ++i) {
-        const float4 a = *reinterpret_cast<const float4*>(&shared.x[i][thread_m]);
-        const float4 b = *reinterpret_cast<const float4*>(&shared.x[i][thread_m + 4]);
-        const float4 c = *reinterpret_cast<const float4*>(&shared.weight[i][thread_n]);
-        const float of_x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        const float of_weight[4] = {c.x, c.y, c.z, c.w};
-#pragma unroll
-        for (int j = 0; j < 32; ++j) {
-          sum[j / 4][j % 4] = fmaf(of_x[j / 4], of_weight[j % 4], sum[j / 4][j % 4]);
-        }
-      }
-      if ((k_start + kExactK) % kExactSum == 0) add_sum();
-      __syncthreads();
-    }
-    add_sum();
-
-    const bool low_columns = threadIdx.x % 2 == 0;  // of the two threads that share a byte
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int64_t row = first_m + thread_m + i;
-      uint32_t bits = 0, written = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int64_t column = first_n + thread_n + j;
-        const bool writes = row < m && column < n &&
-                            (shared.x_flag[thread_m + i] | shared.weight_flag[thread_n + j]) != 0;
-        if (!writes) continue;
-        // Nothing is lost to an infinity, but inf - inf says NaN.
-        float z = total[i][j] + (isfinite(total[i][j]) ? lost[i][j] : 0.0f);
-        if (result.bias != nullptr) z += result.bias[column];
-        result.out[row * n + column] = result.divisor.quotient(z < result.floor ? 0.0f : z);
-        bits |= static_cast<uint32_t>(mask_bit(z)) << j;
-        written |= 1u << j;
-      }
-      if (result.mask == nullptr) continue;
-      bits |= __shfl_down_sync(0xffffffff, bits, 1) << 4;
-      written |= __shfl_down_sync(0xffffffff, written, 1) << 4;
-      if (low_columns && written != 0) {
-        uint8_t* byte = result.mask + row * ((n + 7) / 8) + (first_n + thread_n) / 8;
-        *byte = static_cast<uint8_t>((*byte & ~written) | bits);
-      }
-    }
-    __syncthreads();  // before the next tile's flags
-  }
-}
-
-inline int exact(const Operand& x, const Operand& weight, int64_t k, const Result& result,
-                 cudaStream_t stream) {
-  int device, multiprocessors;
-  int status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (status != cudaSuccess) return status;
-  constexpr int64_t kBlocksEach = 2;  // resident on a multiprocessor
-  const int64_t tiles =
-      ((x.rows + kExactTile - 1) / kExactTile) * ((weight.rows + kExactTile - 1) / kExactTile);
-  const int64_t blocks =
-      tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
-  return launch_early(exact_kernel, static_cast<unsigned>(blocks), kExactThreads, 0, stream, x,
-                      weight, k, result);
-}
 
 }  // namespace split
 }  // namespace kernels

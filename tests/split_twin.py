@@ -76,8 +76,8 @@ SM90 = Split(ahead=64, weight_top=10, sampled=True)
 
 
 def one_product(split: Split) -> Split:
-    """The same kernel with TF32's accuracy."""
-    return replace(split, products=1, weight_top=3 if split.sampled else split.weight_top)
+    """sm_90's kernel with TF32's accuracy."""
+    return replace(split, products=1, weight_top=3)
 
 
 def segment_length(k: int, split: Split) -> int:
@@ -286,7 +286,7 @@ def special_sum(x: Tensor, weight: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
     """x weight^T in float32."""
-    if split.products == 1 and split.sampled:
+    if split.products == 1:
         return rounded_product(x, weight, split)
     special = [~torch.isfinite(rows).all(1) for rows in (x, weight)]
     e_x = exponents(maxima(x), split.x_top)
@@ -299,9 +299,6 @@ def product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
         e_weight[again] = exponents(maxima(weight[again]), split.x_top)
         total[:, again] = scaled_sum(finite_x, weight[again], e_x, e_weight[again], split)
     out = torch.ldexp(total, -(e_x[:, None] + e_weight).double()).float()
-    if split.products == 1:
-        wide = has_wide_range(x, e_x)[:, None] | has_wide_range(weight, e_weight)
-        out = torch.where(wide, fma_sum(x, weight), out)
     if split.redoes:
         out = torch.where(special[0][:, None] | special[1], special_sum(x, weight), out)
     return out
