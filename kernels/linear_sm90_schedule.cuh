@@ -23,8 +23,8 @@ struct Schedule {
   static constexpr int kMostClusters = 72;
   // Sums that go through memory cost what some steps do. So tiles are cut where that saves
   // kWorth of them, into shares that have kLeast or more, and not nearer to a tile's ends than
-  // kSliver. On an H200 [64, 1024], [1024, 1024] took a fifth longer with 8 for kLeast, and longer
-  // K no less; [1024, 1024], [8192, 1024], which would save 1.4, took 6% longer cut.
+  // kSliver. On an H200 [64, 1024], [1024, 1024] took a fifth longer with twice kLeast, and longer
+  // K no less; [1024, 1024], [8192, 1024], which would save 0.7 steps, took 6% longer cut.
   static constexpr int kWorth = 3, kLeast = 2, kSliver = 2;
 
   int rounds;                    // of whole tiles
