@@ -55,12 +55,12 @@ struct Tile {
   static constexpr int kBytesM = kBlockM * kBlockK * 2;
   static constexpr int kBytesN = kBlockN * kBlockK * 2;
   static constexpr int kStageBytes = kParts * (kBytesM + kBytesN);
-  // Of copies on their way. Three where shared memory has no room for four.
+  // Copies on their way: three where shared memory has no room for four.
   static constexpr int kMostStages = 4, kLeastStages = kIsSplit ? 3 : 4;
   static_assert(kLeastStages * kStageBytes <= 99 * 1024, "sm_86, sm_89 and sm_120 have no more");
   static_assert(kFragmentsM == 4, "a stage is copied, and fragments of weight loaded, in quarters");
-  // What of a warp's sums is in shared memory at once, on their way out. 8 floats more than a row
-  // has, and half a warp stores without bank conflicts.
+  // The part of a warp's sums that is in shared memory at once, before it is stored. 8 floats more
+  // than a row has, and half a warp stores without bank conflicts.
   static constexpr int kStagedFragments = 2;
   static constexpr int kPitch = kFragmentsN * 8 + 8;
   static constexpr int kStagedFloats = kStagedFragments * 16 * kPitch;
@@ -149,7 +149,7 @@ struct Columns {
     }
   }
 
-  // Of one row, whose sums were scaled by 2^x_exponent.
+  // One row's, whose sums were scaled by 2^x_exponent.
   __device__ void store(const Epilogue<Out>& p, const float* sums, int64_t row,
                         int x_exponent) const {
     struct alignas(16) {
@@ -412,7 +412,7 @@ __global__ void __launch_bounds__(split::kThreads)
 // The workspace, each part at a multiple of 256 bytes; the weight's come first, so that their
 // places do not depend on the rows of x.
 struct Workspace {
-  // Of x and of weight: float32's high and low, or in high the padded copy of unaligned rows.
+  // Those of x and of weight: float32's high and low, or in high the padded copy of unaligned rows.
   void* high[2];
   void* low[2];
   int* exponent[2];

@@ -13,7 +13,7 @@
 // x in float32 is split by a kernel before, which samples the weight too (linear_sm90_prepare.cuh).
 // SPLIT.md has the arithmetic.
 //
-// What was slower on an H200 at [1024, 8192] x [8192, 8192]: clusters of one (3%) and of four
+// Slower on an H200 at [1024, 8192] x [8192, 8192]: clusters of one (3%) and of four
 // (24%); float32 weights straight from L2 to registers (a load's result is waited for before the
 // products that should hide it); promoted sums in shared memory, which leaves too few stages;
 // barriers whose release and acquire are of the cluster's scope (33%). Of three products: both
@@ -224,7 +224,7 @@ struct Workspace {
   }
 };
 
-// What both kernels for float32 begin with.
+// The operands of both kernels for float32.
 struct Operands {
   split::Operand x, weight;
   unsigned *next, *ready, *smalls, *found;

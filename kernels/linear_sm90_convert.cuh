@@ -46,7 +46,7 @@ struct Conversion {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// What a warp converts at a time.
+// A warp converts this much at a time.
 struct Unit {
   int share, row;  // the share, and the unit's first row of it
   int step;        // the first

@@ -1,4 +1,4 @@
-// What both kernels for float32 begin with on Hopper: x is split, and the weight, whose rows they
+// Both kernels for float32 begin with this on Hopper: x is split, and the weight, whose rows they
 // read only once, is sampled.
 
 #ifndef KERNELS_LINEAR_SM90_PREPARE_CUH_

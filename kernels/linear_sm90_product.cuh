@@ -159,8 +159,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   if (Kind::kConverts && copies) atomicExch(progress, INT_MAX - kLead);
 }
 
-// What a thread brings of what its warpgroup needs on the way out: on its way from memory while the
-// products are made.
+// A thread's share of the epilogue's data, on its way from memory while the products are made.
 template <typename Kind>
 struct OwnScales {
   static constexpr bool kScaled = Scales<typename Kind::Out>::kScaled;

@@ -263,7 +263,7 @@ __device__ inline void finish(const SplitProblem& p, const Split::Outward& outwa
   }
 }
 
-// What the warpgroups that multiply do.
+// The work of the warpgroups that multiply.
 template <int kSegment>
 __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
                                         int warpgroup) {

@@ -42,7 +42,7 @@ struct Split {
   static constexpr int kRound = 4;
   static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
 
-  // What the epilogue needs of a tile.
+  // The epilogue's data of a tile.
   struct Outward {
     int x_exponent[kXRows];
     struct alignas(8) Feature {
@@ -97,8 +97,8 @@ struct SplitProblem {
   int wide;  // tiles of x that have kXRows rows
   int rows;  // that the other tiles have: kNarrow, or all kSmall
   Schedule schedule;
-  // Of tiles that clusters share: the sums of each cluster, a part for each of its threads, and how
-  // often each warp has left its own, 0 at first.
+  // For tiles that clusters share: the sums of each cluster, a part for each of its threads, and
+  // how often each warp has left its own, 0 at first.
   float4 (*left)[kClusterSize][Split::kSums / 4][128 * kConsumers];
   unsigned (*left_by)[kClusterSize][4 * kConsumers];
 

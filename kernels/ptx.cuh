@@ -99,7 +99,7 @@ __device__ inline int nclusterid() {
   return count;
 }
 
-// What all lanes of a warp have alike, so that the compiler sees that they do.
+// A value that all lanes of a warp have alike, so that the compiler sees that they do.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
 // A barrier of all threads of the cluster, and its halves.
@@ -289,7 +289,7 @@ __device__ inline void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// What a thread wrote before it adds is seen by those that read the sum.
+// All that a thread wrote before it adds is seen by those that read the sum.
 __device__ inline void add_release(unsigned* to, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
@@ -323,7 +323,7 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
   return (tile & 0x3ffff) >> 4 | uint64_t{1} << 16 | kEightRows << 32 | kSwizzle << 62;
 }
 
-// What leads from one descriptor to that of the next 16 of k, 8 of TF32.
+// The step from one descriptor to that of the next 16 of k, 8 of TF32.
 constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
 
 // The accumulators of a warpgroup as operands of an asm statement, by their number a thread.

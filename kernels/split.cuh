@@ -84,7 +84,7 @@ __device__ inline float unscale(float sum, int exponent) {
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
 }
 
-// What op makes of the values of all lanes.
+// The values of all lanes, reduced by op.
 template <typename T, typename Op>
 __device__ T reduce_warp(T value, const Op& op) {
 #pragma unroll
