@@ -27,6 +27,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "chunks.h"
@@ -340,11 +341,24 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
     return Tiles{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
   };
   Tiles tiles = tiles_of(S::kXRows);
-  const bool is_small = m <= S::kSmall || (k < kShortK && tiles.count() < clusters);
   constexpr int kMore = S::kXRows - S::kNarrow;
   int wide =
       k < kLongK ? tiles.x_tiles : blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
-  if (is_small) tiles = tiles_of(S::kSmall), wide = 0;
+  wide = std::clamp(wide, 0, tiles.x_tiles);
+  // All tiles have fewer rows where that takes less time: a tile as long as its rows and kOverhead
+  // more, one that clusters share Schedule::kWorth steps besides.
+  const auto time = [&](const Tiles& of, int rows) {
+    constexpr int kOverhead = 80;
+    const double steps = S::rounds(k), share = static_cast<double>(of.count()) / clusters;
+    return std::min(std::ceil(share) * steps, share * steps + Schedule::kWorth) *
+           (rows + kOverhead);
+  };
+  int rows = S::kNarrow;
+  double least = time(tiles, S::kNarrow + kMore * wide / tiles.x_tiles);
+  for (const int fewer : {S::kMiddle, S::kSmall}) {
+    const double needed = time(tiles_of(fewer), fewer);
+    if (needed < least) least = needed, rows = fewer, tiles = tiles_of(fewer), wide = 0;
+  }
   SplitProblem problem{output.bias,
                        output.out,
                        output.mask,
@@ -364,8 +378,8 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
                        output.divisor,
                        output.is_direct,
                        tiles,
-                       std::clamp(wide, 0, tiles.x_tiles),
-                       is_small ? S::kSmall : S::kNarrow,
+                       wide,
+                       rows,
                        {},
                        operands.left,
                        operands.left_by};

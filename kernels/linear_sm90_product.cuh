@@ -248,6 +248,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     shared.progress = 0;
   }
   init_barriers<kStages>(full, empty, 0);
+  if constexpr (Kind::kConverts) start_next_kernel();  // Again's launch: 3% of an H200's time
   wait_for_previous_kernel();
 
   if (warpgroup >= kConsumers) {

@@ -305,9 +305,12 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
     const bool is_first = warpgroup == 0;
     using Wide = std::integral_constant<int, S::kXRows>;
     using Narrow = std::integral_constant<int, S::kNarrow>;
+    using Middle = std::integral_constant<int, S::kMiddle>;
     using Small = std::integral_constant<int, S::kSmall>;
     if (rows == S::kSmall) {
       consumer.multiply(Small{}, rounds, is_first, &ring);
+    } else if (rows == S::kMiddle) {
+      consumer.multiply(Middle{}, rounds, is_first, &ring);
     } else if (kSegment == 128 && rows == S::kNarrow) {  // shorter K has none
       consumer.multiply(Narrow{}, rounds, is_first, &ring);
     } else {
@@ -339,25 +342,27 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = ptx::uniform(threadIdx.x / 128);  // 1% of an H200's time
+  start_next_kernel();
+  if (p.is_second_run) {
+    wait_for_previous_kernel();
+    if (__ldcg(p.has_overflowed) == 0) return;  // in both blocks of the cluster
+  }
   if (threadIdx.x == kConsumers * 128) {
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
   init_barriers<Split::kStages>(base + offsetof(Memory, barriers.full),
                                 base + offsetof(Memory, barriers.empty), 0);
-  start_next_kernel();
   wait_for_previous_kernel();
-  if (!p.is_second_run || __ldcg(p.has_overflowed) != 0) {
-    if (p.is_second_run) rescale(p);
-    if (warpgroup == kConsumers) {
-      ptx::setmaxnreg_dec<kProducerRegisters>();
-      const int warp = threadIdx.x / 32 - 4 * kConsumers;
-      if (warp == 0) produce(base, x_map, weight_map, p);
-      if (warp == 1) load_outwards(p, shared.outward);
-    } else {
-      ptx::setmaxnreg_inc<kConsumerRegisters>();
-      consume<kSegment>(p, base, shared, warpgroup);
-    }
+  if (p.is_second_run) rescale(p);
+  if (warpgroup == kConsumers) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    const int warp = threadIdx.x / 32 - 4 * kConsumers;
+    if (warp == 0) produce(base, x_map, weight_map, p);
+    if (warp == 1) load_outwards(p, shared.outward);
+  } else {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    consume<kSegment>(p, base, shared, warpgroup);
   }
   ptx::cluster_sync();
 #endif

@@ -24,9 +24,8 @@ struct Split {
   // Some tiles of x have fewer rows, so that none multiplies many that are not there: 1024 are 4
   // tiles of 176 and 2 of 160, which takes 2% off an H200's time. 168 take as long as 176.
   static constexpr int kNarrow = 160;
-  // All tiles of x have so few rows if it has no more itself, or if larger ones would be too few
-  // for the multiprocessors.
-  static constexpr int kSmall = 64;
+  // All tiles of x have so few rows if those that x has, or the multiprocessors, are used better.
+  static constexpr int kMiddle = 128, kSmall = 64;
   static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
   static constexpr int kTurn = 2;
   static_assert(kXRows % (kTurn * 8) == 0, "turns are whole");
@@ -95,7 +94,7 @@ struct SplitProblem {
   bool is_direct;  // whether store_direct serves, as far as the call goes
   Tiles tiles;
   int wide;  // tiles of x that have kXRows rows
-  int rows;  // that the other tiles have: kNarrow, or all kSmall
+  int rows;  // that the other tiles have: kNarrow, or all kMiddle or kSmall
   Schedule schedule;
   // For tiles that clusters share: the sums of each cluster, a part for each of its threads, and
   // how often each warp has left its own, 0 at first.
@@ -104,7 +103,7 @@ struct SplitProblem {
 
   // Rows of x that are copied at a time.
   __host__ __device__ int rows_at_once() const {
-    return rows == Split::kSmall ? Split::kSmall : Split::kXRows;
+    return rows == Split::kNarrow ? Split::kXRows : rows;
   }
 };
 

@@ -334,12 +334,18 @@ constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
   KERNELS_8(d, i), KERNELS_8(d, i + 8), KERNELS_8(d, i + 16), KERNELS_8(d, i + 24), \
       KERNELS_8(d, i + 32)
 #define KERNELS_32(d) KERNELS_8(d, 0), KERNELS_8(d, 8), KERNELS_8(d, 16), KERNELS_8(d, 24)
+#define KERNELS_64(d) KERNELS_40(d, 0), KERNELS_8(d, 40), KERNELS_8(d, 48), KERNELS_8(d, 56)
 #define KERNELS_80(d) KERNELS_40(d, 0), KERNELS_40(d, 40)
 #define KERNELS_88(d) KERNELS_80(d), KERNELS_8(d, 80)
 #define KERNELS_128(d) KERNELS_88(d), KERNELS_40(d, 88)
 #define KERNELS_D32                                                         \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define KERNELS_D64                                                                   \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
+  "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "  \
+  "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "  \
+  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 #define KERNELS_D80                                                                  \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -380,6 +386,7 @@ constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
                    "r"(static_cast<uint32_t>(accumulate)));                                        \
   }
 KERNELS_WGMMA(64, KERNELS_D32, KERNELS_32, "32", "33", "34", "35", "36", "37")
+KERNELS_WGMMA(128, KERNELS_D64, KERNELS_64, "64", "65", "66", "67", "68", "69")
 KERNELS_WGMMA(160, KERNELS_D80, KERNELS_80, "80", "81", "82", "83", "84", "85")
 KERNELS_WGMMA(176, KERNELS_D88, KERNELS_88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA

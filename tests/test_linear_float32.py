@@ -184,11 +184,11 @@ def test_memory_beside_the_result_is_limited(path, precision, shape):
     assert min(x.nbytes // 2, 128 << 20) <= beside <= 256 << 20
 
 
-@pytest.mark.parametrize("name", ["auto", "skinny", "sm90", "sm80"])
-def test_promise_of_the_gradients(name, precision):
+@pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"])
+def test_promise_of_the_gradients(path, precision):
     mine, _, x, grad_output = draw(*TRAINING)
     weight = mine.linear.weight.detach()
-    with linear_path(name):
+    with linear_path(path):
         out, grad_x, grad_weight, _ = step(mine, x, grad_output)
     grad_z = grad_of_product(out, grad_output)
     for got, a, b in ((grad_x, grad_z, weight), (grad_weight, grad_z.t(), x)):

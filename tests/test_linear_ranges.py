@@ -4,14 +4,18 @@ The environment variable SEEDS says how many random compositions are tried, 64 i
 """
 
 import os
+from collections import Counter
 from functools import partial
 
 import pytest
 import torch
 from adversary import hunt
 from ranges import (
+    COMPOSED,
+    COMPOSED_OF_LONG_SEGMENTS,
     FEW_TERMS,
     NOT_AS_TF32,
+    NOT_RELATIVE_TO_ITSELF,
     ONE_PRODUCT_SLACK,
     SLACK,
     Reference,
@@ -86,10 +90,14 @@ def reference_of(product, x, weight, bias):
     return Reference(x, weight, torch.zeros_like(bias), 1.0, relu=False)
 
 
-def judge(x, weight, bias, slack, allowance=0.0, has_bound=False, product=forward):
-    trusted = product(LinearReluDivide, x, weight, bias)
-    out = product(LinearReluDivideNew, x, weight, bias)
-    reference = reference_of(product, x, weight, bias)
+def results(product, *drawn):
+    """Ours, torch's, and the reference."""
+    out, trusted = (product(module, *drawn) for module in (LinearReluDivideNew, LinearReluDivide))
+    return out, trusted, reference_of(product, *drawn)
+
+
+def judge(*drawn, slack, allowance=0.0, has_bound=False, product=forward):
+    out, trusted, reference = results(product, *drawn)
     broken = broken_promises(out, trusted, reference, slack, allowance)
     if has_bound and not of_bound(out, reference).max() <= 1:
         broken.append("the bound")
@@ -100,7 +108,8 @@ def judge(x, weight, bias, slack, allowance=0.0, has_bound=False, product=forwar
 @pytest.mark.parametrize("name", CASES)
 def test_promises_of_highest(name, path, size):
     drawn = named(name, *size, device="cuda")
-    assert judge(*drawn, SLACK, few_terms(name), has_bound=path != "skinny") == []
+    allowance = few_terms(name)
+    assert judge(*drawn, slack=SLACK, allowance=allowance, has_bound=path != "skinny") == []
 
 
 @pytest.mark.parametrize("size", OTHER_SIZES, ids=str)
@@ -108,29 +117,43 @@ def test_promises_of_highest(name, path, size):
 def test_promises_of_highest_at_other_sizes(name, path, size):
     drawn = named(name, *size, device="cuda")
     has_bound = path in ("sm90", "sm80")  # auto may take torch's product
-    allowance = few_terms if size[1] >= 1024 else few_terms_in_all
-    assert judge(*drawn, SLACK, allowance(name), has_bound) == []
+    allowance = (few_terms if size[1] >= 1024 else few_terms_in_all)(name)
+    assert judge(*drawn, slack=SLACK, allowance=allowance, has_bound=has_bound) == []
 
 
 @pytest.mark.parametrize("product", GRADIENTS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", CASES)
 @SPLIT_PATHS
 def test_promises_of_the_gradients(path, name, product):
+    promised = {"slack": SLACK, "allowance": few_terms(name), "has_bound": True}
     drawn = named(name, *SIZES[0], device="cuda")
-    assert judge(*drawn, SLACK, few_terms(name), has_bound=True, product=product) == []
+    assert judge(*drawn, product=product, **promised) == []
 
 
 @SPLIT_PATHS
 def test_promises_on_random_compositions(path):
-    broken = []
+    """Prints, of each k, what was tried, what errs by more than torch and FEW_TERMS, and most."""
+    broken, tried, exceeding, largest = [], Counter(), Counter(), Counter()
     for seed in range(int(os.environ.get("SEEDS", 64))):
         k = COMPOSED_K[seed % len(COMPOSED_K)]
         name, *drawn = operands(seed, 1024, k, 1024, "cuda")
+        has_long_segments = path == "sm90" and k >= 4096
+        allowance = COMPOSED_OF_LONG_SEGMENTS if has_long_segments else COMPOSED
         for product in (forward, *GRADIENTS):
-            promises = judge(*drawn, SLACK, FEW_TERMS, has_bound=True, product=product)
+            out, trusted, reference = results(product, *drawn)
+            tried[k] += 1
+            if broken_promises(out, trusted, reference, SLACK, FEW_TERMS):
+                exceeding[k] += 1
+                largest[k] = max(largest[k], reference.errors(out).relative * 2**24)
+            promises = broken_promises(out, trusted, reference, SLACK, allowance)
+            if of_bound(out, reference).max() > 1:
+                promises.append("the bound")
             if promises:
                 broken.append((seed, k, name, product.__name__, promises))
+    for k in sorted(tried):
+        print(f"{path} k {k}: {exceeding[k]} of {tried[k]}, at most {largest[k]:.1f} u")
     assert broken == []
+    assert exceeding.total() <= 0.1 * tried.total()
 
 
 @pytest.mark.parametrize("k", [64, 256, 1024, 4096])
@@ -150,7 +173,7 @@ def test_bound_is_kept_on_operands_sought_to_break_it(path, product, k):
 @pytest.mark.parametrize("name", CASES)
 def test_promise_of_few_rows(name, m):
     drawn = named(name, m, 8192, 16384, device="cuda")
-    assert judge(*drawn, SLACK, few_terms(name)) == []
+    assert judge(*drawn, slack=SLACK, allowance=few_terms(name)) == []
 
 
 # One product is not promoted: its sums are truncated over the whole of K. So are TF32's, but cuBLAS
@@ -165,14 +188,17 @@ ONE_PRODUCT_CASES = [name for name in CASES if name not in NOT_AS_TF32]
 def test_promise_of_one_product(name, precision, path, size):
     slack = 1.1 if name in TRUNCATED else ONE_PRODUCT_SLACK
     with float32_precision(precision):
-        assert judge(*named(name, *size, device="cuda"), slack) == []
+        broken = judge(*named(name, *size, device="cuda"), slack=slack)
+    if name in NOT_RELATIVE_TO_ITSELF:
+        broken = [promise for promise in broken if not promise.startswith("relative")]
+    assert broken == []
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 24, 32])
 @pytest.mark.parametrize("name", ONE_PRODUCT_CASES)
 def test_promise_of_one_product_of_few_rows(name, m):
     with float32_precision("high"):
-        assert judge(*named(name, m, 8192, 16384, device="cuda"), ONE_PRODUCT_SLACK) == []
+        assert judge(*named(name, m, 8192, 16384, device="cuda"), slack=ONE_PRODUCT_SLACK) == []
 
 
 @pytest.mark.parametrize("size", [(1024, 2048, 1024), (300, 256, 2048)], ids=str)

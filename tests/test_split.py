@@ -172,9 +172,16 @@ def test_bound_is_kept_on_operands_sought_to_break_it(k, kernel):
     assert 0.3 * derived_bound(k, kernel) < worst <= derived_bound(k, kernel)
 
 
-def test_hunt_finds_a_segment_that_is_too_long_for_ampere():
-    twin = partial(linear, divisor=1.0, split=replace(SM80, segment=64))
-    assert hunt(twin, count=128, k=64, rounds=80, seed=0) > 1
+def test_segment_that_is_too_long_for_ampere_breaks_the_bound():
+    """1 + 63 products just below half of its last place; low low of the first counts besides."""
+    x, weight = (torch.full((1, 64), small) for small in (2.0**-12 - 2.0**-23, 2.0**-12))
+    x[0, 0] = weight[0, 0] = 1 + 2.0**-11 - 2.0**-22
+    reference = Reference(x, weight, torch.zeros(1), 1.0)
+    parts = [
+        of_bound(linear(x, weight, torch.zeros(1), 1.0, split), reference).item()
+        for split in (replace(SM80, segment=64), SM80)
+    ]
+    assert parts[0] > 1 > parts[1] > 0.5
 
 
 @pytest.mark.parametrize(
