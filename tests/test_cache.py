@@ -554,6 +554,7 @@ def test_a_machine_without_avx2_has_a_build_of_its_own(root, load, monkeypatch):
 
 
 def test_finished_build_needs_no_compiler(root, load, monkeypatch):
+    monkeypatch.setenv("CXX", "c++")  # a path would be found without PATH
     library = load()
     monkeypatch.setenv("PATH", "/nowhere")
     assert load() == library
