@@ -3,6 +3,7 @@
 // Each such result is +inf, -inf or NaN, whatever the finite elements are. So every element is
 // replaced by its class: itself where it is not finite, else its sign (-1, 0 or 1). One product of
 // the classes, in fp16 on tensor cores, is not finite where float32's is, and of the same sign.
+// Only those parts of K count in which a row of the tile holds infinity or NaN.
 //
 //   x [m, k], weight [n, k] float32; out [m, n], of which only those results are written
 
@@ -27,6 +28,7 @@ constexpr int kTile = 64;       // rows of x, and of weight
 constexpr int kK = 32;          // of K a step
 constexpr int kPitch = kK + 8;  // halves; ldmatrix then reads without bank conflicts
 constexpr int kGroups = kTile * kK / split::kGroup / kThreads;  // of 8 elements, a thread
+constexpr int kWindow = kThreads * kK;  // of K, in which each thread looks through a step
 
 __device__ inline __half class_of(float v) {
   return __float2half_rn(isfinite(v) ? static_cast<float>((v > 0) - (v < 0)) : v);
@@ -65,7 +67,38 @@ struct Tiles {
   alignas(16) __half x[kTile][kPitch];
   alignas(16) __half weight[kTile][kPitch];
   bool is_x[kTile], is_weight[kTile];  // whether a row is kNonfinite
+  uint32_t steps[kThreads / 32];       // of a window, those that count, a bit each
+
+  // The next of them after `step`, kThreads if there is none.
+  __device__ int next(int step) const {
+    while (++step < kThreads) {
+      const uint32_t left = steps[step / 32] >> step % 32;
+      if (left != 0) return step + __ffs(left) - 1;
+      step |= 31;
+    }
+    return kThreads;
+  }
 };
+
+// Whether a row that is kNonfinite holds infinity or NaN in the thread's step.
+__device__ inline bool counts(const bool (&is_nonfinite)[kTile], const split::Operand& operand,
+                              int64_t first_row, int64_t first_k, int64_t k) {
+  for (int i = 0; i < kTile; ++i) {
+    if (!is_nonfinite[i]) continue;
+    const float* const from = operand.from + (first_row + i) * operand.row_stride;
+    const bool aligned = reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
+    bool found = false;
+#pragma unroll
+    for (int j = 0; j < kK; j += split::kGroup) {
+      float v[split::kGroup];
+      split::load_group(v, from, operand.column_stride, first_k + j, k, aligned);
+#pragma unroll
+      for (const float element : v) found |= !isfinite(element);
+    }
+    if (found) return true;
+  }
+  return false;
+}
 
 // sums += x tile times weight tile, of the warp's 32 rows and 32 features.
 __device__ inline void multiply_step(const Tiles& tiles, float (&sums)[2][4][4]) {
@@ -150,17 +183,30 @@ __global__ void __launch_bounds__(kThreads)
       if (!__syncthreads_or(is)) continue;
     }
     float sums[2][4][4] = {};
-    Groups next_x, next_weight;
-    next_x.load(x, first_m, 0, k);
-    next_weight.load(weight, first_n, 0, k);
-    for (int64_t step = 0; step < k; step += kK) {
-      next_x.store(tiles.x);
-      next_weight.store(tiles.weight);
+    for (int64_t window = 0; window < k; window += kWindow) {
+      const int64_t own = window + threadIdx.x * kK;
+      const bool is_wanted = own < k && (counts(tiles.is_x, x, first_m, own, k) ||
+                                         counts(tiles.is_weight, weight, first_n, own, k));
+      const uint32_t steps = __ballot_sync(0xffffffff, is_wanted);
+      __syncthreads();  // all have left the window before
+      if (threadIdx.x % 32 == 0) tiles.steps[threadIdx.x / 32] = steps;
       __syncthreads();
-      next_x.load(x, first_m, step + kK, k);
-      next_weight.load(weight, first_n, step + kK, k);
-      multiply_step(tiles, sums);
-      __syncthreads();
+      Groups next_x, next_weight;
+      const auto load = [&](int step) {
+        next_x.load(x, first_m, window + step * kK, k);
+        next_weight.load(weight, first_n, window + step * kK, k);
+      };
+      int step = tiles.next(-1);
+      if (step < kThreads) load(step);
+      while (step < kThreads) {
+        next_x.store(tiles.x);
+        next_weight.store(tiles.weight);
+        __syncthreads();
+        step = tiles.next(step);
+        if (step < kThreads) load(step);
+        multiply_step(tiles, sums);
+        __syncthreads();
+      }
     }
     store_results(tiles, result, x.rows, weight.rows, first_m, first_n, sums);
     __syncthreads();  // before the next tile's states
