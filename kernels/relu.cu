@@ -58,6 +58,13 @@ constexpr int kBlock = 256;
 // Scalar accesses that a thread keeps in flight where 16-byte accesses are not possible.
 constexpr int kUnroll = 4;
 
+// Blocks of kThreads threads with as many elements each as given.
+template <int kThreads = kBlock>
+unsigned blocks_of(int64_t n, int64_t elements_a_thread) {
+  const int64_t elements = kThreads * elements_a_thread;
+  return static_cast<unsigned>((n + elements - 1) / elements);
+}
+
 // The element that a thread of a one-shot grid starts at.
 template <typename T>
 __device__ int64_t first_element() {
@@ -90,6 +97,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Stores a thread's bits, those of elements i and following. Neighbouring threads have the rest of
+// the byte. All threads of a warp get here, unless they have exited with all those neighbours.
+template <int kSize>
+__device__ void store_bits(uint8_t* mask, int64_t i, int64_t n, uint32_t bits, uint64_t policy) {
+  constexpr int kThreadsPerByte = 8 / kSize;
+  static_assert(kThreadsPerByte >= 1, "a thread has at most the bits of one byte");
+  const int place = threadIdx.x % kThreadsPerByte;
+  bits <<= place * kSize;
+#pragma unroll
+  for (int lane = 1; lane < kThreadsPerByte; lane *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, lane);
+  }
+  if (place == 0 && i < n) store_mask(mask + i / 8, bits, policy);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kBlock)
     relu_with_mask_kernel(const T* x, T* out, uint8_t* mask, int64_t n, bool aligned,
@@ -113,16 +135,7 @@ __global__ void __launch_bounds__(kBlock)
       out[j] = relu_of(x[j]);
     }
   }
-  // The bits of one byte lie in 8 / kSize neighbouring threads. All threads of a warp get here.
-  constexpr int kThreadsPerByte = 8 / kSize;
-  static_assert(kThreadsPerByte >= 1, "a thread has at most the bits of one byte");
-  const int place = threadIdx.x % kThreadsPerByte;
-  bits <<= place * kSize;
-#pragma unroll
-  for (int lane = 1; lane < kThreadsPerByte; lane *= 2) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, lane);
-  }
-  if (place == 0 && i < n) store_mask(mask + i / 8, bits, policy);
+  store_bits<kSize>(mask, i, n, bits, policy);
 }
 
 template <typename Bits>
@@ -147,6 +160,152 @@ __global__ void __launch_bounds__(kBlock)
       grad_input[j] = bits >> (j - i) & 1 ? grad_output[j] : Bits{0};
     }
   }
+}
+
+// Dense operands that do not begin at a multiple of 16 bytes: a thread stores one aligned vector of
+// the result, and shifts the operand's elements into place.
+
+// The vector at any address, out of the two aligned vectors that it overlaps. The second comes from
+// L1, because the next thread loads it as its first. For an aligned address they are the same.
+template <typename T>
+__device__ Vector<T> load_shifted(const T* address, uint64_t policy) {
+  const uintptr_t byte = reinterpret_cast<uintptr_t>(address);
+  const auto low = load_vector(reinterpret_cast<const uint32_t*>(byte / 16 * 16), policy);
+  const auto high = load_vector(reinterpret_cast<const uint32_t*>((byte + 15) / 16 * 16), policy);
+  uint32_t word[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) word[i] = i < 4 ? low.value[i] : high.value[i - 4];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) word[i] = byte & 8 ? word[i + 2] : word[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) word[i] = byte & 4 ? word[i + 1] : word[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], byte % 4 * 8);
+  Vector<T> v;
+  memcpy(&v, word, sizeof(v));
+  return v;
+}
+
+// The aligned vectors of a result of n elements, and the threads that make them. The result begins
+// `lead` elements behind the beginning of vector 0. The first block makes the vectors at both ends,
+// an element a thread, because there an operand's aligned vectors may reach beyond the operand.
+// Every other thread makes one vector.
+template <typename T>
+struct AlignedVectors {
+  static constexpr int kSize = Vector<T>::kSize;
+  // The vectors at each end: multiples of 4, because up to 4 vectors share a byte of the mask. At
+  // least 3 of the head and 4 of the tail lie inside the result, and the other blocks' loads reach
+  // no further than 2 vectors into either.
+  static constexpr int kHead = 4, kTail = 8;
+  static_assert((kHead + kTail) * kSize <= kBlock, "the first block has a thread an element");
+
+  int lead;
+  int64_t n, tail;  // the tail's first vector
+
+  AlignedVectors(const void* out, int64_t n)
+      : lead(static_cast<int>(reinterpret_cast<uintptr_t>(out) % 16 / sizeof(T))),
+        n(n),
+        tail((n + lead + 4 * kSize - 1) / (4 * kSize) * 4 - kTail) {}
+
+  unsigned blocks() const { return 1 + blocks_of(tail - kHead, 1); }
+
+  // The vector of a thread in any block but the first; there is none from `tail` on.
+  __device__ int64_t vector() const {
+    return static_cast<int64_t>(blockIdx.x - 1) * kBlock + threadIdx.x + kHead;
+  }
+
+  // The element of a thread in the first block, counted from vector 0.
+  __device__ int64_t element() const {
+    const int i = threadIdx.x;
+    return i < kHead * kSize ? i : (tail - kHead) * kSize + i;
+  }
+};
+
+// Fewer elements than this, whose ends might overlap, go to the kernels of aligned operands, which
+// make them one by one.
+constexpr int64_t kLeastShifted = kBlock;
+
+bool needs_shift(const void* from, const void* to, int64_t n) {
+  return n >= kLeastShifted && !is_vector_aligned(from, to);
+}
+
+// order.relu of every element; of narrow elements a word at a time, which takes an int8 vector's
+// thread 106 instructions instead of 167 (sm_90a).
+template <typename Bits>
+__device__ Vector<Bits> relu_of(const Order<Bits>& order, Vector<Bits> v) {
+  if constexpr (sizeof(Bits) >= 4) {
+#pragma unroll
+    for (Bits& value : v.value) value = order.relu(value);
+  } else {
+    constexpr uint32_t kEach = sizeof(Bits) == 1 ? 0x01010101 : 0x00010001;
+    const uint32_t offset = order.offset * kEach, limit = static_cast<Bits>(order.limit) * kEach;
+    uint32_t words[4];
+    memcpy(words, &v, sizeof(v));
+#pragma unroll
+    for (uint32_t& word : words) {
+      word &= ~(sizeof(Bits) == 1 ? __vcmplts4(__vsub4(word, offset), limit)
+                                  : __vcmplts2(__vsub2(word, offset), limit));
+    }
+    memcpy(&v, words, sizeof(v));
+  }
+  return v;
+}
+
+// x may be out; mask may be null. The mask's bytes begin at multiples of 8 elements, but the
+// vectors do not: a thread packs the bits of the elements `lead` behind those of its vector. Where
+// x is out, other threads may have stored some of these already, and a result has the bit of its
+// operand.
+template <typename Bits>
+__global__ void __launch_bounds__(kBlock)
+    relu_shifted_kernel(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask,
+                        AlignedVectors<Bits> vectors, bool evict_last) {
+  constexpr int kSize = Vector<Bits>::kSize;
+  const uint64_t policy = l2_policy(evict_last);
+  if (blockIdx.x == 0) {
+    const int64_t bit = vectors.element(), i = bit - vectors.lead;
+    const bool keeps = mask != nullptr && bit < vectors.n && order.keeps_gradient(x[bit]);
+    if (i >= 0 && i < vectors.n) out[i] = order.relu(x[i]);
+    if (mask != nullptr) store_bits<1>(mask, bit, vectors.n, keeps, policy);
+    return;
+  }
+  if (vectors.vector() >= vectors.tail) return;
+  const int64_t bit = vectors.vector() * kSize, i = bit - vectors.lead;
+  const Vector<Bits> v = load_shifted(x + i, policy);
+  if constexpr (sizeof(Bits) > 1) {  // integers of 8 bits have no mask
+    if (mask != nullptr) {
+      const Vector<Bits> kept = vectors.lead == 0 ? v : load_shifted(x + bit, policy);
+      uint32_t bits = 0;
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) bits |= uint32_t{order.keeps_gradient(kept.value[j])} << j;
+      store_bits<kSize>(mask, bit, vectors.n, bits, policy);
+    }
+  }
+  store_vector(out + i, relu_of(order, v));
+}
+
+template <typename Bits>
+__global__ void __launch_bounds__(kBlock)
+    relu_backward_shifted_kernel(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
+                                 AlignedVectors<Bits> vectors, bool evict_last) {
+  constexpr int kSize = Vector<Bits>::kSize;
+  if (blockIdx.x == 0) {
+    const int64_t i = vectors.element() - vectors.lead;
+    if (i < 0 || i >= vectors.n) return;
+    const Bits gradient = grad_output[i];
+    grad_input[i] = mask[i / 8] >> (i % 8) & 1 ? gradient : Bits{0};
+    return;
+  }
+  if (vectors.vector() >= vectors.tail) return;
+  const int64_t i = vectors.vector() * kSize - vectors.lead;
+  const uint64_t policy = l2_policy(evict_last);
+  Vector<Bits> v = load_shifted(grad_output + i, policy);
+  // The bits lie in one byte, or in two.
+  const uint32_t low = load_mask(mask + i / 8, policy);
+  const uint32_t high = load_mask(mask + (i + kSize - 1) / 8, policy);
+  const uint32_t bits = (high << 8 | low) >> (i % 8);
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) v.value[j] = bits >> j & 1 ? v.value[j] : Bits{0};
+  store_vector(grad_input + i, v);
 }
 
 // element(j, offsets in the operands) for the elements `first` + j of a strided result, which are a
@@ -247,13 +406,6 @@ bool evicts_last(int64_t n) {
   return n * static_cast<int64_t>(sizeof(T)) >= kEvictLastBytes;
 }
 
-// Blocks of kThreads threads with as many elements each as given.
-template <int kThreads = kBlock>
-unsigned blocks_of(int64_t n, int64_t elements_a_thread) {
-  const int64_t elements = kThreads * elements_a_thread;
-  return static_cast<unsigned>((n + elements - 1) / elements);
-}
-
 // Of a strided result: `size` elements from `first` on, and where they begin in both operands.
 struct Part {
   Layout layout;
@@ -302,11 +454,24 @@ int for_any(DType dtype, const Body& body) {
   }
 }
 
+// x may be out, and mask null.
+int relu_shifted(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
+                 CUstream_st* stream) {
+  return for_bits(dtype, [&](auto order) {
+    using Bits = decltype(order.offset);
+    const AlignedVectors<Bits> vectors(out, n);
+    return launch<relu_shifted_kernel<Bits>>(vectors.blocks(), kBlock, stream, order,
+                                             static_cast<const Bits*>(x), static_cast<Bits*>(out),
+                                             mask, vectors, evicts_last<Bits>(n));
+  });
+}
+
 }  // namespace
 
 namespace cuda {
 
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) {
+  if (needs_shift(x, out, n)) return relu_shifted(dtype, x, out, nullptr, n, stream);
   return for_any(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kSize = Vector<T>::kSize, kSmallBlock = kBlock / 2;
@@ -342,6 +507,7 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
 
 int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                    CUstream_st* stream) {
+  if (needs_shift(x, out, n)) return relu_shifted(dtype, x, out, mask, n, stream);
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     return launch<relu_with_mask_kernel<T>>(blocks_of(n, Vector<T>::kSize), kBlock, stream,
@@ -354,10 +520,16 @@ int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, voi
                   int64_t n, CUstream_st* stream) {
   return for_floating_bits(dtype, [&](auto order) {
     using Bits = decltype(order.offset);
-    return launch<relu_backward_kernel<Bits>>(
-        blocks_of(n, Vector<Bits>::kSize), kBlock, stream, static_cast<const Bits*>(grad_output),
-        mask, static_cast<Bits*>(grad_input), n, is_vector_aligned(grad_output, grad_input),
-        evicts_last<Bits>(n));
+    const Bits* from = static_cast<const Bits*>(grad_output);
+    Bits* to = static_cast<Bits*>(grad_input);
+    if (needs_shift(from, to, n)) {
+      const AlignedVectors<Bits> vectors(to, n);
+      return launch<relu_backward_shifted_kernel<Bits>>(vectors.blocks(), kBlock, stream, from,
+                                                        mask, to, vectors, evicts_last<Bits>(n));
+    }
+    return launch<relu_backward_kernel<Bits>>(blocks_of(n, Vector<Bits>::kSize), kBlock, stream,
+                                              from, mask, to, n, is_vector_aligned(from, to),
+                                              evicts_last<Bits>(n));
   });
 }
 

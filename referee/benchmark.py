@@ -2,6 +2,7 @@
 
 sizes     ModelNew against torch.relu over powers of two
 views     the same for views that are not dense
+offsets   the same, in place and a training step for dense x at every offset below 16 bytes
 linear    LinearReluDivideNew against eager over rows and features, at one --precision
 operands  float32: the same on operands of every kind, with errors and memory, at one --precision
 host      what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
@@ -34,9 +35,10 @@ from referee.report import environment, table
 SIZES = {"cpu": range(4, 29), "cuda": range(10, 32)}  # exponents of two
 HOST_ELEMENTS, HOST_CALLS = 1024, 250  # a GPU's queue holds about 1,000 launches; a step has 2
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the square of which there are views
+OFFSET_SIZES = {"cpu": (20, 24), "cuda": (20, 24, 28)}  # exponents of two
 FEATURES = (1024, 4096, 8192)
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
-CELL_SECONDS = {"cpu": 1.0, "cuda": 0.5}  # for each of the sweep's cells
+CELL_SECONDS = {"cpu": 1.0, "cuda": 0.5}  # for each cell of the sweep, and of offsets
 LOOP_BYTES, LOOP_PASSES = 16 << 20, 20  # a tensor well inside the L2, and passes over it
 GIB_ROWS = 683  # rows of the headline input in 1 GiB of float32
 
@@ -73,6 +75,52 @@ def views(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
     rows = [[f"x [{side}, {side}]", *modules.titles("us")]]
     for name, x in layouts.items():
         rows.append([name, *columns(alternate(samplers_of(modules, x)), 1e6)])
+    print(table(rows))
+
+
+class Step(torch.nn.Module):
+    """Forward and backward of a module."""
+
+    def __init__(self, module: torch.nn.Module, grad_output: torch.Tensor) -> None:
+        super().__init__()
+        self.module, self.grad_output = module, grad_output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The gradient of x."""
+        (grad,) = torch.autograd.grad(self.module(x), x, self.grad_output)
+        return grad
+
+
+def offsets(modules: Modules, in_place: Modules, device: torch.device, dtype: torch.dtype) -> None:
+    """Eager's time in parts of the solution's, and the latter, by bytes from an aligned address.
+
+    The columns are forward, forward in place, training step with an aligned output gradient, and
+    with one that has the offset of x.
+    """
+    names = modules.names
+    titles = ["forward", "in place", *(["step", "step, gradient too"] * dtype.is_floating_point)]
+    rows = [[f"{names.eager} / {names.solution} (us)", *titles]]
+    generator = torch.Generator(device=device)
+    for exponent in OFFSET_SIZES[device.type]:
+        size = 2**exponent
+        for offset in range(1, 16 // dtype.itemsize):
+            x, gradient = (
+                cases.random((offset + size,), dtype, device, generator)[offset:] for _ in range(2)
+            )
+            calls = [(modules, x), (in_place, x)]
+            if dtype.is_floating_point:
+                leaf = x.detach().requires_grad_()
+                for grad_output in (torch.ones_like(x), gradient):
+                    both = (Step(module, grad_output) for module in modules.by_name().values())
+                    calls.append((Modules(names, *both), leaf))
+            cells = []
+            for pair, operand in calls:
+                times = alternate(samplers_of(pair, operand), CELL_SECONDS[device.type])
+                microseconds, _, ratio = columns(times, 1e6)
+                cells.append(f"{ratio} ({float(microseconds):.0f})")
+            rows.append([f"2^{exponent}, {offset * dtype.itemsize} bytes", *cells])
+            print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     print(table(rows))
 
 
@@ -198,7 +246,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["sizes", "views", "linear", "operands", "host", "import", "l2", "thp", "all"]
+    relu_names = ["sizes", "views", "offsets"]
+    names = [*relu_names, "linear", "operands", "host", "import", "l2", "thp", "all"]
     parser.add_argument("what", nargs="?", default="all", choices=names)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
@@ -229,7 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
         import_()
     if "thp" in todo:
         thp()
-    if not {"sizes", "views", "linear", "operands", "host", "l2"} & set(todo):
+    if not {*relu_names, "linear", "operands", "host", "l2"} & set(todo):
         return
     solutions = importlib.import_module("model_new").SOLUTIONS
     relus = Modules(relu.NAMES, *(kind().to(device) for kind in _kinds("relu", solutions)))
@@ -240,6 +289,10 @@ def main(arguments: list[str] | None = None) -> None:
     if "views" in todo:
         print()
         views(relus, device, dtype)
+    if "offsets" in todo:
+        print()
+        in_place = Modules(relu.NAMES, solutions["relu"](inplace=True), torch.nn.ReLU(inplace=True))
+        offsets(relus, in_place, device, dtype)
     if "linear" in todo:
         print()
         linear(linears, device, dtype)

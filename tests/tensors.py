@@ -98,6 +98,18 @@ def views(dtype, device="cpu"):
         yield f"offset {offset}, ends early", flat[offset : -offset - 1]
 
 
+def misaligned(dtype, device="cpu"):
+    """Memory, half of it special values, and a dense view: every offset below 16 bytes but 0."""
+    values = special_values(dtype, device)
+    for size in (1, 5, 17, 255, 256, 257, 264, 301, 511, 1000, 4096, 4103, 20001):
+        for offset in range(1, 16 // dtype.itemsize):
+            memory = draw((offset + size + 16,), dtype, device)
+            is_special = torch.rand(memory.shape, device=device) < 0.5
+            picks = torch.randint(len(values), memory.shape, device=device)
+            memory = torch.where(is_special, values[picks], memory)
+            yield memory, memory[offset : offset + size]
+
+
 def random_views(count, dtype, device="cpu", seed=0):
     """Views of random rank, shape, order, steps and offset, some expanded."""
     choose = random.Random(seed)

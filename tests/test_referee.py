@@ -11,6 +11,7 @@ from torch import nn
 
 from model import Model
 from referee import (
+    benchmark,
     cases,
     compare,
     correctness,
@@ -588,3 +589,13 @@ def test_speed_up():
     assert stats.speed_up([1.0], [2.0]) == (0.5, 0.5, 0.5)
     assert stats.spread([1.0]) == (1.0, 1.0)
     assert stats.spread([float(i) for i in range(11)]) == (1.0, 9.0)
+
+
+@pytest.mark.parametrize(("dtype", "offsets", "columns"), [("float32", 3, 4), ("int64", 1, 2)])
+def test_benchmark_of_offsets(dtype, offsets, columns, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "OFFSET_SIZES", {"cpu": (4, 9)})
+    monkeypatch.setitem(benchmark.CELL_SECONDS, "cpu", 0.0)
+    benchmark.main(["offsets", "--device", "cpu", "--dtype", dtype])
+    rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith("2^")]
+    assert len(rows) == 2 * offsets
+    assert all(row.count("(") == columns for row in rows)

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from tensors import FLOATING, assert_same_bits, draw, random_views, special_values, views
+from tensors import (
+    FLOATING,
+    assert_same_bits,
+    draw,
+    misaligned,
+    random_views,
+    special_values,
+    views,
+)
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -98,10 +106,22 @@ def test_gradient_of_a_sum_where_a_dimension_is_1(device):
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_gradient_that_is_not_aligned(device, dtype):
-    x = draw((1001,), dtype, device)
-    for offset in (1, 2, 3):
-        assert_same_gradient(x, draw((1001 + offset,), dtype, device)[offset:])
+def test_misaligned_gradient_or_input(device, dtype):
+    aligned = draw((20001,), dtype, device)
+    for _, grad_output in misaligned(dtype, device):
+        print(tuple(grad_output.shape), grad_output.storage_offset())
+        x = aligned[: len(grad_output)]
+        assert_same_gradient(x, grad_output)
+        assert_same_gradient(grad_output, x)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_misaligned_gradient_and_input(device, dtype):
+    views = [view for _, view in misaligned(dtype, device) if len(view) in (257, 4103)]
+    for x in views:
+        for grad_output in views:
+            if len(x) == len(grad_output):
+                assert_same_gradient(x, grad_output)
 
 
 def test_gradient_is_written_to_fresh_memory(device):

@@ -13,6 +13,7 @@ from tensors import (
     assert_is_relu,
     assert_same_bits,
     draw,
+    misaligned,
     random_views,
     relu_by_definition,
     special_values,
@@ -41,6 +42,31 @@ def test_layouts(device, dtype):
         before = x.clone()
         assert_is_relu(ModelNew()(x), x)
         assert_same_bits(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_misaligned_input(device, dtype):
+    for memory, x in misaligned(dtype, device):
+        print(tuple(x.shape), x.storage_offset())
+        before = memory.clone()
+        assert_is_relu(ModelNew()(x), x)
+        assert_same_bits(memory, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int8])
+def test_large_misaligned_input(dtype):
+    """Above 64 MiB, from where on loads have an L2 policy; in place too."""
+    last = 16 // dtype.itemsize - 1
+    for view in (lambda x: x[1:], lambda x: x[last:-2], lambda x: x.chunk(3)[1]):
+        memory = draw((100_000_003 // dtype.itemsize,), dtype, "cuda")
+        x = view(memory)
+        assert x.data_ptr() % 16 != 0
+        assert_is_relu(ModelNew()(x), x)
+        want = memory.clone()
+        want[x.storage_offset() :][: len(x)] = relu_by_definition(x)
+        ModelNew(inplace=True)(x)
+        assert_same_bits(memory, want)
 
 
 def test_random_layouts(device):

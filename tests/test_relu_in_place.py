@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from tensors import DTYPES, assert_same_bits, draw, relu_by_definition, views
+from tensors import (
+    DTYPES,
+    FLOATING,
+    assert_same_bits,
+    draw,
+    misaligned,
+    relu_by_definition,
+    views,
+)
 from torch import nn
 
 from model_new import ModelNew
@@ -44,6 +52,34 @@ def test_bits_in_every_layout(device, dtype):
         untouched = torch.ones_like(storage, dtype=torch.bool)
         untouched.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(False)
         assert_same_bits(storage[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_misaligned(device, dtype):
+    for memory, x in misaligned(dtype, device):
+        print(tuple(x.shape), x.storage_offset())
+        want = memory.clone()
+        want[x.storage_offset() :][: len(x)] = relu_by_definition(x)
+        ModelNew(inplace=True)(x)
+        assert_same_bits(memory, want)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_misaligned_gradient(device, dtype):
+    """The mask's bytes and the aligned vectors then begin at different elements."""
+    for memory, view in misaligned(dtype, device):
+        print(tuple(view.shape), view.storage_offset())
+        offset, size = view.storage_offset(), len(view)
+        grad_output = draw((size,), dtype, device)
+
+        def run(module, leaf=memory, offset=offset, size=size, grad_output=grad_output):
+            x = leaf.clone().requires_grad_()
+            changed = x * 1
+            out = module(changed[offset : offset + size])
+            (grad,) = torch.autograd.grad(out, x, grad_output)
+            return torch.stack([changed.detach() + 0, grad])
+
+        assert_same_bits(*both(run))
 
 
 @pytest.mark.gpu
