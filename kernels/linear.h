@@ -69,7 +69,8 @@ bool is_regular(const LinearInputs& in) {
 //                                   n < 32 or m n k <= 2^28; all: k >= 256
 //   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
 //   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 256,       kSm90
-//                                   m >= 17 (gradients: 32), n >= 32
+//                                   m >= 17 (gradients: 32; of a weight that
+//                                   is copied: 128), n >= 32
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
 //                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
@@ -139,8 +140,9 @@ Path choose_path(const Linear& linear, int capability, bool has_vectors) {
   const bool is_split = is_float32 && linear.products == 3;
   if (linear.dtype == DType::kFloat64 || k < (is_split ? 256 : 1024)) return Path::kTorch;
   if (is_split) {
-    const bool is_sm90s = capability == 90 && linear.m >= (linear.relu ? 17 : 32) &&
-                          linear.n >= 32 && size >= 1 << 15 && linear.n * k >= 1 << 18;
+    const int64_t least_rows = !linear.relu ? 32 : has_vectors ? 17 : 128;
+    const bool is_sm90s = capability == 90 && linear.m >= least_rows && linear.n >= 32 &&
+                          size >= 1 << 15 && linear.n * k >= 1 << 18;
     const bool is_sm80s = (capability == 80 || capability == 100) && size >= 1 << 22 && k >= 1024;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
