@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "common.cuh"
+#include "early_start.cuh"
 #include "epilogue.cuh"
 #include "launchers.h"
 
@@ -166,6 +167,7 @@ __global__ void __launch_bounds__(kThreads)
     backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
                     T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t row_bytes,
                     int64_t rows, bool aligned) {
+  start_next_kernel();
   const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes;
   const int64_t byte = static_cast<int64_t>(blockIdx.x) * kLanes + lane;
   const int64_t column = byte * kColumns;
@@ -209,6 +211,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     add_up_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
+  start_next_kernel();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (column >= n) return;
   Compute<T> total{0};

@@ -49,6 +49,8 @@ struct Linear {
   int64_t x_stride;
   const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
   int64_t weight_stride;
+  // linear_sm90, half types: whether the operand is [k, m], or [k, n], instead.
+  bool x_is_transposed, weight_is_transposed;
   const void* bias;  // [n], or null
   float divisor;
   bool relu;        // or the product, with bias and division, as it is

@@ -69,7 +69,8 @@ bool is_regular(const LinearInputs& in) {
 //                                   n < 32 or m n k <= 2^28; all: k >= 256
 //   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
 //   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 256,       kSm90
-//                                   m >= 17 (gradients: 32), n >= 32
+//                                   m >= 17 (gradients: 32; of a weight that
+//                                   is copied: 128), n >= 32
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
 //                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
@@ -88,8 +89,12 @@ bool is_regular(const LinearInputs& in) {
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
-// The products of float32's gradients are chosen by the same table at `highest`; those at `high`,
-// of half types, and gradients that are differentiated again, are torch's.
+// Half types' kSm90 reads operands with adjacent rows as it reads those with adjacent columns; all
+// other paths copy what has no adjacent columns.
+//
+// The products of the gradients are chosen by the same table, in half types where both operands can
+// be read where they are. Those of float32 at `high`, and gradients that are differentiated again,
+// are torch's.
 enum class Path { kAuto, kSkinny, kSm90, kSm80, kTorch };
 constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
                                                    {"skinny", Path::kSkinny},
@@ -120,6 +125,9 @@ bool is_skinny(const Linear& linear) {
   return linear.products == 3 && k >= 256 && (has_few_rows || is_small);
 }
 
+// Elements of a result that half types and one product of float32 need to win.
+constexpr int64_t kLargeResult = int64_t{1} << 22;
+
 // The path to try, by dtype, sizes and GPU. has_vectors: whether the weight can be read as it is,
 // by 16-byte vectors.
 Path choose_path(const Linear& linear, int capability, bool has_vectors) {
@@ -132,13 +140,15 @@ Path choose_path(const Linear& linear, int capability, bool has_vectors) {
   const bool is_split = is_float32 && linear.products == 3;
   if (linear.dtype == DType::kFloat64 || k < (is_split ? 256 : 1024)) return Path::kTorch;
   if (is_split) {
-    const bool is_sm90s = capability == 90 && linear.m >= (linear.relu ? 17 : 32) &&
-                          linear.n >= 32 && size >= 1 << 15 && linear.n * k >= 1 << 18;
+    const int64_t least_rows = !linear.relu ? 32 : has_vectors ? 17 : 128;
+    const bool is_sm90s = capability == 90 && linear.m >= least_rows && linear.n >= 32 &&
+                          size >= 1 << 15 && linear.n * k >= 1 << 18;
     const bool is_sm80s = (capability == 80 || capability == 100) && size >= 1 << 22 && k >= 1024;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
   const int64_t least = int64_t{1} << (linear.m > linear.n ? 34 : 33);
-  const bool is_large = size >= 1 << 22 && (!is_float32 || (linear.m > 512 && size >= least / k));
+  const bool is_large =
+      size >= kLargeResult && (!is_float32 || (linear.m > 512 && size >= least / k));
   const bool is_sm90s = capability == 90 && is_large && fill(linear) >= (is_float32 ? 0.6 : 0.9);
   return is_sm90s ? Path::kSm90 : Path::kTorch;
 }
@@ -231,10 +241,12 @@ void run_linear_epilogue(DType dtype, const Tensor& out, double divisor, const T
 }
 
 #ifdef KERNELS_WITH_CUDA
-// A matrix as the kernels read it: columns adjacent, rows that do not overlap.
+// A matrix as the kernels read it: columns adjacent, rows that do not overlap; or the same of its
+// transpose.
 struct Rows {
   Tensor tensor;
   int64_t stride;
+  bool is_transposed = false;
 };
 
 // Whether x can be read so, with rows `stride` apart that begin at multiples of `alignment` bytes.
@@ -242,18 +254,26 @@ bool is_aligned(const Tensor& x, int64_t stride, int64_t alignment) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % alignment == 0 &&
          stride * x.element_size() % alignment == 0;
 }
+bool has_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
+  const int64_t stride = matrix.stride(across);
+  return matrix.stride(along) == 1 && stride >= matrix.size(along) &&
+         is_aligned(matrix, stride, alignment);
+}
 bool has_rows(const Tensor& matrix, int64_t alignment) {
-  const int64_t stride = matrix.stride(0);
-  return matrix.stride(1) == 1 && stride >= matrix.size(1) && is_aligned(matrix, stride, alignment);
+  return has_lines(matrix, alignment, 1, 0);
+}
+bool has_columns(const Tensor& matrix, int64_t alignment) {
+  return has_lines(matrix, alignment, 0, 1);
 }
 
-// The rows of x, which begin at multiples of `alignment` bytes: its own, or those of a copy, with
-// padding that nobody reads.
-Rows adjacent_columns(const Tensor& x, int64_t alignment) {
+// The rows of x, which begin at multiples of `alignment` bytes: its own, or those of its transpose
+// if they serve too, or of a copy, with padding that nobody reads.
+Rows adjacent_columns(const Tensor& x, int64_t alignment, bool takes_transposed) {
   const int64_t columns = x.size(-1), size = x.element_size();
   if (x.is_contiguous() && is_aligned(x, columns, alignment)) return {x, columns};
   const Tensor rows = x.dim() == 2 ? x : x.reshape({-1, columns});
   if (has_rows(rows, alignment)) return {rows, rows.stride(0)};
+  if (takes_transposed && has_columns(rows, alignment)) return {rows, rows.stride(1), true};
   const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
   const Tensor padded = allocate(x, {rows.size(0), stride}, std::nullopt, x.scalar_type());
   const Tensor copy = padded.narrow(1, 0, columns);
@@ -296,12 +316,16 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   // An x for three products is split first, wherever its rows begin.
   const int64_t alignment = path == Path::kSm80 ? in.x.element_size() : 16;
   const bool is_split = linear.products == 3 && path != Path::kSkinny;
-  const Rows x = adjacent_columns(in.x, is_split ? in.x.element_size() : alignment);
-  const Rows weight = adjacent_columns(in.weight, alignment);
+  const bool takes_transposed = !is_float32 && path == Path::kSm90;
+  const Rows x =
+      adjacent_columns(in.x, is_split ? in.x.element_size() : alignment, takes_transposed);
+  const Rows weight = adjacent_columns(in.weight, alignment, takes_transposed);
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
+  linear.x_is_transposed = x.is_transposed;
   linear.weight = weight.tensor.const_data_ptr();
   linear.weight_stride = weight.stride;
+  linear.weight_is_transposed = weight.is_transposed;
   path = path_that_serves(path, linear, capability);
   if (path == Path::kTorch) return false;
 
@@ -504,18 +528,29 @@ Tensor linear_autocast(const LinearInputs& in) {
 
 // ------------------------------------------------------------------------------------- autograd
 
-// The products of the gradients: a [i, j] b [j, k]. The kernels read b^T, which is a copy: worth
-// its time at `highest` alone. They serve where autograd records nothing of it.
+#ifdef KERNELS_WITH_CUDA
+// Whether our kernels may make a product of gradients. In float32 they read a copy of b^T, which is
+// worth its time at `highest` alone; half types are read where they are, or left to torch.
+bool may_be_ours(const Tensor& a, const Tensor& b) {
+  if (a.scalar_type() == at::kFloat) return !at::globalContext().allowTF32CuBLAS();
+  const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
+  const bool is_large = chosen_path != Path::kAuto || a.size(0) * b.size(1) >= kLargeResult;
+  return a.element_size() == 2 && is_large && is_readable(a) && is_readable(b);
+}
+#endif
+
+// The products of the gradients: a [i, j] b [j, k]. Our kernels serve where autograd records
+// nothing of it.
 Tensor product(const Tensor& a, const Tensor& b) {
 #ifdef KERNELS_WITH_CUDA
-  if (a.is_cuda() && a.scalar_type() == at::kFloat && !at::GradMode::is_enabled() &&
-      !at::globalContext().allowTF32CuBLAS() && has_only(a.key_set() | b.key_set(), kDense) &&
-      !has_tangent(a) && !has_tangent(b)) {
+  if (a.is_cuda() && !at::GradMode::is_enabled() && has_only(a.key_set() | b.key_set(), kDense) &&
+      !has_tangent(a) && !has_tangent(b) && may_be_ours(a, b)) {
     const DeviceOf device(a);
     const at::AutoDispatchBelowADInplaceOrView below;
+    const DType dtype = *kernel_dtype(a.scalar_type());
     const Tensor none;
     Tensor out;
-    if (run_linear_kernel(DType::kFloat32, {a, b.t(), none, /*divisor=*/1.0}, /*relu=*/false, &out,
+    if (run_linear_kernel(dtype, {a, b.t(), none, /*divisor=*/1.0}, /*relu=*/false, &out,
                           /*mask=*/none)) {
       return out;
     }

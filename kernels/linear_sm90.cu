@@ -3,7 +3,7 @@
 // All kernels are persistent, in clusters of two blocks that share what one of the operands has in
 // common: a warp brings the data, two warpgroups multiply.
 //
-//   float16, bfloat16    linear_sm90_product.cuh: multiplied as they are
+//   float16, bfloat16    linear_sm90_product.cuh: multiplied as they are, transposed ones too
 //   float32, one product the same; the weight is rounded to scaled fp16 by other warps of the same
 //                        kernel, just ahead of the product (linear_sm90_convert.cuh). Tiles that
 //                        fp16 does not carry are made again by the same kernel from TF32
@@ -131,9 +131,9 @@ template <typename T>
 Output<T> output_of(const Linear& linear, int64_t together) {
   const Divisor<float> divisor(linear.divisor);
   // Where sums and bias are scaled one by one, nothing may overflow; what becomes subnormal does so
-  // in the result too. float32 has a product without ReLU, that of the gradients.
+  // in the result too.
   const bool is_direct = linear.n % together == 0 && divisor.is_exact && divisor.scale <= 1 &&
-                         divisor.scale >= 0x1p-32f && (linear.relu || sizeof(T) == sizeof(float));
+                         divisor.scale >= 0x1p-32f;
   return {static_cast<const T*>(linear.bias),
           static_cast<T*>(linear.out),
           linear.mask,
@@ -156,7 +156,7 @@ inline int make_map(CUtensorMap* map, const split::Operand& stepwise, int64_t st
 template <typename Kind>
 int launch_product(const Problem<Kind>& problem, int clusters, const CUtensorMap& x_map,
                    const CUtensorMap& weight_map, cudaStream_t stream) {
-  constexpr bool kStartsEarly = Kind::kConverts || Kind::kIsAgain;
+  constexpr bool kStartsEarly = Kind::kConverts || Kind::kIsAgain || Kind::kIsGeneral;
   return launch(product_kernel<Kind>, clusters, kThreads, sizeof(Memory<Kind>), kStartsEarly,
                 stream, x_map, weight_map, problem);
 }
@@ -165,23 +165,32 @@ inline Tiles product_tiles(const Linear& linear) {
   return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
 }
 
-template <typename T, bool kMask>
+template <typename Kind>
 int half_linear(const Linear& linear, cudaStream_t stream) {
-  using Kind = Half<T, kMask>;
+  using T = typename Kind::Operand;
   int clusters;
   int status = count_clusters(product_kernel<Kind>, kThreads, sizeof(Memory<Kind>), &clusters);
   if (status != cudaSuccess) return status;
-  const Problem<Kind> problem{output_of<T>(linear, kMask ? kFeatures : 16 / sizeof(T)),
+  const bool has_mask = linear.mask != nullptr;
+  const Problem<Kind> problem{output_of<T>(linear, has_mask ? kFeatures : 16 / sizeof(T)),
                               static_cast<int>(linear.k),
                               product_tiles(linear),
                               {},
-                              {}};
+                              {},
+                              linear.x_is_transposed,
+                              linear.weight_is_transposed};
+  const auto make = [&](CUtensorMap* map, const void* operand, int64_t rows, int64_t stride,
+                        bool is_transposed, int box_rows) {
+    const T* const matrix = static_cast<const T*>(operand);
+    return is_transposed ? make_map(map, matrix, linear.k, rows, stride, kStepK)
+                         : make_map(map, matrix, rows, linear.k, stride, box_rows);
+  };
   CUtensorMap x_map, weight_map;
-  status = make_map(&x_map, static_cast<const T*>(linear.x), linear.m, linear.k, linear.x_stride,
-                    kXShare);
+  status = make(&x_map, linear.x, linear.m, linear.x_stride, linear.x_is_transposed,
+                Kind::kIsGeneral ? kBoxRows : kXShare);
   if (status != cudaSuccess) return status;
-  status = make_map(&weight_map, static_cast<const T*>(linear.weight), linear.n, linear.k,
-                    linear.weight_stride, kWeightRows);
+  status = make(&weight_map, linear.weight, linear.n, linear.weight_stride,
+                linear.weight_is_transposed, Kind::kIsGeneral ? kBoxRows : kWeightRows);
   if (status != cudaSuccess) return status;
   // As many as it takes for the same number of rounds: 0.3% less time on an H200 than all it has.
   const int tiles = problem.tiles.count(), rounds = blocks_of(tiles, clusters);
@@ -405,16 +414,25 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
   return nonfinite::multiply(x, weight, k, result_of(output), problem.has_nonfinite, stream);
 }
 
-template <bool kMask>
-int linear_as(const Linear& linear, cudaStream_t stream) {
+template <typename T>
+int half_linear_of(const Linear& linear, cudaStream_t stream) {
+  if (linear.x_is_transposed || linear.weight_is_transposed || !linear.relu) {
+    return half_linear<General<T>>(linear, stream);
+  }
+  return linear.mask != nullptr ? half_linear<Half<T, true>>(linear, stream)
+                                : half_linear<Half<T, false>>(linear, stream);
+}
+
+int linear_of(const Linear& linear, cudaStream_t stream) {
   switch (linear.dtype) {
     case DType::kFloat16:
-      return half_linear<__half, kMask>(linear, stream);
+      return half_linear_of<__half>(linear, stream);
     case DType::kBFloat16:
-      return half_linear<__nv_bfloat16, kMask>(linear, stream);
+      return half_linear_of<__nv_bfloat16>(linear, stream);
     default:
-      return linear.products == 3 ? split_linear(linear, stream)
-                                  : rounded_linear<kMask>(linear, stream);
+      if (linear.products == 3) return split_linear(linear, stream);
+      return linear.mask != nullptr ? rounded_linear<true>(linear, stream)
+                                    : rounded_linear<false>(linear, stream);
   }
 }
 
@@ -460,10 +478,8 @@ size_t linear_sm90_workspace(const Linear& linear) {
 }
 
 int linear_sm90(const Linear& linear, CUstream_st* stream) {
-  return for_chunks(linear, sm90::rows_of_chunk(linear), [&](const Linear& chunk, bool) {
-    return chunk.mask != nullptr ? sm90::linear_as<true>(chunk, stream)
-                                 : sm90::linear_as<false>(chunk, stream);
-  });
+  return for_chunks(linear, sm90::rows_of_chunk(linear),
+                    [&](const Linear& chunk, bool) { return sm90::linear_of(chunk, stream); });
 }
 
 }  // namespace cuda

@@ -25,7 +25,17 @@ template <typename T, bool kHasMask>
 struct Half {
   using Operand = T;
   using Out = T;
-  static constexpr bool kConverts = false, kIsAgain = false, kMask = kHasMask;
+  static constexpr bool kConverts = false, kIsAgain = false, kMask = kHasMask, kIsGeneral = false;
+};
+
+// The same of operands of which either dimension is adjacent, with ReLU or, for the gradients,
+// without. It is chosen at run time, once a tile: two cores compile these two kernels in 2 s, and
+// one for each case in 9.
+template <typename T>
+struct General {
+  using Operand = T;
+  using Out = T;
+  static constexpr bool kConverts = false, kIsAgain = false, kMask = true, kIsGeneral = true;
 };
 
 // float32, scaled and rounded to fp16.
@@ -33,7 +43,7 @@ template <bool kHasMask>
 struct Rounded {
   using Operand = __half;
   using Out = float;
-  static constexpr bool kConverts = true, kIsAgain = false, kMask = kHasMask;
+  static constexpr bool kConverts = true, kIsAgain = false, kMask = kHasMask, kIsGeneral = false;
 };
 
 // The tiles of it that hold a row of which fp16 carries too little, or inf or NaN, from TF32.
@@ -41,7 +51,7 @@ template <bool kHasMask>
 struct Again {
   using Operand = ptx::Tf32;
   using Out = float;
-  static constexpr bool kConverts = false, kIsAgain = true, kMask = kHasMask;
+  static constexpr bool kConverts = false, kIsAgain = true, kMask = kHasMask, kIsGeneral = false;
 };
 
 // A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which the two blocks
@@ -54,6 +64,9 @@ constexpr int kXShare = kXRows / kClusterSize;  // rows of x a block brings for 
 constexpr int kRowBytes = 128;
 static_assert(kRowBytes / sizeof(__half) == kStepK, "steps are the same");
 constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
+// General copies an operand in boxes of 64 rows and a step of K, whichever of the two is adjacent.
+constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kRowBytes;
+static_assert(kBoxRows == kStepK && kFeatures == kBoxRows, "a warpgroup multiplies a box");
 constexpr int kSums = kXRows / 2;  // a thread
 constexpr int kStages = 4;
 constexpr int kWorkerRegisters = 88, kProductRegisters = 208;
@@ -70,6 +83,7 @@ struct Memory {
 };
 
 static_assert(sizeof(Memory<Half<__half, true>>) <= 227 * 1024, "a block has no more");
+static_assert(sizeof(Memory<General<__half>>) <= 227 * 1024, "a block has no more");
 static_assert(sizeof(Memory<Rounded<true>>) <= 227 * 1024, "a block has no more");
 static_assert(sizeof(Memory<Again<true>>) <= 227 * 1024, "a block has no more");
 
@@ -94,6 +108,8 @@ struct Problem {
   Tiles tiles;
   TileList again;         // which Rounded writes and Again reads
   Conversion conversion;  // where Kind converts
+  // Whether General has [k, rows], with adjacent rows, for [rows, k].
+  bool x_is_transposed, weight_is_transposed;
 
   __device__ int steps() const { return (k + kK - 1) / kK; }
   __device__ int count() const {
@@ -145,7 +161,20 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
         constexpr int kBoth = (1 << kClusterSize) - 1;
         const uint32_t to_x = x + ring.stage * kXBytes;
         const uint32_t to_weight = weight + ring.stage * kWeightBytes;
-        if constexpr (Kind::kConverts) {  // both are stepwise
+        if constexpr (Kind::kIsGeneral) {
+          const int k = step * p.kK;
+          for (int i = 0; i < kXShare / kBoxRows; ++i) {
+            const int at = row + i * kBoxRows;
+            ptx::copy_tensor_multicast(to_x + i * kBoxBytes, &x_map, p.x_is_transposed ? at : k,
+                                       p.x_is_transposed ? k : at, arrived, kBoth);
+          }
+          for (int i = 0; i < kWeightRows / kBoxRows; ++i) {
+            const int at = share * kWeightRows + i * kBoxRows;
+            ptx::copy_tensor(to_weight + i * kBoxBytes, &weight_map,
+                             p.weight_is_transposed ? at : k, p.weight_is_transposed ? k : at,
+                             arrived);
+          }
+        } else if constexpr (Kind::kConverts) {  // both are stepwise
           ptx::copy_tensor_multicast(to_x, &x_map, 0, row, step, arrived, kBoth);
           ptx::copy_tensor(to_weight, &weight_map, 0, share * kWeightRows, step, arrived);
         } else {
@@ -207,6 +236,32 @@ struct OwnScales {
   }
 };
 
+// A warpgroup's sums over a tile's steps, from the stages that begin at x and weight.
+template <typename Kind, ptx::Major kX, ptx::Major kWeight>
+__device__ __forceinline__ void multiply(float (&d)[kSums], Ring<kStages>& ring, int steps,
+                                         uint32_t x, uint32_t weight, uint32_t full,
+                                         uint32_t empty) {
+  using ptx::Major;
+  constexpr auto step_of = [](Major major) {
+    return major == Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
+  };
+  for (int step = 0; step < steps; ++step, ring.advance()) {
+    ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
+    const uint64_t a =
+        ptx::matrix_descriptor<kRowBytes, kWeight, kBoxBytes>(weight + ring.stage * kWeightBytes);
+    const uint64_t b = ptx::matrix_descriptor<kRowBytes, kX, kBoxBytes>(x + ring.stage * kXBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < kRowBytes / 32; ++s) {
+      ptx::wgmma<kWeight, kX>(typename Kind::Operand{}, d, a + s * step_of(kWeight),
+                              b + s * step_of(kX), step > 0 || s > 0);
+    }
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    if (step > 0) release(empty + 8 * ring.previous());
+  }
+}
+
 // A warpgroup's sums on their way out.
 template <typename Kind>
 __device__ void store(const Output<typename Kind::Out>& p, int row, int feature,
@@ -216,6 +271,14 @@ __device__ void store(const Output<typename Kind::Out>& p, int row, int feature,
   Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
   const int barrier = 1 + warpgroup;
   if (is_direct) {
+    if constexpr (Kind::kIsGeneral) {
+      if (p.floor < 0) {
+        return store_direct<false, false>(p, row, feature, sums, scales, staging, barrier);
+      }
+      if (p.mask == nullptr) {
+        return store_direct<false>(p, row, feature, sums, scales, staging, barrier);
+      }
+    }
     store_direct<Kind::kMask>(p, row, feature, sums, scales, staging, barrier);
   } else if (p.divisor.is_exact) {
     store_staged<true>(p, row, feature, sums, scales, staging.sums, barrier);
@@ -250,6 +313,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   init_barriers<kStages>(full, empty, 0);
   if constexpr (Kind::kConverts) start_next_kernel();  // Again's launch: 3% of an H200's time
   wait_for_previous_kernel();
+  if constexpr (Kind::kIsGeneral) start_next_kernel();
 
   if (warpgroup >= kConsumers) {
     ptx::setmaxnreg_dec<kWorkerRegisters>();
@@ -274,19 +338,19 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       const int row = x_tile * kXRows;
       const int feature = (weight_tile * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
       const OwnScales<Kind> own(p.output, row, feature);
-      for (int step = 0; step < steps; ++step, ring.advance()) {
-        ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-        const uint64_t a = ptx::matrix_descriptor<kRowBytes>(weight + ring.stage * kWeightBytes);
-        const uint64_t b = ptx::matrix_descriptor<kRowBytes>(x + ring.stage * kXBytes);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < kRowBytes / 32; ++s) {
-          ptx::wgmma(typename Kind::Operand{}, d, a + s * ptx::kDescriptorK16,
-                     b + s * ptx::kDescriptorK16, step > 0 || s > 0);
+      using ptx::Major;
+      if constexpr (Kind::kIsGeneral) {
+        if (p.x_is_transposed && p.weight_is_transposed) {
+          multiply<Kind, Major::kMN, Major::kMN>(d, ring, steps, x, weight, full, empty);
+        } else if (p.x_is_transposed) {
+          multiply<Kind, Major::kMN, Major::kK>(d, ring, steps, x, weight, full, empty);
+        } else if (p.weight_is_transposed) {
+          multiply<Kind, Major::kK, Major::kMN>(d, ring, steps, x, weight, full, empty);
+        } else {
+          multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
         }
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<1>();
-        if (step > 0) release(empty + 8 * ring.previous());
+      } else {
+        multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
       }
       const bool is_direct = own.share(p.output, &shared.scales[warpgroup], 1 + warpgroup);
       ptx::wgmma_wait_group<0>();

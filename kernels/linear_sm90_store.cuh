@@ -86,9 +86,9 @@ __device__ uint32_t pack_as(float first, float second) {
   }
 }
 
-// relu, rounded.
+// The same of relu.
 template <typename T>
-__device__ uint32_t pack_relu(float first, float second) {
+__device__ uint32_t pack_relu_as(float first, float second) {
   uint32_t pair;
   if constexpr (std::is_same_v<T, __half>) {
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -236,9 +236,9 @@ __device__ void store_direct(const Output<float>& p, int first_row, int first_fe
   }
 }
 
-// The same for half types where the division is an exact multiplication, which has gone into the
-// bias.
-template <bool kMask, typename T, int kSums>
+// The same for half types, with ReLU or without, where the division is an exact multiplication,
+// which has gone into the bias.
+template <bool kMask, bool kRelu = true, typename T, int kSums>
 __device__ void store_direct(const Output<T>& p, int first_row, int first_feature,
                              const float (&sums)[kSums], const Scales<T>& scales,
                              Staging<T>& staging, int barrier) {
@@ -265,7 +265,7 @@ __device__ void store_direct(const Output<T>& p, int first_row, int first_featur
         const int block = i % 2, f = i / 2;
         const float* const sum = sums + 4 * (turn * kRowsOfTurn / 8 + pair * 2 + block) + 2 * f;
         const float z[2] = {fmaf(sum[0], scale, bias[f]), fmaf(sum[1], scale, bias[f])};
-        words[i] = pack_relu<T>(z[0], z[1]);
+        words[i] = kRelu ? pack_relu_as<T>(z[0], z[1]) : pack_as<T>(z[0], z[1]);
         if constexpr (kMask) mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (f * 8);
       }
       ptx::store_matrices_turned(matrix + buffer + pair * 16 * 128, words);

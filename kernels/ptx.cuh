@@ -18,6 +18,10 @@ struct Tf32 {
   float value;
 };
 
+// Which dimension of an operand is adjacent in memory: k, or that of its rows. The values are
+// wgmma's.
+enum class Major { kK = 0, kMN = 1 };
+
 }  // namespace kernels::ptx
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -313,18 +317,23 @@ __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Describes a tile whose rows are kRowBytes of adjacent k, swizzled over as many bytes as the copy
-// engine writes them; the tile begins at a multiple of eight rows.
-template <int kRowBytes>
+// Describes a tile in lines of kRowBytes, swizzled over as many bytes as the copy engine writes
+// them; the tile begins at a multiple of eight lines. A line of a K-major operand has adjacent k of
+// one row. A line of an MN-major operand has adjacent rows of one k; the lines of the rows behind
+// these begin kBlockBytes later.
+template <int kRowBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
 __device__ uint64_t matrix_descriptor(uint32_t tile) {
   static_assert(kRowBytes == 128 || kRowBytes == 64, "rows are as long as a swizzle");
   constexpr uint64_t kEightRows = 8 * kRowBytes >> 4;
   constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-  return (tile & 0x3ffff) >> 4 | uint64_t{1} << 16 | kEightRows << 32 | kSwizzle << 62;
+  constexpr uint64_t kBlock = kMajor == Major::kK ? 1 : kBlockBytes >> 4;
+  return (tile & 0x3ffff) >> 4 | kBlock << 16 | kEightRows << 32 | kSwizzle << 62;
 }
 
-// The step from one descriptor to that of the next 16 of k, 8 of TF32.
+// The step from one descriptor to that of the next 16 of k, 8 of TF32: along a line of a K-major
+// operand, and over 16 lines of 128 bytes of an MN-major one.
 constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
+constexpr uint64_t kDescriptorLines16 = 16 * 128 >> 4;
 
 // The accumulators of a warpgroup as operands of an asm statement, by their number a thread.
 #define KERNELS_8(d, i)                                                                       \
@@ -391,18 +400,20 @@ KERNELS_WGMMA(160, KERNELS_D80, KERNELS_80, "80", "81", "82", "83", "84", "85")
 KERNELS_WGMMA(176, KERNELS_D88, KERNELS_88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA
 
-// The same with a in shared memory; [64, 8] and [n, 8]^T in TF32.
-#define KERNELS_WGMMA_SHARED(T, shape, layouts)                                               \
+// The same with a in shared memory; [64, 8] and [n, 8]^T in TF32, which is K-major.
+#define KERNELS_WGMMA_SHARED(T, shape, majors)                                                \
+  template <Major kA, Major kB>                                                               \
   __device__ inline void wgmma(T, float (&d)[128], uint64_t a, uint64_t b, bool accumulate) { \
     asm volatile(                                                                             \
         "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"                       \
         "wgmma.mma_async.sync.aligned.m64n256" shape " " KERNELS_D128                         \
-        ", %128, %129, accumulate, 1, 1" layouts ";\n}"                                       \
+        ", %128, %129, accumulate, 1, 1" majors ";\n}"                                        \
         : KERNELS_128(d)                                                                      \
-        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)));                            \
+        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(static_cast<int>(kA)),  \
+          "n"(static_cast<int>(kB)));                                                         \
   }
-KERNELS_WGMMA_SHARED(__half, "k16.f32.f16.f16", ", 0, 0")
-KERNELS_WGMMA_SHARED(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+KERNELS_WGMMA_SHARED(__half, "k16.f32.f16.f16", ", %131, %132")
+KERNELS_WGMMA_SHARED(__nv_bfloat16, "k16.f32.bf16.bf16", ", %131, %132")
 KERNELS_WGMMA_SHARED(Tf32, "k8.f32.tf32.tf32", "")
 #undef KERNELS_WGMMA_SHARED
 

@@ -4,6 +4,7 @@ sizes     ModelNew against torch.relu over powers of two
 views     the same for views that are not dense
 offsets   the same, in place and a training step for dense x at every offset below 16 bytes
 linear    LinearReluDivideNew against eager over rows and features, at one --precision
+layouts   the same with transposed operands, forward and training step
 operands  float32: the same on operands of every kind, with errors and memory, at one --precision
 host      what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
 import    seconds to import the solution, beyond torch's
@@ -39,6 +40,22 @@ OFFSET_SIZES = {"cpu": (20, 24), "cuda": (20, 24, 28)}  # exponents of two
 FEATURES = (1024, 4096, 8192)
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
 CELL_SECONDS = {"cpu": 1.0, "cuda": 0.5}  # for each cell of the sweep, and of offsets
+# Rows, out_features and in_features of `layouts`, parts of them on a CPU, and how operands lie.
+LAYOUT_SIZES = [(1024, 8192, 8192), (1024, 4096, 4096), (8192, 1024, 8192), (64, 8192, 8192)]
+LAYOUT_PART = {"cpu": 16, "cuda": 1}
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda matrix: matrix,
+    "transposed": lambda matrix: matrix.t().contiguous().t(),
+    "unaligned": lambda matrix: torch.nn.functional.pad(matrix, (1, 0))[:, 1:],
+}
+LAYOUT_PAIRS = [
+    ("rows", "rows"),
+    ("rows", "transposed"),
+    ("transposed", "rows"),
+    ("transposed", "transposed"),
+    ("rows", "unaligned"),
+    ("unaligned", "rows"),
+]
 LOOP_BYTES, LOOP_PASSES = 16 << 20, 20  # a tensor well inside the L2, and passes over it
 GIB_ROWS = 683  # rows of the headline input in 1 GiB of float32
 
@@ -140,10 +157,6 @@ def host(
 
         return sample
 
-    def step(module: torch.nn.Module, grad_output: torch.Tensor) -> Callable:
-        parameters = list(module.parameters())
-        return lambda x: torch.autograd.grad(module(x), [x, *parameters], grad_output)
-
     rows = [[f"host time, {title}", *modules.titles("ns")]]
     for name in dict.fromkeys(("cpu", device.type)):
         both = {who: module.to(name) for who, module in modules.by_name().items()}
@@ -153,7 +166,7 @@ def host(
         rows.append([f"forward, {name}", *columns(times, 1e9)])
         if dtype.is_floating_point:
             leaf, g = x.clone().requires_grad_(), torch.ones_like(x)
-            samplers = {who: sampler(step(module, g), leaf) for who, module in both.items()}
+            samplers = {who: sampler(_step(module, g), leaf) for who, module in both.items()}
             rows.append([f"forward + backward, {name}", *columns(alternate(samplers), 1e9)])
     print(table(rows))
 
@@ -182,6 +195,43 @@ def linear(
                 cells.append(f"{ratio} ({float(microseconds):.0f})")
             rows.append([f"K {k}, N {n}", *cells])
             print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    print(table(rows))
+
+
+def layouts(
+    kinds: tuple[type[torch.nn.Module], type[torch.nn.Module]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Time of a forward and of a training step by how x and the weight lie in memory.
+
+    `of rows` is the solution's time in parts of its own with contiguous operands.
+    """
+    names, (solution, reference) = linear_grader.NAMES, kinds
+    contender = linear_checks.Contender(reference, solution, device, torch.Generator(device=device))
+    titles = ["ours us", "eager us", "ratio", "of rows"]
+    rows = [["M, N, K", "x", "weight", *titles, *(f"step: {title}" for title in titles)]]
+    for sizes_ in LAYOUT_SIZES:
+        m, n, k = (size // LAYOUT_PART[device.type] for size in sizes_)
+        of_rows: dict[bool, float] = {}  # the first line's, of steps and of forwards
+        for of_x, of_weight in LAYOUT_PAIRS:
+            eager, ours = contender.pair(n, k, dtype)
+            for module in (eager, ours):
+                weight = LAYOUTS[of_weight](module.linear.weight.detach())
+                module.linear.weight = torch.nn.Parameter(weight)
+            x = LAYOUTS[of_x](contender.draw((m, k), dtype))
+            grad_output = contender.draw((m, n), dtype)
+            cells = []
+            for is_step in (False, True):
+                calls = [_step(f, grad_output) if is_step else f for f in (ours, eager)]
+                with torch.set_grad_enabled(is_step):
+                    samplers = samplers_of(Modules(names, *calls), x.requires_grad_(is_step))
+                    times = alternate(samplers, 2 * CELL_SECONDS[device.type])
+                taken = median(times[names.solution])
+                cells += [*columns(times, 1e6), f"{taken / of_rows.setdefault(is_step, taken):.3f}"]
+            rows.append([f"{m}, {n}, {k}", of_x, of_weight, *cells])
+            print(" ".join(rows[-1][:3]), end="; ", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     print(table(rows))
 
@@ -247,7 +297,8 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     relu_names = ["sizes", "views", "offsets"]
-    names = [*relu_names, "linear", "operands", "host", "import", "l2", "thp", "all"]
+    linear_names = ["linear", "layouts", "operands"]
+    names = [*relu_names, *linear_names, "host", "import", "l2", "thp", "all"]
     parser.add_argument("what", nargs="?", default="all", choices=names)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
@@ -278,7 +329,7 @@ def main(arguments: list[str] | None = None) -> None:
         import_()
     if "thp" in todo:
         thp()
-    if not {*relu_names, "linear", "operands", "host", "l2"} & set(todo):
+    if not {*relu_names, *linear_names, "host", "l2"} & set(todo):
         return
     solutions = importlib.import_module("model_new").SOLUTIONS
     relus = Modules(relu.NAMES, *(kind().to(device) for kind in _kinds("relu", solutions)))
@@ -296,6 +347,9 @@ def main(arguments: list[str] | None = None) -> None:
     if "linear" in todo:
         print()
         linear(linears, device, dtype)
+    if "layouts" in todo:
+        print()
+        layouts(linears, device, dtype)
     if "operands" in todo:
         print()
         names = linear_grader.NAMES
@@ -312,6 +366,11 @@ def main(arguments: list[str] | None = None) -> None:
     if "l2" in todo:
         print()
         l2(relus, device, dtype)
+
+
+def _step(module: torch.nn.Module, grad_output: torch.Tensor) -> Callable:
+    parameters = list(module.parameters())
+    return lambda x: torch.autograd.grad(module(x), [x, *parameters], grad_output)
 
 
 def _kinds(

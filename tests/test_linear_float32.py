@@ -279,9 +279,10 @@ def test_small_products_are_torchs(precision, shape):
         assert_same_bits(got, want)
 
 
-def test_a_weight_without_vectors_is_torchs():
+@pytest.mark.parametrize("m", [4, 64, 127])
+def test_a_weight_without_vectors_is_torchs(m):
     """A copy of it would take longer than the product."""
-    mine, _, x, _ = draw(4, 1024, 2048)
+    mine, _, x, _ = draw(m, 1024, 2048)
     for layout in (unaligned, by_columns):
         mine.linear.weight = nn.Parameter(layout(mine.linear.weight.detach()))
         results = []

@@ -1,0 +1,253 @@
+"""Half types on Hopper: operands of which either dimension is adjacent, forward and gradients."""
+
+import itertools
+
+import pytest
+import torch
+from tensors import assert_as_accurate, assert_same_bits, linear_modules, linear_path
+from torch import nn
+
+from model_new import _extension
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.float16, torch.bfloat16]
+# Multiples of the tiles, parts of them, sums shorter than a step of K, and several tiles a cluster.
+SHAPES = [
+    (256, 256, 64),
+    (1, 1, 1),
+    (3, 130, 8),
+    (17, 8, 200),
+    (129, 385, 65),
+    (300, 264, 1000),
+    (257, 520, 127),
+    (1000, 1001, 999),
+    (2048, 4096, 320),
+]
+OPERANDS = list(itertools.product([False, True], repeat=2))  # whether x and the weight are turned
+
+
+@pytest.fixture(autouse=True)
+def sm90():
+    with linear_path("sm90"):
+        yield
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(params=OPERANDS, ids=lambda p: f"x{'^T' * p[0]}-weight{'^T' * p[1]}")
+def turned(request):
+    return request.param
+
+
+def laid_out(x, is_turned, alignment=8):
+    """The same matrix by rows, or by columns, in lines that begin at multiples of 16 bytes.
+
+    What is between the lines is NaN.
+    """
+    lines = x.t() if is_turned else x
+    length = -(-lines.shape[1] // alignment) * alignment
+    wide = torch.full((lines.shape[0], length), float("nan"), dtype=x.dtype, device=x.device)
+    view = wide[:, : lines.shape[1]].copy_(lines)
+    return view.t() if is_turned else view
+
+
+def integers(shape, dtype, most=4):
+    """Sums of products of these are exact in float32, if they have fewer than 2^20 terms."""
+    return torch.randint(-most, most + 1, shape, device="cuda").to(dtype)
+
+
+def module_of(weight, bias, divisor):
+    mine, _ = linear_modules(weight.shape[1], weight.shape[0], divisor, weight.dtype, "cuda")
+    mine.linear.weight = nn.Parameter(weight)
+    mine.linear.bias = None if bias is None else nn.Parameter(bias)
+    return mine
+
+
+def step(module, x, grad_output):
+    """The output, and the gradients of x and of the parameters."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
+
+
+def ops_of(run):
+    """The names of torch's own ops that `run` calls on the way."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    return {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("divisor", [2.0, -3.0])
+def test_sums_of_integers_are_exact(dtype, turned, shape, divisor):
+    m, n, k = shape
+    x, weight, bias = (integers(s, dtype) for s in ((m, k), (n, k), (n,)))
+    z = x.double() @ weight.double().t() + bias.double()
+    want = (z.relu().float() / torch.tensor(divisor, device="cuda")).to(dtype)
+    x, weight = laid_out(x, turned[0]), laid_out(weight, turned[1])
+    arguments = (x, weight, bias, divisor)
+    assert_same_bits(_extension.operators.linear_relu_divide(*arguments) + 0, want + 0)
+    out, mask = _extension.operators.linear_relu_divide_with_mask(*arguments)
+    assert_same_bits(out + 0, want + 0)
+    places = torch.arange(8, device="cuda")
+    unpacked = mask.unsqueeze(2).bitwise_right_shift(places).bitwise_and(1).flatten(1)
+    assert torch.equal(unpacked[:, :n].bool(), z > 0)
+    assert not unpacked[:, n:].any()
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[1] % 8 == 0], ids=str)
+def test_gradients_of_integers_are_exact(dtype, turned, shape):
+    m, n, k = shape
+    x, weight, bias = (integers(s, dtype, 3) for s in ((m, k), (n, k), (n,)))
+    grad_output = 2 * integers((m, n), dtype, 3)
+    passes = x.double() @ weight.double().t() + bias.double() > 0
+    grad_z = (grad_output.double() / 2) * passes
+    want = (grad_z @ weight.double(), grad_z.t() @ x.double(), grad_z.sum(0))
+    module = module_of(laid_out(weight, turned[1]), bias, 2.0)
+    got = step(module, laid_out(x, turned[0]), grad_output)[1:]
+    for a, b in zip(got, want, strict=True):
+        assert_same_bits(a + 0, b.to(dtype) + 0)
+
+
+@pytest.mark.parametrize("shape", [(1000, 1000, 1000), (512, 1024, 4096)], ids=str)
+def test_as_accurate_as_torch(dtype, turned, shape):
+    m, n, k = shape
+    x, weight, bias = (torch.randn(s, device="cuda", dtype=dtype) for s in ((m, k), (n, k), (n,)))
+    grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
+    module = module_of(laid_out(weight, turned[1]), bias, 2.0)
+    out, grad_x, grad_weight, _ = step(module, laid_out(x, turned[0]), grad_output)
+    wide_x, wide_weight = x.double(), weight.double()
+    own = nn.functional.linear(x, weight, bias).relu() / 2
+    assert_as_accurate(out, own, (wide_x @ wide_weight.t() + bias.double()).relu() / 2)
+    grad_z = torch.where(out != 0, grad_output / 2, 0)
+    wide = grad_z.double()
+    assert_as_accurate(grad_x, grad_z @ weight, wide @ wide_weight)
+    assert_as_accurate(grad_weight, grad_z.t() @ x, wide.t() @ wide_x)
+
+
+def test_the_layout_changes_no_bit(dtype, turned):
+    x, weight, bias = (
+        torch.randn(s, device="cuda", dtype=dtype) for s in ((520, 1160), (776, 1160), (776,))
+    )
+    grad_output = torch.randn(520, 776, device="cuda", dtype=dtype)
+    want = step(module_of(weight, bias, 2.0), x, grad_output)
+    module = module_of(laid_out(weight, turned[1]), bias, 2.0)
+    for a, b in zip(step(module, laid_out(x, turned[0]), grad_output), want, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_lines_that_are_not_aligned(dtype, turned):
+    """The forward copies them, and gradients are torch's products."""
+    x, weight = integers((130, 257), dtype, 1), integers((261, 257), dtype, 1)
+    grad_output = 2 * integers((130, 261), dtype, 1)
+    module = module_of(laid_out(weight, turned[1], 1), None, 2.0)
+    out, grad_x, grad_weight = step(module, laid_out(x, turned[0], 1), grad_output)
+    z = x.double() @ weight.double().t()
+    grad_z = grad_output.double() / 2 * (z > 0)
+    assert_same_bits(out + 0, (z.relu() / 2).to(dtype) + 0)
+    assert_same_bits(grad_x + 0, (grad_z @ weight.double()).to(dtype) + 0)
+    assert_same_bits(grad_weight + 0, (grad_z.t() @ x.double()).to(dtype) + 0)
+
+
+def test_more_dimensions(dtype):
+    """An x whose rows are a view: adjacent along two dimensions."""
+    x, weight = integers((200, 5, 16), dtype), integers((72, 200), dtype)
+    with torch.no_grad():
+        got = module_of(weight, None, 2.0)(x.permute(1, 2, 0))
+    rows = x.permute(1, 2, 0).reshape(80, 200).double()
+    want = (rows @ weight.double().t()).relu() / 2
+    assert_same_bits(got + 0, want.to(dtype).view(5, 16, 72) + 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_stay_in_their_row(dtype, turned, value):
+    x, weight = integers((300, 200), dtype), integers((264, 200), dtype)
+    want = (x.double() @ weight.double().t()).relu() / 2
+    x[7, 199] = value
+    want[7] = (x[7].double() @ weight.double().t()).relu() / 2
+    with torch.no_grad():
+        got = module_of(laid_out(weight, turned[1]), None, 2.0)(laid_out(x, turned[0]))
+    assert_same_bits(got + 0, want.to(dtype) + 0)
+
+
+def test_nothing_is_copied(dtype, turned):
+    """Beside its results a step needs the gradient of the product, the mask and small things."""
+    m, n, k = 512, 1024, 4096
+    x, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    x, weight = (laid_out(t.to(dtype), t_) for t, t_ in zip((x, weight), turned, strict=True))
+    grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
+    module = module_of(weight, None, 2.0)
+    step(module, x, grad_output)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results = step(module, x, grad_output)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= sum(t.nbytes for t in results) + grad_output.nbytes + m * n // 8 + 2**18
+
+
+def test_gradients_are_ours(dtype, turned):
+    x, weight = integers((64, 128), dtype), integers((72, 128), dtype)
+    module = module_of(laid_out(weight, turned[1]), None, 2.0)
+    grad_output = integers((64, 72), dtype)
+    assert "aten::mm" not in ops_of(lambda: step(module, laid_out(x, turned[0]), grad_output))
+    with linear_path("torch"):
+        assert "aten::mm" in ops_of(lambda: step(module, laid_out(x, turned[0]), grad_output))
+
+
+def test_the_path_of_choice(dtype):
+    """Large results are ours, gradients too; small ones and those of unaligned rows are torch's."""
+    with linear_path("auto"):
+        for m, n, k, is_ours in (
+            (8192, 8192, 8192, True),
+            (256, 512, 1024, False),
+            (8192, 8192, 8191, False),
+        ):
+            module = module_of(integers((n, k), dtype), None, 2.0)
+            x, grad_output = integers((m, k), dtype), integers((m, n), dtype)
+            ops = ops_of(lambda x=x, g=grad_output, f=module: step(f, x, g))
+            assert ("aten::mm" not in ops) == is_ours
+
+
+def test_what_was_written_just_before_is_read(dtype, turned):
+    """The kernels start before the kernel in front of them has ended."""
+    x, weight = laid_out(integers((520, 1024), dtype), turned[0]), integers((776, 1024), dtype)
+    weight = laid_out(weight, turned[1])
+    module = module_of(weight, None, 2.0)
+    grad_output = torch.zeros(520, 776, device="cuda", dtype=dtype)
+    for i in range(20):
+        x.copy_(integers(x.shape, dtype))
+        weight.copy_(integers(weight.shape, dtype))
+        grad_output.copy_(2 * integers(grad_output.shape, dtype))
+        out, grad_x, grad_weight = step(module, x, grad_output)
+        z = x.double() @ weight.double().t()
+        grad_z = grad_output.double() / 2 * (z > 0)
+        assert_same_bits(out + 0, (z.relu() / 2).to(dtype) + 0)
+        assert_same_bits(grad_x + 0, (grad_z @ weight.double()).to(dtype) + 0)
+        assert_same_bits(grad_weight + 0, (grad_z.t() @ x.double()).to(dtype) + 0)
+        print(i)
+
+
+def test_cuda_graph(dtype, turned):
+    x, weight = integers((256, 512), dtype), integers((512, 512), dtype)
+    x, weight = laid_out(x, turned[0]), laid_out(weight, turned[1])
+    grad_output = integers((256, 512), dtype)
+    module = module_of(weight, None, 2.0)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(module, x, grad_output)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step(module, x, grad_output)
+    for _ in range(3):
+        x.copy_(integers(x.shape, dtype))
+        grad_output.copy_(integers(grad_output.shape, dtype))
+        graph.replay()
+        for got, want in zip(results, step(module, x, grad_output), strict=True):
+            assert_same_bits(got, want)
