@@ -361,6 +361,8 @@ PyObject* set_linear_path(PyObject*, PyObject* argument) {
   return nullptr;
 }
 
+PyObject* get_float32_products(PyObject*, PyObject*) { return PyLong_FromLong(float32_products()); }
+
 PyObject* set_fallbacks(PyObject*, PyObject* arguments) {
   PyObject *callable, *in_place, *linear;
   if (!PyArg_ParseTuple(arguments, "OOO", &callable, &in_place, &linear)) return nullptr;
@@ -384,6 +386,9 @@ PyMethodDef methods[] = {
      "set_linear_path(name): for tests, how products on a GPU are computed: auto, skinny, sm90, "
      "sm80 or torch. A product that the path cannot serve, or that this build has no kernel for, "
      "raises RuntimeError."},
+    {"float32_products", get_float32_products, METH_NOARGS,
+     "float32_products(): for tests, what a float32 product on a GPU is made of: 3 products, or 1 "
+     "where torch's would be TF32."},
     {"set_fallbacks", set_fallbacks, METH_VARARGS,
      "set_fallbacks(relu, relu_, linear_relu_divide): what serves subclasses, proxies and modes."},
     {nullptr, nullptr, 0, nullptr}};

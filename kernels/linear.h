@@ -100,6 +100,39 @@ constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
 // What set_linear_path, which is there for tests, chose.
 Path chosen_path = Path::kAuto;
 
+// What a float32 product on a GPU is made of: 1 product, with the accuracy of TF32, where cuBLAS
+// would round the operands of torch's to TF32, or else 3. By the first line that fits:
+//
+//   fp32_precision   NVIDIA_TF32_OVERRIDE   torch's product             ours
+//   "bfx9"           any                    nine products of bfloat16   3
+//   any              "0"                    float32                     3
+//   any              "1"                    TF32                        1
+//   "tf32"           any                    TF32                        1
+//   "ieee", "none"   any                    float32                     3
+//
+// fp32_precision is that of torch.backends.cuda.matmul; where that is "none", of
+// torch.backends.cudnn; and where that is "none" too, of torch.backends. The older
+// set_float32_matmul_precision and allow_tf32 write the first of these, and torch's products read
+// nothing else. Context::allowTF32CuBLAS, which raises an error where old and new setters were
+// mixed, is for the getter of allow_tf32. cuBLAS reads the variable once, for its first product.
+int float32_products() {
+  static const char tf32_override = [] {
+    const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
+    return value != nullptr && strlen(value) == 1 ? value[0] : '\0';
+  }();
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  const std::string setting = at::globalContext().float32Precision("cuda", "matmul");
+  const bool is_tf32 = setting == "tf32", is_float32 = setting == "ieee" || setting == "none";
+#else
+  using at::Float32Precision;
+  const Float32Precision setting =
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  const bool is_tf32 = setting == Float32Precision::TF32;
+  const bool is_float32 = setting == Float32Precision::IEEE || setting == Float32Precision::NONE;
+#endif
+  return tf32_override != '0' && (is_tf32 || (tf32_override == '1' && is_float32)) ? 1 : 3;
+}
+
 #ifdef KERNELS_WITH_CUDA
 // What the result takes of the rounds of tiles that it is made in.
 double fill(const Linear& linear) {
@@ -279,7 +312,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   const bool is_float32 = dtype == DType::kFloat32;
   Linear linear{};
   linear.dtype = dtype;
-  linear.products = is_float32 && !at::globalContext().allowTF32CuBLAS() ? 3 : 1;
+  linear.products = is_float32 ? float32_products() : 1;
   linear.m = rows_of(in.x);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
@@ -509,8 +542,8 @@ Tensor linear_autocast(const LinearInputs& in) {
 Tensor product(const Tensor& a, const Tensor& b) {
 #ifdef KERNELS_WITH_CUDA
   if (a.is_cuda() && a.scalar_type() == at::kFloat && !at::GradMode::is_enabled() &&
-      !at::globalContext().allowTF32CuBLAS() && has_only(a.key_set() | b.key_set(), kDense) &&
-      !has_tangent(a) && !has_tangent(b)) {
+      float32_products() == 3 && has_only(a.key_set() | b.key_set(), kDense) && !has_tangent(a) &&
+      !has_tangent(b)) {
     const DeviceOf device(a);
     const at::AutoDispatchBelowADInplaceOrView below;
     const Tensor none;
