@@ -14,6 +14,7 @@
 //   - relu_autograd: sparse, nested, quantized and mkldnn tensors, forward-mode AD, torch.func
 //   - relu_in_place: all of these, and everything else that is not plainly dense
 //   - is_left_to_torch and linear_autograd: the same for linear_relu_divide
+//   - is_regular: arguments that do not fit, empty results, and on a GPU some divisors
 //   - choose_path: products on a GPU. On a CPU the product is always torch's.
 //   - product: the products of the gradients
 //   - SelectBackward and LinearReluDivideBackward: gradients that are differentiated again

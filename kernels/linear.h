@@ -42,9 +42,19 @@ bool is_left_to_torch(const LinearInputs& in) {
          !is_ordinary(in.weight);
 }
 
+// Whether the divisor and its reciprocal are normal floats; false for 0, infinity and NaN. On a GPU
+// torch multiplies by the reciprocal, rounded to float from that of a float (2.9) or of a double
+// (2.10 and newer). By other divisors it gets NaN and infinity where a division does not: 0 / 1e-39
+// is NaN, inf / 1e39 is NaN in 2.9 alone.
+bool has_normal_reciprocal(double divisor) {
+  const double magnitude = std::abs(divisor);
+  return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
+}
+
 // Whether the arguments fit together and the result is not empty. Otherwise torch's ops raise their
-// errors, or give an empty result its strides. Symbolic sizes are taken to fit.
+// errors, give an empty result its strides, or divide as they do. Symbolic sizes are taken to fit.
 bool is_regular(const LinearInputs& in) {
+  if (in.x.is_cuda() && !has_normal_reciprocal(in.divisor)) return false;
   const auto is_symbolic = [](const Tensor& t) {
     return t.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   };
