@@ -14,6 +14,7 @@
 //   - relu_autograd: sparse, nested, quantized and mkldnn tensors, forward-mode AD, torch.func
 //   - relu_in_place: all of these, and everything else that is not plainly dense
 //   - is_left_to_torch and linear_autograd: the same for linear_relu_divide
+//   - is_regular: arguments that do not fit, empty results, and on a GPU some divisors
 //   - choose_path: products on a GPU. On a CPU the product is always torch's.
 //   - product: the products of the gradients
 //   - SelectBackward and LinearReluDivideBackward: gradients that are differentiated again
@@ -361,6 +362,8 @@ PyObject* set_linear_path(PyObject*, PyObject* argument) {
   return nullptr;
 }
 
+PyObject* get_float32_products(PyObject*, PyObject*) { return PyLong_FromLong(float32_products()); }
+
 PyObject* set_fallbacks(PyObject*, PyObject* arguments) {
   PyObject *callable, *in_place, *linear;
   if (!PyArg_ParseTuple(arguments, "OOO", &callable, &in_place, &linear)) return nullptr;
@@ -384,6 +387,9 @@ PyMethodDef methods[] = {
      "set_linear_path(name): for tests, how products on a GPU are computed: auto, skinny, sm90, "
      "sm80 or torch. A product that the path cannot serve, or that this build has no kernel for, "
      "raises RuntimeError."},
+    {"float32_products", get_float32_products, METH_NOARGS,
+     "float32_products(): for tests, what a float32 product on a GPU is made of: 3 products, or 1 "
+     "where torch's would be TF32."},
     {"set_fallbacks", set_fallbacks, METH_VARARGS,
      "set_fallbacks(relu, relu_, linear_relu_divide): what serves subclasses, proxies and modes."},
     {nullptr, nullptr, 0, nullptr}};

@@ -10,7 +10,8 @@
 namespace kernels {
 
 // Division by one number. Where the reciprocal is exact (powers of two; zero and infinity, whose
-// quotients are the products with infinity and zero), a multiplication gives the same bits.
+// quotients are the products with infinity and zero), a multiplication gives the same bits. Where
+// it overflows, torch multiplies by it too: 0 becomes NaN.
 template <typename T>
 struct Divisor {
   T divisor;
@@ -21,8 +22,7 @@ struct Divisor {
       : divisor(static_cast<T>(value)), reciprocal(T{1} / divisor), is_exact(false) {
     int exponent;
     const T mantissa = std::frexp(divisor, &exponent);
-    is_exact = (std::abs(mantissa) == T{0.5} && std::isfinite(reciprocal)) || divisor == T{0} ||
-               std::isinf(divisor);
+    is_exact = std::abs(mantissa) == T{0.5} || reciprocal == T{0} || !std::isfinite(reciprocal);
   }
 
   __device__ T quotient(T x) const { return is_exact ? x * reciprocal : x / divisor; }
@@ -40,8 +40,8 @@ struct Divisor<float> {
   bool is_exact = true;  // then scale is all
 
   explicit Divisor(double value) : scale(1 / static_cast<float>(value)) {
+    if (scale == 0 || !std::isfinite(scale)) return;
     const float divisor = static_cast<float>(value);
-    if (divisor == 0 || !std::isfinite(divisor)) return;
     const int exponent = std::max(std::ilogb(divisor), -127);  // 2^-exponent is a float
     mantissa = std::scalbn(divisor, -exponent);
     is_exact = std::abs(mantissa) == 1;

@@ -42,9 +42,19 @@ bool is_left_to_torch(const LinearInputs& in) {
          !is_ordinary(in.weight);
 }
 
+// Whether the divisor and its reciprocal are normal floats; false for 0, infinity and NaN. On a GPU
+// torch multiplies by the reciprocal, rounded to float from that of a float (2.9) or of a double
+// (2.10 and newer). By other divisors it gets NaN and infinity where a division does not: 0 / 1e-39
+// is NaN, inf / 1e39 is NaN in 2.9 alone.
+bool has_normal_reciprocal(double divisor) {
+  const double magnitude = std::abs(divisor);
+  return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
+}
+
 // Whether the arguments fit together and the result is not empty. Otherwise torch's ops raise their
-// errors, or give an empty result its strides. Symbolic sizes are taken to fit.
+// errors, give an empty result its strides, or divide as they do. Symbolic sizes are taken to fit.
 bool is_regular(const LinearInputs& in) {
+  if (in.x.is_cuda() && !has_normal_reciprocal(in.divisor)) return false;
   const auto is_symbolic = [](const Tensor& t) {
     return t.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   };
@@ -69,8 +79,8 @@ bool is_regular(const LinearInputs& in) {
 //                                   n < 32 or m n k <= 2^28; all: k >= 256
 //   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
 //   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 256,       kSm90
-//                                   m >= 17 (gradients: 32; of a weight that
-//                                   is copied: 128), n >= 32
+//                                   m >= 17 (96 where a copy of the weight is
+//                                   read, as in gradients), n >= 32
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
 //                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
@@ -104,6 +114,39 @@ constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
 
 // What set_linear_path, which is there for tests, chose.
 Path chosen_path = Path::kAuto;
+
+// What a float32 product on a GPU is made of: 1 product, with the accuracy of TF32, where cuBLAS
+// would round the operands of torch's to TF32, or else 3. By the first line that fits:
+//
+//   fp32_precision   NVIDIA_TF32_OVERRIDE   torch's product             ours
+//   "bfx9"           any                    nine products of bfloat16   3
+//   any              "0"                    float32                     3
+//   any              "1"                    TF32                        1
+//   "tf32"           any                    TF32                        1
+//   "ieee", "none"   any                    float32                     3
+//
+// fp32_precision is that of torch.backends.cuda.matmul; where that is "none", of
+// torch.backends.cudnn; and where that is "none" too, of torch.backends. The older
+// set_float32_matmul_precision and allow_tf32 write the first of these, and torch's products read
+// nothing else. Context::allowTF32CuBLAS, which raises an error where old and new setters were
+// mixed, is for the getter of allow_tf32. cuBLAS reads the variable once, for its first product.
+int float32_products() {
+  static const char tf32_override = [] {
+    const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
+    return value != nullptr && strlen(value) == 1 ? value[0] : '\0';
+  }();
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  const std::string setting = at::globalContext().float32Precision("cuda", "matmul");
+  const bool is_tf32 = setting == "tf32", is_float32 = setting == "ieee" || setting == "none";
+#else
+  using at::Float32Precision;
+  const Float32Precision setting =
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  const bool is_tf32 = setting == Float32Precision::TF32;
+  const bool is_float32 = setting == Float32Precision::IEEE || setting == Float32Precision::NONE;
+#endif
+  return tf32_override != '0' && (is_tf32 || (tf32_override == '1' && is_float32)) ? 1 : 3;
+}
 
 #ifdef KERNELS_WITH_CUDA
 // What the result takes of the rounds of tiles that it is made in.
@@ -140,7 +183,8 @@ Path choose_path(const Linear& linear, int capability, bool has_vectors) {
   const bool is_split = is_float32 && linear.products == 3;
   if (linear.dtype == DType::kFloat64 || k < (is_split ? 256 : 1024)) return Path::kTorch;
   if (is_split) {
-    const int64_t least_rows = !linear.relu ? 32 : has_vectors ? 17 : 128;
+    // torch's product of rows with adjacent features is the faster one below 96 rows.
+    const int64_t least_rows = linear.relu && has_vectors ? 17 : 96;
     const bool is_sm90s = capability == 90 && linear.m >= least_rows && linear.n >= 32 &&
                           size >= 1 << 15 && linear.n * k >= 1 << 18;
     const bool is_sm80s = (capability == 80 || capability == 100) && size >= 1 << 22 && k >= 1024;
@@ -299,7 +343,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   const bool is_float32 = dtype == DType::kFloat32;
   Linear linear{};
   linear.dtype = dtype;
-  linear.products = is_float32 && !at::globalContext().allowTF32CuBLAS() ? 3 : 1;
+  linear.products = is_float32 ? float32_products() : 1;
   linear.m = rows_of(in.x);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
@@ -532,7 +576,7 @@ Tensor linear_autocast(const LinearInputs& in) {
 // Whether our kernels may make a product of gradients. In float32 they read a copy of b^T, which is
 // worth its time at `highest` alone; half types are read where they are, or left to torch.
 bool may_be_ours(const Tensor& a, const Tensor& b) {
-  if (a.scalar_type() == at::kFloat) return !at::globalContext().allowTF32CuBLAS();
+  if (a.scalar_type() == at::kFloat) return float32_products() == 3;
   const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
   const bool is_large = chosen_path != Path::kAuto || a.size(0) * b.size(1) >= kLargeResult;
   return a.element_size() == 2 && is_large && is_readable(a) && is_readable(b);

@@ -45,6 +45,7 @@ inline unsigned long long __rdtsc() { return __builtin_ia32_rdtsc(); }
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>

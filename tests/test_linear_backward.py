@@ -138,9 +138,41 @@ def test_special_values(device, divisor):
     for grad in values:
         grad_output = torch.full_like(x, grad)
         got, want = gradients(mine, x, grad_output)[1], gradients(theirs, x, grad_output)[1]
-        if device == "cuda":  # a reciprocal there: infinite instead of a quotient 0 / 0
+        if device == "cuda" and divisor in (2.0, -0.3):  # torch multiplies by the reciprocal
             want = torch.where(x <= 0, 0.0, grad_output / torch.tensor(divisor, device=device))
         assert_same_bits(got + 0, want + 0)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize(
+    "divisor", [0.0, -0.0, 5e-324, 1e-40, -(2.0**-128), 1e39, -1e300, float("inf"), float("nan")]
+)
+def test_divisors_without_a_normal_reciprocal(device, dtype, divisor):
+    """The bits of torch's division, which makes NaN of 0 / 0 and of some 0 / tiny."""
+    mine, theirs = linear_modules(6, 17, divisor, dtype, device, bias=False)
+    x, grad_output = draw((5, 6), dtype, device), draw((5, 17), dtype, device)
+    x[0] = 0
+    grad_output[1] = 0
+    grad_output[2, ::3] = float("inf")
+    for got, want in zip(
+        gradients(mine, x, grad_output), gradients(theirs, x, grad_output), strict=True
+    ):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_kernels_divide_by_what_overflows_as_torch_does(dtype):
+    """The operators with a mask, which torch.compile's graphs hold, divide by themselves."""
+    divisor = 2.0**-1024 if dtype == torch.float64 else 2.0**-128
+    x = torch.tensor([[1.0], [0.0], [-1.0]], dtype=dtype, device="cuda")
+    ones = torch.ones(9, 1, dtype=dtype, device="cuda")
+    out, mask = _extension.operators.linear_relu_divide_with_mask(x, ones, None, divisor)
+    assert_same_bits(out, torch.relu(x).expand(3, 9) / divisor)
+    assert out[0].isinf().all() and out[1:].isnan().all()
+    grad_output = torch.zeros(3, 9, dtype=dtype, device="cuda")
+    grad_z, _ = _extension.operators.linear_relu_divide_backward(grad_output, mask, divisor, False)
+    assert_same_bits(grad_z, torch.where(x > 0, grad_output / divisor, 0.0))
 
 
 def test_mask_bits():
