@@ -1,4 +1,4 @@
-// What the CPU kernels know of the elements of a dtype, and of the bits of a mask.
+// The elements of a dtype, and the bits of a mask, as the CPU kernels see them.
 
 #ifndef KERNELS_ELEMENTS_H_
 #define KERNELS_ELEMENTS_H_

@@ -1,5 +1,5 @@
-// What follows the product in Linear -> ReLU -> divide on the CPU, and its backward, as launchers.h
-// describes them: one thread's share at a time.
+// The passes after the product of Linear -> ReLU -> divide on the CPU, and their backward, as
+// launchers.h describes them: one thread's share at a time.
 
 #include <algorithm>
 #include <cstdint>

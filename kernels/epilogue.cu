@@ -1,5 +1,5 @@
-// What surrounds torch's product: ReLU and division in place, with the mask for backward; and what
-// backward does before its own products: mask, division and the column sums for the bias.
+// The passes beside torch's product. Forward: ReLU and division in place, and the mask for
+// backward. Backward, before its own products: mask, division and the column sums for the bias.
 
 #include <algorithm>
 #include <type_traits>
@@ -12,7 +12,7 @@
 namespace kernels {
 namespace epilogue {
 
-// What a dtype is computed in.
+// The type that a dtype is computed in.
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 

@@ -1,4 +1,4 @@
-// What follows the product: bias, ReLU and division on the accumulator, and the mask for backward.
+// The epilogue: bias, ReLU and division on the accumulator, and the mask for backward.
 
 #ifndef KERNELS_EPILOGUE_CUH_
 #define KERNELS_EPILOGUE_CUH_
@@ -75,7 +75,7 @@ __device__ T relu_divide(T z, const Divisor<T>& divisor) {
   return divisor.quotient(positive_part(z));
 }
 
-// What ReLU, if there is one, turns into 0: anything below this.
+// ReLU, if there is one, makes 0 of anything below this.
 inline float floor_of(bool relu) { return relu ? 0.0f : -INFINITY; }
 
 // Whether the gradient passes: true for NaN, as in torch.

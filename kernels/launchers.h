@@ -1,4 +1,4 @@
-// What the kernels offer to bindings.cpp: raw pointers, sizes and a stream. No torch here.
+// The seam between the kernels and bindings.cpp: raw pointers, sizes and a stream. No torch here.
 
 #ifndef KERNELS_LAUNCHERS_H_
 #define KERNELS_LAUNCHERS_H_
@@ -117,11 +117,11 @@ void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, vo
 void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                            void* grad_input, int64_t begin, int64_t end, const Layout& layout);
 
-// What cuda::linear_epilogue does, for m rows of out and of the mask.
+// As cuda::linear_epilogue, for m rows of out and of the mask.
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n);
-// What cuda::linear_epilogue_backward does, for the columns begin <= j < end of all rows, begin
-// being a multiple of 8; all pointers are those of column 0. sums is uninitialised and holds 2 n
-// elements, double for float64 and float for all else.
+// As cuda::linear_epilogue_backward, for the columns begin <= j < end of all rows. begin is a
+// multiple of 8; all pointers are those of column 0. sums is uninitialised and holds 2 n elements,
+// double for float64 and float for all else.
 void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                               double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
                               int64_t n, int64_t begin, int64_t end);
@@ -129,8 +129,8 @@ void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_
 constexpr size_t kHugePage = 2 << 20;
 
 // Uninitialised memory for a large output, in huge pages where the system has them, at a multiple
-// of their size; null where there is none. What is given back is kept for the next output of its
-// size, an eighth of the machine's or the container's memory at most, and marked as free: the
+// of their size; null where there is none. Memory that is given back is kept for the next output of
+// its size, an eighth of the machine's or the container's memory at most, and marked as free: the
 // system takes it when it needs it. Fresh memory costs more than the arithmetic: it has to be
 // faulted in and cleared, and on a virtual machine that reports free memory to its host, fetched
 // from there (1 GiB: 50 ms to 1.5 s). Nothing is kept under KERNELS_CPU_POOL=0 or a limited address

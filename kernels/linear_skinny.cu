@@ -4,12 +4,12 @@
 // takes to arrive. A cluster's blocks share out K, and each keeps its share of x in shared memory
 // for as long as it lives. The cluster goes through groups of 32 features: a warp multiplies 4 of
 // them with all rows, its lanes side by side along K, while the weights that follow are on their
-// way to registers. What the blocks found is added up while they work on the next group.
+// way to registers. The blocks' sums are added up while they work on the next group.
 //
 // Sums of short runs, added up in double, err less than a library's. Up to 4 rows leave time for
 // runs in double. The order of all sums is fixed.
 //
-// What was slower on an H200, with 16 rows and 8192 x 8192 weights: 8 features of a thread, in half
+// Slower on an H200, with 16 rows and 8192 x 8192 weights: 8 features of a thread, in half
 // as many threads (15%); weights one step ahead (11%), and four, which spills; half of a warp's
 // lanes side by side along K, so that a read of x serves both halves (3%). Adding up the lanes in
 // double costs 6% there, and nothing up to 8 rows; mean errors fall by 30%.
@@ -39,7 +39,7 @@ constexpr int kBytes = 112 * 1024;                         // of shared memory, 
 constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluster
 // Runs in float are of no more chunks, so that their sums stay short.
 constexpr int kMostChunks = 4;
-// What the end of a group costs, in chunks. With 2, 32 rows took up to 9% longer on an H200.
+// The end of a group costs so many chunks. With 2, 32 rows took up to 9% longer on an H200.
 constexpr int kEndOfGroup = 1;
 
 struct Problem {
@@ -57,7 +57,7 @@ struct Problem {
   int chunks;  // of K, in each block
 };
 
-// What kM rows of x are multiplied and summed in.
+// The type in which kM rows of x are multiplied and summed.
 template <int kM>
 using Sum = std::conditional_t<(kM > 4), float, double>;
 
@@ -68,7 +68,7 @@ constexpr size_t bytes(int chunks) {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// What there is of K in vectors of four. `store` adds the rest.
+// The part of K that is whole vectors of four. `store` adds the rest.
 __device__ inline int whole_k(const Problem& p) { return p.k / 4 * 4; }
 
 // A step of a row of x in shared memory, of which a lane has four: as 16 bytes of each lane, or,
@@ -84,7 +84,7 @@ __device__ inline void put(uint8_t* step, float4 v, double) {
   *reinterpret_cast<double2*>(to + kWarpBytes) = {v.z, v.w};
 }
 
-// What `put` has left at this lane's address.
+// Reads the sums that `put` has left at this lane's address.
 __device__ inline void get(uint32_t address, float (&v)[4]) {
   const float4 four = ptx::load_shared_four(address);
   v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
@@ -221,7 +221,7 @@ __device__ void store(const Problem& p, const double* sums, int first_row, int f
 
 #endif
 
-// Of kM rows of x at a time.
+// Takes kM rows of x at a time.
 template <int kM>
 __global__ void __launch_bounds__(kThreads, kBlocksEach)
     skinny_kernel(const __grid_constant__ Problem p) {

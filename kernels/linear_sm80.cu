@@ -300,8 +300,8 @@ __global__ void __launch_bounds__(kBlock, 1)
   uint32_t stage = 0;
   const int steps = (k + kBlockK - 1) / kBlockK;
   for (int step = 0; step < steps; ++step) {
-    // A turn for the products of each half. Of three products, these are the low ones, and two more
-    // turns make the high ones.
+    // A turn for the products of each half. Where there are three products, these are the low ones,
+    // and two more turns make the high ones.
     constexpr int kTurns = Tile::kIsSplit ? 4 : 2;
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {

@@ -16,8 +16,8 @@
 // Slower on an H200 at [1024, 8192] x [8192, 8192]: clusters of one (3%) and of four
 // (24%); float32 weights straight from L2 to registers (a load's result is waited for before the
 // products that should hide it); promoted sums in shared memory, which leaves too few stages;
-// barriers whose release and acquire are of the cluster's scope (33%). Of three products: both
-// operands from shared memory, even with the weight's conversion left out (1%). Of one: the weight
+// barriers whose release and acquire are of the cluster's scope (33%). For three products, both
+// operands from shared memory, even with the weight's conversion left out (1%). For one, the weight
 // converted in registers, once for each tile of x (9%).
 
 #include <cuda.h>
@@ -65,7 +65,7 @@ constexpr CUtensorMapDataType tensor_map_type() {
 }
 
 // Describes a matrix to the copy engine, or many of them, one behind the other, in boxes of
-// box_rows rows of 128 bytes. What a box has outside of its matrix is 0. stride is in elements.
+// box_rows rows of 128 bytes. A box is 0 outside of its matrix. stride is in elements.
 template <typename T>
 int make_map(CUtensorMap* map, const T* matrix, int64_t rows, int64_t columns, int64_t stride,
              int box_rows, int64_t matrices = 0) {

@@ -1,5 +1,5 @@
-// What the Hopper kernels share: tiles, the pipeline's stages and barriers, the way out of the
-// registers.
+// Parts that the Hopper kernels share: tiles, the pipeline's stages and barriers, staging of
+// results through shared memory.
 
 #ifndef KERNELS_LINEAR_SM90_COMMON_CUH_
 #define KERNELS_LINEAR_SM90_COMMON_CUH_

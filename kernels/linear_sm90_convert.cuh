@@ -17,8 +17,8 @@ namespace kernels {
 namespace sm90 {
 
 // The weight's conversion is handed out in units of 32 rows and 256 of K, a warp each, in the order
-// in which the product needs them. What is ready is counted by the rows that a block brings and by
-// the product's steps, 64 of K.
+// in which the product needs them. Finished units are counted by the rows that a block brings and
+// by the product's steps, 64 of K.
 constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
 constexpr int kShareRows = 128;

@@ -15,10 +15,10 @@ namespace sm90 {
 
 // Clusters take whole tiles in turn. The tiles that are left, too few for a round, are put end to
 // end along K, and each cluster takes a share of them: the end of a tile and the beginning of the
-// next, as a rule. Of a tile that is cut, the cluster with its last steps adds up what those with
-// the others leave in memory. So all clusters end at about the same time, and a result of few tiles
-// has work for all. On an H200 x [128, 8192], weight [4096, 8192] takes a third of the time, and
-// [1024, 8192], [8192, 8192], whose last round was full to 91%, 0.5% less.
+// next, as a rule. The cluster with a cut tile's last steps adds up the sums that the others leave
+// in memory. So all clusters end at about the same time, and a result of few tiles has work for
+// all. On an H200 x [128, 8192], weight [4096, 8192] takes a third of the time, and [1024, 8192],
+// [8192, 8192], whose last round was full to 91%, 0.5% less.
 struct Schedule {
   static constexpr int kMostClusters = 72;
   // Sums that go through memory cost what some steps do. So tiles are cut where that saves
@@ -31,7 +31,7 @@ struct Schedule {
   int steps;                     // along K, in a tile: of 128, four stages
   int begin[kMostClusters + 1];  // of each cluster's share, in steps since the first tile of all
 
-  // Of `tiles` tiles, of which rows_of tells the rows of x, `most_rows` at most. Returns how many
+  // Plans `tiles` tiles, whose rows of x rows_of tells, `most_rows` at most. Returns how many
   // clusters have work.
   template <typename RowsOf>
   int plan(int tiles, int steps_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
@@ -72,7 +72,7 @@ struct Schedule {
   }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  // What a cluster multiplies at a time: steps of a tile.
+  // A cluster's work at a time: steps of a tile.
   struct Part {
     int tile, begin, end;
 

@@ -101,7 +101,7 @@ struct Consumer {
   using Stage = Ring<S::kStages>;
 
   // float32 to pairs. A lane reads its first row of a stage at `from` (its second is the next) and
-  // scales both. Of each 16 columns it takes four neighbours, two for each half of the fragment: x
+  // scales both. It takes four neighbours of each 16 columns, two for each half of the fragment: x
   // is interleaved to match.
   __device__ static void convert(uint32_t from, const float (&scale)[2], uint32_t (&high)[2][4],
                                  uint32_t (&low)[2][4]) {

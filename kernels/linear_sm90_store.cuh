@@ -17,7 +17,7 @@
 namespace kernels {
 namespace sm90 {
 
-// What is stored, T being float or a half type.
+// The results and all that they need. T is float or a half type.
 template <typename T>
 struct Output {
   const T* bias;
@@ -26,7 +26,7 @@ struct Output {
   int m, n;
   float floor;  // what is smaller becomes 0
   Divisor<float> divisor;
-  // Of float32, whose rows were scaled by 2^exponent.
+  // For float32, whose rows were scaled by 2^exponent.
   const int* x_exponent;       // [m]
   const int* weight_exponent;  // [n]
   // Whether division is an exact multiplication that overflows nowhere, and rows are aligned.
@@ -59,7 +59,7 @@ union Staging<float> {
   StagedSums sums;
 };
 
-// What a warpgroup needs on the way, in shared memory.
+// The factors of a warpgroup's results, in shared memory.
 template <typename T>
 struct alignas(16) Scales {
   static constexpr bool kScaled = std::is_same_v<T, float>;
@@ -115,7 +115,7 @@ __device__ void store_together(T* to, const float (&v)[kTogether], int count, bo
   }
 }
 
-// Of the sums that a warpgroup has in memory, a thread reads four features of a row of each block.
+// A thread reads four features of a row of each block of the sums that a warpgroup has in memory.
 struct Reader {
   int feature, row;  // the first of the warpgroup's, and of the block's
   // The sums of lane 4 g + c are of features g and g + 8, and of rows 2 c and 2 c + 1. Threads next

@@ -132,7 +132,7 @@ void* take_memory(size_t bytes) {
 void give_memory(void* data) {
   Header* const header = header_of(data);
   Pool& all = pool();
-  // Of every huge page Linux tells the other threads that run, so that 1 GiB takes 1 to 9 ms while
+  // Linux interrupts the other threads that run for every huge page: 1 GiB takes 1 to 9 ms while
   // torch's still wait for work, and 0.3 when they sleep (Linux 6.18, virtual machines).
   if (header->bytes > all.most || is_address_space_limited() ||
       madvise(data, header->bytes, MADV_FREE) != 0) {

@@ -66,7 +66,7 @@ struct Order {
     return static_cast<Signed>(static_cast<Bits>(x - offset)) < limit;
   }
   KERNELS_HOST_DEVICE Bits relu(Bits x) const { return is_negative(x) ? Bits{0} : x; }
-  // Of floats: !(x <= 0), true for NaN. torch lets the gradient through there.
+  // For floats !(x <= 0), true for NaN, as torch lets the gradient through there.
   KERNELS_HOST_DEVICE bool keeps_gradient(Bits x) const {
     return static_cast<Signed>(x) > limit && x != 0;
   }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kLine = 64;  // bytes, of a cache
 
-// What is asked for ahead, in bytes, and what that gains on a Xeon with 2 MiB of L2, 2 threads:
+// Lines are prefetched so many bytes ahead. On a Xeon with 2 MiB of L2, 2 threads:
 //   read, past the caches    1 GiB of float32 takes 55 instead of 66 ms; asked for 2 KiB ahead 58,
 //                            8 to 64 KiB 55; into the nearest cache instead of the second, 1.1
 //                            times as long. An EPYC 9005 gained nothing
@@ -101,7 +101,7 @@ void relu_body(Order<Bits> order, const Bits* x, Bits* out, int64_t n, bool stre
 template <typename Bits>
 void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask) {
 #ifdef __AVX2__
-  // Of wide elements GCC would narrow the comparisons to bytes: 1.4 to 1.7 times the time.
+  // GCC would narrow the comparisons of wide elements to bytes: 1.4 to 1.7 times the time.
   if constexpr (sizeof(Bits) >= 4) {
     constexpr size_t kLanes = 32 / sizeof(Bits);
     typedef Bits Lanes __attribute__((vector_size(32)));

@@ -406,7 +406,7 @@ bool evicts_last(int64_t n) {
   return n * static_cast<int64_t>(sizeof(T)) >= kEvictLastBytes;
 }
 
-// Of a strided result: `size` elements from `first` on, and where they begin in both operands.
+// `size` elements of a strided result from `first` on, and where they begin in both operands.
 struct Part {
   Layout layout;
   int64_t size;

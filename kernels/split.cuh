@@ -39,8 +39,8 @@ struct Operand {
   int* exponent;  // [rows]: scaled = element * 2^exponent
   int* state;     // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
-  // and low side by side: what is copied at a time is in one place. Of rows that are a whole K
-  // apart, pieces may share few slices of L2: on an H200 64 rows of x took 30% longer, 1024 0.5%.
+  // and low side by side: one copy reads one place. Pieces of rows that are a whole K apart may
+  // share few slices of L2: on an H200 64 rows of x took 30% longer, 1024 0.5%.
   // With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a thread that holds a
   // fragment of the other operand has four neighbours of each 16 in it.
   bool is_stepwise;
