@@ -279,7 +279,7 @@ def test_small_products_are_torchs(precision, shape):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("m", [4, 64, 127])
+@pytest.mark.parametrize("m", [4, 64, 95])
 def test_a_weight_without_vectors_is_torchs(m):
     """A copy of it would take longer than the product."""
     mine, _, x, _ = draw(m, 1024, 2048)
