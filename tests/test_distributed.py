@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -350,6 +351,5 @@ def test_benchmark_of_tensor_parallelism(device):
     command = [sys.executable, "-m", "referee.tensor_parallel", *size]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert [name for name in names if name.startswith(device)] == [f"{device}:0", f"{device}:1"]
+    assert re.findall(rf"{device}:\d", done.stdout) == [f"{device}:{i}" for i in range(WORLD)]
     assert float(done.stdout.split("least: ")[1].split()[0]) > 0
