@@ -17,12 +17,12 @@ _extension = kernels.load_extension()
 _reference = kernels.load_reference()
 _relu = _extension.relu
 _relu_in_place = _extension.relu_
-_relu_operator = _extension.operators.relu
 _linear_relu_divide = _extension.linear_relu_divide
-_linear_relu_divide_operator = _extension.operators.linear_relu_divide
+_linear_relu_divide_in_graph = _extension.linear_relu_divide_in_graph
 _is_scripted = torch.jit.is_scripting
 _is_traced = torch.compiler.is_dynamo_compiling
-are_plain, is_plain_linear = kernels.are_plain, kernels.is_plain_linear
+call_column_parallel = kernels.call_column_parallel
+is_column_parallel, is_plain_linear = kernels.is_column_parallel, kernels.is_plain_linear
 
 
 class ModelNew(_reference.Model):
@@ -40,9 +40,8 @@ class ModelNew(_reference.Model):
         self.inplace = inplace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if _is_scripted() or _is_traced():  # a graph holds the operator, not the C functions
-            out = _relu_operator(x)
-            return x.copy_(out) if self.inplace else out
+        if _is_scripted() or _is_traced():  # a graph holds torch's own op, which compilers fuse
+            return x.relu_() if self.inplace else x.relu()
         return _relu_in_place(x) if self.inplace else _relu(x)
 
     def extra_repr(self) -> str:
@@ -58,18 +57,19 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
-            return _relu_operator(self.linear(x)) / self.divisor
+            return self.linear(x).relu() / self.divisor
         linear, divisor = self.linear, self.divisor
+        fused = _linear_relu_divide_in_graph if _is_traced() else _linear_relu_divide
         if is_plain_linear(linear):
-            if not _is_traced():
-                out = _linear_relu_divide(x, linear.weight, linear.bias, divisor)
-                if out is not NotImplemented:
-                    return out
-            elif are_plain(x, linear, divisor):
-                return _linear_relu_divide_operator(x, linear.weight, linear.bias, divisor)
-        # Whoever hooked, wrapped or replaced `linear`, or gave it tensors of a class of its own
-        # (DTensor, say), expects it to be called.
-        return _relu(linear(x)) / divisor
+            out = fused(x, linear.weight, linear.bias, divisor)
+            if out is not NotImplemented:
+                return out
+        elif isinstance(divisor, (float, int)) and is_column_parallel(linear):
+            return call_column_parallel(linear, x, divisor, fused)
+        # Whoever hooked, wrapped or replaced `linear`, or gave it tensors of a class of its own,
+        # expects it to be called.
+        out = linear(x)
+        return (out.relu() if _is_traced() else _relu(out)) / divisor
 
 
 SOLUTIONS: dict[str, type[torch.nn.Module]] = {

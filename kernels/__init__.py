@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels.build import load
-from kernels.linear import are_plain as are_plain
+from kernels.linear import call_column_parallel as call_column_parallel
+from kernels.linear import is_column_parallel as is_column_parallel
 from kernels.linear import is_plain_linear as is_plain_linear
 from kernels.subclasses import serve_subclasses
 

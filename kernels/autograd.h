@@ -51,6 +51,13 @@ Tensor call_relu_operator(const Tensor& x) {
   return call_operator(KERNELS_NAMESPACE "::relu", {x})[0].toTensor();
 }
 
+// Whether a graph of plain tensors is being recorded, by torch.jit.trace or make_fx.
+bool is_recorded() {
+  using c10::impl::TorchDispatchModeKey;
+  return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::Tracer) ||
+         c10::impl::TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value();
+}
+
 // The operators below autograd. A dense tensor's go to the kernel straight away.
 Tensor call_relu(const Tensor& x) {
   if (is_dense(x)) return relu_kernel(x);
@@ -77,17 +84,22 @@ Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
 
 // ------------------------------------------------------------------------------------ autograd
 
-// Tensors that stand for a dense one while torch traces; other subclasses with dispatch of their
-// own may store something else, a shard say, whose memory order is not that of the whole.
-bool is_wrapper(const Tensor& x) {
-  if (!x.key_set().has(at::DispatchKey::Python)) return false;
+// The name of the Python type of a tensor with dispatch of its own; empty for all others.
+std::string_view python_type(const Tensor& x) {
+  if (!x.key_set().has(at::DispatchKey::Python)) return {};
   const PyGILState_STATE gil = PyGILState_Ensure();
   PyObject* object = THPVariable_Wrap(x);
   const std::string_view name = Py_TYPE(object)->tp_name;
-  const bool is_traced = name == "FakeTensor" || name == "FunctionalTensor";
   Py_DECREF(object);
   PyGILState_Release(gil);
-  return !is_traced;
+  return name;
+}
+
+// Tensors that stand for a dense one while torch traces; other subclasses with dispatch of their
+// own may store something else, a shard say, whose memory order is not that of the whole.
+bool is_wrapper(const Tensor& x) {
+  const std::string_view name = python_type(x);
+  return !name.empty() && name != "FakeTensor" && name != "FunctionalTensor";
 }
 
 using torch::autograd::Node;

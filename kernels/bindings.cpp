@@ -5,9 +5,14 @@
 //                        memory order
 //   relu_backward(grad_output, mask, stride)    its backward; stride is that of the output
 //   linear_relu_divide(x, weight, bias, divisor)              the same for Linear -> ReLU ->
-//   divide, linear_relu_divide_with_mask(x, weight, bias, divisor)    with a mask [rows, bytes]
-//   linear_relu_divide_backward(grad_output, mask, divisor, wants_bias)    the gradients of the
-//                        product and of the bias; autograd makes those of x and weight of the first
+//   divide, linear_relu_divide_with_mask(x, weight, bias, divisor)    with a mask [..., bytes]
+//   linear_relu_divide_gradients(grad_output, mask, x, weight, output_mask, divisor)    its
+//                        backward: the gradients of x, weight and bias for bits 0, 1 and 2 of
+//                        output_mask, and empty ones for bits that are off. Without bit 0, weight
+//                        is None; without bit 1, x is. It is an int because DTensor, which looks
+//                        results' shapes up by the arguments, passes over lists of bools
+//   linear_relu_divide_backward(grad_output, mask, divisor, wants_bias)    its first step: the
+//                        gradients of the product and of the bias
 //
 // Where no kernel of ours serves, torch's own op does, and only these places say so:
 //   - relu_kernel: a dtype without a kernel, for which torch raises its error
@@ -18,8 +23,9 @@
 //   - choose_path: products on a GPU. On a CPU the product is always torch's.
 //   - product: the products of the gradients
 //   - SelectBackward and LinearReluDivideBackward: gradients that are differentiated again
-//   - model_new.py: the product in TorchScript
-//   - linear.py: a module's `linear` that is more than an nn.Linear, and tensor subclasses
+//   - relu_entry and model_new.py: ReLU in graphs, and the product in TorchScript
+//   - linear.py: a module's `linear` that is more than an nn.Linear
+//   - subclasses.py: tensor subclasses, and products of DTensors that are sums over processes
 //   - the registrations at the end: other devices, meta tensors (shapes only), vmap
 
 // operators.h holds the kernels on tensors, autograd.h what is recorded of them, linear.h both for
@@ -80,6 +86,10 @@ void return_from_four(Stack& stack, std::tuple<Tensor, Tensor> result) {
   stack.emplace_back(std::move(std::get<1>(result)));
 }
 
+Tensor optional_tensor(const c10::IValue& value) {
+  return value.isNone() ? Tensor() : value.toTensor();
+}
+
 void call(Tensor (*kernel)(const LinearInputs&), Stack& stack) {
   return_from_four(stack, kernel(linear_inputs(stack)));
 }
@@ -92,6 +102,25 @@ void call(std::tuple<Tensor, Tensor> (*kernel)(const LinearGradients&), Stack& s
   const size_t first = stack.size() - 4;
   return_from_four(stack, kernel({stack[first].toTensor(), stack[first + 1].toTensor(),
                                   stack[first + 2].toDouble(), stack[first + 3].toBool()}));
+}
+
+void call(ThreeTensors (*kernel)(const AllGradients&), Stack& stack) {
+  const size_t first = stack.size() - 6;
+  const Tensor x = optional_tensor(stack[first + 2]), weight = optional_tensor(stack[first + 3]);
+  const int64_t outputs = stack[first + 4].toInt();
+  if (outputs < 0 || outputs > 7 || weight.defined() != (outputs & 1) ||
+      x.defined() != (outputs >> 1 & 1)) {
+    fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got %ld", outputs);
+  }
+  auto [grad_x, grad_weight, grad_bias] =
+      kernel({{stack[first].toTensor(), stack[first + 1].toTensor(), stack[first + 5].toDouble(),
+               (outputs & 4) != 0},
+              x,
+              weight});
+  stack.resize(first);
+  for (Tensor* gradient : {&grad_x, &grad_weight, &grad_bias}) {
+    stack.emplace_back(std::move(*gradient));
+  }
 }
 
 // A kernel of any signature, beside the `call` that knows which.
@@ -129,6 +158,7 @@ const struct {
     {DispatchKey::CPU, "linear_relu_divide", linear_kernel},
     {DispatchKey::CPU, "linear_relu_divide_with_mask", linear_with_mask_kernel},
     {DispatchKey::CPU, "linear_relu_divide_backward", linear_backward_kernel},
+    {DispatchKey::CPU, "linear_relu_divide_gradients", linear_gradients_kernel},
 
     {DispatchKey::CUDA, "relu", relu_kernel},
     {DispatchKey::CUDA, "relu_with_mask", relu_with_mask_kernel},
@@ -136,6 +166,7 @@ const struct {
     {DispatchKey::CUDA, "linear_relu_divide", linear_kernel},
     {DispatchKey::CUDA, "linear_relu_divide_with_mask", linear_with_mask_kernel},
     {DispatchKey::CUDA, "linear_relu_divide_backward", linear_backward_kernel},
+    {DispatchKey::CUDA, "linear_relu_divide_gradients", linear_gradients_kernel},
 
     {DispatchKey::Meta, "relu", at::relu},
     {DispatchKey::Meta, "relu_with_mask", relu_with_mask_meta},
@@ -143,11 +174,13 @@ const struct {
     {DispatchKey::Meta, "linear_relu_divide", linear_composite},
     {DispatchKey::Meta, "linear_relu_divide_with_mask", linear_with_mask_meta},
     {DispatchKey::Meta, "linear_relu_divide_backward", linear_backward_meta},
+    {DispatchKey::Meta, "linear_relu_divide_gradients", linear_gradients_meta},
 
     {DispatchKey::Autograd, "relu", relu_autograd},
     {DispatchKey::Autograd, "relu_backward", relu_backward_autograd},
     {DispatchKey::Autograd, "linear_relu_divide", linear_autograd},
     {DispatchKey::Autograd, "linear_relu_divide_backward", linear_backward_autograd},
+    {DispatchKey::Autograd, "linear_relu_divide_gradients", linear_gradients_autograd},
 
     {DispatchKey::AutocastCPU, "linear_relu_divide",
      linear_autocast<at::kCPU, DispatchKey::AutocastCPU>},
@@ -158,6 +191,7 @@ const struct {
     {DispatchKey::FuncTorchBatched, "relu_backward", relu_backward_composite},
     {DispatchKey::FuncTorchBatched, "linear_relu_divide", linear_composite},
     {DispatchKey::FuncTorchBatched, "linear_relu_divide_backward", linear_backward_composite},
+    {DispatchKey::FuncTorchBatched, "linear_relu_divide_gradients", linear_gradients_composite},
 
     {DispatchKey::CompositeExplicitAutograd, "relu", at::relu},
     {DispatchKey::CompositeExplicitAutograd, "linear_relu_divide", linear_composite},
@@ -173,6 +207,8 @@ const char* const kSchemas[] = {
     " -> (Tensor, Tensor)",
     "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
     " -> (Tensor, Tensor)",
+    "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, Tensor? weight,"
+    " int output_mask, float divisor) -> (Tensor, Tensor, Tensor)",
 };
 
 // Registers the operators that no build in this process has registered yet. Those of the first
@@ -274,13 +310,16 @@ void without_gil(bool is_short, const Work& work) {
 }
 
 // relu(x): what the dispatcher would come to for a dense tensor, and the operator for all others.
+// Graphs hold torch's own relu: compilers fuse it, and programs run without these kernels.
 PyObject* relu_entry(PyObject*, PyObject* argument) {
   PyObject* result;
   if (!is_served(argument, fallback, &result)) return result;
   try {
     const Tensor x = unwrap(argument);  // its own reference: another thread may swap the tensor
     Tensor out;
-    without_gil(is_short(x), [&] { out = is_dense(x) ? relu_autograd(x) : call_relu_operator(x); });
+    without_gil(is_short(x), [&] {
+      out = is_dense(x) ? relu_autograd(x) : is_recorded() ? at::relu(x) : call_relu_operator(x);
+    });
     return THPVariable_Wrap(std::move(out));
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
@@ -318,7 +357,8 @@ bool is_number(PyObject* argument, double* value) {
 }
 
 // linear_relu_divide(x, weight, bias, divisor). Says NotImplemented to what linear.py leaves to the
-// module's own `linear`: subclasses, proxies, no tensors at all, and divisors that are no numbers.
+// module's own `linear`: subclasses, proxies, no tensors at all, and divisors that are no numbers;
+// and to DTensors that no process could multiply alone.
 PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 4) {
     PyErr_Format(PyExc_TypeError, "linear_relu_divide() takes 4 arguments, not %zd", count);
@@ -329,10 +369,12 @@ PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   bool wants_operator = at::impl::torch_function_mode_enabled();
   for (int i = 0; i < 3; ++i) {
     if (is_plain(arguments[i]) || (i == 2 && arguments[i] == Py_None)) continue;
-    // It stands for a plain tensor while torch traces.
-    const bool is_fake = strcmp(Py_TYPE(arguments[i])->tp_name, "FakeTensor") == 0;
-    is_served &= is_fake;
-    wants_operator |= is_fake;
+    // The former stands for a plain tensor while torch traces; of the latter, `fallback_linear`
+    // decides.
+    const char* const name = Py_TYPE(arguments[i])->tp_name;
+    const bool is_known = strcmp(name, "FakeTensor") == 0 || strcmp(name, "DTensor") == 0;
+    is_served &= is_known;
+    wants_operator |= is_known;
   }
   if (!is_served) Py_RETURN_NOTIMPLEMENTED;
   if (wants_operator) return PyObject_Vectorcall(fallback_linear, arguments, 4, nullptr);
@@ -365,16 +407,20 @@ PyObject* set_linear_path(PyObject*, PyObject* argument) {
 PyObject* get_float32_products(PyObject*, PyObject*) { return PyLong_FromLong(float32_products()); }
 
 PyObject* set_fallbacks(PyObject*, PyObject* arguments) {
-  PyObject *callable, *in_place, *linear;
-  if (!PyArg_ParseTuple(arguments, "OOO", &callable, &in_place, &linear)) return nullptr;
+  PyObject *callable, *in_place, *linear, *shards;
+  if (!PyArg_ParseTuple(arguments, "OOOO", &callable, &in_place, &linear, &shards)) return nullptr;
   Py_INCREF(callable);
   Py_XSETREF(fallback, callable);
   Py_INCREF(in_place);
   Py_XSETREF(fallback_in_place, in_place);
   Py_INCREF(linear);
   Py_XSETREF(fallback_linear, linear);
+  Py_INCREF(shards);
+  Py_XSETREF(is_product_of_shards, shards);
   Py_RETURN_NONE;
 }
+
+PyObject* is_recorded_entry(PyObject*, PyObject*) { return PyBool_FromLong(is_recorded()); }
 
 PyMethodDef methods[] = {
     {"relu", relu_entry, METH_O, "relu(x): x where x > 0 or x is NaN, else 0. Fresh memory."},
@@ -391,7 +437,10 @@ PyMethodDef methods[] = {
      "float32_products(): for tests, what a float32 product on a GPU is made of: 3 products, or 1 "
      "where torch's would be TF32."},
     {"set_fallbacks", set_fallbacks, METH_VARARGS,
-     "set_fallbacks(relu, relu_, linear_relu_divide): what serves subclasses, proxies and modes."},
+     "set_fallbacks(relu, relu_, linear_relu_divide, is_product_of_shards): what serves "
+     "subclasses, proxies and modes."},
+    {"is_recorded", is_recorded_entry, METH_NOARGS,
+     "is_recorded(): whether torch.jit.trace or make_fx records a graph."},
     {nullptr, nullptr, 0, nullptr}};
 
 #define KERNELS_STRING_(x) #x

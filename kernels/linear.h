@@ -31,15 +31,41 @@ Tensor torch_linear(const LinearInputs& in) {
 // All of it out of torch's own ops.
 Tensor linear_composite(const LinearInputs& in) { return torch_linear(in).relu().div(in.divisor); }
 
+bool is_dtensor(const Tensor& x) { return python_type(x) == "DTensor"; }
+
+// Says whether each process can make its part of the result alone, given x, weight and bias of
+// which some are DTensors; set once, at import.
+PyObject* is_product_of_shards = nullptr;
+
+bool ask_is_product_of_shards(const LinearInputs& in) {
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  const auto wrap = [](const Tensor& t) {
+    return t.defined() ? THPVariable_Wrap(t) : Py_NewRef(Py_None);
+  };
+  PyObject* const arguments[] = {wrap(in.x), wrap(in.weight), wrap(in.bias)};
+  PyObject* const answer = PyObject_Vectorcall(is_product_of_shards, arguments, 3, nullptr);
+  for (PyObject* argument : arguments) Py_DECREF(argument);
+  const bool is_product = answer == Py_True;
+  if (answer == nullptr) PyErr_WriteUnraisable(is_product_of_shards);
+  Py_XDECREF(answer);
+  PyGILState_Release(gil);
+  return is_product;
+}
+
 // Whether no kernel of ours takes part: torch's ops then do all the work, or raise their errors.
 bool is_left_to_torch(const LinearInputs& in) {
   const auto is_ordinary = [](const Tensor& t) {
-    return t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested() && !is_wrapper(t);
+    return t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested();
+  };
+  const auto is_shard_or_plain = [&] {
+    if (!(in.x.key_set() | in.weight.key_set()).has(at::DispatchKey::Python)) return true;
+    if (is_dtensor(in.x) || is_dtensor(in.weight)) return ask_is_product_of_shards(in);
+    return !is_wrapper(in.x) && !is_wrapper(in.weight);
   };
   const std::optional<DType> dtype = kernel_dtype(in.x.scalar_type());
   return !dtype || !at::isFloatingType(in.x.scalar_type()) || in.x.dim() == 0 ||
          in.weight.dim() != 2 || (in.bias.defined() && in.bias.dim() != 1) || !is_ordinary(in.x) ||
-         !is_ordinary(in.weight);
+         !is_ordinary(in.weight) || !is_shard_or_plain();
 }
 
 // Whether the divisor and its reciprocal are normal floats; false for 0, infinity and NaN. On a GPU
@@ -249,12 +275,23 @@ Tensor as_matrix(const Tensor& x) {
   return x.dim() == 2 ? x : x.reshape_symint({sym_rows_of(x), x.sym_size(-1)});
 }
 
+// The sizes of a tensor with another last one.
+c10::DimVector with_last(at::IntArrayRef sizes, int64_t last) {
+  c10::DimVector result(sizes);
+  result.back() = last;
+  return result;
+}
+
+c10::SymDimVector with_last(c10::SymIntArrayRef sizes, const c10::SymInt& last) {
+  c10::SymDimVector result(sizes);
+  result.back() = last;
+  return result;
+}
+
 // A matrix with its rows along the leading dimensions of `like`.
 Tensor with_rows_of(const Tensor& like, const Tensor& matrix) {
   if (like.dim() == 2) return matrix;
-  c10::SymDimVector sizes(like.sym_sizes());
-  sizes.back() = matrix.sym_size(-1);
-  return matrix.view_symint(sizes);
+  return matrix.view_symint(with_last(like.sym_sizes(), matrix.sym_size(-1)));
 }
 
 int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
@@ -373,9 +410,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   path = path_that_serves(path, linear, capability);
   if (path == Path::kTorch) return false;
 
-  c10::SmallVector<int64_t, 8> sizes(in.x.sizes().begin(), in.x.sizes().end());
-  sizes.back() = linear.n;
-  *out = allocate(in.x, sizes, std::nullopt, in.x.scalar_type());
+  *out = allocate(in.x, with_last(in.x.sizes(), linear.n), std::nullopt, in.x.scalar_type());
   linear.out = out->mutable_data_ptr();
   const size_t bytes = path == Path::kSm90   ? cuda::linear_sm90_workspace(linear)
                        : path == Path::kSm80 ? cuda::linear_sm80_workspace(linear)
@@ -419,15 +454,16 @@ Tensor linear_kernel(const LinearInputs& in) {
 std::tuple<Tensor, Tensor> linear_with_mask_kernel(const LinearInputs& in) {
   if (is_left_to_torch(in)) fail("linear_relu_divide_with_mask: expected dense floating tensors");
   const DeviceOf device(in.x);
-  const Tensor mask =
-      allocate(in.x, {rows_of(in.x), mask_row_bytes(in.weight.size(0))}, std::nullopt, at::kByte);
+  const Tensor mask = allocate(in.x, with_last(in.x.sizes(), mask_row_bytes(in.weight.size(0))),
+                               std::nullopt, at::kByte);
   return {run_linear(in, mask), mask};
 }
 
 std::tuple<Tensor, Tensor> linear_with_mask_meta(const LinearInputs& in) {
   const Tensor out = linear_composite(in);
   const c10::SymInt bytes = (in.weight.sym_size(0) + 7) / 8;
-  return {out, at::empty_symint({sym_rows_of(in.x), bytes}, out.options().dtype(at::kByte))};
+  const auto options = out.options().dtype(at::kByte);
+  return {out, at::empty_symint(with_last(in.x.sym_sizes(), bytes), options)};
 }
 
 // grad_z, the gradient of the product, and its sum over all rows, which is that of the bias; empty
@@ -444,10 +480,10 @@ std::tuple<Tensor, Tensor> linear_backward_kernel(const LinearGradients& in) {
   const Tensor& mask = in.mask;
   if (in.grad_output.dim() == 0) fail("grad_output must have at least one dimension");
   const int64_t m = rows_of(in.grad_output), n = in.grad_output.size(-1);
-  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() != 2 ||
-      mask.size(0) != m || mask.size(1) != mask_row_bytes(n) ||
+  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() == 0 ||
+      rows_of(mask) != m || mask.size(-1) != mask_row_bytes(n) ||
       mask.device() != in.grad_output.device()) {
-    fail("mask must be contiguous, uint8, on the gradient's device and of shape [%ld, %ld]", m,
+    fail("mask must be contiguous, uint8, on the gradient's device, with %ld rows of %ld", m,
          mask_row_bytes(n));
   }
   const DeviceOf device(in.grad_output);
@@ -498,13 +534,13 @@ Tensor linear_signs(const LinearGradients& in) {
   return in.mask.unsqueeze(-1)
       .bitwise_right_shift(places)
       .bitwise_and(1)
-      .reshape_symint({in.mask.sym_size(0), in.mask.sym_size(1) * 8})
-      .narrow_symint(1, 0, in.grad_output.sym_size(-1))
+      .flatten(-2)
+      .narrow_symint(-1, 0, in.grad_output.sym_size(-1))
       .reshape_symint(in.grad_output.sym_sizes())
       .to(in.grad_output.scalar_type());
 }
 
-// The same out of torch's own ops, given linear_signs, for the transforms that take an operator
+// The same out of torch's own ops, given such signs, for the transforms that take an operator
 // apart and for gradients of gradients.
 std::tuple<Tensor, Tensor> linear_backward_by_signs(const LinearGradients& in,
                                                     const Tensor& signs) {
@@ -603,6 +639,91 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return with_all_memory([&] { return a.mm(b); });
 }
 
+// The gradients of x, where weight is defined, of weight, where x is, and of bias, made of the
+// first ones, which are those of the product and of bias.
+struct AllGradients {
+  LinearGradients first;
+  const Tensor& x;
+  const Tensor& weight;
+};
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+
+ThreeTensors multiply_out(const AllGradients& in, std::tuple<Tensor, Tensor> first) {
+  const auto& [grad_z, grad_bias] = first;
+  Tensor grad_x, grad_weight;
+  if (in.weight.defined()) {
+    grad_x = with_rows_of(grad_z, product(as_matrix(grad_z), in.weight));
+  }
+  if (in.x.defined()) grad_weight = product(as_matrix(grad_z).t(), as_matrix(in.x));
+  return {grad_x, grad_weight, grad_bias};
+}
+
+// An operator returns no undefined tensors: those that nobody wants are empty.
+ThreeTensors with_empty(ThreeTensors gradients, const at::TensorOptions& options) {
+  auto& [grad_x, grad_weight, grad_bias] = gradients;
+  for (Tensor* gradient : {&grad_x, &grad_weight}) {
+    if (!gradient->defined()) *gradient = at::empty_symint({0}, options);
+  }
+  return gradients;
+}
+
+ThreeTensors linear_gradients_kernel(const AllGradients& in) {
+  // Whoever runs a graph may have modes on that were off, or other ones, when it was traced.
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kAutocast);
+  return with_empty(multiply_out(in, linear_backward_kernel(in.first)),
+                    in.first.grad_output.options());
+}
+
+ThreeTensors linear_gradients_meta(const AllGradients& in) {
+  const Tensor& grad_output = in.first.grad_output;
+  if (grad_output.dim() == 0) fail("grad_output must have at least one dimension");
+  const auto options = grad_output.options();
+  Tensor grad_x, grad_weight;
+  if (in.weight.defined()) {
+    grad_x = at::empty_symint(with_last(grad_output.sym_sizes(), in.weight.sym_size(1)), options);
+  }
+  if (in.x.defined()) {
+    grad_weight = at::empty_symint({grad_output.sym_size(-1), in.x.sym_size(-1)}, options);
+  }
+  return with_empty({grad_x, grad_weight, std::get<1>(linear_backward_meta(in.first))}, options);
+}
+
+ThreeTensors linear_gradients_composite(const AllGradients& in) {
+  return with_empty(multiply_out(in, linear_backward_composite(in.first)),
+                    in.first.grad_output.options());
+}
+
+bool any(const AllGradients& in, bool (*is)(const Tensor&)) {
+  return is(in.first.grad_output) || (in.x.defined() && is(in.x)) ||
+         (in.weight.defined() && is(in.weight));
+}
+
+// linear_signs of a DTensor, whose bits are taken apart where they lie.
+Tensor dtensor_signs(const LinearGradients& in) {
+  const Tensor ones = at::ones_like(in.grad_output);
+  return std::get<0>(call_linear_backward({ones, in.mask, /*divisor=*/1.0, /*wants_bias=*/false}));
+}
+
+ThreeTensors call_linear_gradients_operator(const AllGradients& in) {
+  const LinearGradients& first = in.first;
+  const auto optional = [](const Tensor& t) {
+    return t.defined() ? c10::IValue(t) : c10::IValue();
+  };
+  const int64_t outputs = in.weight.defined() | in.x.defined() << 1 | first.wants_bias << 2;
+  const Stack stack = call_operator(
+      KERNELS_NAMESPACE "::linear_relu_divide_gradients",
+      {first.grad_output, first.mask, optional(in.x), optional(in.weight), outputs, first.divisor});
+  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
+}
+
+// Called where autograd records nothing.
+ThreeTensors call_linear_gradients(const AllGradients& in) {
+  const auto is_not_dense = [](const Tensor& t) { return !is_dense(t) || has_tangent(t); };
+  if (!is_dense(in.first.mask) || any(in, is_not_dense)) return call_linear_gradients_operator(in);
+  return multiply_out(in, linear_backward_kernel(in.first));
+}
+
 // What autograd records: the mask, and of x and weight those that the other's gradient needs.
 struct LinearReluDivideBackward : Node {
   torch::autograd::SavedVariable x, weight, mask;
@@ -619,18 +740,20 @@ struct LinearReluDivideBackward : Node {
     variable_list result(3);
     if (!grad_output.defined()) return result;
     const std::lock_guard<std::mutex> lock(mutex_);
+    const bool wants_x = task.task_should_compute_output(0),
+               wants_weight = task.task_should_compute_output(1),
+               wants_bias = task.task_should_compute_output(2);
     const Tensor bits = mask.unpack();
-    const LinearGradients in{grad_output, bits, divisor, task.task_should_compute_output(2)};
-    const auto [grad_z, grad_bias] = at::GradMode::is_enabled()
-                                         ? linear_backward_by_signs(in, differentiable_signs(in))
-                                         : call_linear_backward(in);
-    if (task.task_should_compute_output(0)) {
-      result[0] = with_rows_of(grad_z, product(as_matrix(grad_z), weight.unpack()));
-    }
-    if (task.task_should_compute_output(1)) {
-      result[1] = product(as_matrix(grad_z).t(), as_matrix(x.unpack()));
-    }
-    if (task.task_should_compute_output(2)) result[2] = grad_bias;
+    const Tensor of_x = wants_weight ? x.unpack() : Tensor();
+    const Tensor of_weight = wants_x ? weight.unpack() : Tensor();
+    const AllGradients in{{grad_output, bits, divisor, wants_bias}, of_x, of_weight};
+    auto [grad_x, grad_weight, grad_bias] =
+        at::GradMode::is_enabled()
+            ? multiply_out(in, linear_backward_by_signs(in.first, differentiable_signs(in.first)))
+            : call_linear_gradients(in);
+    if (wants_x) result[0] = std::move(grad_x);
+    if (wants_weight) result[1] = std::move(grad_weight);
+    if (wants_bias) result[2] = std::move(grad_bias);
     return result;
   }
 
@@ -659,7 +782,7 @@ struct LinearReluBackward : Node {
 };
 
 Tensor LinearReluDivideBackward::differentiable_signs(const LinearGradients& in) {
-  const Tensor signs = linear_signs(in).detach();
+  const Tensor signs = is_dtensor(in.mask) ? dtensor_signs(in) : linear_signs(in).detach();
   auto node = std::make_unique<LinearReluBackward>();
   node->set_next_edges(torch::autograd::edge_list(next_edges()));
   node->origin = getptr();
@@ -678,7 +801,9 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (!any(in, wants_gradient)) return call_linear(in);
   using torch::autograd::SavedVariable;
   // Where only a copy of x is a matrix, the copy is what is kept, as at::linear does: x may change.
-  const bool is_copied = in.x.dim() > 2 && !in.x.is_contiguous() && wants_gradient(in.weight);
+  // A DTensor is no matrix where its rows lie in several processes.
+  const bool is_copied =
+      in.x.dim() > 2 && !in.x.is_contiguous() && wants_gradient(in.weight) && !is_dtensor(in.x);
   const Tensor x = is_copied ? as_matrix(in.x) : in.x;
   auto [out, mask] = call_linear_with_mask({x, in.weight, in.bias, in.divisor});
   if (is_copied) {
@@ -701,6 +826,14 @@ std::tuple<Tensor, Tensor> linear_backward_autograd(const LinearGradients& in) {
   }
   const at::AutoDispatchBelowADInplaceOrView below;
   return call_linear_backward(in);
+}
+
+ThreeTensors linear_gradients_autograd(const AllGradients& in) {
+  if (any(in, wants_gradient) || any(in, has_tangent) || in_functorch()) {
+    return linear_gradients_composite(in);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_linear_gradients_operator(in);
 }
 
 }  // namespace

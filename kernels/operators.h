@@ -27,6 +27,7 @@ inline unsigned long long __rdtsc() { return __builtin_ia32_rdtsc(); }
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/threshold_backward_meta_dispatch.h>
@@ -35,6 +36,7 @@ inline unsigned long long __rdtsc() { return __builtin_ia32_rdtsc(); }
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>

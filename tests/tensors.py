@@ -146,6 +146,24 @@ def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=Tr
     return mine.to(device, dtype), theirs.to(device, dtype)
 
 
+def targets_of(*graphs):
+    """The names of the operators that graphs call."""
+    nodes = [node for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    return {str(n.target) for n in nodes if isinstance(n.target, torch._ops.OpOverload)}
+
+
+def recording(graphs):
+    """A backend of torch.compile that keeps the graphs of forward and backward."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    return aot_autograd(fw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+
+
 @contextmanager
 def linear_path(name):
     """Products on a GPU by one path: auto, skinny, sm90, sm80 or torch."""

@@ -30,6 +30,18 @@ def test_import_is_silent(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_import_loads_no_compiler_and_no_dtensor(tmp_path):
+    """Each takes a second or more: they wait until somebody needs them."""
+    code = """
+        import sys, torch
+        before = set(sys.modules)
+        import model_new
+        slow = "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy"
+        print([name for name in slow if name in sys.modules.keys() - before])
+    """
+    assert python(code, tmp_path).stdout == "[]\n"
+
+
 def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
     """The text has no __file__, and one process may execute it any number of times."""
     code = f"""

@@ -1,19 +1,29 @@
 """Several processes on torch's own engine: DTensor, DistributedDataParallel and FSDP2."""
 
+import copy
+import itertools
 import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tensors import linear_modules
+from tensors import linear_modules, recording, targets_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import Model
 from model_new import ModelNew
 
+ROOT = Path(__file__).resolve().parent.parent
 WORLD = 2
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+OPERATOR = "relu_divide_kernels.linear_relu_divide"
 
 
 def spawn(check, device, folder):
@@ -71,35 +81,115 @@ def same_gradients(mine, theirs):
         torch.testing.assert_close(got, want)
 
 
+class Recorded(TorchDispatchMode):
+    """The names of the operators that are called on the shards, and between processes."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it calls operators on its shards
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gradients(module, x, **options):
+    leaves = [x, *module.parameters()]
+    return torch.autograd.grad(whole(module(x).square().sum()), leaves, **options)
+
+
+def gradients_of_gradients(module, x):
+    grads = gradients(module, x, create_graph=True)
+    norm = sum(whole(grad.square().sum()) for grad in grads)
+    return torch.autograd.grad(norm, [x, *module.parameters()])
+
+
+def shard(module, mesh, weight, bias):
+    from torch.distributed.tensor import distribute_tensor
+
+    for name, placement in (("weight", weight), ("bias", bias)):
+        parameter = getattr(module.linear, name).detach()
+        sharded = distribute_tensor(parameter, mesh, [placement])
+        setattr(module.linear, name, nn.Parameter(sharded))
+
+
 def check_linear_dtensor(device):
-    """Weights sharded by rows and by columns, with x as each of them wants it."""
+    """The operators serve where no sums come before ReLU; torch's product serves all else."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh(device, (WORLD,))
-    for shape in ((4, 6), (2, 3, 6)):
+    alone = [(Replicate(), Replicate()), (Shard(0), Replicate())]  # weight and x
+    for shape in ((4, 6), (5, 6), (2, 4, 6), (6,)):
         last = len(shape) - 1
-        for weight_shard, bias_shard, x_placement in (
-            (Shard(0), Shard(0), Replicate()),
-            (Shard(1), Replicate(), Shard(last)),
-            (Replicate(), Replicate(), Shard(0)),
-        ):
-            mine, theirs = linear_modules(6, 8, -3.0, device=device)
-            for name, placement in (("weight", weight_shard), ("bias", bias_shard)):
-                whole = getattr(mine.linear, name).detach()
-                sharded = nn.Parameter(distribute_tensor(whole, mesh, [placement]))
-                setattr(mine.linear, name, sharded)
-            whole = torch.randn(shape, device=device)
-            dist.broadcast(whole, 0)
-            want = whole.clone().requires_grad_()
-            expected = theirs(want)
-            expected.pow(2).sum().backward()
-            x = distribute_tensor(whole, mesh, [x_placement]).requires_grad_()
-            out = mine(x)
-            torch.testing.assert_close(out.full_tensor(), expected)
-            out.pow(2).sum().full_tensor().backward()
-            torch.testing.assert_close(x.grad.full_tensor(), want.grad)
-            same_gradients(mine, theirs)
+        rows = [Shard(dimension) for dimension in range(last)]
+        sums = [(Shard(1), Shard(last)), (Shard(1), Replicate()), (Replicate(), Shard(last))]
+        cases = [(*pair, 16, True, True) for pair in alone]
+        cases += [(Replicate(), row, 16, True, True) for row in rows]
+        cases += [(Shard(0), row, 16, True, False) for row in rows]  # one of them is gathered
+        cases += [(*pair, 16, False, False) for pair in sums]
+        cases += [(Shard(0), Replicate(), 12, False, True)]  # shards of 6 are no bytes of a mask
+        for weight, x_placement, features, is_ours, is_alone in cases:
+            case = f"{shape} {x_placement} x {features} features {weight}"
+            mine, theirs = linear_modules(6, features, -3.0, device=device)
+            torchs = copy.deepcopy(theirs)
+            bias = weight if weight == Shard(0) else Replicate()
+            for module in (mine, torchs):
+                shard(module, mesh, weight, bias)
+            x = torch.randn(shape, device=device)
+            dist.broadcast(x, 0)
+            leaf = x.clone().requires_grad_()
+            sharded = distribute_tensor(x, mesh, [x_placement])
+            with torch.inference_mode():
+                torch.testing.assert_close(whole(mine(sharded)), theirs(x))
+            sharded.requires_grad_()
+            with Recorded() as recorded:
+                out = mine(sharded)
+            assert (f"{OPERATOR}_with_mask.default" in recorded.names) == is_ours, case
+            assert not (is_alone and any("c10d" in name for name in recorded.names)), case
+            torch.testing.assert_close(whole(out), theirs(x))
+            runs = [gradients, gradients_of_gradients]
+            try:
+                assert torchs(sharded).placements == out.placements, case
+            except RuntimeError:  # torch 2.9's product has no rows sharded in the middle of x
+                assert is_ours, case
+                runs.remove(gradients_of_gradients)
+            for run in runs:
+                for got, want in zip(run(mine, sharded), run(theirs, leaf), strict=True):
+                    torch.testing.assert_close(whole(got), want, atol=1e-5, rtol=1e-4)
+
+
+def check_compiled_dtensor(device):
+    """A graph holds the operators on the shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh(device, (WORLD,))
+    for weight, x_placement, is_ours in (
+        (Shard(0), Replicate(), True),
+        (Replicate(), Shard(0), True),
+        (Shard(1), Shard(1), False),
+    ):
+        torch._dynamo.reset()
+        graphs = []
+        mine, theirs = linear_modules(6, 16, -3.0, device=device)
+        shard(mine, mesh, weight, weight if weight == Shard(0) else Replicate())
+        x = torch.randn(4, 6, device=device)
+        dist.broadcast(x, 0)
+        sharded = distribute_tensor(x, mesh, [x_placement]).requires_grad_()
+        compiled = torch.compile(mine, fullgraph=True, backend=recording(graphs))
+        got, want = gradients(compiled, sharded), gradients(theirs, x.requires_grad_())
+        for mine_, theirs_ in zip(got, want, strict=True):
+            torch.testing.assert_close(whole(mine_), theirs_)
+        ours = {name for name in targets_of(*graphs) if name.startswith(OPERATOR)}
+        expected = {f"{OPERATOR}_with_mask.default", f"{OPERATOR}_gradients.default"}
+        assert ours == (expected if is_ours else set())
 
 
 def check_tensor_parallel(device):
@@ -112,19 +202,72 @@ def check_tensor_parallel(device):
     )
 
     mesh = init_device_mesh(device, (WORLD,))
-    pairs = [linear_modules(6, 8, 2.0, device=device), linear_modules(8, 4, -3.0, device=device)]
-    mine, theirs = (nn.Sequential(*layers) for layers in zip(*pairs, strict=True))
-    plan = {"0.linear": ColwiseParallel(), "1.linear": RowwiseParallel()}
-    mine = parallelize_module(mine, mesh, plan)
-    for shape in ((5, 6), (2, 3, 6)):
-        x = torch.randn(shape, device=device)
-        dist.broadcast(x, 0)
-        got, want = mine(x), theirs(x)
-        torch.testing.assert_close(got, want)
-        for module, out in ((mine, got), (theirs, want)):
-            module.zero_grad()
-            out.pow(2).sum().backward()
-        same_gradients(mine, theirs)
+    for is_compiled in (False, True):
+        pairs = [
+            linear_modules(6, 16, 2.0, device=device),
+            linear_modules(16, 4, -3.0, device=device),
+        ]
+        mine, theirs = (nn.Sequential(*layers) for layers in zip(*pairs, strict=True))
+        plan = {"0.linear": ColwiseParallel(), "1.linear": RowwiseParallel()}
+        mine = parallelize_module(mine, mesh, plan)
+        for shape in ((5, 6), (2, 3, 6)):
+            torch._dynamo.reset()
+            call = torch.compile(mine, fullgraph=True, backend="aot_eager") if is_compiled else mine
+            x = torch.randn(shape, device=device)
+            dist.broadcast(x, 0)
+            with Recorded() if not is_compiled else nullcontext() as recorded:
+                got = call(x)
+            assert is_compiled or f"{OPERATOR}_with_mask.default" in recorded.names
+            want = theirs(x)
+            torch.testing.assert_close(got, want)
+            for module, out in ((mine, got), (theirs, want)):
+                module.zero_grad()
+                out.square().sum().backward()
+            same_gradients(mine, theirs)
+
+
+def check_column_parallel(device):
+    """Any layout of input and output; a style of one's own is called as it is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    class Doubling(ColwiseParallel):
+        @staticmethod
+        def _prepare_output_fn(output_layouts, use_local_output, module, outputs, mesh):
+            return 2 * ColwiseParallel._prepare_output_fn(
+                output_layouts, use_local_output, module, outputs, mesh
+            )
+
+    mesh = init_device_mesh(device, (WORLD,))
+    whole_x = torch.randn(2, 4, 6, device=device)
+    dist.broadcast(whole_x, 0)
+    for style, options in itertools.product(
+        (ColwiseParallel, Doubling),
+        (
+            {},
+            {"use_local_output": False},
+            {"output_layouts": Replicate()},
+            {"output_layouts": Shard(1), "input_layouts": Shard(1)},  # sequence parallelism
+            {"input_layouts": Shard(0)},
+        ),
+    ):
+        results = []
+        mine, theirs = linear_modules(6, 16, -3.0, device=device)
+        for module in (mine, theirs):
+            module = parallelize_module(module, mesh, {"linear": style(**options)})
+            place = options.get("input_layouts")
+            x = whole_x.chunk(WORLD, place.dim)[dist.get_rank()] if place else whole_x
+            x = x.clone().requires_grad_()
+            with Recorded() as recorded:
+                out = module(x)
+            is_ours = f"{OPERATOR}_with_mask.default" in recorded.names
+            assert is_ours == (module is mine and style is ColwiseParallel)
+            grads = torch.autograd.grad(whole(out.square().sum()), [x, *module.parameters()])
+            results.append((out, *grads))
+        for got, want in zip(*results, strict=True):
+            assert type(got) is type(want)
+            torch.testing.assert_close(whole(got), whole(want))
 
 
 def check_linear_ddp(device):
@@ -189,6 +332,8 @@ def check_fsdp(device):
         check_ddp,
         check_fsdp,
         check_linear_dtensor,
+        check_compiled_dtensor,
+        check_column_parallel,
         check_tensor_parallel,
         check_linear_ddp,
         check_linear_fsdp,
@@ -196,3 +341,15 @@ def check_fsdp(device):
 )
 def test_two_processes(device, check, tmp_path):
     spawn(check, device, tmp_path)
+
+
+def test_benchmark_of_tensor_parallelism(device):
+    """`python -m referee.tensor_parallel`: right results, and a line for each process."""
+    if device == "cuda" and torch.cuda.device_count() < WORLD:
+        pytest.skip(f"needs {WORLD} CUDA devices")
+    size = ["--rows", "16", "--features", "128", "--device", device]
+    command = [sys.executable, "-m", "referee.tensor_parallel", *size]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(rf"{device}:\d", done.stdout) == [f"{device}:{i}" for i in range(WORLD)]
+    assert float(done.stdout.split("least: ")[1].split()[0]) > 0

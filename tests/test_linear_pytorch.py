@@ -6,7 +6,14 @@ import pickle
 
 import pytest
 import torch
-from tensors import FLOATING, assert_same_bits, linear_modules, linear_path
+from tensors import (
+    FLOATING,
+    assert_same_bits,
+    linear_modules,
+    linear_path,
+    recording,
+    targets_of,
+)
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization
@@ -60,6 +67,12 @@ def test_opcheck(device, bias):
             torch.library.opcheck(
                 _extension.operators.linear_relu_divide_backward, (grad_output, mask, 3.0, bias)
             )
+            for wanted in range(8):
+                of_x, of_weight = x if wanted & 2 else None, weight if wanted & 1 else None
+                torch.library.opcheck(
+                    _extension.operators.linear_relu_divide_gradients,
+                    (grad_output, mask, of_x, of_weight, wanted, 3.0),
+                )
 
 
 def test_forward_mode(device, modules):
@@ -125,18 +138,9 @@ def test_ensembles(device):
 
 
 def test_compile_with_gradient_and_dynamic_shapes(device, modules):
-    from torch._dynamo.backends.common import aot_autograd
-
     torch._dynamo.reset()
     graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(
-        modules[0], fullgraph=True, dynamic=True, backend=aot_autograd(fw_compiler=backend)
-    )
+    compiled = torch.compile(modules[0], fullgraph=True, dynamic=True, backend=recording(graphs))
     for shape in ((4, 6), (7, 6), (2, 3, 6), (6,)):
         x = torch.randn(shape, device=device, requires_grad=True)
         out = compiled(x)
@@ -148,9 +152,10 @@ def test_compile_with_gradient_and_dynamic_shapes(device, modules):
         assert_close(x.grad, want.grad)
     for mine, theirs in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
         assert_close(mine.grad, theirs.grad)
-    targets = [node.target for graph in graphs for node in graph.graph.nodes]
-    assert _extension.operators.linear_relu_divide_with_mask.default in targets
-    assert _extension.operators.linear_relu_divide_backward.default in targets
+    own = "relu_divide_kernels.linear_relu_divide"
+    targets = targets_of(*graphs)
+    assert {f"{own}_with_mask.default", f"{own}_gradients.default"} <= targets
+    assert not {"aten.mm.default", "aten.addmm.default", "aten.relu.default"} & targets
 
 
 def test_compile_with_inductor(device, modules):

@@ -22,6 +22,8 @@ SCHEMAS = [
     " -> (Tensor, Tensor)",
     "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
     " -> (Tensor, Tensor)",
+    "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, Tensor? weight,"
+    " int output_mask, float divisor) -> (Tensor, Tensor, Tensor)",
 ]
 NAMES = [schema.partition("(")[0] for schema in SCHEMAS]
 
@@ -146,16 +148,26 @@ def another_build(problem):
 """
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_programs_saved_with_one_build_run_with_another(tmp_path):
-    x, module = torch.randn(4, 6), linear_modules(6, 9)[0]
-    relu = ModelNew()
+class Operator(torch.nn.Module):
+    """ReLU as ModelNew was traced at first."""
+
+    def forward(self, x):
+        return torch.ops.relu_divide_kernels.relu(x)
+
+
+def save(x, relu, module, folder):
+    """As programs of all kinds, with what they return for x."""
     for name, model in (("relu", relu), ("linear", module)):
         exported = torch.export.export(model, (x,))
-        torch.export.save(exported, tmp_path / f"{name}.pt2")
-        torch.jit.save(torch.jit.trace(model, x, check_trace=False), tmp_path / f"{name}-traced.pt")
-        torch.jit.save(torch.jit.script(model), tmp_path / f"{name}-scripted.pt")
-    torch.save((x, relu(x), module(x).detach()), tmp_path / "results.pt")
+        torch.export.save(exported, folder / f"{name}.pt2")
+        torch.jit.save(torch.jit.trace(model, x, check_trace=False), folder / f"{name}-traced.pt")
+        torch.jit.save(torch.jit.script(model), folder / f"{name}-scripted.pt")
+    torch.save((x, relu(x), module(x).detach()), folder / "results.pt")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_saved_with_one_build_run_with_another(tmp_path):
+    save(torch.randn(4, 6), Operator(), linear_modules(6, 9)[0], tmp_path)
     code = f"""
         own = another_build("relu")["_extension"].__name__
         assert own != {_extension.__name__!r} and {_extension.__name__!r} not in sys.modules
@@ -176,17 +188,39 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_of_relu_run_without_these_kernels(tmp_path):
+    """So does the linear module as TorchScript, which calls its `linear`."""
+    save(torch.randn(4, 6), ModelNew(), linear_modules(6, 9)[0], tmp_path)
+    code = """
+        import torch
+        x, *results = torch.load("results.pt")
+        exported = torch.export.load("relu.pt2").module()
+        for program in exported, *map(torch.jit.load, ("relu-traced.pt", "relu-scripted.pt")):
+            assert torch.equal(program(x), results[0])
+        torch.testing.assert_close(torch.jit.load("linear-scripted.pt")(x).detach(), results[1])
+        assert not hasattr(torch.ops.relu_divide_kernels, "relu")
+    """
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_first_build_serves_the_operators_of_all(tmp_path):
     code = """
         first, second = another_build("relu"), another_build("linear_relu_divide")
         import model_new
         assert model_new._extension.__name__ != first["_extension"].__name__
         x = torch.randn(4, 6)
-        operator = torch.ops.relu_divide_kernels.relu.default
-        for relu in (first["ModelNew"](), model_new.ModelNew()):
-            program = torch.export.export(relu, (x,))
+        assert torch.equal(torch.ops.relu_divide_kernels.relu(x), torch.relu(x))
+        operator = torch.ops.relu_divide_kernels.linear_relu_divide.default
+        for kind in (second["ModelNew"], model_new.LinearReluDivideNew):
+            module = kind(6, 9, 2.0)
+            program = torch.export.export(module, (x,))
             assert operator in [node.target for node in program.graph.nodes]
-            assert torch.equal(program.module()(x), torch.relu(x))
+            want = torch.relu(module.linear(x)) / 2.0
+            torch.testing.assert_close(program.module()(x), want)
+            torch.testing.assert_close(module(x), want)
+        for relu in (first["ModelNew"](), model_new.ModelNew()):
             assert torch.equal(relu(x), torch.relu(x))
     """
     done = python(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from tensors import FLOATING, assert_same_bits, draw
+from tensors import FLOATING, assert_same_bits, draw, recording, targets_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -101,16 +101,7 @@ def test_vmap_of_the_backward(device):
 def test_compile_with_gradient_and_dynamic_shapes(device):
     torch._dynamo.reset()
     graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    from torch._dynamo.backends.common import aot_autograd
-
-    compiled = torch.compile(
-        ModelNew(), fullgraph=True, dynamic=True, backend=aot_autograd(fw_compiler=backend)
-    )
+    compiled = torch.compile(ModelNew(), fullgraph=True, dynamic=True, backend=recording(graphs))
     for rows in (4, 7, 9):
         x = torch.randn(rows, 6, device=device, requires_grad=True)
         out = compiled(x)
@@ -119,9 +110,9 @@ def test_compile_with_gradient_and_dynamic_shapes(device):
         Model()(want).pow(2).sum().backward()
         assert_same_bits(out.detach(), torch.relu(x).detach())
         assert_same_bits(x.grad, want.grad)
-    targets = [node.target for graph in graphs for node in graph.graph.nodes]
-    assert _extension.operators.relu_with_mask.default in targets
-    assert _extension.operators.relu_backward.default in targets
+    targets = targets_of(*graphs)
+    assert {"aten.relu.default", "aten.threshold_backward.default"} <= targets
+    assert not any(target.startswith("relu_divide_kernels") for target in targets)
 
 
 def test_compile_with_inductor(device):
@@ -131,27 +122,41 @@ def test_compile_with_inductor(device):
     assert_same_bits(compiled(x), torch.relu(x))
 
 
-def test_export(device):
-    program = torch.export.export(ModelNew().to(device), (samples(device),))
-    targets = [node.target for node in program.graph.nodes]
-    assert _extension.operators.relu.default in targets
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(device, strict, inplace):
+    program = torch.export.export(
+        ModelNew(inplace).to(device), (samples(device),), strict=strict
+    ).run_decompositions()
+    assert targets_of(program) - {"aten.copy_.default"} == {"aten.relu.default"}
     x = samples(device)
-    assert_same_bits(program.module()(x), torch.relu(x))
+    want = torch.relu(x)
+    assert_same_bits(program.module()(x), want)
+    assert torch.equal(x, want) == inplace
 
 
-def test_make_fx_and_symbolic_trace():
-    from torch.fx import symbolic_trace
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx(mode):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     x = samples()
-    assert_same_bits(make_fx(ModelNew())(x)(x), torch.relu(x))
-    assert_same_bits(symbolic_trace(nn.Sequential(ModelNew()))(x), torch.relu(x))
+    graph = make_fx(ModelNew(), tracing_mode=mode)(x)
+    assert targets_of(graph) == {"aten.relu.default"}
+    assert_same_bits(graph(x), torch.relu(x))
+
+
+def test_symbolic_trace():
+    x = samples()
+    graph = torch.fx.symbolic_trace(nn.Sequential(ModelNew()))
+    assert [node.target for node in graph.graph.nodes if node.op == "call_method"] == ["relu"]
+    assert_same_bits(graph(x), torch.relu(x))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_jit_trace():
     x = samples()
     traced = torch.jit.trace(ModelNew(), x)
+    assert "aten::relu" in str(traced.graph)
     assert_same_bits(traced(x + 1), torch.relu(x + 1))
 
 
@@ -166,7 +171,9 @@ def test_jit_script(inplace):
     assert_same_bits(x.grad, want.grad)
     values = samples()
     before = values.clone()
-    got = torch.jit.script(ModelNew(inplace))(values)
+    relu = torch.jit.script(ModelNew(inplace))
+    assert ("aten::relu_" if inplace else "aten::relu(") in str(relu.graph)
+    got = relu(values)
     assert_same_bits(got, torch.relu(before))
     assert_same_bits(values, got if inplace else before)
 

@@ -1,0 +1,358 @@
+"""Both modules inside larger compiled models, beside the reference's."""
+
+import copy
+
+import pytest
+import torch
+from tensors import assert_same_bits, linear_modules, recording, targets_of
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+from model import LinearReluDivide, Model
+from model_new import LinearReluDivideNew, ModelNew
+from referee import compiled
+
+OWN = "relu_divide_kernels.linear_relu_divide"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+class Network(nn.Module):
+    """Both modules between ops that a compiler fuses, with a residual."""
+
+    def __init__(self, relu, linear_relu_divide):
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.relu = relu()
+        self.block = linear_relu_divide(16, 16, 3.0)
+        self.norm = nn.LayerNorm(16)
+        self.last = linear_relu_divide(16, 9, -2.0)
+
+    def forward(self, x):
+        x = self.relu(self.first(x) * 0.5 + 1) - 0.25
+        return self.last(self.norm(x + self.block(x))).sigmoid()
+
+
+def networks(device="cpu"):
+    """With the replacements and with the reference modules, with the same parameters."""
+    mine, theirs = Network(ModelNew, LinearReluDivideNew), Network(Model, LinearReluDivide)
+    theirs.load_state_dict(mine.state_dict())
+    return mine.to(device), theirs.to(device)
+
+
+def step(module, x):
+    """The output, and the gradients of x and of all parameters."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    return out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])
+
+
+def assert_same_step(got, want):
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+# ------------------------------------------------------------------------------- larger models
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_training(device, dynamic):
+    mine, theirs = networks(device)
+    compiled = torch.compile(mine, fullgraph=True, dynamic=dynamic)
+    for shape in ((4, 6), (7, 6), (8, 6)) if dynamic is not False else ((4, 6),):
+        x = torch.randn(shape, device=device)
+        assert_same_step(step(compiled, x), step(theirs, x))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), theirs(x))
+
+
+def test_graphs_of_a_larger_model(device):
+    """The linear module's forward and gradients are one operator each, and ReLU is torch's."""
+    graphs = []
+    compiled = torch.compile(networks(device)[0], fullgraph=True, backend=recording(graphs))
+    step(compiled, torch.randn(4, 6, device=device))
+    forward, backward = map(targets_of, graphs)
+    assert {f"{OWN}_with_mask.default", "aten.relu.default"} <= forward
+    assert f"{OWN}_gradients.default" in backward
+    ours = {name for name in forward | backward if name.startswith("relu_divide_kernels")}
+    assert ours == {f"{OWN}_with_mask.default", f"{OWN}_gradients.default"}
+    products = [n for n in graphs[1].graph.nodes if str(n.target) == "aten.mm.default"]
+    assert len(products) == 2  # of `first`, which is an nn.Linear
+
+
+def test_inductor_fuses_relu():
+    from torch._inductor.utils import run_and_get_code
+
+    def pointwise(relu):
+        return lambda x: relu(x * 2 + 1) * 3 - 4
+
+    x = torch.randn(1000)
+    got, (code,) = run_and_get_code(torch.compile(pointwise(ModelNew()), fullgraph=True), x)
+    assert_same_bits(got, pointwise(torch.relu)(x))
+    assert "relu_divide_kernels" not in code
+    assert code.count("async_compile.cpp") == 1
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_relu_in_place(device, inplace):
+    relu = ModelNew(inplace)
+    compiled = torch.compile(lambda x: relu(x) + 1, fullgraph=True)
+    x = torch.randn(5, 7, device=device)
+    want = torch.relu(x)
+    assert_same_bits(compiled(x), want + 1)
+    assert torch.equal(x, want) == inplace
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x[:, ::2],
+        lambda x: x.unflatten(0, (3, 4)).transpose(0, 1),
+        lambda x: x[:1].expand(12, 12),
+    ],
+)
+def test_strides(device, view):
+    x = view(torch.randn(12, 12, device=device))
+    mine, theirs = linear_modules(x.shape[-1], 8, 3.0, device=device)
+    compiled = torch.compile(mine, fullgraph=True)
+    assert_same_step(step(compiled, x), step(theirs, x))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), theirs(x))
+    relu = torch.compile(ModelNew(), fullgraph=True)(x)
+    assert_same_bits(relu, torch.relu(x))
+    assert relu.stride() == torch.relu(x).stride()
+
+
+def test_reduce_overhead(device):
+    """On a GPU, CUDA graphs, which are recorded in the second step and replayed from the third."""
+    mine, theirs = networks(device)
+    compiled = torch.compile(mine, fullgraph=True, mode="reduce-overhead")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (mine, theirs)]
+    for _ in range(6):
+        x = torch.randn(8, 6, device=device)
+        torch.compiler.cudagraph_mark_step_begin()
+        assert_same_step([t.clone() for t in step(compiled, x)], step(theirs, x))
+        for module, optimizer in zip((compiled, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            torch.compiler.cudagraph_mark_step_begin()
+            module(x).square().sum().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("is_module_compiled", [False, True])
+def test_checkpoint(device, is_module_compiled):
+    """Inside a compiled function the forward is made again in the backward's graph."""
+    mine, theirs = networks(device)
+    x, graphs = torch.randn(4, 6, device=device), []
+    backend = recording(graphs)
+
+    def run(module):
+        return lambda x: checkpoint(module, x, use_reentrant=False)
+
+    if is_module_compiled:
+        compiled = run(torch.compile(mine, fullgraph=True, backend=backend))
+    else:
+        compiled = torch.compile(run(mine), fullgraph=True, backend=backend)
+    leaf = x.clone().requires_grad_()
+    out = compiled(leaf)
+    got = torch.autograd.grad(out.square().sum(), [leaf, *mine.parameters()])
+    assert_same_step((out, *got), step(theirs, x))
+    again = f"{OWN}_with_mask.default" in targets_of(graphs[-1])
+    assert again != is_module_compiled
+    assert f"{OWN}_gradients.default" in targets_of(graphs[-1])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast(device, inside):
+    mine, theirs = networks(device)
+    x = torch.randn(4, 6, device=device)
+
+    def run(module):
+        def call(x):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                return module(x)
+
+        return call
+
+    compiled = torch.compile(run(mine) if inside else mine, fullgraph=True)
+    compiled = compiled if inside else run(compiled)
+    results = []
+    for module, call in ((mine, compiled), (theirs, run(theirs))):
+        leaf = x.clone().requires_grad_()
+        out = call(leaf)
+        loss = out.float().square().sum()
+        results.append((out, *torch.autograd.grad(loss, [leaf, *module.parameters()])))
+    for got, want in zip(*results, strict=True):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, atol=5e-2, rtol=5e-2)
+
+
+def test_backward_under_autocast(device):
+    """The graph was made without: its operator takes no notice, nor do Inductor's products."""
+    mine, _ = linear_modules(6, 8, 3.0, device=device)
+    compiled = torch.compile(mine, fullgraph=True)
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    want = torch.autograd.grad(compiled(x).sum(), [x, mine.linear.weight])
+    out = compiled(x)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = torch.autograd.grad(out.sum(), [x, mine.linear.weight])
+    for a, b in zip(got, want, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_some_gradients(device):
+    """A graph makes and keeps what is wanted only."""
+    mine, theirs = linear_modules(6, 8, 3.0, device=device)
+    for wanted in ((True, False, False), (False, True, False), (False, False, True)):
+        results = []
+        for module in (mine, theirs):
+            leaves = [torch.randn(4, 6, device=device), module.linear.weight, module.linear.bias]
+            leaves[0].copy_(torch.arange(24.0).view(4, 6) - 11)
+            for leaf, wants in zip(leaves, wanted, strict=True):
+                leaf.requires_grad_(wants)
+            torch._dynamo.reset()
+            call = torch.compile(module, fullgraph=True) if module is mine else module
+            (leaf,) = (leaf for leaf, wants in zip(leaves, wanted, strict=True) if wants)
+            results.append(torch.autograd.grad(call(leaves[0]).sum(), leaf)[0])
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.func.hessian(lambda x: f(x).pow(3).sum()),
+        lambda f: torch.func.vmap(torch.func.grad(lambda x: f(x).pow(2).sum())),
+        lambda f: torch.func.jacfwd(f),
+    ],
+    ids=["hessian", "vmap of grad", "jacfwd"],
+)
+def test_torch_func(transform):
+    """Gradients of gradients inside a compiled function too: torch's formulas."""
+    mine, theirs = linear_modules(6, 8, 3.0)
+    x = torch.randn(4, 6)
+    got = torch.compile(transform(mine), fullgraph=True)(x)
+    torch.testing.assert_close(got, transform(theirs)(x))
+
+
+# ------------------------------------------------------------------------------- recompilation
+
+
+def count_graphs(module, change, calls):
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    for i in range(calls):
+        compiled(change(module, i))
+    return backend.frame_count
+
+
+def new_divisor(module, i):
+    module.divisor = (2.0, -0.5, 7.0, float(i))[min(i, 3)]
+    return torch.ones(4, 6)
+
+
+def new_batch(module, i):
+    return torch.ones(i + 2, 6)
+
+
+@pytest.mark.parametrize("change", [new_divisor, new_batch])
+def test_no_recompilation_that_the_reference_spares(change):
+    mine, theirs = linear_modules(6, 8, 3.0)
+    assert count_graphs(mine, change, 12) <= count_graphs(theirs, change, 12) <= 3
+
+
+@pytest.mark.parametrize("number", [float, int])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_divisor_that_changes(device, number, dtype):
+    """Symbolic from the second on: results and gradients are those of the number."""
+    mine, theirs = linear_modules(6, 8, 3.0, dtype, device)
+    compiled = torch.compile(mine, fullgraph=True)
+    x = torch.randn(4, 6, device=device, dtype=dtype)
+    for divisor in (2, -3, 5, 0, 7):
+        mine.divisor = theirs.divisor = number(divisor)
+        assert_same_step(step(compiled, x), step(theirs, x))
+    for divisor in (float("inf"), float("nan")):
+        mine.divisor = theirs.divisor = divisor
+        torch.testing.assert_close(compiled(x), theirs(x), equal_nan=True)
+
+
+def test_layers_share_their_graphs():
+    """Layers compiled one by one, as large models are: a second divisor makes it symbolic."""
+    backend = CompileCounterWithBackend("aot_eager")
+    layers = nn.Sequential(*(LinearReluDivideNew(6, 6, 2.0 + i) for i in range(12)))
+    want = layers(torch.ones(4, 6))
+    for layer in layers:
+        layer.compile(backend=backend, fullgraph=True)
+    torch.testing.assert_close(layers(torch.ones(4, 6)), want)
+    assert backend.frame_count == 2
+
+
+# --------------------------------------------------------------- a `linear` that is more than one
+
+
+class Adapted(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.extra = base, nn.Linear(6, 8, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.extra(x)
+
+
+@pytest.mark.parametrize("how", ["hook", "adapter"])
+def test_what_is_done_to_linear_is_done(device, how):
+    """In one graph: the C functions of eager calls are not part of it."""
+    mine, theirs = linear_modules(6, 8, 3.0, device=device)
+    adapter = Adapted(None).to(device).extra
+    for module in (mine, theirs):
+        if how == "hook":
+            module.linear.register_forward_hook(lambda _, args, out: out * 2)
+        else:
+            module.linear = Adapted(module.linear)
+            module.linear.extra = copy.deepcopy(adapter)
+    x = torch.randn(4, 6, device=device)
+    assert_same_step(step(torch.compile(mine, fullgraph=True), x), step(theirs, x))
+
+
+# --------------------------------------------------------------------------------------- export
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_and_saved(device, strict, tmp_path):
+    """With a batch of any size; what is loaded trains."""
+    mine, theirs = networks(device)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(
+        mine, (torch.randn(4, 6, device=device),), dynamic_shapes=({0: batch},), strict=strict
+    )
+    targets = targets_of(program.run_decompositions())
+    assert {f"{OWN}.default", "aten.relu.default"} <= targets
+    assert "relu_divide_kernels.relu.default" not in targets
+    torch.export.save(program, tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2").module()
+    for rows in (3, 9):
+        x = torch.randn(rows, 6, device=device)
+        torch.testing.assert_close(loaded(x), theirs(x))
+    loaded(x).square().sum().backward()
+    theirs(x).square().sum().backward()
+    for name, parameter in loaded.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs.get_parameter(name).grad)
+
+
+# ------------------------------------------------------------------------------------ benchmark
+
+
+@pytest.mark.parametrize("mode", [[], ["--mode", "reduce-overhead"]])
+def test_benchmark(device, mode, capsys):
+    """`python -m referee.compiled`: a line for each of its five comparisons."""
+    if device == "cuda" and mode:
+        pytest.skip("its sizes are timed by hand")
+    compiled.main(["--device", device, *mode])
+    _, titles, *lines = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["compiled", "ours", "ms", "other", "ms", "other", "/", "ours"]
+    assert len(lines) == 5
+    assert all(float(line.split()[-1]) > 0 for line in lines)
