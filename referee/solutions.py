@@ -44,7 +44,7 @@ GRADES = {"TF32-grade": 1.2e-3, "bf16-grade": 1e-2}
 LOWER = 2.0**-6
 # Of calls shorter than this on a CPU, whose threads some other process often holds up by 0.5 ms,
 # the fastest of several counts.
-SHORT, REPEATS = {"cpu": 2e-3, "cuda": 0.0}, 4
+SHORT, REPEATS = {"cpu": 2e-3, "cuda": 0.0}, 2
 # By how much the ratio of two processes that run the same code is off: which addresses they got.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 # Ratios of eager to itself beyond which the machine is too noisy to tell anything.

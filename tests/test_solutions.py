@@ -122,7 +122,7 @@ def small_problem(patch: pytest.MonkeyPatch) -> None:
 def grade(problem: str, files: list[Path], folder: Path, *options: str, device: str = "cpu"):
     """The exit status, and the verdicts by the stem of their files."""
     path = folder / "verdicts.json"
-    size = ["--rows", "3", "--trials", "7", "--device", device, "--json", str(path)]
+    size = ["--rows", "3", "--trials", "5", "--device", device, "--json", str(path)]
     status = run.main([problem, *size, *options, "--solution", *map(str, files)])
     verdicts = json.loads(path.read_text())["solutions"]
     return status, {Path(verdict["file"]).stem: verdict for verdict in verdicts}
