@@ -130,7 +130,10 @@ def draw_rows(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
     generator = torch.Generator(device=x.device)
     for row, values in enumerate(x if x.dim() > 1 else x[None]):
         generator.manual_seed(seed + row)
-        values.uniform_(0, 1, generator=generator) if unit else refill(values, generator)
+        if unit and x.is_floating_point():
+            values.uniform_(0, 1, generator=generator)
+        else:
+            refill(values, generator)
     return x
 
 

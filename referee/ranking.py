@@ -68,8 +68,9 @@ def _cells(verdict: Verdict) -> list[str]:
     """Time, ratio, that in a word, and the share of the limit."""
     timings = verdict.timings
     seconds, names = timings.seconds, timings.names
-    row = next(row for row in rates(timings) if row["name"] == names.solution)
-    share = next(value for key, value in row.items() if key.startswith("percent_of_"))
+    yardsticks = seconds.keys() - {names.solution, names.eager, names.again}
+    limit = min(median(seconds[name]) for name in yardsticks)
+    share = 100 * limit / median(seconds[names.solution])
     ratio, low, high = speed_up(seconds[names.eager], seconds[names.solution])
     milliseconds = f"{median(seconds[names.solution]) * 1e3:.3f}"
     return [milliseconds, f"{ratio:.3f} [{low:.3f}, {high:.3f}]", _word(verdict), f"{share:.1f}%"]

@@ -226,7 +226,7 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
 class Judge:
     """Asks the solution, and compares; what both problems have in common."""
 
-    names, rate, yardstick = relu.NAMES, relu.RATE, ""
+    names, rate = relu.NAMES, relu.RATE
 
     def __init__(
         self,
@@ -448,7 +448,6 @@ class Judge:
                 raise FoundError(
                     CHEATING, f"background work: {share:.0%} of a CPU while it should rest"
                 )
-            self.remote.ask("settle")
 
     def check_headline(self) -> None:
         """The timed size, of values as the public harness draws them and of both signs."""

@@ -204,7 +204,7 @@ class Worker:
             "shares_input": _share_memory(output, x),
             "shares_earlier": self.earlier is not None and _share_memory(output, self.earlier),
         }
-        self.output, self.kept_input = output, flat
+        self.output = output
         reply["bytes"] = self._send(output, 0)
         self._send(flat, reply["bytes"])
         return reply
@@ -228,10 +228,6 @@ class Worker:
         if self.device.type == "cuda" and (size := _persisting_l2()):
             changed.append(f"the L2's persisting part ({size} bytes)")
         return {"changed": changed[:5]}
-
-    def settle(self) -> dict:
-        """Nothing: whoever computes now does so unasked."""
-        return {}
 
     def fill(self, slots: int, shape: list[int], dtype: str, seed: int, unit: bool) -> dict:
         """A ring of inputs, drawn row by row."""

@@ -56,8 +56,9 @@ LINEAR = {
     "18_drops_bias": ("cheating", "leaves out the bias"),
     "18_returns_zeros": ("cheating", "returns zeros"),
 }
+HOST_CLOCK = {"09_slows_the_clock"}  # which does not time a GPU
 ON_GPU = {
-    "05_other_stream": ("cheating", "work on another stream"),
+    "05_other_stream": ("cheating", "work outside the timed call"),
     "14_persisting_l2": ("cheating", "changed the L2's persisting part"),
 }
 
@@ -103,6 +104,27 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return torch.ops.scalar_relu.relu_forward(x)
 '''
+TRITON = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + i, mask=i < n)
+    tl.store(out + i, tl.where(values < 0, 0.0, values), mask=i < n)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        if x.numel():
+            kernel[triton.cdiv(x.numel(), 1024),](x, out, x.numel(), BLOCK=1024)
+        return out
+"""
 COMPILED = """
 class ModelNew(nn.Module):
     def __init__(self):
@@ -151,10 +173,11 @@ def test_cheats_are_named(name, graded):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*RELU, *ON_GPU])
+@pytest.mark.parametrize("name", sorted(RELU.keys() - HOST_CLOCK | ON_GPU.keys()))
 def test_cheats_are_named_on_a_gpu(name, tmp_path):
     word, reason = (RELU | ON_GPU)[name]
-    _, verdicts = grade("relu", [CHEATS / f"{name}.py"], tmp_path, device="cuda")
+    rows = ["--rows", "1024"] if name in ON_GPU else []  # a millisecond of work
+    _, verdicts = grade("relu", [CHEATS / f"{name}.py"], tmp_path, *rows, device="cuda")
     assert verdicts[name]["verdict"] == word, verdicts[name]["reason"]
     assert reason in verdicts[name]["reason"]
 
@@ -165,9 +188,8 @@ def test_every_cheat_is_tested():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_honest_relu(device, tmp_path, capsys):
-    texts = {"plain": PLAIN, "scalar": SCALAR, "compiled": COMPILED}
-    if device == "cuda":
-        del texts["scalar"]
+    own = {"scalar": SCALAR} if device == "cpu" else {"triton": TRITON}
+    texts = {"plain": PLAIN, "compiled": COMPILED, **own}
     files = [tmp_path / f"{name}.py" for name in texts]
     for file, text in zip(files, texts.values(), strict=True):
         file.write_text(IMPORTS + text)
