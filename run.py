@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import argparse
 import importlib
 import json
+import stat
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +27,7 @@ from referee import correctness, files, report  # before torch, of whose warning
 import torch
 
 from model import PROBLEMS
-from referee import linear, relu
+from referee import linear, ranking, relu, solutions
 from referee.cases import DTYPES
 from referee.memory import RING
 from referee.outcome import Task
@@ -36,6 +37,9 @@ from referee.timing import CPU_SECONDS, Rounds
 # Not of the docstring, which `python -OO` removes.
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 GRADERS = {"relu": relu, "linear_relu_divide": linear}
+LARGEST_SOLUTION = 64 << 20  # bytes
+TIMEOUT = 300  # s for a solution
+MOST_SHARES = 4  # of a CPU's seconds that several files share
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,22 +57,37 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
+    if args.bundle and args.solution:
+        parser.error("--bundle writes this project's solution, --solution grades files: which?")
+    if args.timeout and not args.solution:
+        parser.error("--timeout is for --solution")
     if args.bundle:
         if not args.problem:
             parser.error("--bundle writes one problem: which?")
         return _bundle(args.problem, args.bundle)
+    if args.solution and not args.problem:
+        parser.error("--solution grades files for one problem: which?")
     names = [args.problem] if args.problem else list(PROBLEMS)
     dtype = DTYPES[args.dtype]
     try:
         device, why = _device(args.device)
+        buffers = solutions.BUFFERS[device.type] if args.solution else None
         shapes = {
-            name: GRADERS[name].choose_shape(PROBLEMS[name], args.rows, dtype, device)
+            name: GRADERS[name].choose_shape(PROBLEMS[name], args.rows, dtype, device, buffers)
             for name in names
         }
     except ValueError as error:
         parser.error(str(error))
 
     progress = Progress()
+    if args.solution:
+        [(name, (shape, note))] = shapes.items()
+        seconds = CPU_SECONDS / min(len(args.solution), MOST_SHARES)
+        wanted = Rounds(args.trials, seconds)
+        task = solutions.Task(
+            name, PROBLEMS[name], shape, dtype, device, wanted, args.timeout or TIMEOUT, progress
+        )
+        return _solutions(args, task, why, note)
     wanted = Rounds(args.trials, CPU_SECONDS / len(names))
     about = report.environment(device)
     wrong, records = False, {}
@@ -121,7 +140,36 @@ def _parser() -> Parser:
     parser.add_argument(
         "--bundle", type=_writable, metavar="FILE", help="write the solution as one file, and stop"
     )
+    parser.add_argument(
+        "--solution",
+        type=_solution_file,
+        nargs="+",
+        metavar="FILE",
+        help="grade these files, each of which defines ModelNew, instead of this project's",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_positive,
+        metavar="S",
+        help=f"seconds for each of them, its compilation included (default: {TIMEOUT})",
+    )
     return parser
+
+
+def _solution_file(text: str) -> Path:
+    path = Path(text)
+    try:
+        there = path.stat()
+        if stat.S_ISREG(there.st_mode):  # a FIFO's opening would wait
+            path.open("rb").close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {reason}") from None
+    if not stat.S_ISREG(there.st_mode):
+        raise argparse.ArgumentTypeError(f"{path} is no file")
+    if there.st_size > LARGEST_SOLUTION:
+        raise argparse.ArgumentTypeError(f"{path} has {there.st_size:,} bytes: no program")
+    return path
 
 
 def _positive(text: str) -> int:
@@ -179,6 +227,24 @@ def _solution(name: str, progress: Progress) -> tuple[type[torch.nn.Module], flo
     if name not in solutions:
         raise ImportError(f"it has none for {name}")
     return solutions[name], perf_counter() - start
+
+
+def _solutions(args: argparse.Namespace, task: solutions.Task, why: str, note: str) -> int:
+    """Grades files; the exit status."""
+    about = report.environment(task.device)
+    head = report.headline(about, task.device, why, task.shape, args.dtype)
+    ending.show(f"{task.name}: {head}" + f"\n{note}" * bool(note))
+    verdicts = solutions.grade_files(
+        args.solution, task, lambda verdict: ending.show(ranking.line(verdict))
+    )
+    if len(verdicts) > 1:
+        ending.show(f"\n{ranking.ranking(verdicts)}")
+    fine = all(verdict.word == solutions.CORRECT for verdict in verdicts)
+    if args.json:
+        facts = {"environment": about, "shape": task.shape, "dtype": args.dtype}
+        whole = {**facts, "problem": task.name, "solutions": [*map(ranking.record, verdicts)]}
+        fine &= _write(args.json, json.dumps(whole, indent=1) + "\n")
+    return 0 if fine else 1
 
 
 def _bundle(problem: str, path: Path) -> int:

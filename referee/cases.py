@@ -120,6 +120,23 @@ def refill(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x
 
 
+def draw_rows(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
+    """`refill` of each row with a seed of its own, so that a row can be drawn again alone.
+
+    Args:
+        seed: of the first row; the next one's is one more.
+        unit: floats uniform in 0..1, as the public harness draws them.
+    """
+    generator = torch.Generator(device=x.device)
+    for row, values in enumerate(x if x.dim() > 1 else x[None]):
+        generator.manual_seed(seed + row)
+        if unit and x.is_floating_point():
+            values.uniform_(0, 1, generator=generator)
+        else:
+            refill(values, generator)
+    return x
+
+
 def random(
     shape: tuple[int, ...],
     dtype: torch.dtype,

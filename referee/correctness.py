@@ -175,13 +175,16 @@ def check_tails(
 
 @contextmanager
 def nan_in_new_memory(warn_only: bool = False) -> Iterator[None]:
-    """Within it, torch.empty fills: part of torch's deterministic mode, which may only warn."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    """Within it, torch.empty fills: part of torch's deterministic mode, which may only warn.
+
+    `torch.use_deterministic_algorithms` does the same, and imports torch's compiler first.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn" if warn_only else "error")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 def check_error(reference: nn.Module, solution: nn.Module, x: object) -> str | None:

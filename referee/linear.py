@@ -137,7 +137,11 @@ class Inputs:
 
 
 def choose_shape(
-    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+    problem: Problem,
+    wanted: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    buffers: int | None = None,
 ) -> tuple[tuple[int, ...], str]:
     """The shape of x, and a sentence that says why it is not the headline's, or "".
 
@@ -150,7 +154,7 @@ def choose_shape(
     usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
     each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
     weights = WEIGHTS * n * k * dtype.itemsize
-    count, note = choose_rows(wanted, usual, each, device, weights)
+    count, note = choose_rows(wanted, usual, each, device, weights, buffers)
     if not (note or wanted) and usual < problem.rows:
         note = f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
     return (count, k), note
@@ -274,7 +278,7 @@ def contestants(
         calls |= compiled(reference, lambda module: module(x), notes)
     calls[PRODUCT] = lambda x: x @ weight.T
     if x.is_cuda:
-        for name, yardstick in ((LIBRARY, _library), (THREE, _three_products)):
+        for name, yardstick in ((LIBRARY, _library), (THREE, three_products)):
             try:
                 call = yardstick(reference, x)
                 call(x)
@@ -313,7 +317,7 @@ def _library(reference: nn.Module, x: torch.Tensor) -> Callable:
     return lambda x: torch._addmm_activation(bias, x, weight.T, alpha=1 / divisor)
 
 
-def _three_products(reference: nn.Module, x: torch.Tensor) -> Callable:
+def three_products(reference: nn.Module, x: torch.Tensor) -> Callable:
     """Three float16 products in one."""
     if x.dtype != torch.float32:
         raise ValueError("x is not float32")

@@ -19,10 +19,16 @@ def precision() -> str:
 
 
 def compare_output(
-    name: str, ours: torch.Tensor, eager: torch.Tensor, x: torch.Tensor, module: nn.Module
+    name: str,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    x: torch.Tensor,
+    module: nn.Module,
+    allowance: Allowance | None = None,
 ) -> Comparison:
     """The errors of two outputs of one shape `[..., out_features]` for x and the parameters."""
-    comparison = Comparison.of(name, Allowance.of(x.dtype, precision(), x.shape[-1]))
+    allowance = allowance or Allowance.of(x.dtype, precision(), x.shape[-1])
+    comparison = Comparison.of(name, allowance)
     divisor = module.divisor
     for part, _, z, magnitude in _blocks(x, module.linear):
         exact, magnitude = torch.relu(z) / divisor, magnitude / abs(divisor)

@@ -22,18 +22,26 @@ def free_bytes(device: torch.device) -> int:
 
 
 def choose_rows(
-    wanted: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
+    wanted: int | None,
+    rows: int,
+    row_bytes: int,
+    device: torch.device,
+    fixed_bytes: int = 0,
+    buffers: int | None = None,
 ) -> tuple[int, str]:
     """The number of rows to measure, and a sentence that says why it is not `rows`, or "".
 
     Without `wanted`, as many of `rows` as fit in the default share of the free memory, beside
     what is needed whatever their number.
 
+    Args:
+        buffers: tensors of the input's size that are alive at once; by default BUFFERS.
+
     Raises:
         ValueError: `wanted` rows, or a single one, need more memory than there is.
     """
     free = free_bytes(device)
-    each = BUFFERS[device.type] * row_bytes
+    each = (buffers or BUFFERS[device.type]) * row_bytes
     share = LARGEST_SHARE if wanted else DEFAULT_SHARE[device.type]
     largest = (int(free * share) - fixed_bytes) // each
     count = wanted or min(rows, largest)

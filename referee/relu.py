@@ -76,7 +76,11 @@ class Inputs:
 
 
 def choose_shape(
-    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+    problem: Problem,
+    wanted: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    buffers: int | None = None,
 ) -> tuple[tuple[int, ...], str]:
     """The shape of x, and a sentence that says why it is not the headline's, or "".
 
@@ -89,7 +93,9 @@ def choose_shape(
         )
     with torch.device("meta"):
         [row] = problem.get_inputs_at(1)
-    count, note = choose_rows(wanted, problem.rows, row.numel() * dtype.itemsize, device)
+    count, note = choose_rows(
+        wanted, problem.rows, row.numel() * dtype.itemsize, device, buffers=buffers
+    )
     return (count, *row.shape[1:]), note
 
 
@@ -133,10 +139,16 @@ def contestants(
     """What is timed, by name; `notes` gets what is left out."""
     target = torch.empty_like(x).fill_(0)  # written once, so that its pages exist
     calls = {NAMES.solution: solution, NAMES.eager: reference, NAMES.again: reference}
-    if not x.is_cuda:  # a CPU output is fresh memory, whose page faults the copy should pay too
-        return {**calls, COPY: torch.clone, COPY_REUSED: target.copy_}
-    calls |= compiled(reference, lambda module: module(x), notes)
-    return {**calls, COPY: target.copy_}  # cudaMemcpy from device to device
+    if x.is_cuda:
+        calls |= compiled(reference, lambda module: module(x), notes)
+    return calls | copies(target)
+
+
+def copies(target: torch.Tensor) -> dict[str, Callable]:
+    """The copies that show what the device can do, by name; the target's pages exist."""
+    if not target.is_cuda:  # a CPU output is fresh memory, whose page faults a copy should pay too
+        return {COPY: torch.clone, COPY_REUSED: target.copy_}
+    return {COPY: target.copy_}  # cudaMemcpy from device to device
 
 
 def fastest_copy(timings: Timings) -> float:

@@ -1,0 +1,84 @@
+"""Verdicts on files in words: a line each, and a table of several."""
+
+import math
+from statistics import median
+
+from referee.report import rates, table
+from referee.solutions import CORRECT, Verdict
+from referee.stats import speed_up
+
+
+def line(verdict: Verdict) -> str:
+    """The file, the verdict, and the reason or the times."""
+    if verdict.word != CORRECT:
+        return f"{verdict.file}: {verdict.word} ({verdict.reason})"
+    facts = [verdict.accuracy, f"{verdict.count} cases", *verdict.notes]
+    if verdict.refused:
+        facts.append(f"refuses {', '.join(verdict.refused)}")
+    return f"{verdict.file}: correct ({'; '.join(facts)}), {_time(verdict)}"
+
+
+def ranking(verdicts: list[Verdict]) -> str:
+    """All of them, the fastest first, and KernelBench's scores: fast_p is the share of files that
+    are correct and more than p times as fast as eager.
+    """
+    rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", "of the limit"]]
+    ordered = sorted(verdicts, key=lambda v: -v.ratio[0] if v.ratio else math.inf)
+    for verdict in ordered:
+        cells = [str(verdict.file), verdict.word, verdict.accuracy]
+        rows.append(cells + (_cells(verdict) if verdict.timings else [""] * 4))
+    ratios = [v.ratio[0] for v in verdicts if v.ratio]
+    surely = [v.ratio[0] for v in verdicts if v.ratio and not v.is_tie]
+    mean = f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "none"
+    fast = (f"fast_{p} {sum(r > p for r in surely) / len(verdicts):.2f}" for p in (1, 2))
+    scores = f"{', '.join(fast)}; geometric mean of {len(ratios)} ratios: {mean}"
+    return f"{table(rows)}\n{scores}"
+
+
+def record(verdict: Verdict) -> dict:
+    """For the JSON file."""
+    timings = verdict.timings
+    whole = {
+        "file": str(verdict.file),
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+        "accuracy": verdict.accuracy,
+        "cases": verdict.count,
+        "import_seconds": verdict.import_seconds,
+        "refused": verdict.refused,
+        "notes": verdict.notes,
+    }
+    if timings:
+        whole["time"] = _word(verdict)
+        whole["timings"] = {
+            "summary": rates(timings),
+            "seconds": timings.seconds,
+            "wall_seconds": timings.wall,
+            "notes": timings.notes,
+        }
+    return whole
+
+
+def _time(verdict: Verdict) -> str:
+    milliseconds, ratio, word, share = _cells(verdict)
+    return f"{milliseconds} ms, eager / this {ratio}: {word}; {share} of the limit"
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    """Time, ratio, that in a word, and the share of the limit."""
+    timings = verdict.timings
+    seconds, names = timings.seconds, timings.names
+    yardsticks = seconds.keys() - {names.solution, names.eager, names.again}
+    limit = min(median(seconds[name]) for name in yardsticks)
+    share = 100 * limit / median(seconds[names.solution])
+    ratio, low, high = speed_up(seconds[names.eager], seconds[names.solution])
+    milliseconds = f"{median(seconds[names.solution]) * 1e3:.3f}"
+    return [milliseconds, f"{ratio:.3f} [{low:.3f}, {high:.3f}]", _word(verdict), f"{share:.1f}%"]
+
+
+def _word(verdict: Verdict) -> str:
+    if verdict.too_noisy:
+        return "too noisy"
+    if verdict.is_tie:
+        return "a tie"
+    return "faster" if verdict.ratio[0] > 1 else "slower"

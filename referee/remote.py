@@ -1,0 +1,261 @@
+"""A solution in a process of its own, which can be asked, is killed in time, and leaves nothing.
+
+The child may do what it likes: crash, hang, fork, flood its output, write to the pipe of replies.
+What arrives from it is JSON with this side's token, within limits, or the bytes of a tensor in a
+mapped file that it can neither shrink nor grow.
+"""
+
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+import torch
+
+from referee.memory import free_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOT = (
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from referee import worker; "
+    "sys.path.remove(sys.argv[1]); worker.main(*map(json.loads, sys.argv[2:]))"
+)
+ARENA = 256 << 20  # bytes of the mapped file; pages that nobody touches take no memory
+HALF = ARENA // 2
+LONGEST_REPLY = 1 << 20
+KEPT_OUTPUT = 1 << 16  # of what the child prints, of its beginning and of its end
+MEMORY_SHARE = 0.9
+# OpenMP's threads would spin for milliseconds after they have finished, on the cores of the process
+# that is timed next, or of the thread that they wait for.
+THREADS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+PR_SET_CHILD_SUBREAPER = 36
+SECONDS_TO_DIE = 10.0
+
+
+class EndedError(Exception):
+    """The child is gone; the argument is its status, negative for a signal."""
+
+
+class ForgedError(Exception):
+    """A reply that the worker did not write."""
+
+
+class LateError(Exception):
+    """The deadline has passed."""
+
+
+class RaisedError(Exception):
+    """The solution raised; the argument describes it, as `worker` does."""
+
+
+class Remote:
+    """The child, and what it printed.
+
+    Args:
+        device: where the solution computes.
+        deadline: of all requests together, by `monotonic`; None for code of ours.
+    """
+
+    def __init__(self, device: torch.device, deadline: float | None = None) -> None:
+        self._deadline, self._buffer = deadline, b""
+        self._first, self._last = b"", b""
+        memory = os.memfd_create("referee", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.truncate(memory, ARENA)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+        self._map = mmap.mmap(memory, ARENA)
+        arena = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._outgoing, self._incoming = arena[:HALF], arena[HALF:]
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
+        limits = {"device": str(device), "bytes": 0}
+        if deadline is not None:
+            limits["bytes"] = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
+        theirs = (requests, replies, memory)
+        command = [sys.executable, "-c", BOOT, str(ROOT), *map(str, theirs), json.dumps(limits)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=theirs,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=THREADS | os.environ,
+            )
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._replies, selectors.EVENT_READ)
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    @property
+    def printed(self) -> str:
+        """What the child printed, without its middle where that was long."""
+        return (self._first + self._last).decode(errors="replace")
+
+    def ask(self, op: str, **arguments: object) -> dict:
+        """A method of `worker.Worker` by name, and what it returns.
+
+        Raises:
+            EndedError, ForgedError, LateError, RaisedError: there is no answer.
+        """
+        token = secrets.token_hex(8)
+        line = json.dumps({"op": op, "arguments": arguments, "token": token}).encode() + b"\n"
+        if self._buffer:
+            raise ForgedError
+        with suppress(BrokenPipeError):  # it ended, which the reading finds out
+            os.write(self._requests, line)
+        while b"\n" not in self._buffer:
+            self._wait()
+        text, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            reply = json.loads(text)
+            if reply.pop("token") != token or self._buffer:
+                raise ForgedError
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise ForgedError from None
+        if "raised" in reply:
+            raise RaisedError(reply["raised"])
+        return reply
+
+    def put(self, *tensors: torch.Tensor) -> None:
+        """Lays the bytes of flat tensors, one after the other, where the child finds them."""
+        start = 0
+        for tensor in tensors:
+            flat = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu()
+            self._outgoing[start : start + len(flat)].copy_(flat)
+            start += len(flat)
+
+    def take(self, start: int, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        """A copy of a tensor that the child laid down."""
+        size = dtype.itemsize * torch.Size(shape).numel()
+        if size == 0:
+            return torch.empty(shape, dtype=dtype)
+        return self._incoming[start : start + size].clone().view(dtype).view(shape)
+
+    def busy_seconds(self) -> float:
+        """What the child and its descendants have computed so far."""
+        return sum(map(_cpu_seconds, [self.pid, *descendants(self.pid)]))
+
+    def close(self) -> None:
+        """Kills the child."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        self._selector.close()
+        self._process.stdout.close()
+        os.close(self._requests)
+        os.close(self._replies)
+
+    def _wait(self) -> None:
+        """Takes in what comes next, of the replies or of the output."""
+        left = None if self._deadline is None else self._deadline - monotonic()
+        if left is not None and left <= 0:
+            raise LateError
+        ready = {key.fileobj for key, _ in self._selector.select(left)}
+        if self._process.stdout in ready:
+            self._drain()
+        if self._replies in ready:
+            data = os.read(self._replies, 1 << 16)
+            self._buffer += data
+            if len(self._buffer) > LONGEST_REPLY:
+                raise ForgedError
+            if not data:
+                raise EndedError(self._status())
+
+    def _drain(self) -> None:
+        data = os.read(self._process.stdout.fileno(), 1 << 16)
+        if not data:
+            self._selector.unregister(self._process.stdout)
+        room = KEPT_OUTPUT - len(self._first)
+        self._first += data[:room]
+        self._last = (self._last + data[room:])[-KEPT_OUTPUT:]
+
+    def _status(self) -> int:
+        """The status with which it ended; it may have closed the pipe and still be alive."""
+        self._selector.unregister(self._replies)
+        while (status := self._process.poll()) is None:
+            if self._deadline is not None and monotonic() > self._deadline:
+                raise LateError
+            if self._selector.get_map() and self._selector.select(0.01):
+                self._drain()
+            else:
+                sleep(0.01)
+        for _ in range(KEPT_OUTPUT >> 8):  # its last words, but not those of what it left behind
+            if not (self._selector.get_map() and self._selector.select(0)):
+                break
+            self._drain()
+        return status
+
+
+@contextmanager
+def reaping() -> Iterator[set[int]]:
+    """Within it, orphans become ours, and at its end all descendants that came since are killed.
+
+    The set that it gives may be added to: processes that are to live on.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    known = set(descendants(os.getpid()))
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield known
+    finally:
+        _end_descendants(known)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def descendants(pid: int, without: set[int] = frozenset()) -> list[int]:
+    """The processes below this one, but for some with all that is below them."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and (fields := _stat(int(folder.name))):
+            children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found, todo = [], [pid]
+    while todo:
+        new = [child for child in children.get(todo.pop(), []) if child not in without]
+        found += new
+        todo += new
+    return found
+
+
+def _end_descendants(known: set[int]) -> None:
+    """Stops them first, so that none forks while others are killed."""
+    deadline = monotonic() + SECONDS_TO_DIE
+    while (pids := descendants(os.getpid(), known)) and monotonic() < deadline:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+        for pid in pids:
+            with suppress(ChildProcessError):  # not adopted yet
+                os.waitpid(pid, os.WNOHANG)
+        sleep(0.001)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/pid/stat after the name: state, parent and so on; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = _stat(pid)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

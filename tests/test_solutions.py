@@ -1,0 +1,473 @@
+"""Files graded by `run.py --solution`: cheats are named, honest ones pass, hostile ones end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+import torch
+
+import run
+from model import PROBLEMS
+from referee import solutions, timing
+
+CHEATS = Path(__file__).resolve().parent / "cheats"
+BEST = "cuda" if torch.cuda.is_available() else "cpu"
+
+# The verdict on each of the cheats, and what its reason must name. The numbers are those of the
+# list of kinds in docs/DESIGN.md.
+RELU = {
+    "01_returns_input": ("cheating", "returns its input"),
+    "01_copies_input": ("cheating", "returns a copy of its input"),
+    "01_in_place": ("cheating", "returns its input"),
+    "02_changes_input": ("cheating", "changes its input"),
+    "04_replays_by_address": ("cheating", "replays the result of an earlier call"),
+    "04_replays_by_fingerprint": ("cheating", "replays the result of an earlier call"),
+    "04_counts_calls": ("cheating", "a timed call was wrong"),
+    "07_overwrites_dim": ("cheating", "changed model.batch_size, model.dim"),
+    "08_walks_frames": ("cheating", "takes a tensor of the referee's"),
+    "08_asks_the_collector": ("cheating", "takes a tensor of the referee's"),
+    "09_patches_allclose": ("cheating", "changed torch.equal"),
+    "09_patches_timers": ("cheating", "changed "),
+    "09_slows_the_clock": ("cheating", "a changed timer"),
+    "10_lazy_subclass": ("cheating", "returns a tensor subclass, Lazy"),
+    "11_stale_memory": ("cheating", "returns memory that it has not written"),
+    "12_tested_shape_only": ("wrong", "does not take "),
+    "12_skips_tails": ("wrong", "elements differ"),
+    "13_falls_back": ("cheating", "falls back on aten::relu after AttributeError"),
+    "15_background_thread": ("cheating", "background work"),
+    "15_spins": ("cheating", "background work"),
+    "16_exits": ("cheating", "exits with status 0"),
+    "16_forges_replies": ("cheating", "forged a reply"),
+    "17_batch_once": ("cheating", "replays the result of an earlier call"),
+    "17_first_row_only": ("wrong", "elements differ"),
+    "19_slows_torch": ("cheating", "changed torch.relu"),
+    "19_takes_threads": ("cheating", "changed the number of threads"),
+}
+LINEAR = {
+    "03_folds_weights": ("cheating", "answers with old parameters"),
+    "06_half_precision": ("wrong", "lower precision than float32"),
+    "06_switches_tf32": ("cheating", "changed the matrix product's precision"),
+    "18_drops_bias": ("cheating", "leaves out the bias"),
+    "18_returns_zeros": ("cheating", "returns zeros"),
+}
+HOST_CLOCK = {"09_slows_the_clock"}  # which does not time a GPU
+ON_GPU = {
+    "05_other_stream": ("cheating", "work outside the timed call"),
+    "14_persisting_l2": ("cheating", "changed the L2's persisting part"),
+}
+
+IMPORTS = "import torch\nfrom torch import nn\n\n\n"
+PLAIN = """
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+PLAIN_LINEAR = """
+class ModelNew(nn.Module):
+    def __init__(self, in_features, out_features, divisor):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.divisor = divisor
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) / self.divisor
+"""
+SCALAR = '''
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+at::Tensor relu_forward(const at::Tensor& input) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat, "float32 alone");
+  at::Tensor x = input.contiguous(), out = at::empty_like(x);
+  const float* from = x.const_data_ptr<float>();
+  float* to = out.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] < 0 ? 0 : from[i];
+  return out;
+}
+
+TORCH_LIBRARY(scalar_relu, m) { m.def("relu_forward(Tensor x) -> Tensor", &relu_forward); }
+"""
+load_inline("scalar_relu", SOURCE, is_python_module=False, no_implicit_headers=True)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.ops.scalar_relu.relu_forward(x)
+'''
+TRITON = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + i, mask=i < n)
+    tl.store(out + i, tl.where(values < 0, 0.0, values), mask=i < n)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        if x.numel():
+            kernel[triton.cdiv(x.numel(), 1024),](x, out, x.numel(), BLOCK=1024)
+        return out
+"""
+COMPILED = """
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.compiled = torch.compile(torch.relu, backend="aot_eager", dynamic=True)
+
+    def forward(self, x):
+        return self.compiled(x)
+"""
+
+
+def small_problem(patch: pytest.MonkeyPatch) -> None:
+    small = replace(PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
+    patch.setitem(PROBLEMS, "linear_relu_divide", small)
+
+
+def grade(problem: str, files: list[Path], folder: Path, *options: str, device: str = "cpu"):
+    """The exit status, and the verdicts by the stem of their files."""
+    path = folder / "verdicts.json"
+    size = ["--rows", "3", "--trials", "5", "--device", device, "--json", str(path)]
+    status = run.main([problem, *size, *options, "--solution", *map(str, files)])
+    verdicts = json.loads(path.read_text())["solutions"]
+    return status, {Path(verdict["file"]).stem: verdict for verdict in verdicts}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """The verdicts on all cheats that need no GPU, by the stem of the file."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        small_problem(patch)
+        patch.setattr(solutions, "SETTLING", 2.0)
+        for problem, cheats in (("relu", RELU), ("linear_relu_divide", LINEAR)):
+            files = [CHEATS / f"{name}.py" for name in cheats]
+            status, verdicts = grade(problem, files, tmp_path_factory.mktemp(problem))
+            assert status == 1
+            found |= verdicts
+    return found
+
+
+@pytest.mark.parametrize("name", [*RELU, *LINEAR])
+def test_cheats_are_named(name, graded):
+    word, reason = (RELU | LINEAR)[name]
+    assert graded[name]["verdict"] == word, graded[name]["reason"]
+    assert reason in graded[name]["reason"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(RELU.keys() - HOST_CLOCK | ON_GPU.keys()))
+def test_cheats_are_named_on_a_gpu(name, tmp_path):
+    word, reason = (RELU | ON_GPU)[name]
+    rows = ["--rows", "1024"] if name in ON_GPU else []  # a millisecond of work
+    _, verdicts = grade("relu", [CHEATS / f"{name}.py"], tmp_path, *rows, device="cuda")
+    assert verdicts[name]["verdict"] == word, verdicts[name]["reason"]
+    assert reason in verdicts[name]["reason"]
+
+
+def test_every_cheat_is_tested():
+    assert {path.stem for path in CHEATS.glob("*.py")} == {*RELU, *LINEAR, *ON_GPU}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_honest_relu(device, tmp_path, capsys):
+    own = {"scalar": SCALAR} if device == "cpu" else {"triton": TRITON}
+    texts = {"plain": PLAIN, "compiled": COMPILED, **own}
+    files = [tmp_path / f"{name}.py" for name in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        file.write_text(IMPORTS + text)
+    files.append(Path(run.__file__).parent / "model_new.py")
+    status, verdicts = grade("relu", files, tmp_path, "--timeout", "600", device=device)
+    output = capsys.readouterr().out
+    assert {v["reason"] for v in verdicts.values()} == {""}, output
+    assert status == 0
+    assert {v["accuracy"] for v in verdicts.values()} == {"exact"}
+    assert "fast_1 " in output
+    assert verdicts["plain"]["notes"] == ["calls aten::relu"]
+    if device == "cpu":
+        assert "float64" in verdicts["scalar"]["refused"]
+        assert "plain.py: correct (exact; " in output
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_honest_linear(device, tmp_path, monkeypatch):
+    small_problem(monkeypatch)
+    file = tmp_path / "plain.py"
+    file.write_text(IMPORTS + PLAIN_LINEAR)
+    files = [file, Path(run.__file__).parent / "model_new.py"]
+    options = ["linear_relu_divide", files, tmp_path, "--timeout", "600"]
+    status, verdicts = grade(*options, device=device)
+    assert {v["reason"] for v in verdicts.values()} == {""}
+    assert status == 0
+    assert {v["accuracy"] for v in verdicts.values()} == {"float32-grade"}
+
+
+# A file's text, the verdict, and what its reason must name.
+HOSTILE = {
+    "endless loop": ("while True:\n    pass\n", "time limit", "5 s, while importing"),
+    "sleeps in forward": (
+        PLAIN.replace("return", "import time; time.sleep(999); return"),
+        "time limit",
+        "5 s, while checking",
+    ),
+    "exit at import": ("import sys\nsys.exit(0)\n", "cheating", "exits with status 0"),
+    "exit 3": ("import os\nos._exit(3)\n", "error", "exits with status 3 while importing"),
+    "exit in words": ("raise SystemExit('no more')\n", "error", "SystemExit: no more, line 5"),
+    "segmentation fault": (
+        PLAIN.replace("return", "import ctypes; ctypes.string_at(0); return"),
+        "error",
+        "crashes (SIGSEGV) while checking",
+    ),
+    "abort": ("import os\nos.abort()\n", "error", "crashes (SIGABRT) while importing"),
+    "100 GB": (
+        "x = [torch.ones(25 << 30) for _ in range(99)]\n", "error", "can't allocate memory",
+    ),
+    "100 GB of Python": ("x = bytearray(100 << 30)\n" * 9, "error", "MemoryError"),
+    "NUL": ("x = '\0'\n", "error", "null bytes"),
+    "no ModelNew": ("x = 1\n", "error", "AttributeError: the file defines no ModelNew"),
+    "ModelNew is no class": ("ModelNew = 3\n", "error", "defines no ModelNew"),
+    "another constructor": (
+        PLAIN.replace("def forward", "def __init__(self, n): pass\n\n    def forward"),
+        "error",
+        "TypeError: ",
+    ),
+    "syntax": ("def f(:\n", "error", "SyntaxError: invalid syntax"),
+    "escapes": ("raise ValueError('\\x1b[2J' + 'x' * 9999)\n", "error", "ValueError: ?[2Jxxx"),
+    "flood": (
+        "import os\nfor _ in range(300):\n    os.write(1, b'correct ' * 100_000)\nos._exit(4)\n",
+        "error",
+        "exits with status 4",
+    ),
+    "closes everything": ("import os\nos.closerange(0, 99)\n", "", ""),
+    "compiler": (
+        "from torch.utils.cpp_extension import load_inline\n"
+        "load_inline('broken', 'int f() { return y; }', functions=['f'])\n",
+        "error",
+        "error: 'y' was not declared",
+    ),
+    "an error that cannot be printed": (
+        "class E(Exception):\n    def __str__(self):\n        raise SystemError\nraise E\n",
+        "error",
+        "E: ",
+    ),
+    "recursion": ("def f():\n    f()\nf()\n", "error", "RecursionError"),
+    "object as output": (PLAIN.replace("torch.relu(x)", "[x]"), "wrong", "returns a list"),
+    "another shape": (
+        PLAIN.replace("torch.relu(x)", "torch.relu(x).view(-1)"), "wrong", "output's shape is [",
+    ),
+    "sparse": (PLAIN.replace("relu(x)", "relu(x).to_sparse()"), "wrong", "not a plain tensor"),
+    "nan becomes 0": (
+        PLAIN.replace("torch.relu(x)", "torch.where(x > 0, x, 0 * x.nan_to_num(0, 0, 0))"),
+        "wrong",
+        "special values",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The verdicts on hostile files, what was printed, and how long the slowest took."""
+    folder = tmp_path_factory.mktemp("hostile")
+    files = [folder / f"{name}.py" for name in HOSTILE]
+    for file, (text, *_) in zip(files, HOSTILE.values(), strict=True):
+        file.write_text(IMPORTS + text)
+    command = [sys.executable, run.__file__, "relu", "--device", "cpu", "--rows", "1"]
+    command += ["--trials", "3", "--timeout", "5", "--json", str(folder / "verdicts.json")]
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder)}
+    done = subprocess.run(
+        [*command, "--solution", *map(str, files)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 1
+    verdicts = json.loads((folder / "verdicts.json").read_text())["solutions"]
+    return dict(zip(HOSTILE, verdicts, strict=True)), done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files(name, hostile):
+    verdicts, *_ = hostile
+    _, word, reason = HOSTILE[name]
+    if name == "compiler" and verdicts[name]["verdict"] == "time limit":
+        pytest.skip("the compiler took more than the time limit")
+    if word:
+        assert verdicts[name]["verdict"] == word, verdicts[name]["reason"]
+    assert verdicts[name]["verdict"] != "correct"
+    assert reason in verdicts[name]["reason"]
+
+
+def test_hostile_files_print_nothing_of_their_own(hostile):
+    _, output, errors = hostile
+    assert "Traceback" not in output + errors
+    assert "\x1b" not in output
+    assert max(map(len, output.splitlines())) < 600
+    assert "fast_1 0.00, fast_2 0.00; geometric mean of 0 ratios: none" in output
+
+
+def test_text_in_no_encoding(tmp_path):
+    file = tmp_path / "é.py"
+    file.write_bytes(b"x = '\xff\xfe'\n")
+    status, verdicts = grade("relu", [file], tmp_path)
+    assert (status, verdicts["é"]["verdict"]) == (1, "error")
+    assert "SyntaxError: " in verdicts["é"]["reason"]
+
+
+FORKS = """
+import os, time
+
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open({path!r}, "a").write(f"{{os.getpid()}}\\n")
+            os.closerange(0, 3)
+            time.sleep(600)
+        os._exit(0)
+time.sleep(600)
+"""
+
+
+def test_nobody_is_left_behind(tmp_path):
+    file, pids = tmp_path / "forks.py", tmp_path / "pids"
+    file.write_text(FORKS.format(path=str(pids)))
+    status, verdicts = grade("relu", [file], tmp_path, "--timeout", "4")
+    assert (status, verdicts["forks"]["verdict"]) == (1, "time limit")
+    forked = pids.read_text().split()
+    assert len(forked) == 3
+    assert not any(Path(f"/proc/{pid}").exists() for pid in forked)
+
+
+def test_an_interrupt_ends_the_solution(tmp_path):
+    file, pid = tmp_path / "sleeps.py", tmp_path / "pid"
+    file.write_text(
+        f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, run.__file__, "relu", "--rows", "1", "--solution", str(file)],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    until = monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and monotonic() < until:
+        sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--solution", "{file}"],
+        ["relu", "--solution", "/no/such/file.py"],
+        ["relu", "--solution", "/dev/zero"],
+        ["relu", "--solution", "/"],
+        ["relu", "--solution", "{fifo}"],
+        ["relu", "--solution", "a\0b"],
+        ["relu", "--solution"],
+        ["relu", "--solution", "{file}", "--timeout", "0"],
+        ["relu", "--solution", "{file}", "--bundle", "{file}"],
+        ["relu", "--timeout", "3"],
+        ["linear_relu_divide", "--solution", "{file}", "--dtype", "int8"],
+    ],
+    ids=" ".join,
+)
+def test_requests_that_make_no_sense(arguments, tmp_path, capsys):
+    fifo, file = tmp_path / "fifo", tmp_path / "plain.py"
+    os.mkfifo(fifo)
+    file.write_text(IMPORTS + PLAIN)
+    with pytest.raises(SystemExit) as stopped:
+        run.main([a.format(fifo=fifo, file=file) for a in arguments])
+    output = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert output.out == ""
+    assert output.err.startswith("run.py: ")
+    assert output.err.count("\n") == 1
+
+
+def timed(**seconds: list[float]) -> solutions.Verdict:
+    names = timing.Names(solution="ours", eager="eager")
+    timings = timing.Timings("cpu", names, solutions.relu.RATE, 1)
+    timings.seconds = {"ours": seconds["ours"], "eager": seconds["eager"]}
+    timings.seconds[names.again] = seconds.get("again", seconds["eager"])
+    return solutions.Verdict(Path("a.py"), timings=timings)
+
+
+def test_ties_and_noise():
+    eager = [1.0, 1.01, 0.99, 1.0, 1.0]
+    twice = timed(ours=[s / 2 for s in eager], eager=eager)
+    assert not twice.too_noisy
+    assert not twice.is_tie
+    assert twice.ratio[0] == 2.0
+    assert timed(ours=[0.97, 1.0, 0.98, 1.01, 0.99], eager=eager).is_tie
+    noisy = timed(ours=[0.5] * 5, eager=eager, again=[2.0, 0.4, 1.7, 3.0, 2.5])
+    assert noisy.too_noisy
+    assert noisy.ratio is None
+    assert timed(ours=[0.5] * 2, eager=[1.0] * 2).too_noisy
+
+
+def test_the_referees_clock():
+    verdict = timed(ours=[1e-4] * 9, eager=[1e-3] * 9)
+    honest = {"ours": [1e-4] * 9, "eager": [1e-4] * 9, "eager (again)": [1e-4] * 9}
+    assert solutions._wrong_clock(honest, verdict.timings) is None
+    busy = {**honest, "ours": [9e-4] * 9, "eager": [1e-4] * 4 + [9e-4] * 5}
+    assert solutions._wrong_clock(busy, verdict.timings) is None
+    slowed = {**honest, "ours": [1e-3] * 9}
+    assert "a changed timer" in solutions._wrong_clock(slowed, verdict.timings)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one\ntwo", "one"),
+        ("", ""),
+        (
+            "Error building extension 'x': [1/2] c++ -c /a/b/main.cpp\nFAILED: main.o\n"
+            "/a/b/main.cpp:3:5: error: expected ';' before '}' token\nninja: error: stopped",
+            "main.cpp:3:5: error: expected ';' before '}' token",
+        ),
+        (
+            'Error building\n/a/cuda.cu(12): error: identifier "foo" is undefined\n',
+            'cuda.cu(12): error: identifier "foo" is undefined',
+        ),
+    ],
+)
+def test_first_error_line(text, line):
+    assert solutions.first_error_line(text) == line
+
+
+TRUNCATES = """
+import os
+
+for name in os.listdir("/proc/self/map_files"):
+    path = f"/proc/self/map_files/{name}"
+    if "memfd:referee" in os.readlink(path):
+        os.truncate(path, 0)
+"""
+
+
+def test_the_mapped_file_cannot_be_cut_short(tmp_path):
+    """Reading what is no longer there would end this process."""
+    file = tmp_path / "truncates.py"
+    file.write_text(TRUNCATES)
+    _, verdicts = grade("relu", [file], tmp_path)
+    assert "PermissionError: " in verdicts["truncates"]["reason"]
