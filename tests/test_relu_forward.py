@@ -316,7 +316,7 @@ def test_cuda_tensors_without_cuda_kernels():
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     x = torch.empty(3, device="meta")
     with pytest.raises(RuntimeError, match="built without CUDA"):
-        model_new._relu_operator.default.redispatch(keys, x)
+        model_new._extension.operators.relu.default.redispatch(keys, x)
 
 
 def test_bits_of_every_width_are_compared():

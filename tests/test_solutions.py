@@ -1,4 +1,7 @@
-"""Files graded by `run.py --solution`: cheats are named, honest ones pass, hostile ones end."""
+"""Files graded by `run.py --solution`: cheats are named, honest ones pass, hostile ones end.
+
+KERNELS_GRADING=1 runs these, for two to three minutes.
+"""
 
 import json
 import os
@@ -15,6 +18,10 @@ import torch
 import run
 from model import PROBLEMS
 from referee import solutions, timing
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
+)
 
 CHEATS = Path(__file__).resolve().parent / "cheats"
 BEST = "cuda" if torch.cuda.is_available() else "cpu"
