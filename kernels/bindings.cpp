@@ -239,7 +239,7 @@ void register_operators() {
 
 // -------------------------------------------------------------------------------------- Python
 
-// What the entries call for a tensor with a Python side of its own; set once, at import.
+// The entries call these for a tensor with a Python side of its own; set once, at import.
 PyObject* fallback = nullptr;
 PyObject* fallback_in_place = nullptr;
 PyObject* fallback_linear = nullptr;

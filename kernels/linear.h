@@ -138,11 +138,11 @@ constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
                                                    {"sm80", Path::kSm80},
                                                    {"torch", Path::kTorch}};
 
-// What set_linear_path, which is there for tests, chose.
+// The choice of set_linear_path, which is there for tests.
 Path chosen_path = Path::kAuto;
 
-// What a float32 product on a GPU is made of: 1 product, with the accuracy of TF32, where cuBLAS
-// would round the operands of torch's to TF32, or else 3. By the first line that fits:
+// A float32 product on a GPU is made of 1 product, with the accuracy of TF32, where cuBLAS would
+// round the operands of torch's to TF32, or else of 3. By the first line that fits:
 //
 //   fp32_precision   NVIDIA_TF32_OVERRIDE   torch's product             ours
 //   "bfx9"           any                    nine products of bfloat16   3
@@ -175,7 +175,7 @@ int float32_products() {
 }
 
 #ifdef KERNELS_WITH_CUDA
-// What the result takes of the rounds of tiles that it is made in.
+// The share that the result fills of the rounds of tiles that it is made in.
 double fill(const Linear& linear) {
   int device, multiprocessors;
   C10_CUDA_CHECK(cudaGetDevice(&device));
@@ -245,7 +245,7 @@ Path path_that_serves(Path path, const Linear& linear, int capability) {
   return Path::kTorch;
 }
 
-// Of the current device: 10 times the major number, plus the minor one.
+// The current device's capability: 10 times the major number, plus the minor one.
 int compute_capability() {
   int device, major, minor;
   C10_CUDA_CHECK(cudaGetDevice(&device));
@@ -724,7 +724,7 @@ ThreeTensors call_linear_gradients(const AllGradients& in) {
   return multiply_out(in, linear_backward_kernel(in.first));
 }
 
-// What autograd records: the mask, and of x and weight those that the other's gradient needs.
+// Autograd's record: the mask, and of x and weight those that the other's gradient needs.
 struct LinearReluDivideBackward : Node {
   torch::autograd::SavedVariable x, weight, mask;
   double divisor;

@@ -47,7 +47,7 @@ def serve_subclasses(extension: ModuleType) -> None:
     def linear_relu_divide_in_graph(
         x: object, weight: object, bias: object, divisor: object
     ) -> object:
-        """What the extension's linear_relu_divide is, for graphs that Dynamo traces.
+        """Stands for the extension's linear_relu_divide in graphs that Dynamo traces.
 
         A divisor that changed between calls is a symbol there. The operator takes numbers only, so
         the graph would be compiled anew for each: its division is left to torch.

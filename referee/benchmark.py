@@ -144,7 +144,7 @@ def offsets(modules: Modules, in_place: Modules, device: torch.device, dtype: to
 def host(
     modules: Modules, title: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """What a call on ones of this shape costs the host, launches not waited for."""
+    """Times a call on ones of this shape on the host, launches not waited for."""
 
     def sampler(call: Callable, x: torch.Tensor) -> Callable[[], float]:
         def sample() -> float:

@@ -53,7 +53,7 @@ def first_mismatch(
 
 
 def layout_mismatch(actual: object, expected: torch.Tensor, what: str = "output") -> str | None:
-    """What differs in type, dtype, device, shape or strides, in words; None if nothing does."""
+    """Differences in type, dtype, device, shape or strides, in words; None if there are none."""
     if type(actual) is not type(expected):
         return f"the {what} is a {type(actual).__name__}, not a {type(expected).__name__}"
     for name in ("dtype", "device", "shape"):

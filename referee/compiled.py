@@ -1,4 +1,4 @@
-"""What torch.compile makes of the solution: `python -m referee.compiled [options]`.
+"""The solution under torch.compile: `python -m referee.compiled [options]`.
 
 ReLU between pointwise ops, and Linear -> ReLU -> divide, each beside the reference compiled alike;
 and the latter's training step beside the same uncompiled. Ratios are times of the other in parts

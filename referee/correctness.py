@@ -55,7 +55,7 @@ class Watch:
         }
 
     def problem(self) -> str | None:
-        """What was changed, in words."""
+        """The change, in words."""
         for name, (x, geometry, storage, before) in self._kept.items():
             if _geometry(x) != geometry:
                 return f"the {name}'s shape, strides or address were changed"
@@ -227,7 +227,7 @@ def _judge(output: object, expected: torch.Tensor, x: torch.Tensor) -> str | Non
 def form_mismatch(
     output: object, expected: torch.Tensor, tensors: dict[str, torch.Tensor]
 ) -> str | None:
-    """What is wrong with the output but its values: layout, and memory that is not its own."""
+    """The faults of the output but its values: layout, and memory that is not its own."""
     if problem := layout_mismatch(output, expected):
         return problem
     for name, tensor in tensors.items():

@@ -15,7 +15,7 @@ NOISE = {"max": 1.15, "mean": 1.02, "scaled": 1.15}
 
 @dataclass(frozen=True)
 class Allowance:
-    """What an element may be off, wherever the reference is: what a result of the dtype must be.
+    """The most that an element may be off, wherever the reference is, for the dtype of the result.
 
     Attributes:
         result: in parts of the exact result, for its rounding to the dtype.
@@ -141,7 +141,7 @@ class Comparison:
         return Comparison(name, Errors(allowance), Errors(allowance))
 
     def problem(self, strict: bool = False) -> str | None:
-        """What breaks the promise, in words.
+        """The broken promises, in words.
 
         The promise: every element within the allowance, or errors no larger than the reference's;
         if `strict`, the latter alone.

@@ -271,7 +271,7 @@ def _measure(
 def contestants(
     reference: nn.Module, solution: nn.Module, x: torch.Tensor, notes: list[str]
 ) -> dict[str, Callable]:
-    """What is timed, by name; `notes` gets what is left out."""
+    """The calls that are timed, by name; `notes` gets what is left out."""
     weight = reference.linear.weight.data
     calls = {NAMES.solution: solution, NAMES.eager: reference, NAMES.again: reference}
     if x.is_cuda:
@@ -301,7 +301,7 @@ def fastest_product(timings: Timings) -> float:
 
 
 def timed_allowance(dtype: torch.dtype, terms: int) -> Allowance:
-    """What a timed call may be off, on values of random sign, wherever the reference is."""
+    """The error a timed call may have, on values of random sign, wherever the reference is."""
     if dtype == torch.float32 and precision() != "highest":
         # The roundings of random operands add up as random signs do: six standard deviations.
         return Allowance(0.0, 2 * U_TF32 * min(1.0, 4 / math.sqrt(terms)), 0.0)

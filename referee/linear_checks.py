@@ -325,7 +325,7 @@ def _check_gradient_layout(contender: Contender, dtype: torch.dtype, g_view: Vie
 
 
 def _behaviour(contender: Contender, seed: int) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """What does not depend on the values: construction, state, new memory, errors."""
+    """Checks that do not depend on the values: construction, state, new memory, errors."""
     yield "construction", partial(_check_construction, contender, seed)
     yield "calls in a row", partial(_check_calls, contender)
     yield "divisor assigned", partial(_check_divisor, contender)

@@ -31,7 +31,7 @@ class Draw:
         return torch.rand(shape, **self.options)
 
     def lognormal(self, sigma: float, *shape: int) -> Tensor:
-        """Of both signs."""
+        """Values of both signs."""
         return self.normal(*shape).sign() * (self.normal(*shape) * sigma).exp()
 
     def student(self, *shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What grading a problem gives, and how the graders are called."""
+"""The result of grading a problem, and how the graders are called."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def problems(self) -> list[str]:
-        """What went wrong, in words."""
+        """The faults, in words."""
         found = self.timings.problems + (self.step.problems if self.step else [])
         return [f"{self.setting}: {p}" if self.setting else p for p in found]
 

@@ -29,7 +29,7 @@ class Modules(NamedTuple):
         return {self.names.solution: self.solution, self.names.eager: self.eager}
 
     def titles(self, unit: str) -> list[str]:
-        """Of `columns`."""
+        """The titles of `columns`."""
         ours, eager = self.names.solution, self.names.eager
         return [f"{ours} {unit}", f"{eager} {unit}", f"{eager} / {ours}"]
 

@@ -1,4 +1,4 @@
-"""What is going on, on stderr: one line in place on a terminal, a plain line a stage elsewhere."""
+"""Progress on stderr: one line in place on a terminal, a plain line a stage elsewhere."""
 
 import sys
 from contextlib import suppress

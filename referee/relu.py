@@ -136,7 +136,7 @@ def grade(task: Task) -> Outcome:
 def contestants(
     reference: nn.Module, solution: nn.Module, x: torch.Tensor, notes: list[str]
 ) -> dict[str, Callable]:
-    """What is timed, by name; `notes` gets what is left out."""
+    """The calls that are timed, by name; `notes` gets what is left out."""
     target = torch.empty_like(x).fill_(0)  # written once, so that its pages exist
     calls = {NAMES.solution: solution, NAMES.eager: reference, NAMES.again: reference}
     if x.is_cuda:

@@ -106,7 +106,7 @@ class Remote:
 
     @property
     def printed(self) -> str:
-        """What the child printed, without its middle where that was long."""
+        """The child's output, without its middle where that was long."""
         return (self._first + self._last).decode(errors="replace")
 
     def ask(self, op: str, **arguments: object) -> dict:
@@ -150,7 +150,7 @@ class Remote:
         return self._incoming[start : start + size].clone().view(dtype).view(shape)
 
     def busy_seconds(self) -> float:
-        """What the child and its descendants have computed so far."""
+        """The processor time of the child and its descendants so far."""
         return sum(map(_cpu_seconds, [self.pid, *descendants(self.pid)]))
 
     def close(self) -> None:

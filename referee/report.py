@@ -17,7 +17,7 @@ LEFT_ALIGNED = 1  # the first column holds names
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
-    """What the numbers depend on."""
+    """Device, versions and all else that the numbers depend on."""
     if device.type == "cuda":
         name, threads = torch.cuda.get_device_name(device), None
     else:

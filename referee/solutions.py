@@ -42,8 +42,8 @@ BUSY = 0.1  # of a CPU, that a solution takes while nothing is asked of it
 GRADES = {"TF32-grade": 1.2e-3, "bf16-grade": 1e-2}
 # The largest error in parts of the sum of the terms' magnitudes that bfloat16 operands explain.
 LOWER = 2.0**-6
-# Of calls shorter than this on a CPU, whose threads some other process often holds up by 0.5 ms,
-# the fastest of several counts.
+# Calls shorter than this on a CPU, whose threads some other process often holds up by 0.5 ms, are
+# repeated, and the fastest counts.
 SHORT, REPEATS = {"cpu": 2e-3, "cuda": 0.0}, 2
 # By how much the ratio of two processes that run the same code is off: which addresses they got.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
@@ -65,7 +65,7 @@ class FoundError(Exception):
 
 @dataclass
 class Verdict:
-    """What became of a file.
+    """The outcome of a file.
 
     Attributes:
         word: correct, wrong, cheating, error or time limit.
@@ -115,7 +115,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Task:
-    """What the files are graded on, as `outcome.Task`; `name` is the problem's."""
+    """The conditions on which files are graded, as `outcome.Task`; `name` is the problem's."""
 
     name: str
     problem: Problem
@@ -277,7 +277,7 @@ class Judge:
             return self.reference(x)
 
     def mismatch(self, output: torch.Tensor, x: torch.Tensor) -> str | None:
-        """What is wrong with the values for x, in words."""
+        """The fault of the values for x, in words."""
         raise NotImplementedError
 
     def guesses(self, x: torch.Tensor) -> dict[str, tuple[str, torch.Tensor]]:
@@ -587,7 +587,7 @@ class Judge:
         """Draws the row of the reference's weight that was drawn for the solution's."""
 
     def work(self) -> int:
-        """Of one call, in units of the rate."""
+        """The work of one call, in units of the rate."""
         raise NotImplementedError
 
     def fastest(self, timings: Timings) -> float:

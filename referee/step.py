@@ -60,7 +60,7 @@ class Step:
 
     @property
     def problems(self) -> list[str]:
-        """What went wrong in either half, in words."""
+        """The faults of either half, in words."""
         halves = {"forward": self.forward, "backward": self.backward}
         return [f"step, {half}: {p}" for half, timings in halves.items() for p in timings.problems]
 

@@ -36,7 +36,7 @@ def parallelized(kind: type[nn.Module], features: int, mesh: dist.DeviceMesh) ->
 
 
 def part_of(module: nn.Module) -> nn.Module:
-    """What this process has of a parallelized reference module, without parallelism."""
+    """This process's part of a parallelized reference module, without parallelism."""
     weight, bias = (p.detach().to_local() for p in (module.linear.weight, module.linear.bias))
     part = type(module)(weight.shape[1], 1, module.divisor)
     part.linear.weight, part.linear.bias = nn.Parameter(weight), nn.Parameter(bias)
@@ -46,7 +46,7 @@ def part_of(module: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def measure(rank: int, args: argparse.Namespace, rendezvous: str) -> None:
-    """What each process does; the first one prints the table."""
+    """Runs in each process; the first one prints the table."""
     from torch.distributed.device_mesh import init_device_mesh
 
     torch.set_float32_matmul_precision(args.precision)

@@ -51,9 +51,9 @@ NAMESPACES = {
     "json": json,
     "builtins": builtins,
 }
-# What importing torch._dynamo wraps.
+# Functions that importing torch._dynamo wraps.
 WRAPPED_LATER = ("torch.manual_seed",)
-# What an output may be.
+# The types that an output may have.
 PLAIN = (torch.Tensor, nn.Parameter)
 # By which a solution may fall back on the reference's own ReLU.
 LIBRARY = ("aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold")
@@ -249,7 +249,7 @@ class Worker:
         return {}
 
     def prepare(self, yardstick: str) -> dict:
-        """What can be timed: the module; for "copy" and "product" the yardsticks of that name."""
+        """Sets what can be timed: the module; for "copy" and "product" the yardsticks so named."""
         self.calls = {"module": self.module}
         x = self.ring[0]
         if yardstick == "copy":
@@ -417,7 +417,7 @@ def _write(descriptor: int, data: bytes, write: Callable = os.write) -> None:
 
 
 def _state() -> dict[str, object]:
-    """What no solution may change: settings, functions, and all that the referee has named."""
+    """All that no solution may change: settings, functions, and all that the referee has named."""
     found = correctness.global_state()
     for space, holder in NAMESPACES.items():
         for name in [name for name in dir(holder) if not name.startswith("_")]:
