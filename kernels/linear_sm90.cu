@@ -355,7 +355,8 @@ int split_linear(const Linear& linear, cudaStream_t stream) {
       k < kLongK ? tiles.x_tiles : blocks_of(m, kMore) - tiles.x_tiles * (S::kNarrow / kMore);
   wide = std::clamp(wide, 0, tiles.x_tiles);
   // All tiles have fewer rows where that takes less time: a tile as long as its rows and kOverhead
-  // more, one that clusters share Schedule::kWorth steps besides.
+  // more, one that clusters share Schedule::kWorth steps besides. On an H200 [128, 8192] x
+  // [8192, 8192] took 8% longer in a tile of 176.
   const auto time = [&](const Tiles& of, int rows) {
     constexpr int kOverhead = 80;
     const double steps = S::rounds(k), share = static_cast<double>(of.count()) / clusters;

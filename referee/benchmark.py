@@ -95,6 +95,13 @@ def views(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
     print(table(rows))
 
 
+def cell(modules: Modules, x: torch.Tensor) -> str:
+    """Eager's time in parts of the solution's, and the latter in microseconds."""
+    times = alternate(samplers_of(modules, x), CELL_SECONDS[x.device.type])
+    microseconds, _, ratio = columns(times, 1e6)
+    return f"{ratio} ({float(microseconds):.0f})"
+
+
 class Step(torch.nn.Module):
     """Forward and backward of a module."""
 
@@ -132,9 +139,7 @@ def offsets(modules: Modules, in_place: Modules, device: torch.device, dtype: to
                     calls.append((Modules(names, *both), leaf))
             cells = []
             for pair, operand in calls:
-                times = alternate(samplers_of(pair, operand), CELL_SECONDS[device.type])
-                microseconds, _, ratio = columns(times, 1e6)
-                cells.append(f"{ratio} ({float(microseconds):.0f})")
+                cells.append(cell(pair, operand))
             rows.append([f"2^{exponent}, {offset * dtype.itemsize} bytes", *cells])
             print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
     print(file=sys.stderr)
@@ -190,9 +195,7 @@ def linear(
             cells = []
             for m in every:
                 x = contender.draw((m, k), dtype)
-                times = alternate(samplers_of(modules, x), CELL_SECONDS[device.type])
-                microseconds, _, ratio = columns(times, 1e6)
-                cells.append(f"{ratio} ({float(microseconds):.0f})")
+                cells.append(cell(modules, x))
             rows.append([f"K {k}, N {n}", *cells])
             print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
     print(file=sys.stderr)
