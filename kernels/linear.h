@@ -96,7 +96,7 @@ bool is_regular(const LinearInputs& in) {
 // ---------------------------------------------------------------------------------------- paths
 
 // How a product on a GPU is computed, x being [m, k] and weight [n, k], by the first line that
-// fits. The limits are where the path began to win on an H200 (README has the sweep).
+// fits. The limits are where the path began to win on an H200 (docs/BENCHMARKS.md has the sweep).
 //
 //   dtype              GPU          where                                     path
 //   float32            9.0          m <= 8                                    kSkinny
