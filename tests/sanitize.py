@@ -1,4 +1,4 @@
-"""Runs tests under sanitizers: `python tests/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
+"""Runs tests under sanitizers: `python tests/sanitize.py [--cpu] [--jobs N] [--tool NAME] [--limit S]`.
 
 On a GPU, compute-sanitizer: memcheck, racecheck, initcheck and synccheck. With `--cpu`, GCC's
 AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are built once more. Prints a
@@ -9,6 +9,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,32 +69,39 @@ class Run:
     output: str = ""
     passed: bool = False
 
-    def start(self) -> "Run":
+    def start(self, limit: float) -> "Run":
         began = time.perf_counter()
-        result = subprocess.run(
-            self.command,
-            cwd=ROOT,
-            env={**os.environ, **self.environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        self.seconds, self.output = time.perf_counter() - began, result.stdout
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            process = subprocess.Popen(
+                self.command,
+                cwd=ROOT,
+                env={**os.environ, **self.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit)
+            except subprocess.TimeoutExpired:  # the sanitizer's child has to go with it
+                os.killpg(process.pid, signal.SIGKILL)
+                status = process.wait()
+            output.seek(0)
+            self.output = output.read()
+        self.seconds = time.perf_counter() - began
         passed = re.findall(r"^.*\b(\d+) passed\b.*$", self.output, re.MULTILINE)
         self.tests = passed[-1] if passed else "none"
         # compute-sanitizer's last line; the other sanitizers end the process at the first error.
         found = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", self.output)
         found += re.findall(r"(?:ERROR: AddressSanitizer|: runtime error: )()", self.output)
         self.errors = sum(int(number or 1) for number in found)
-        self.passed = result.returncode == 0 and self.errors == 0 and bool(passed)
+        self.passed = status == 0 and self.errors == 0 and bool(passed)
         return self
 
 
 def pytest(files: list[str], *options: str) -> list[str]:
     """pytest of this interpreter on files of tests."""
     paths = [f"tests/{file}" for file in files]
-    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *paths, *options]
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
 
 
 def gpu_runs(tools: list[str]) -> list[Run] | str:
@@ -155,6 +163,7 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="the CPU kernels, by GCC's sanitizers")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: 1)")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="one tool instead of four")
+    parser.add_argument("--limit", type=float, help="seconds after which a run is ended as failed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(options.tool or list(TOOLS))
@@ -163,7 +172,7 @@ def main() -> int:
             return 2
         print(f"{'tool':20} {'subset':8} {'tests':>6} {'errors':>6} {'seconds':>8}")
         with ThreadPoolExecutor(options.jobs) as pool:
-            for run in pool.map(Run.start, runs):
+            for run in pool.map(lambda run: run.start(options.limit), runs):
                 line = (
                     f"{run.tool:20} {run.subset:8} {run.tests:>6} {run.errors:6} {run.seconds:8.0f}"
                 )
