@@ -248,7 +248,7 @@ def _solutions(args: argparse.Namespace, task: solutions.Task, why: str, note: s
 
 
 def _bundle(problem: str, path: Path) -> int:
-    text = importlib.import_module("kernels.bundle").bundle(problem)
+    text = importlib.import_module("kernels.build.bundle").bundle(problem)
     if not _write(path, text):
         return 1
     ending.show(f"wrote {path}: {problem} in one file of {len(text.splitlines()):,} lines")

@@ -1,6 +1,6 @@
 """Everything that is compiled, and the reading of it.
 
-The kernels' sources lie beside this file; `build.py` makes them into an extension.
+The kernels' sources lie below this folder; `build/extension.py` makes them into an extension.
 """
 
 import importlib
@@ -9,20 +9,20 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from kernels.build import load
-from kernels.linear import call_column_parallel as call_column_parallel
-from kernels.linear import is_column_parallel as is_column_parallel
-from kernels.linear import is_plain_linear as is_plain_linear
-from kernels.subclasses import serve_subclasses
+from kernels.binding.linear import call_column_parallel as call_column_parallel
+from kernels.binding.linear import is_column_parallel as is_column_parallel
+from kernels.binding.linear import is_plain_linear as is_plain_linear
+from kernels.binding.subclasses import serve_subclasses
+from kernels.build.extension import load
 
 _FOLDER = Path(__file__).resolve().parent
 
 
 def read_sources() -> dict[str, str]:
-    """The sources of the extension by file name."""
+    """The sources of the extension by their paths in this folder."""
     suffixes = (".h", ".cuh", ".cu", ".cpp")
-    paths = sorted(path for path in _FOLDER.iterdir() if path.suffix in suffixes)
-    return {path.name: path.read_text() for path in paths}
+    paths = sorted(path for path in _FOLDER.rglob("*") if path.suffix in suffixes)
+    return {path.relative_to(_FOLDER).as_posix(): path.read_text() for path in paths}
 
 
 def load_extension() -> ModuleType:

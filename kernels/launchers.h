@@ -1,4 +1,4 @@
-// The seam between the kernels and bindings.cpp: raw pointers, sizes and a stream. No torch here.
+// The seam between the kernels and the binding: raw pointers, sizes and a stream. No torch here.
 
 #ifndef KERNELS_LAUNCHERS_H_
 #define KERNELS_LAUNCHERS_H_

@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# The tests run linear_sm80.cu on every GPU; builds for users have it only where it is the best.
+# The tests run linear/sm80 on every GPU; builds for users have it only where it is the best.
 os.environ["NVCC_APPEND_FLAGS"] = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -DKERNELS_ALL_PATHS"
 
 with suppress(ImportError):  # properties.py skips what needs hypothesis

@@ -1,4 +1,4 @@
-"""Runs tests under sanitizers: `python tests/sanitize.py [--cpu] [--jobs N] [--tool NAME] [--limit S]`.
+"""Runs tests under sanitizers: `python tests/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
 
 On a GPU, compute-sanitizer: memcheck, racecheck, initcheck and synccheck. With `--cpu`, GCC's
 AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are built once more. Prints a

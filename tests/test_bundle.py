@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.bundle import bundle
+from kernels.build.bundle import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = ["relu", "linear_relu_divide"]

@@ -22,8 +22,9 @@ from pathlib import Path
 import pytest
 import torch.utils.cpp_extension
 
-from kernels import build, cache
-from kernels.toolchain import BuildError, cpu_flags, find_toolkit
+from kernels.build import cache
+from kernels.build import extension as build
+from kernels.build.toolchain import BuildError, cpu_flags, find_toolkit
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = """
@@ -120,8 +121,8 @@ def fail(start):
     def fail(**arguments):
         status, output = start(**arguments).wait()
         assert status == 1
-        assert "kernels.toolchain.BuildError: " in output
-        return output.split("kernels.toolchain.BuildError: ")[1]
+        assert "kernels.build.toolchain.BuildError: " in output
+        return output.split("kernels.build.toolchain.BuildError: ")[1]
 
     return fail
 
@@ -580,10 +581,10 @@ def test_build_made_ahead_without_a_gpu(root):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
 
-    gpus = run("from kernels.toolchain import visible_gpus; print(set(visible_gpus()))")
+    gpus = run("from kernels.build.toolchain import visible_gpus; print(set(visible_gpus()))")
     if gpus not in ("set()\n", "{(9, 0)}\n"):
         pytest.skip("needs GPUs of compute capability 9.0, or none")
-    load = f"from kernels.build import load; print(load({sources!r}).__file__)"
+    load = f"from kernels.build.extension import load; print(load({sources!r}).__file__)"
     ahead = run(load, CUDA_VISIBLE_DEVICES="", TORCH_CUDA_ARCH_LIST="8.0;9.0a")
     assert run(load, PATH="/nowhere", TORCH_CUDA_ARCH_LIST="9.0") == ahead
     manifest = json.loads((Path(ahead.strip()).parent / "manifest.json").read_text())

@@ -15,7 +15,7 @@ PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "chunks.h"
+#include "linear/chunks.h"
 
 int main(int, char** arguments) {
   const auto number = [&](int i) { return atoll(arguments[i]); };

@@ -9,14 +9,14 @@ import pytest
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 WIDE, NARROW = 176, 160
-LEAST, SLIVER, WORTH = 2, 2, 3  # as in linear_sm90_schedule.cuh
+LEAST, SLIVER, WORTH = 2, 2, 3  # as in linear/sm90/schedule.cuh
 
 # Prints how many clusters have work, the whole rounds, and where each cluster's share begins.
 PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear_sm90_schedule.cuh"
+#include "linear/sm90/schedule.cuh"
 
 int main(int, char** arguments) {
   const int tiles = atoi(arguments[1]), pairs = atoi(arguments[2]), clusters = atoi(arguments[3]);

@@ -141,7 +141,7 @@ def test_schemas_are_those_that_saved_programs_hold():
 ANOTHER_BUILD = f"""
 import sys, torch
 sys.path.insert(0, {str(ROOT)!r})
-from kernels.bundle import bundle
+from kernels.build.bundle import bundle
 def another_build(problem):
     exec(bundle(problem).replace("// The kernels of", "// Another version of"), namespace := {{}})
     return namespace

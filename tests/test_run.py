@@ -166,7 +166,7 @@ def test_solution_that_changes_settings(solution, capsys):
 
 def test_bundle(monkeypatch, capsys, tmp_path):
     bundles = SimpleNamespace(bundle=lambda problem: f"# {problem}\n")
-    monkeypatch.setattr(run.importlib, "import_module", {"kernels.bundle": bundles}.get)
+    monkeypatch.setattr(run.importlib, "import_module", {"kernels.build.bundle": bundles}.get)
     path = tmp_path / "solution.py"
     assert run.main(["relu", "--bundle", str(path)]) == 0
     assert path.read_text() == "# relu\n"

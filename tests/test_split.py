@@ -453,7 +453,7 @@ def test_accumulate():
 @pytest.mark.parametrize("k", [300, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize(("path", "kernel"), [("sm80", SM80_ON_HOPPER), ("sm90", SM90)])
 def test_kernels_have_the_bits_of_the_twin(path, kernel, k):
-    """On 132 multiprocessors, among which linear_sm90.cu cuts no tile of these sizes along k."""
+    """On 132 multiprocessors, among which sm90/launch.cu cuts no tile of these sizes along k."""
     from tensors import assert_same_bits, linear_path
 
     from model_new import LinearReluDivideNew

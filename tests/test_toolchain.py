@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from kernels import build, toolchain
-from kernels.toolchain import BuildError
+from kernels.build import extension as build
+from kernels.build import toolchain
+from kernels.build.toolchain import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
@@ -362,12 +363,12 @@ def test_first_error(output, first, hint):
 
 def test_an_import_that_fails_ends_with_the_error(tmp_path):
     """Not with a traceback of torch's own."""
-    code = "import kernels.build; kernels.build.load({'a.cpp': 'int x = nothing;'})"
+    code = "import kernels.build.extension as build; build.load({'a.cpp': 'int x = nothing;'})"
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-    assert "kernels.toolchain.BuildError: kernels/a.cpp:1:9: error: " in done.stderr
+    assert "kernels.build.toolchain.BuildError: kernels/a.cpp:1:9: error: " in done.stderr
     assert done.stderr.count("Traceback") == 1

@@ -1,0 +1,1 @@
+"""The kernels as torch and Python see them."""

@@ -1,0 +1,1 @@
+"""From sources to a loaded extension, or to a bundle."""

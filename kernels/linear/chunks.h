@@ -1,0 +1,72 @@
+// Products that take the rows of x in chunks, so that the workspace beside the result has a limit,
+// whatever M is.
+
+#ifndef KERNELS_LINEAR_CHUNKS_H_
+#define KERNELS_LINEAR_CHUNKS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "launchers.h"
+
+namespace kernels {
+
+// torch's allocator may add 2 MiB. Where the weight's part of a workspace leaves less than
+// kLeastForRows of it, x has so much beside the limit: small chunks would not fill a GPU.
+constexpr int64_t kMostWorkspace = int64_t{254} << 20, kLeastForRows = int64_t{64} << 20;
+
+// The tiles of a kernel's result: rows of one, tiles side by side along N, and how many of all are
+// multiplied at a time; 1 where no multiprocessor waits for the tiles of the last round.
+struct Tiling {
+  int64_t rows, side_by_side, at_once;
+};
+
+inline Linear with_rows(Linear linear, int64_t m) {
+  linear.m = m;
+  return linear;
+}
+
+// Rows of a chunk, whose workspace has workspace_of(rows) bytes: as many rounds of tiles together
+// as without chunks, as far as the limit lets them be; then few chunks, then even ones.
+template <typename WorkspaceOf>
+int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
+  if (static_cast<int64_t>(workspace_of(m)) <= kMostWorkspace) return m;
+  const auto parts_of = [](int64_t size, int64_t part) { return (size + part - 1) / part; };
+  constexpr int64_t kMany = 1024;  // a workspace's parts then end at multiples of 256 bytes
+  const int64_t fixed = workspace_of(0), row = parts_of(workspace_of(kMany) - fixed, kMany);
+  const int64_t room = std::max(kMostWorkspace - fixed, kLeastForRows);
+  const int64_t tiles = parts_of(m, tiling.rows);
+  const int64_t most = std::max(room / (row * tiling.rows), int64_t{1});
+  if (tiles <= most) return m;
+  const auto rounds_of = [&](int64_t tiles_of_x) {
+    return parts_of(tiles_of_x * tiling.side_by_side, tiling.at_once);
+  };
+  int64_t best = 0, fewest_rounds = INT64_MAX, fewest_chunks = INT64_MAX;
+  for (int64_t size = most; size > most / 2; --size) {
+    const int64_t rounds = tiles / size * rounds_of(size) + rounds_of(tiles % size);
+    const int64_t chunks = parts_of(tiles, size);
+    if (rounds > fewest_rounds || (rounds == fewest_rounds && chunks > fewest_chunks)) continue;
+    best = size, fewest_rounds = rounds, fewest_chunks = chunks;
+  }
+  return best * tiling.rows;
+}
+
+// launch(chunk, is_first) on each chunk of so many rows, in turn, until one returns an error.
+template <typename Launch>
+int for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
+  const int64_t size = linear.dtype == DType::kFloat32 ? 4 : 2;
+  for (int64_t begin = 0; begin < linear.m; begin += rows) {
+    Linear chunk = with_rows(linear, std::min(rows, linear.m - begin));
+    chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * size;
+    chunk.out = static_cast<char*>(linear.out) + begin * linear.n * size;
+    if (linear.mask != nullptr) chunk.mask = linear.mask + begin * ((linear.n + 7) / 8);
+    const int status = launch(chunk, begin == 0);
+    if (status != 0) return status;
+  }
+  return 0;
+}
+
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_CHUNKS_H_

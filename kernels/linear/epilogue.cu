@@ -1,0 +1,278 @@
+// The passes beside torch's product. Forward: ReLU and division in place, and the mask for
+// backward. Backward, before its own products: mask, division and the column sums for the bias.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "common/pdl.cuh"
+#include "common/vectors.cuh"
+#include "launchers.h"
+#include "linear/epilogue.cuh"
+
+namespace kernels {
+namespace epilogue {
+
+// The type that a dtype is computed in.
+template <typename T>
+using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline float widen(__half x) { return __half2float(x); }
+__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ T narrow(Compute<T> x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
+}
+
+// The `count` elements at an address, in 16-byte accesses where all rows allow them. Those that are
+// missing from all kColumns are 0.
+template <typename T, int kColumns>
+__device__ void load_columns(const T* address, int count, bool aligned,
+                             Compute<T> (&value)[kColumns]) {
+  if (aligned && count == kColumns) {
+    constexpr int kSize = Vector<T>::kSize;
+    const uint64_t policy = l2_policy(false);
+#pragma unroll
+    for (int i = 0; i < kColumns; i += kSize) {
+      const Vector<T> v = load_vector(address + i, policy);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) value[i + j] = widen(v.value[j]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) value[j] = j < count ? widen(address[j]) : Compute<T>{0};
+  }
+}
+
+template <typename T, int kColumns>
+__device__ void store_columns(T* address, int count, bool aligned,
+                              const Compute<T> (&value)[kColumns]) {
+  if (aligned && count == kColumns) {
+    constexpr int kSize = Vector<T>::kSize;
+#pragma unroll
+    for (int i = 0; i < kColumns; i += kSize) {
+      Vector<T> v;
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) v.value[j] = narrow<T>(value[i + j]);
+      store_vector(address + i, v);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (j < count) address[j] = narrow<T>(value[j]);
+    }
+  }
+}
+
+// Whether every row of n elements begins on a 16-byte boundary.
+template <typename T>
+bool rows_aligned(const void* a, const void* b, int64_t n) {
+  return is_vector_aligned(a, b) && n % Vector<T>::kSize == 0;
+}
+
+constexpr int kThreads = 256;
+// Where there is a mask, a thread handles the columns of one of its bytes.
+constexpr int kColumns = 8;
+
+constexpr int kVectors = 2;  // of a thread, where there is none
+
+// out [n]. Neighbouring threads have neighbouring vectors: two of a thread's own side by side, as
+// eight columns of float32 are, would take every sector of memory twice.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    plain_kernel(T* out, const Divisor<Compute<T>> divisor, int64_t n, bool aligned) {
+  constexpr int kSize = Vector<T>::kSize;
+  const int64_t first =
+      (static_cast<int64_t>(blockIdx.x) * kVectors * kThreads + threadIdx.x) * kSize;
+  Compute<T> z[kVectors][kSize];
+  int count[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t at = first + i * kThreads * kSize;
+    count[i] = static_cast<int>(max(int64_t{0}, min(n - at, int64_t{kSize})));
+    load_columns(out + at, count[i], aligned, z[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+    for (Compute<T>& element : z[i]) element = relu_divide(element, divisor);
+    store_columns(out + first + i * kThreads * kSize, count[i], aligned, z[i]);
+  }
+}
+
+// out [m, n], mask [m, row_bytes].
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t m, int64_t n,
+                   int64_t row_bytes, bool aligned) {
+  const int64_t byte = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t bytes = m * row_bytes;
+  if (byte >= bytes) return;
+  const int64_t row = bytes <= UINT32_MAX
+                          ? static_cast<uint32_t>(byte) / static_cast<uint32_t>(row_bytes)
+                          : byte / row_bytes;
+  const int64_t column = (byte - row * row_bytes) * kColumns;
+  const int count = static_cast<int>(min(n - column, static_cast<int64_t>(kColumns)));
+  T* const address = out + row * n + column;
+
+  Compute<T> z[kColumns];
+  load_columns(address, count, aligned, z);
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    bits |= static_cast<uint32_t>(mask_bit(z[j])) << j;  // 0 behind the last column: z is 0 there
+    z[j] = relu_divide(z[j], divisor);
+  }
+  mask[byte] = static_cast<uint8_t>(bits);
+  store_columns(address, count, aligned, z);
+}
+
+// ------------------------------------------------------------------------------------- backward
+
+// A block takes kRows rows at a time, and of each the columns of kLanes bytes.
+constexpr int kLanes = 32;
+constexpr int kRows = kThreads / kLanes;
+// Gradients of a column are summed in runs of this many, and then the runs, which keeps the error
+// small where there are many rows.
+constexpr int kRun = 64;
+// Enough blocks to fill a GPU, and a workspace that stays small beside the gradient.
+constexpr int64_t kBlocks = 1024;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How the rows are shared out to the blocks of one column.
+struct Chunks {
+  int64_t rows;   // of one block
+  int64_t count;  // blocks
+
+  Chunks(int64_t m, int64_t n) {
+    const int64_t columns = divide_up(n, kLanes * kColumns);
+    const int64_t wanted = std::max<int64_t>(kBlocks / columns, 1);
+    rows = std::max<int64_t>(divide_up(divide_up(m, wanted), kRows) * kRows, kRows);
+    count = std::max<int64_t>(divide_up(m, rows), 1);
+  }
+};
+
+// grad_output and grad_z [m, n], mask [m, row_bytes], sums [gridDim.y, n] or null.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
+                    T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t row_bytes,
+                    int64_t rows, bool aligned) {
+  start_next_kernel();
+  const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes;
+  const int64_t byte = static_cast<int64_t>(blockIdx.x) * kLanes + lane;
+  const int64_t column = byte * kColumns;
+  const int count = static_cast<int>(max(min(n - column, int64_t{kColumns}), int64_t{0}));
+  const int64_t begin = blockIdx.y * rows + first;
+  const int64_t end = min((blockIdx.y + int64_t{1}) * rows, m);
+
+  Compute<T> total[kColumns] = {};
+  for (int64_t start = begin; start < end && count > 0; start += kRun * kRows) {
+    Compute<T> run[kColumns] = {};
+    for (int64_t row = start; row < min(start + kRun * kRows, end); row += kRows) {
+      Compute<T> grad[kColumns];
+      load_columns(grad_output + row * n + column, count, aligned, grad);
+      const uint32_t bits = mask[row * row_bytes + byte];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const T quotient = narrow<T>(divisor.quotient(grad[j]));
+        grad[j] = bits >> j & 1 ? widen(quotient) : Compute<T>{0};
+        run[j] += grad[j];
+      }
+      store_columns(grad_z + row * n + column, count, aligned, grad);
+    }
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) total[j] += run[j];
+  }
+  if (sums == nullptr) return;
+
+  // The sums of a column over the block, always in the same order.
+  __shared__ Compute<T> partial[kRows][kColumns][kLanes];
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) partial[first][j][lane] = total[j];
+  __syncthreads();
+  static_assert(kRows == kColumns, "each warp adds up one of a byte's columns");
+  Compute<T> sum{0};
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) sum += partial[row][first][lane];
+  if (first < count) sums[blockIdx.y * n + column + first] = sum;
+}
+
+// grad_bias [n], the sums of the `count` rows of sums.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    add_up_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
+  start_next_kernel();
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (column >= n) return;
+  Compute<T> total{0};
+  for (int64_t start = 0; start < count; start += kRun) {
+    Compute<T> run{0};
+    for (int64_t i = start; i < min(start + kRun, count); ++i) run += sums[i * n + column];
+    total += run;
+  }
+  grad_bias[column] = narrow<T>(total);
+}
+
+}  // namespace epilogue
+
+namespace cuda {
+
+int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
+                    CUstream_st* stream) {
+  using namespace epilogue;
+  return for_floating(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (mask == nullptr) {
+      const int64_t blocks = divide_up(m * n, kVectors * kThreads * Vector<T>::kSize);
+      return launch<plain_kernel<T>>(dim3(static_cast<unsigned>(blocks)), kThreads, stream,
+                                     static_cast<T*>(out), Divisor<Compute<T>>(divisor), m * n,
+                                     is_vector_aligned(out, nullptr));
+    }
+    const int64_t row_bytes = divide_up(n, kColumns);
+    const unsigned grid = static_cast<unsigned>(divide_up(m * row_bytes, kThreads));
+    return launch<forward_kernel<T>>(dim3(grid), kThreads, stream, static_cast<T*>(out),
+                                     Divisor<Compute<T>>(divisor), mask, m, n, row_bytes,
+                                     rows_aligned<T>(out, nullptr, m == 1 ? 0 : n));
+  });
+}
+
+size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n) {
+  const size_t size = dtype == DType::kFloat64 ? sizeof(double) : sizeof(float);
+  return epilogue::Chunks(m, n).count * n * size;
+}
+
+int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                             double divisor, void* grad_z, void* grad_bias, void* workspace,
+                             int64_t m, int64_t n, CUstream_st* stream) {
+  using namespace epilogue;
+  return for_floating(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const Chunks chunks(m, n);
+    const int64_t row_bytes = divide_up(n, kColumns);
+    const dim3 grid(static_cast<unsigned>(divide_up(row_bytes, kLanes)),
+                    static_cast<unsigned>(chunks.count));
+    T* const bias = static_cast<T*>(grad_bias);
+    Compute<T>* const sums = bias == nullptr ? nullptr : static_cast<Compute<T>*>(workspace);
+    const int status = launch<backward_kernel<T>>(
+        grid, kThreads, stream, static_cast<const T*>(grad_output), mask,
+        Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes, chunks.rows,
+        rows_aligned<T>(grad_output, grad_z, n));
+    if (status != cudaSuccess || bias == nullptr) return status;
+    return launch<add_up_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))), kThreads,
+                                    stream, static_cast<const Compute<T>*>(sums), chunks.count, n,
+                                    bias);
+  });
+}
+
+}  // namespace cuda
+}  // namespace kernels

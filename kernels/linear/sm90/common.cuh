@@ -1,0 +1,126 @@
+// Parts that the Hopper kernels share: tiles, the pipeline's stages and barriers, staging of
+// results through shared memory.
+
+#ifndef KERNELS_LINEAR_SM90_COMMON_CUH_
+#define KERNELS_LINEAR_SM90_COMMON_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/ptx/sm90.cuh"
+
+namespace kernels {
+namespace sm90 {
+
+constexpr int kConsumers = 2;  // warpgroups that multiply
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kClusterSize = 2;
+// Compilers for older GPUs, for which the kernels are empty, know no clusters.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define KERNELS_CLUSTER
+#else
+#define KERNELS_CLUSTER __cluster_dims__(kClusterSize, 1, 1)
+#endif
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (kConsumers + 1),
+              "a block is launched with 168 registers a thread");
+// Clusters that run at once work on so many tiles of x side by side, so that L2 serves both
+// operands.
+constexpr int kSideBySide = 8;
+
+// The tiles of the result, each a cluster's work, in the order in which they are taken.
+struct Tiles {
+  int x_tiles, weight_tiles;
+
+  __host__ __device__ int count() const { return x_tiles * weight_tiles; }
+  __host__ __device__ void find(int index, int* x_tile, int* weight_tile) const {
+    const int group = index / (kSideBySide * weight_tiles);
+    const int rest = index - group * (kSideBySide * weight_tiles);
+    const int size = min(kSideBySide, x_tiles - group * kSideBySide);
+    *x_tile = group * kSideBySide + rest % size;
+    *weight_tile = rest / size;
+  }
+};
+
+// Rows whose exponents are no larger have scales that can be multiplied with each other and with a
+// divisor's, down to 2^-32.
+[[maybe_unused]] constexpr int kModestExponent = 40;
+
+// Where the stages of a pipeline stand: the next stage, and the parity of its barrier's phase.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  __device__ Ring next() const {
+    Ring other = *this;
+    other.advance();
+    return other;
+  }
+  __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
+};
+
+// Barriers of a stage: `full` when its bytes are there, `empty` when the warps that multiply, those
+// of both blocks, have read it, and others of this block that read it.
+template <int kStages>
+struct Barriers {
+  uint64_t full[kStages], empty[kStages];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int kStages>
+__device__ void init_barriers(uint32_t full, uint32_t empty, int local_readers) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      ptx::mbarrier_init(full + 8 * s, 1);
+      ptx::mbarrier_init(empty + 8 * s, 4 * kConsumers * kClusterSize + local_readers);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  ptx::cluster_sync();
+}
+
+// Results leave the registers in turns of kTurn blocks of 8 columns. A thread has slots of its own
+// for them in shared memory, kPitch apart.
+template <int kTurn, int kPitch, int kSums>
+__device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int turn) {
+#pragma unroll
+  for (int j = 0; j < kTurn; ++j) {
+    const float* const sum = sums + 4 * (turn * kTurn + j);
+    slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  }
+}
+
+// The same for a turn among kFirst to kLast - 1 that is known at run time: a loop over registers
+// would have to be unrolled, and so much code is late from memory whenever L2 has lost it.
+template <int kFirst, int kLast, int kTurn, int kPitch, int kSums>
+__device__ void stage_turn(float4* slot, const float (&sums)[kSums], int turn) {
+  if constexpr (kLast - kFirst > 1) {
+    constexpr int kMiddle = (kFirst + kLast) / 2;
+    if (turn < kMiddle) {
+      stage_turn<kFirst, kMiddle, kTurn, kPitch>(slot, sums, turn);
+    } else {
+      stage_turn<kMiddle, kLast, kTurn, kPitch>(slot, sums, turn);
+    }
+  } else {
+    stage_blocks<kTurn, kPitch>(slot, sums, kFirst);
+  }
+}
+
+// Tells the producers of both blocks that this warp has read what the barrier is of.
+__device__ inline void release(uint32_t empty) {
+  const int lane = threadIdx.x % 32;
+  if (lane < kClusterSize) ptx::mbarrier_arrive_mapped(ptx::map_shared(empty, lane));
+}
+
+#endif
+
+}  // namespace sm90
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_SM90_COMMON_CUH_

@@ -1,0 +1,138 @@
+// Both kernels for float32 begin with this on Hopper: x is split, and the weight, whose rows they
+// read only once, is sampled.
+
+#ifndef KERNELS_LINEAR_SM90_PREPARE_CUH_
+#define KERNELS_LINEAR_SM90_PREPARE_CUH_
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "common/pdl.cuh"
+#include "linear/split/pieces.cuh"
+
+namespace kernels {
+namespace sm90 {
+
+// The count of a row, times 32, is an int.
+constexpr int64_t kMostK = 1 << 24;
+
+// The weight is read once, so its rows are scaled by what a sample of them says: eight pieces of 16
+// elements, evenly spread; or by all of a row where the sample is zero.
+constexpr int kSampledPieces = 8;
+// For pairs the largest is put into [2^9, 2^10). Pairs keep 22 bits of elements 2^23 times smaller,
+// and the others have a factor of 64 before they pass fp16's range.
+constexpr int kSampledPairs = 9;
+// Where the limits of what is carried, 2^-14 and 2^16 above the scaled unit, are normal floats.
+// Smaller rows of pairs lose up to 2^-163 of |x|.
+constexpr int kLeastExponent = -111, kMostOfPairs = 127;
+// For a lone high the geometric mean of the pieces' largest is put into [2^2, 2^3): a row may have
+// a few elements that are subnormal in fp16, and none that overflows.
+constexpr int kSampledHigh = 2, kMostOfHigh = 126;
+constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way together
+
+// The largest magnitude in a row, infinity where it has infinity or NaN: one warp.
+__device__ inline float largest_of_row(const float* row, int64_t k) {
+  uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
+  const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
+  int64_t i = threadIdx.x % 32 * 4;
+#pragma unroll 8
+  for (; i + 4 <= k; i += 32 * 4) {
+    const float4 v = *reinterpret_cast<const float4*>(row + i);
+    compare(v.x), compare(v.y), compare(v.z), compare(v.w);
+  }
+  for (; i < k; ++i) compare(row[i]);
+  largest = split::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  return __uint_as_float(min(largest, 0x7f800000u));
+}
+
+__device__ inline float largest_of(const float4& v) {
+  return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+// The exponents of a warp's rows of the weight, for pairs.
+__device__ inline void scale_pairs(const split::Operand& weight, int64_t first, int64_t k,
+                                   const float4 (&sample)[kSampledRows]) {
+#pragma unroll
+  for (int i = 0; i < kSampledRows; ++i) {
+    float largest = largest_of(sample[i]);
+    for (int bit = 16; bit > 0; bit /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
+    }
+    if (first + i >= weight.rows) break;
+    if (largest == 0) largest = largest_of_row(weight.from + (first + i) * weight.row_stride, k);
+    const int needed = largest > 0 && largest < INFINITY ? kSampledPairs - ilogbf(largest) : 0;
+    if (threadIdx.x % 32 == 0) {
+      weight.exponent[first + i] = max(kLeastExponent, min(kMostOfPairs, needed));
+      weight.state[first + i] = split::kCarried;
+    }
+  }
+}
+
+// The same for a lone high.
+__device__ inline void scale_high(const split::Operand& weight, int64_t first, int64_t k,
+                                  const float4 (&sample)[kSampledRows]) {
+  constexpr int kLanes = 32 / kSampledPieces;  // of a piece
+#pragma unroll
+  for (int i = 0; i < kSampledRows; ++i) {
+    // The exponent of a piece, times 2^16, and that there is one; then the sums of both.
+    const auto exponent_of = [](float largest) {
+      return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
+    };
+    float largest = largest_of(sample[i]);
+    for (int bit = 1; bit < kLanes; bit *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
+    }
+    uint32_t sum = exponent_of(largest);
+    for (int bit = kLanes; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
+    if (first + i >= weight.rows) break;
+    if (sum == 0) {
+      sum = exponent_of(largest_of_row(weight.from + (first + i) * weight.row_stride, k));
+    }
+    const int mean = sum != 0 ? static_cast<int>((sum >> 16) / (sum & 0xffff)) - 127 : 0;
+    if (threadIdx.x % 32 == 0) {
+      weight.exponent[first + i] = min(kMostOfHigh, kSampledHigh - mean);
+    }
+  }
+}
+
+// A warp some rows of the weight, whose reads are the more scattered; behind those, a block a row
+// of x. `zeros` are set to 0.
+__global__ void __launch_bounds__(split::kThreads)
+    prepare_kernel(const __grid_constant__ split::Operand x,
+                   const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
+                   int64_t zeros_size) {
+  start_next_kernel();
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < zeros_size;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    zeros[i] = 0;
+  }
+  const int rows = blockDim.x / 32 * kSampledRows;
+  const int64_t x_row = blockIdx.x - (weight.rows + rows - 1) / rows;
+  if (x_row >= 0) {
+    split::split_row(x, x_row, k);
+    return;
+  }
+  const int lane = threadIdx.x % 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * rows + threadIdx.x / 32 * kSampledRows;
+  const int64_t piece = lane / (32 / kSampledPieces);
+  const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
+  float4 sample[kSampledRows] = {};
+#pragma unroll
+  for (int i = 0; i < kSampledRows; ++i) {
+    const float* const row = weight.from + (first + i) * weight.row_stride;
+    if (first + i < weight.rows && at + 4 <= k) {
+      sample[i] = *reinterpret_cast<const float4*>(row + at);
+    }
+  }
+  if (x.low != nullptr) {
+    scale_pairs(weight, first, k, sample);
+  } else {
+    scale_high(weight, first, k, sample);
+  }
+}
+
+}  // namespace sm90
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_SM90_PREPARE_CUH_

@@ -1,0 +1,374 @@
+// float32 on Hopper, by three products of the fp16 pairs that it is split into.
+//
+// A block multiplies 128 rows of the weight with up to 176 of x. One warp brings x, split before,
+// and the weight as it is. Each of two warpgroups converts 64 rows of the weight in registers, as
+// operand A, and multiplies them with x in shared memory.
+//
+// A round is 128 of K, four stages. The low products of all four come first, 2^11 times too large.
+// They are scaled, and high products follow on top: those of the second half, then those of the
+// next round's first half. Then the accumulators are added to the float32 sums. For shorter K they
+// are added more often (kShortK, kLongK). While products are made, the next stages are converted
+// into the registers that are free by then: each instruction costs nearly a cycle of the tensor
+// cores, waits cost nothing.
+
+#ifndef KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_
+#define KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "common/pdl.cuh"
+#include "common/ptx/sm90.cuh"
+#include "linear/sm90/common.cuh"
+#include "linear/sm90/prepare.cuh"
+#include "linear/sm90/three_products_store.cuh"
+#include "linear/split/pieces.cuh"
+
+namespace kernels {
+namespace sm90 {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Brings the tiles, each in steps of K: one warp, of which one thread copies.
+__device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
+                               const CUtensorMap& weight_map, const SplitProblem& p) {
+  using S = Split;
+  using Memory = S::Memory;
+  const uint32_t full = base + offsetof(Memory, barriers.full);
+  const uint32_t empty = base + offsetof(Memory, barriers.empty);
+  const int rank = ptx::cluster_ctarank();
+  const int share = p.rows_at_once() / kClusterSize;  // rows of x a block brings for both
+  const uint32_t x = base + offsetof(Memory, x) + rank * share * S::kXRowBytes;
+  const uint32_t bytes = p.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
+  const uint32_t weight = base + offsetof(Memory, weight);
+  Ring<S::kStages> ring;
+  for (int turn = 0;; ++turn) {
+    const Schedule::Part part = p.schedule.part(turn);
+    if (!part.exists()) break;
+    int x_tile, weight_tile;
+    p.tiles.find(part.tile, &x_tile, &weight_tile);
+    if (!is_wanted(p, weight_tile)) continue;
+    if (threadIdx.x % 32 != 0) continue;
+    const int row = Rows(p, x_tile, weight_tile).begin + rank * share;
+    const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
+    for (int step = part.begin * S::kRound; step < part.end * S::kRound; ++step, ring.advance()) {
+      const uint32_t arrived = full + 8 * ring.stage;
+      ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(arrived, bytes);
+      constexpr int kBoth = (1 << kClusterSize) - 1;
+      ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes, &x_map, 0, row, step, arrived, kBoth);
+      ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
+                       arrived);
+    }
+  }
+}
+
+// In the second run, the exponents of this block's rows of the weight by their largest elements, a
+// warp a row.
+__device__ inline void rescale(const SplitProblem& p) {
+  for (int turn = 0;; ++turn) {
+    const Schedule::Part part = p.schedule.part(turn);
+    if (!part.exists()) break;
+    int x_tile, weight_tile;
+    p.tiles.find(part.tile, &x_tile, &weight_tile);
+    const int first = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
+    for (int i = threadIdx.x / 32; i < Split::kWeightRows; i += kThreads / 32) {
+      const int row = first + i;
+      if (row >= p.n || __ldcg(p.weight_state + row) != split::kOverflowed) continue;
+      const float largest = largest_of_row(p.weight + row * p.weight_stride, p.k);
+      if (threadIdx.x % 32 != 0) continue;
+      const bool is_finite = largest < INFINITY;
+      p.weight_exponent[row] = is_finite ? min(14 - ilogbf(largest), kMostOfPairs) : 0;
+      if (is_finite) continue;
+      p.weight_state[row] = split::kNonfinite;
+      *p.has_nonfinite = 1;
+    }
+  }
+  __syncthreads();
+}
+
+// The pieces of a warp's 16 rows of the weight in a stage of K, as operand A.
+struct Fragments {
+  uint32_t high[Split::kSteps16][4], low[Split::kSteps16][4];
+};
+
+// A warpgroup that multiplies. Sums are promoted every kSegment of K.
+template <int kSegment>
+struct Consumer {
+  using S = Split;
+  using Stage = Ring<S::kStages>;
+
+  // float32 to pairs. A lane reads its first row of a stage at `from` (its second is the next) and
+  // scales both. It takes four neighbours of each 16 columns, two for each half of the fragment: x
+  // is interleaved to match.
+  __device__ static void convert(uint32_t from, const float (&scale)[2], uint32_t (&high)[2][4],
+                                 uint32_t (&low)[2][4]) {
+#pragma unroll
+    for (int s = 0; s < S::kSteps16; ++s) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {  // rows of the fragment
+        const float4 v = ptx::load_shared_four((from ^ (s * 64 | r * 16)) + r * S::kRowBytes);
+        const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // of its columns
+          const float first = scaled[2 * half], second = scaled[2 * half + 1];
+          const __half2 h = __floats2half2_rn(first, second);
+          const __half2 rest = __floats2half2_rn((first - __low2float(h)) * split::kLowScale,
+                                                 (second - __high2float(h)) * split::kLowScale);
+          high[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&h);
+          low[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&rest);
+        }
+      }
+    }
+  }
+
+  uint32_t base;            // of the block's shared memory
+  uint32_t empty_of_block;  // the barriers of the lane's block
+  uint32_t weight;          // the lane's first row in the first stage
+  uint64_t x_descriptor;    // of the first stage
+  float scale[2];
+  float d[S::kSums], sums[S::kSums];
+
+  __device__ void convert(uint32_t (&high)[2][4], uint32_t (&low)[2][4], const Stage& at) const {
+    ptx::mbarrier_wait(base + offsetof(S::Memory, barriers.full) + 8 * at.stage, at.parity);
+    convert(weight + at.stage * S::kWeightBytes, scale, high, low);
+  }
+
+  // Addresses are the low bits of a descriptor, in units of 16 bytes.
+  __device__ uint64_t descriptor(const Stage& at) const {
+    return x_descriptor + at.stage * (S::kXBytes >> 4);
+  }
+
+  // x_low w_high + x_high w_low, 2^11 times too large.
+  template <typename Rows>
+  __device__ void multiply_low(Rows rows, const Fragments& f, const Stage& at, bool accumulates) {
+    const uint64_t x_high = descriptor(at), x_low = x_high + S::kDescriptorLow;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < S::kSteps16; ++s) {
+      ptx::wgmma(rows, d, f.low[s], x_high + s * ptx::kDescriptorK16, accumulates || s > 0);
+      ptx::wgmma(rows, d, f.high[s], x_low + s * ptx::kDescriptorK16, true);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  template <typename Rows>
+  __device__ void multiply_high(Rows rows, const Fragments& f, const Stage& at, bool accumulates) {
+    const uint64_t x_high = descriptor(at);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < S::kSteps16; ++s) {
+      ptx::wgmma(rows, d, f.high[s], x_high + s * ptx::kDescriptorK16, accumulates || s > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // Adds the products that are under way to the sums.
+  template <typename Rows>
+  __device__ void promote(Rows) {
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int j = 0; j < Rows::value / 2; ++j) sums[j] += d[j];
+  }
+
+  __device__ void release(const Stage& at) const {
+    if constexpr (kSegment == 32) {  // which has no register for an address
+      sm90::release(base + offsetof(S::Memory, barriers.empty) + 8 * at.stage);
+    } else if (threadIdx.x % 32 < kClusterSize) {
+      ptx::mbarrier_arrive_mapped(empty_of_block + 8 * at.stage);
+    }
+  }
+
+  // The sums of one part, whose stages begin at `ring`.
+  template <typename Rows>
+  __device__ void multiply(Rows rows, int rounds, bool is_first, Stage* ring) {
+    constexpr bool kIsShort = kSegment == 32;
+    Fragments f0, f1;
+    Stage a = *ring, b = a.next();
+    convert(f0.high, f0.low, a);
+    multiply_high(rows, f0, a, false);
+    convert(f1.high, f1.low, b);
+    if (kIsShort) promote(rows);
+    multiply_high(rows, f1, b, !kIsShort);
+    for (int round = 0;;) {
+      promote(rows);
+
+      const Stage c = b.next(), e = c.next();
+      multiply_low(rows, f0, a, false);
+      multiply_low(rows, f1, b, true);
+      ptx::wgmma_wait_group<1>();
+      convert(f0.high, f0.low, c);
+      multiply_low(rows, f0, c, true);
+      // The warpgroups share the tensor cores best where one begins half a round after the other.
+      if (round == 0 && is_first) ptx::barrier_arrive(kSecondStarts, 256);
+      ptx::wgmma_wait_group<1>();
+      release(a), release(b);
+      convert(f1.high, f1.low, e);
+      multiply_low(rows, f1, e, true);
+      ptx::wgmma_wait_group<0>();
+#pragma unroll
+      for (int j = 0; j < Rows::value / 2; ++j) d[j] *= 1 / split::kLowScale;
+
+      multiply_high(rows, f0, c, true);
+      if (kIsShort) promote(rows);
+      multiply_high(rows, f1, e, !kIsShort);
+      a = e.next(), b = a.next();
+      if (++round == rounds) {
+        promote(rows);
+        release(c), release(e);
+        break;
+      }
+      ptx::wgmma_wait_group<1>();
+      convert(f0.high, f0.low, a);
+      if (kSegment < 128) promote(rows);
+      multiply_high(rows, f0, a, kSegment == 128);
+      ptx::wgmma_wait_group<1>();
+      release(c), release(e);
+      convert(f1.high, f1.low, b);
+      if (kIsShort) promote(rows);
+      multiply_high(rows, f1, b, !kIsShort);
+    }
+    *ring = a;
+  }
+};
+
+// The epilogue of a tile.
+__device__ inline void finish(const SplitProblem& p, const Split::Outward& outward,
+                              float4 (&staging)[Split::kTurn][128],
+                              const float (&sums)[Split::kSums]) {
+  using S = Split;
+  const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
+  if (outward.is_direct) {
+    const int feature = local_row + fragment_row(g, 0);
+    if (p.mask == nullptr) {
+      store_direct<false>(p, outward, feature, sums);
+    } else {
+      store_direct<true>(p, outward, feature, sums);
+    }
+    return;
+  }
+  const int feature = local_row + fragment_row(g & ~2, 0);
+  constexpr int kTurns = S::kXRows / (S::kTurn * 8);
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    if (outward.row + turn * S::kTurn * 8 >= outward.end) break;
+    stage_turn<0, kTurns, S::kTurn, 128>(&staging[0][threadIdx.x % 128], sums, turn);
+    if (p.divisor.is_exact) {
+      store_turn<true>(p, outward, turn * S::kTurn * 8, feature, staging);
+    } else {
+      store_turn<false>(p, outward, turn * S::kTurn * 8, feature, staging);
+    }
+  }
+}
+
+// The work of the warpgroups that multiply.
+template <int kSegment>
+__device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
+                                        int warpgroup) {
+  using S = Split;
+  using Memory = S::Memory;
+  const int lane = threadIdx.x % 32, g = lane / 4;
+  const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
+  // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
+  // the next, whose chunks are swizzled by one bit more.
+  const int own_row = local_row + fragment_row(g, 0);
+  Consumer<kSegment> consumer;
+  consumer.base = base;
+  consumer.weight =
+      base + offsetof(Memory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
+  consumer.empty_of_block =
+      ptx::map_shared(base + offsetof(Memory, barriers.empty), lane % kClusterSize);
+  consumer.x_descriptor = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x));
+  Ring<S::kStages> ring;
+  int turn = 0;
+  for (int i = 0;; ++i) {
+    const Schedule::Part part = p.schedule.uniform_part(i);
+    if (!part.exists()) break;
+    int x_tile, weight_tile;
+    p.tiles.find(part.tile, &x_tile, &weight_tile);
+    if (!is_wanted(p, weight_tile)) continue;
+    const int first_row =
+        (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int n = min(first_row + fragment_row(g, r), p.n - 1);
+      consumer.scale[r] = split::power_of_two(__ldcg(p.weight_exponent + n));
+    }
+    // d has values so that its registers are free when the products are made.
+#pragma unroll
+    for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
+    if (warpgroup == 1) ptx::barrier_sync(kSecondStarts, 256);
+    const int rows = Rows(p, x_tile, weight_tile).size;
+    const int rounds = part.end - part.begin;
+    const bool is_first = warpgroup == 0;
+    using Wide = std::integral_constant<int, S::kXRows>;
+    using Narrow = std::integral_constant<int, S::kNarrow>;
+    using Middle = std::integral_constant<int, S::kMiddle>;
+    using Small = std::integral_constant<int, S::kSmall>;
+    if (rows == S::kSmall) {
+      consumer.multiply(Small{}, rounds, is_first, &ring);
+    } else if (rows == S::kMiddle) {
+      consumer.multiply(Middle{}, rounds, is_first, &ring);
+    } else if (kSegment == 128 && rows == S::kNarrow) {  // shorter K has none
+      consumer.multiply(Narrow{}, rounds, is_first, &ring);
+    } else {
+      consumer.multiply(Wide{}, rounds, is_first, &ring);
+    }
+
+    ptx::barrier_sync(1 + warpgroup, 128 + 32);
+    if (!p.schedule.finishes(part)) {
+      store_partial(p, rows, consumer.sums);
+    } else {
+      if (part.begin > 0) add_partials(p, part.tile, rows, consumer.sums);
+      finish(p, shared.outward[turn % 2], shared.staging[warpgroup], consumer.sums);
+    }
+    ++turn;
+  }
+}
+
+#endif
+
+// Sums are promoted every kSegment of K.
+template <int kSegment>
+__global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
+    split_kernel(const __grid_constant__ CUtensorMap x_map,
+                 const __grid_constant__ CUtensorMap weight_map,
+                 const __grid_constant__ SplitProblem p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Memory = Split::Memory;
+  extern __shared__ __align__(1024) uint8_t dynamic_memory[];
+  Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
+  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const int warpgroup = ptx::uniform(threadIdx.x / 128);  // 1% of an H200's time
+  start_next_kernel();
+  if (p.is_second_run) {
+    wait_for_previous_kernel();
+    if (__ldcg(p.has_overflowed) == 0) return;  // in both blocks of the cluster
+  }
+  if (threadIdx.x == kConsumers * 128) {
+    ptx::prefetch_tensormap(&x_map);
+    ptx::prefetch_tensormap(&weight_map);
+  }
+  init_barriers<Split::kStages>(base + offsetof(Memory, barriers.full),
+                                base + offsetof(Memory, barriers.empty), 0);
+  wait_for_previous_kernel();
+  if (p.is_second_run) rescale(p);
+  if (warpgroup == kConsumers) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    const int warp = threadIdx.x / 32 - 4 * kConsumers;
+    if (warp == 0) produce(base, x_map, weight_map, p);
+    if (warp == 1) load_outwards(p, shared.outward);
+  } else {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    consume<kSegment>(p, base, shared, warpgroup);
+  }
+  ptx::cluster_sync();
+#endif
+}
+
+}  // namespace sm90
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_

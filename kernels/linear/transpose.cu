@@ -1,0 +1,88 @@
+// Transposed copies, for products that read along what is the other dimension in memory.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/vectors.cuh"
+#include "launchers.h"
+
+namespace kernels {
+namespace transpose_tiles {
+
+constexpr int kTile = 64;                      // elements a side, by way of shared memory
+constexpr int kPitch = kTile + 1;              // a column's elements lie in different banks
+constexpr int kThreads = 256;                  // each moves four neighbours at a time
+constexpr int kRows = kThreads / (kTile / 4);  // of a tile at once
+
+__device__ inline void load_four(float (&v)[4], const float* from, int64_t count, bool aligned) {
+  if (aligned && count >= 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? from[j] : 0.0f;
+  }
+}
+
+__device__ inline void store_four(float* to, const float (&v)[4], int64_t count, bool aligned) {
+  if (aligned && count >= 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j < count) to[j] = v[j];
+    }
+  }
+}
+
+// to [rows, columns] = from [columns, rows]^T. A block a tile.
+__global__ void __launch_bounds__(kThreads)
+    transpose_kernel(const float* from, int64_t from_stride, bool from_aligned, float* to,
+                     int64_t to_stride, bool to_aligned, int64_t rows, int64_t columns) {
+  __shared__ float tile[kTile][kPitch];
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.y) * kTile;
+  const int across = threadIdx.x % (kTile / 4) * 4, down = threadIdx.x / (kTile / 4);
+#pragma unroll
+  for (int i = down; i < kTile; i += kRows) {
+    const int64_t column = first_column + i, row = first_row + across;
+    float v[4] = {};
+    if (column < columns) {
+      load_four(v, from + column * from_stride + row, rows - row, from_aligned);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) tile[i][across + j] = v[j];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = down; i < kTile; i += kRows) {
+    const int64_t row = first_row + i, column = first_column + across;
+    if (row >= rows) continue;
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = tile[across + j][i];
+    store_four(to + row * to_stride + column, v, columns - column, to_aligned);
+  }
+}
+
+inline bool is_aligned(const void* pointer, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 4 == 0;
+}
+
+}  // namespace transpose_tiles
+
+namespace cuda {
+
+int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
+              int64_t columns, CUstream_st* stream) {
+  using namespace transpose_tiles;
+  const dim3 grid(static_cast<unsigned>((rows + kTile - 1) / kTile),
+                  static_cast<unsigned>((columns + kTile - 1) / kTile));
+  return launch<transpose_kernel>(grid, kThreads, stream, from, from_stride,
+                                  is_aligned(from, from_stride), to, to_stride,
+                                  is_aligned(to, to_stride), rows, columns);
+}
+
+}  // namespace cuda
+}  // namespace kernels
