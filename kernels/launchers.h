@@ -12,6 +12,9 @@ namespace kernels {
 
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16, kInt8, kInt16, kInt32, kInt64, kUInt8 };
 
+// The accuracy of float32 products, by torch's names: that of TF32, or that of float32.
+enum class Precision { kHigh, kHighest };
+
 // torch allows no more dimensions than this.
 constexpr int kMaxDims = 64;
 
@@ -42,10 +45,10 @@ struct Layout {
 // Masks of these kernels have a row of (n + 7) / 8 bytes for each row of out; bit j % 8 of byte j /
 // 8 is !(z <= 0) for the z that relu of column j sees. The bits behind column n - 1 are 0.
 struct Linear {
-  DType dtype;      // of everything: float32, float16 or bfloat16
-  int products;     // float32: 3 for float32 accuracy, 1 for TF32's
-  int64_t m, n, k;  // none is 0
-  const void* x;    // [m, k], rows x_stride elements apart, columns adjacent
+  DType dtype;          // of everything: float32, float16 or bfloat16
+  Precision precision;  // of float32
+  int64_t m, n, k;      // none is 0
+  const void* x;        // [m, k], rows x_stride elements apart, columns adjacent
   int64_t x_stride;
   const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
   int64_t weight_stride;

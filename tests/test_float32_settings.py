@@ -75,7 +75,7 @@ def check_products():
     for names in combinations(calls, 3):
         setting = torch._C._get_fp32_precision_getter("cuda", "matmul")
         one = {"0": False, "1": setting != "bfx9"}.get(override, setting == "tf32")
-        assert _extension.float32_products() == (1 if one else 3), (names, setting)
+        assert _extension.float32_precision() == ("high" if one else "highest"), (names, setting)
         try:
             torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         except RuntimeError:

@@ -141,22 +141,22 @@ constexpr std::pair<const char*, Path> kPaths[] = {{"auto", Path::kAuto},
 // The choice of set_linear_path, which is there for tests.
 Path chosen_path = Path::kAuto;
 
-// A float32 product on a GPU is made of 1 product, with the accuracy of TF32, where cuBLAS would
-// round the operands of torch's to TF32, or else of 3. By the first line that fits:
+// A float32 product on a GPU has the accuracy of TF32 where cuBLAS would round the operands of
+// torch's to TF32, or else that of float32. By the first line that fits:
 //
 //   fp32_precision   NVIDIA_TF32_OVERRIDE   torch's product             ours
-//   "bfx9"           any                    nine products of bfloat16   3
-//   any              "0"                    float32                     3
-//   any              "1"                    TF32                        1
-//   "tf32"           any                    TF32                        1
-//   "ieee", "none"   any                    float32                     3
+//   "bfx9"           any                    nine products of bfloat16   kHighest
+//   any              "0"                    float32                     kHighest
+//   any              "1"                    TF32                        kHigh
+//   "tf32"           any                    TF32                        kHigh
+//   "ieee", "none"   any                    float32                     kHighest
 //
 // fp32_precision is that of torch.backends.cuda.matmul; where that is "none", of
 // torch.backends.cudnn; and where that is "none" too, of torch.backends. The older
 // set_float32_matmul_precision and allow_tf32 write the first of these, and torch's products read
 // nothing else. Context::allowTF32CuBLAS, which raises an error where old and new setters were
 // mixed, is for the getter of allow_tf32. cuBLAS reads the variable once, for its first product.
-int float32_products() {
+Precision float32_precision() {
   static const char tf32_override = [] {
     const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
     return value != nullptr && strlen(value) == 1 ? value[0] : '\0';
@@ -171,7 +171,8 @@ int float32_products() {
   const bool is_tf32 = setting == Float32Precision::TF32;
   const bool is_float32 = setting == Float32Precision::IEEE || setting == Float32Precision::NONE;
 #endif
-  return tf32_override != '0' && (is_tf32 || (tf32_override == '1' && is_float32)) ? 1 : 3;
+  const bool rounds = tf32_override != '0' && (is_tf32 || (tf32_override == '1' && is_float32));
+  return rounds ? Precision::kHigh : Precision::kHighest;
 }
 
 #ifdef KERNELS_WITH_CUDA
@@ -191,7 +192,7 @@ bool is_skinny(const Linear& linear) {
   const bool is_small =
       m * n <= 1 << 16 && (n < 32 || m * n * k <= 1 << 28) && m <= 1 << 12 && n >= 8;
   const bool has_few_rows = m <= 16 || (m <= 32 && n * k < 1 << 25);
-  return linear.products == 3 && k >= 256 && (has_few_rows || is_small);
+  return linear.precision == Precision::kHighest && k >= 256 && (has_few_rows || is_small);
 }
 
 // Elements of a result that half types and one product of float32 need to win.
@@ -206,7 +207,7 @@ Path choose_path(const Linear& linear, int capability, bool has_vectors) {
   if (capability == 90 && is_float32 && linear.relu && has_vectors && is_skinny(linear)) {
     return Path::kSkinny;
   }
-  const bool is_split = is_float32 && linear.products == 3;
+  const bool is_split = is_float32 && linear.precision == Precision::kHighest;
   if (linear.dtype == DType::kFloat64 || k < (is_split ? 256 : 1024)) return Path::kTorch;
   if (is_split) {
     // torch's product of rows with adjacent features is the faster one below 96 rows.
@@ -380,7 +381,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   const bool is_float32 = dtype == DType::kFloat32;
   Linear linear{};
   linear.dtype = dtype;
-  linear.products = is_float32 ? float32_products() : 1;
+  linear.precision = is_float32 ? float32_precision() : Precision::kHigh;
   linear.m = rows_of(in.x);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
@@ -396,7 +397,7 @@ bool run_linear_kernel(DType dtype, const LinearInputs& in, bool relu, Tensor* o
   // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does.
   // An x for three products is split first, wherever its rows begin.
   const int64_t alignment = path == Path::kSm80 ? in.x.element_size() : 16;
-  const bool is_split = linear.products == 3 && path != Path::kSkinny;
+  const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
   const bool takes_transposed = !is_float32 && path == Path::kSm90;
   const Rows x =
       adjacent_columns(in.x, is_split ? in.x.element_size() : alignment, takes_transposed);
@@ -612,7 +613,7 @@ Tensor linear_autocast(const LinearInputs& in) {
 // Whether our kernels may make a product of gradients. In float32 they read a copy of b^T, which is
 // worth its time at `highest` alone; half types are read where they are, or left to torch.
 bool may_be_ours(const Tensor& a, const Tensor& b) {
-  if (a.scalar_type() == at::kFloat) return float32_products() == 3;
+  if (a.scalar_type() == at::kFloat) return float32_precision() == Precision::kHighest;
   const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
   const bool is_large = chosen_path != Path::kAuto || a.size(0) * b.size(1) >= kLargeResult;
   return a.element_size() == 2 && is_large && is_readable(a) && is_readable(b);

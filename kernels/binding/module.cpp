@@ -404,7 +404,9 @@ PyObject* set_linear_path(PyObject*, PyObject* argument) {
   return nullptr;
 }
 
-PyObject* get_float32_products(PyObject*, PyObject*) { return PyLong_FromLong(float32_products()); }
+PyObject* get_float32_precision(PyObject*, PyObject*) {
+  return PyUnicode_FromString(float32_precision() == Precision::kHigh ? "high" : "highest");
+}
 
 PyObject* set_fallbacks(PyObject*, PyObject* arguments) {
   PyObject *callable, *in_place, *linear, *shards;
@@ -433,9 +435,8 @@ PyMethodDef methods[] = {
      "set_linear_path(name): for tests, how products on a GPU are computed: auto, skinny, sm90, "
      "sm80 or torch. A product that the path cannot serve, or that this build has no kernel for, "
      "raises RuntimeError."},
-    {"float32_products", get_float32_products, METH_NOARGS,
-     "float32_products(): for tests, what a float32 product on a GPU is made of: 3 products, or 1 "
-     "where torch's would be TF32."},
+    {"float32_precision", get_float32_precision, METH_NOARGS,
+     "float32_precision(): for tests, the accuracy of float32 products on a GPU, high or highest."},
     {"set_fallbacks", set_fallbacks, METH_VARARGS,
      "set_fallbacks(relu, relu_, linear_relu_divide, is_product_of_shards): what serves "
      "subclasses, proxies and modes."},

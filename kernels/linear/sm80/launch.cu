@@ -452,7 +452,7 @@ int64_t rows_of_chunk(const Linear& linear) {
   int device = 0, multiprocessors = 1;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  const bool is_split = linear.dtype == DType::kFloat32 && linear.products == 3;
+  const bool is_split = linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest;
   const int64_t columns = is_split ? Tile<3>::kBlockN : Tile<1>::kBlockN;
   const Tiling tiling{kBlockM, (linear.n + columns - 1) / columns, multiprocessors};
   return kernels::rows_of_chunk(
@@ -559,7 +559,7 @@ bool linear_sm80_serves(const Linear& linear) {
     return false;
   }
   const bool dtype = linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16 ||
-                     (linear.dtype == DType::kFloat32 && linear.products == 3);
+                     (linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest);
   constexpr int64_t kMaxSize = INT32_MAX - 1024;  // leaves room behind the last tile and step
   return sm80::is_built() && major >= 8 && dtype && linear.m > 0 && linear.n > 0 && linear.k > 0 &&
          linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&

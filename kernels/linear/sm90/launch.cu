@@ -210,7 +210,7 @@ struct Workspace {
       end += (bytes + 255) / 256 * 256;
       return begin;
     };
-    const bool rounds = linear.products == 1;
+    const bool rounds = linear.precision == Precision::kHigh;
     const int64_t padded_k = split::padded(linear.k);
     next = take(rounds ? sizeof(unsigned) : 0);
     const int64_t shares = blocks_of(linear.n, kShareRows * kClusterSize) * kClusterSize;
@@ -248,7 +248,7 @@ struct Operands {
     char* const workspace = static_cast<char*>(linear.workspace);
     const auto operand = [&](const void* from, int64_t rows, int64_t stride, size_t to,
                              size_t exponent, size_t state) {
-      const bool is_pair = linear.products == 3;
+      const bool is_pair = linear.precision == Precision::kHighest;
       __half* const high = reinterpret_cast<__half*>(workspace + to);
       return split::Operand{static_cast<const float*>(from),
                             rows,
@@ -431,7 +431,7 @@ int linear_of(const Linear& linear, cudaStream_t stream) {
     case DType::kBFloat16:
       return half_linear_of<__nv_bfloat16>(linear, stream);
     default:
-      if (linear.products == 3) return split_linear(linear, stream);
+      if (linear.precision == Precision::kHighest) return split_linear(linear, stream);
       return linear.mask != nullptr ? rounded_linear<true>(linear, stream)
                                     : rounded_linear<false>(linear, stream);
   }
@@ -442,7 +442,7 @@ int64_t rows_of_chunk(const Linear& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   // Clusters share the last tiles of three products; those of one product take whole tiles.
   Tiling tiling{Split::kXRows, 1, 1};
-  if (linear.products == 1) {
+  if (linear.precision == Precision::kHigh) {
     int device = 0, multiprocessors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
@@ -467,7 +467,7 @@ bool linear_sm90_serves(const Linear& linear) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return (linear.dtype == DType::kFloat32 || linear.dtype == DType::kFloat16 ||
           linear.dtype == DType::kBFloat16) &&
-         ((linear.dtype == DType::kFloat32 && linear.products == 3) ||
+         ((linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest) ||
           sm90::is_aligned(linear.x, linear.x_stride, size)) &&
          sm90::is_aligned(linear.weight, linear.weight_stride, size) && linear.m < kMost &&
          linear.n < kMost && linear.k < (linear.dtype == DType::kFloat32 ? sm90::kMostK : kMost);
