@@ -11,6 +11,7 @@ import    seconds to import the solution, beyond torch's
 l2        GPU: how fast an L2-resident loop runs right after each of the two ReLUs
 thp       CPU: ReLU of 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
 all       all of them, as far as the device goes
+report    the figures of docs/BENCHMARKS.md for this device, in their places; --only takes some
 """
 
 import argparse
@@ -27,12 +28,14 @@ import torch
 from torch.cuda import Event, synchronize
 
 from model import PROBLEMS
-from referee import cases, linear_checks, operand_benchmark, relu
+from referee import cases, figures, linear_checks, operand_benchmark, relu
 from referee import linear as linear_grader
 from referee.memory import free_bytes
 from referee.pairs import Modules, alternate, columns, samplers_of
 from referee.report import environment, table
 
+NAMES = ["sizes", "views", "offsets", "linear", "layouts", "operands"]
+NAMES += ["host", "import", "l2", "thp"]
 SIZES = {"cpu": range(4, 29), "cuda": range(10, 32)}  # exponents of two
 HOST_ELEMENTS, HOST_CALLS = 1024, 250  # a GPU's queue holds about 1,000 launches; a step has 2
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the square of which there are views
@@ -294,15 +297,12 @@ def thp() -> None:
         subprocess.run(command, env={**plain, **extra}, check=True)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line."""
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line's options; on a wrong one the process ends with status 2."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    relu_names = ["sizes", "views", "offsets"]
-    linear_names = ["linear", "layouts", "operands"]
-    names = [*relu_names, *linear_names, "host", "import", "l2", "thp", "all"]
-    parser.add_argument("what", nargs="?", default="all", choices=names)
+    parser.add_argument("what", nargs="?", default="all", choices=[*NAMES, "all", "report"])
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
     parser.add_argument(
@@ -310,7 +310,28 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
     parser.add_argument("--trials", type=int, help="timed pairs of each line of operands")
+    parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain this")
     args = parser.parse_args(arguments)
+    skipped = "thp" if args.device.type == "cuda" else "l2"
+    args.todo = [n for n in NAMES if n != skipped] if args.what == "all" else [args.what]
+    if skipped in args.todo:
+        parser.error(f"{skipped} is no figure of {args.device}")
+    if args.dtype != "float32" and "operands" in args.todo:
+        if args.what != "all":
+            parser.error("operands is a figure of float32")
+        args.todo.remove("operands")
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    args = parse(arguments)
+    if args.what == "report":
+        try:
+            return 1 if figures.measure(figures.BENCHMARKS, args.device.type, args.only) else 0
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
     torch.set_float32_matmul_precision(args.precision)
     device, dtype = args.device, cases.DTYPES[args.dtype]
     if device.type == "cuda":
@@ -320,20 +341,13 @@ def main(arguments: list[str] | None = None) -> None:
     versions = f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}"
     print(f"{versions}, {args.dtype}, precision {args.precision}")
 
-    skipped = "thp" if device.type == "cuda" else "l2"
-    todo = [n for n in names[:-1] if n != skipped] if args.what == "all" else [args.what]
-    if skipped in todo:
-        parser.error(f"{skipped} is no figure of {device}")
-    if dtype != torch.float32 and "operands" in todo:
-        if args.what != "all":
-            parser.error("operands is a figure of float32")
-        todo.remove("operands")
+    todo = args.todo
     if "import" in todo:  # first, so that nothing else has built the kernels
         import_()
     if "thp" in todo:
         thp()
-    if not {*relu_names, *linear_names, "host", "l2"} & set(todo):
-        return
+    if not set(todo) - {"import", "thp"}:
+        return 0
     solutions = importlib.import_module("model_new").SOLUTIONS
     relus = Modules(relu.NAMES, *(kind().to(device) for kind in _kinds("relu", solutions)))
     linears = _kinds("linear_relu_divide", solutions)
@@ -369,6 +383,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "l2" in todo:
         print()
         l2(relus, device, dtype)
+    return 0
 
 
 def _step(module: torch.nn.Module, grad_output: torch.Tensor) -> Callable:
@@ -383,4 +398,4 @@ def _kinds(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
