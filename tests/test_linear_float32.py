@@ -253,7 +253,7 @@ def test_large_products_are_split(precision, shape):
 )
 @pytest.mark.parametrize("layout", ["rows", "wide rows"])
 def test_large_gradients_at_high_are_rounded_once(layout):
-    mine, theirs, x, grad_output = draw(1024, 4096, 4096)
+    mine, _, x, grad_output = draw(1024, 4096, 4096)
     if layout == "wide rows":  # which fp16 does not carry, and which are made again as TF32
         grad_output[:, ::100] *= torch.logspace(-6, 6, 1024, device="cuda")[:, None]
     with float32_precision("high"):
