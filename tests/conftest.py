@@ -32,6 +32,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.hookimpl(tryfirst=True)  # hypothesis reads its options in a hook of this name
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    config.addinivalue_line("markers", "slow: left out by default; -m slow runs these, -m '' all")
     is_random = getattr(config.option, "hypothesis_profile", None) == "long"
     if is_random and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = random.randrange(2**32)

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model import Model
 from model_new import ModelNew
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 WORLD = 2
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

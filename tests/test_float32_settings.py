@@ -83,6 +83,7 @@ def check_products():
     assert mixed > 100  # torch has an error for these, which its products don't raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_number_of_products(override, tmp_path):
     """As torch resolves its settings, without an error where old and new ones are mixed."""
@@ -105,6 +106,7 @@ def check_cpu():
                 assert_same_bits(got, want)
 
 
+@pytest.mark.slow
 def test_the_cpu_follows(tmp_path):
     """Output and gradients are torch's, also on a CPU that has TF32 or bfloat16 products."""
     child(check_cpu, tmp_path)

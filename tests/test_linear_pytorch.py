@@ -49,6 +49,7 @@ def both(modules, run):
 # ------------------------------------------------------------------------------------ transforms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck(device, bias):
     weight, b = torch.randn(10, 6, device=device), torch.randn(10, device=device) if bias else None

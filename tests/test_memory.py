@@ -134,6 +134,7 @@ print(address_space() - before)
     assert int(run(code, tmp_path)[0]) < 32 << 20
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(
     "call",
@@ -247,6 +248,7 @@ for name, (case, spare) in cases.items():
 # -------------------------------------------------------------------------------------------- fork
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork_while_other_threads_use_the_pool(tmp_path):

@@ -165,6 +165,7 @@ def save(x, relu, module, folder):
     torch.save((x, relu(x), module(x).detach()), folder / "results.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_saved_with_one_build_run_with_another(tmp_path):
     save(torch.randn(4, 6), Operator(), linear_modules(6, 9)[0], tmp_path)

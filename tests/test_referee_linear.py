@@ -192,12 +192,14 @@ CHEATS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_fail(name):
     solution, reason = CHEATS[name]
     assert reason in small(solution)[0]
 
 
+@pytest.mark.slow
 def test_refusals_must_match():
     class Lenient(LinearReluDivide):
         def forward(self, x):
@@ -218,6 +220,7 @@ def by_reciprocal(x, module, expected):
     return torch.relu(module.linear(x)) * (1 / module.divisor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [lambda x, m, out: out, in_float64, by_reciprocal])
 def test_right_ones_pass(function):
     assert small(cheat(function)) == []

@@ -359,6 +359,7 @@ def test_why_there_is_no_gpu(monkeypatch, solution, capsys):
     assert "; no GPU: torch is a CPU build; " in capsys.readouterr().out.splitlines()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_weights")
 def test_both_problems(solution, capsys, tmp_path):
     path = tmp_path / "result.json"
@@ -396,6 +397,7 @@ def test_both_problems(solution, capsys, tmp_path):
     assert "errors" not in json.loads(path.read_text())["linear_relu_divide"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_weights")
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_linear_in_other_dtypes(dtype, solution, capsys):

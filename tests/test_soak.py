@@ -23,6 +23,8 @@ from model import Model
 from model_new import ModelNew
 from referee.compare import first_mismatch
 
+pytestmark = pytest.mark.slow
+
 SECONDS = float(os.environ.get("KERNELS_SOAK_SECONDS", "5"))
 THREADS = 4
 # The last is from 32 MiB of float32 on: memory of its own kind on a CPU.
