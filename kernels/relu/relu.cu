@@ -20,8 +20,8 @@ unsigned blocks_of(int64_t n, int64_t n_a_block) {
   return static_cast<unsigned>((n + n_a_block - 1) / n_a_block);
 }
 
-// Order for a vector too; for narrow elements a 32-bit word at a time. An addend carries the
-// magnitudes (all bits but the sign) that it is to find into the sign bit, never beyond it.
+// Order, for vectors too: of narrow elements, a 32-bit word at a time. A magnitude is all bits but
+// the sign. Each addend carries the magnitudes that it is to find into the sign bit, which is free.
 template <typename Bits>
 struct VectorOrder : Order<Bits> {
   static constexpr uint32_t kEach = sizeof(Bits) == 1 ? 0x01010101 : 0x00010001;
@@ -154,8 +154,9 @@ struct DenseOperand {
 #pragma unroll
     for (int i = 0; i < 6 && kShifted; ++i) word[i] = shift() & 8 ? word[i + 2] : word[i];
 #pragma unroll
-    for (int i = 0; i < 5 && kShifted && sizeof(Bits) < 8; ++i)
+    for (int i = 0; i < 5 && kShifted && sizeof(Bits) < 8; ++i) {
       word[i] = shift() & 4 ? word[i + 1] : word[i];
+    }
 #pragma unroll
     for (int i = 0; i < 4 && kShifted && sizeof(Bits) < 4; ++i) {
       word[i] = __funnelshift_r(word[i], word[i + 1], shift() % 4 * 8);
@@ -171,8 +172,8 @@ struct DenseOperand {
   }
 };
 
-// x may be the result's memory. A thread makes kVectors vectors, a block's threads apart from each
-// other; two only of small tensors, whose loads need no policy.
+// x may be the result's memory. A thread makes kVectors vectors, kThreads apart: neighbouring
+// threads have neighbouring vectors. It makes two of small tensors, whose loads need no policy.
 template <typename Bits, bool kShifted, int kThreads, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     relu_kernel(VectorOrder<Bits> order, DenseOperand<Bits, kShifted> x, DenseResult<Bits> out,
