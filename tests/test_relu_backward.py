@@ -124,6 +124,16 @@ def test_misaligned_gradient_and_input(device, dtype):
                 assert_same_gradient(x, grad_output)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_large_misaligned_gradient(dtype):
+    """Below and above 64 MiB, from where on loads have an L2 policy."""
+    for size in (48_000_003, 100_000_003):
+        x = draw((size // dtype.itemsize,), dtype, "cuda")
+        for first, second in ((x[1:], x[:-1]), (x[:-1], x[1:]), (x[1:], x[1:])):
+            assert_same_gradient(first, second)
+
+
 def test_gradient_is_written_to_fresh_memory(device):
     grad_output = torch.rand(1000, device=device)
     before = grad_output.clone()

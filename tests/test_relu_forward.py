@@ -1,6 +1,7 @@
 """The forward: bit for bit torch.relu's, on every dtype, shape and layout."""
 
 import ctypes
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -56,10 +57,11 @@ def test_misaligned_input(device, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int8])
 def test_large_misaligned_input(dtype):
-    """Above 64 MiB, from where on loads have an L2 policy; in place too."""
+    """Below and above 64 MiB, from where on loads have an L2 policy; in place too."""
     last = 16 // dtype.itemsize - 1
-    for view in (lambda x: x[1:], lambda x: x[last:-2], lambda x: x.chunk(3)[1]):
-        memory = draw((100_000_003 // dtype.itemsize,), dtype, "cuda")
+    views = (lambda x: x[1:], lambda x: x[last:-2], lambda x: x.chunk(3)[1])
+    for size, view in itertools.product((48_000_075, 100_000_003), views):
+        memory = draw((size // dtype.itemsize,), dtype, "cuda")
         x = view(memory)
         assert x.data_ptr() % 16 != 0
         assert_is_relu(ModelNew()(x), x)

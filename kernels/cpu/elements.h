@@ -1,4 +1,4 @@
-// The elements of a dtype, and the bits of a mask, as the CPU kernels see them.
+// The elements of the floating dtypes and the bits of a mask, for the CPU kernels.
 
 #ifndef KERNELS_CPU_ELEMENTS_H_
 #define KERNELS_CPU_ELEMENTS_H_
@@ -20,7 +20,7 @@
 namespace kernels {
 namespace {
 
-// The floating dtypes: their bits, and the way to the type that arithmetic is done in and back.
+// The floating dtypes: their bits, the type that arithmetic is done in, and conversions.
 template <typename Compute, typename T>
 struct Native {
   using Bits = T;
@@ -50,14 +50,14 @@ struct BFloat16 {
   }
 };
 
-// By integers and selections, which every x86-64 has vectors of. The conversions are those of
-// Fabian Giesen's "Half to float done quick" and its reverse.
+// By integers and selections, which every x86-64 vectorises: Fabian Giesen's "Half to float done
+// quick" and its reverse.
 struct Float16 {
   using Bits = uint16_t;
   using Sum = float;
   static float widen(uint16_t x) {
     const uint32_t magnitude = x & 0x7fff;
-    // Beside 0.5, the last place of a float is that of a subnormal.
+    // The last place of a float next to 0.5 is that of a subnormal.
     const uint32_t half = 126u << 23;
     const uint32_t subnormal = Float32::narrow(Float32::widen(magnitude | half) - 0.5f);
     const uint32_t normal = (magnitude << 13) + (112u << 23);
@@ -79,10 +79,8 @@ struct Float16 {
   }
 };
 
-// Elements that are handled together.
-constexpr int64_t kBlock = 64;
-// Elements that one step makes and the next reads while they are in the nearest cache.
-constexpr int64_t kStrip = 512;
+constexpr int64_t kBlock = 64;   // elements that are handled together
+constexpr int64_t kStrip = 512;  // elements that stay in L1 between two passes
 
 // Calls body with the element of a floating dtype.
 template <typename Body>
@@ -101,7 +99,7 @@ void for_floating(DType dtype, const Body& body) {
   }
 }
 
-// kBlock flags of a byte each, 0 or 0xff, to as many bits.
+// Packs kBlock flags of a byte each, 0 or 0xff, into bits.
 inline void pack_flags(const uint8_t* flags, uint8_t* mask) {
 #ifdef __SSE2__
   for (size_t i = 0; i < kBlock; i += 16) {

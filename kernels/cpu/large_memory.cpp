@@ -1,4 +1,5 @@
-// The memory of large outputs on a CPU, as launchers.h describes it.
+// The memory of large outputs on a CPU: huge pages, and a pool of free blocks that Linux may
+// reclaim.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,8 +23,7 @@ namespace cpu {
 #if defined(MADV_HUGEPAGE) && defined(MADV_FREE)
 namespace {
 
-// Lies in front of each block, in pages of its own: the block begins with a huge page, and the list
-// of free blocks needs no other memory.
+// Precedes each block, in pages of its own, so that the block begins with a huge page.
 struct Header {
   size_t bytes;
   Header* next;
@@ -58,13 +58,13 @@ size_t most_bytes() {
   return (limit < installed ? limit : installed) / 8;
 }
 
-// Free pages still take address space, which other allocators cannot get back.
+// Free blocks keep their address space.
 bool is_address_space_limited() {
   rlimit limit;
   return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
 
-// Blocks that nobody uses, the newest first.
+// The free blocks, the newest first.
 struct Pool {
   std::mutex mutex;
   Header* first = nullptr;
@@ -88,7 +88,7 @@ Pool& pool() {
 }
 
 Pool::Pool() {
-  // No fork happens while another thread is inside: the child finds the list whole and unlocked.
+  // No fork happens while another thread changes the list: the child's is whole and unlocked.
   const auto unlock = [] { pool().mutex.unlock(); };
   pthread_atfork([] { pool().mutex.lock(); }, unlock, unlock);
 }
@@ -132,8 +132,8 @@ void* take_memory(size_t bytes) {
 void give_memory(void* data) {
   Header* const header = header_of(data);
   Pool& all = pool();
-  // Linux interrupts the other threads that run for every huge page: 1 GiB takes 1 to 9 ms while
-  // torch's still wait for work, and 0.3 when they sleep (Linux 6.18, virtual machines).
+  // Linux interrupts the process's other running threads for every huge page: 1 GiB takes 1 to 9 ms
+  // while torch's threads spin, and 0.3 when they sleep (Linux 6.18, virtual machines).
   if (header->bytes > all.most || is_address_space_limited() ||
       madvise(data, header->bytes, MADV_FREE) != 0) {
     unmap(header);

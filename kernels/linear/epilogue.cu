@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "common/launch.cuh"
 #include "common/pdl.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/vectors.cuh"
+#include "common/launch.cuh"
 #include "launchers.h"
 
 namespace kernels {
