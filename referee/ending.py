@@ -87,8 +87,13 @@ def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
 
 
+def is_terminal() -> bool:
+    """Whether stderr is a terminal that can erase a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def _line_start() -> str:
-    return "\r\x1b[K" if sys.stderr.isatty() else ""
+    return "\r\x1b[K" if is_terminal() else ""
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -104,9 +104,10 @@ def test_wrong_solution(solution, capsys, tmp_path):
     assert "nothing was timed" in output
     assert "WRONG  float32, random" in output
     assert "elements differ, the first at [" in output
-    record = json.loads(path.read_text())
-    assert record["checks"]["failures"]
-    assert "timings" not in record
+    [record] = json.loads(path.read_text())["records"]
+    assert record["verdict"] == "wrong"
+    assert record["reason"].startswith("float32, random")
+    assert record["runs"] == []
 
 
 def test_solution_that_does_not_build(tmp_path):
@@ -298,13 +299,14 @@ def test_from_end_to_end(optimize, tmp_path):
     assert (
         "kept for backward: ModelNew 49,152 bytes, torch.relu 1,572,864 bytes (1/32)" in done.stdout
     )
-    record = json.loads(path.read_text())
+    [record] = json.loads(path.read_text())["records"]
     assert record["shape"] == [1, 393216]
-    assert record["checks"] == {"count": record["checks"]["count"], "failures": []}
-    assert {len(times) for times in record["timings"]["seconds"].values()} == {3}
-    assert record["step"]["kept_bytes"] == {"ModelNew": 49152, "torch.relu": 1572864}
+    assert (record["verdict"], record["reason"]) == ("correct", "")
+    [timed] = record["runs"]
+    assert {len(times) for times in timed["forward"]["seconds"].values()} == {3}
+    assert timed["step"]["kept_bytes"] == {"ModelNew": 49152, "torch.relu": 1572864}
     for half in ("forward", "backward", "step"):
-        assert {len(times) for times in record["step"]["seconds"][half].values()} == {3}
+        assert {len(times) for times in timed["step"]["seconds"][half].values()} == {3}
 
 
 def test_integers_have_no_step(solution, capsys, tmp_path):
@@ -313,7 +315,8 @@ def test_integers_have_no_step(solution, capsys, tmp_path):
     options = ["relu", "--dtype", "int8", "--rows", "1", "--trials", "1", "--device", "cpu"]
     assert run.main([*options, "--json", str(path)]) == 0
     assert "training step" not in capsys.readouterr().out
-    assert "step" not in json.loads(path.read_text())
+    [record] = json.loads(path.read_text())["records"]
+    assert [timed["step"] for timed in record["runs"]] == [None]
 
 
 def test_json_on_a_full_disk(solution, monkeypatch, capsys):
@@ -369,21 +372,22 @@ def test_both_problems(solution, capsys, tmp_path):
     assert output.startswith("relu: ")
     assert "\n\nlinear_relu_divide: " in output
     assert "highest, gradient of weight" in output
-    records = json.loads(path.read_text())
-    assert list(records) == ["relu", "linear_relu_divide"]
-    linear = records["linear_relu_divide"]
+    relu, linear = json.loads(path.read_text())["records"]
+    assert [relu["problem"], linear["problem"]] == ["relu", "linear_relu_divide"]
     assert linear["shape"] == [5, 96]
     assert [row["name"] for row in linear["errors"]][:2] == [
         "highest, x in 0..1",
         "highest, x normal",
     ]
-    timings = linear["settings"]["highest"]["timings"]
-    assert timings["flops"] == 2 * 5 * 96 * 80
+    [timed] = linear["runs"]
+    timings = timed["forward"]
+    assert timed["setting"] == "highest"
+    assert (timings["work"], timings["work_unit"]) == (2 * 5 * 96 * 80, "flops")
     assert set(timings["seconds"]) == {
         "LinearReluDivideNew", "eager", "eager (again)", "product alone",
     }  # fmt: skip
     assert {len(times) for times in timings["seconds"].values()} == {2}
-    assert linear["settings"]["highest"]["step"]["kept_bytes"]["eager"] == 5 * 80 * 4
+    assert timed["step"]["kept_bytes"]["eager"] == 5 * 80 * 4
 
     class NoBias(LinearReluDivide):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -393,7 +397,9 @@ def test_both_problems(solution, capsys, tmp_path):
     assert run.main(options) == 1
     output = capsys.readouterr().out
     assert "WRONG  float32, [" in output
-    assert "errors" not in json.loads(path.read_text())["linear_relu_divide"]
+    relu, linear = json.loads(path.read_text())["records"]
+    assert (relu["verdict"], linear["verdict"]) == ("correct", "wrong")
+    assert linear["errors"] == []
 
 
 @pytest.mark.usefixtures("small_weights")
