@@ -49,10 +49,10 @@ def run(main: Callable[[], int]) -> int:
     return status
 
 
-def say(text: str) -> None:
+def say(text: str, program: str = "run.py") -> None:
     """A line on stderr, if it takes one; on a terminal in the place of the progress."""
     with suppress(OSError):
-        print(f"{_line_start()}run.py: {text}", file=sys.stderr, flush=True)
+        print(f"{_line_start()}{program}: {text}", file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:

@@ -30,7 +30,7 @@ def _comparisons(records: list[dict]) -> list[str]:
 def _comparison(problem: str, shape: tuple[int, ...], records: list[dict]) -> str:
     columns = [(record, run) for record in records for run in record["runs"]]
     wrong = [
-        f"{record['dtype']}: **{record['verdict']}**. {record['reason']}"
+        f"{record['dtype']}: **{record['verdict']}** {record['reason']}".rstrip()
         for record in records
         if record["verdict"] != "correct"
     ]
@@ -43,13 +43,13 @@ def _comparison(problem: str, shape: tuple[int, ...], records: list[dict]) -> st
     for name in names:
         cells = [_cell(forward, name) for forward in forwards]
         rows.append([f"`{name}`", *cells])
-    ratios = [_by_role(forward["summary"], "solution") for forward in forwards]
-    eager = _by_role(forwards[0]["summary"], "eager")["name"]
+    ratios = [by_role(forward["summary"], "solution") for forward in forwards]
+    eager = by_role(forwards[0]["summary"], "eager")["name"]
     rows.append([f"**ratio to {eager}**", *(f"**{row['ratio']:.3f}**" for row in ratios)])
     rows.append(["95% interval", *(_interval(row) for row in ratios)])
     steps = [run["step"] and run["step"]["summary"]["step"] for _, run in columns]
     if any(steps):
-        cells = [f"{_by_role(rows_, 'solution')['ratio']:.3f}" if rows_ else "" for rows_ in steps]
+        cells = [f"{by_role(rows_, 'solution')['ratio']:.3f}" if rows_ else "" for rows_ in steps]
         rows.append([f"training step, ratio to {eager}", *cells])
     return "\n\n".join([_table(rows), *wrong])
 
@@ -63,7 +63,7 @@ def _ranking(records: list[dict]) -> list[str]:
         row = [f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], "", "", ""]
         ratio = 0.0
         for run in record["runs"]:
-            ours = _by_role(run["forward"]["summary"], "solution")
+            ours = by_role(run["forward"]["summary"], "solution")
             ratio, interval = ours["ratio"], f"{ours['ratio']:.3f} [{_interval(ours)}]"
             row[3:] = [_time(run["forward"], ours), interval, run["time"]]
         found.append((ratio, row))
@@ -82,7 +82,7 @@ def _sizes(records: list[dict]) -> list[str]:
                 rows.append([label, f"{record['verdict']}: {record['reason']}", "", "", ""])
             for run in record["runs"]:
                 forward = run["forward"]
-                ours, eager = (_by_role(forward["summary"], role) for role in ("solution", "eager"))
+                ours, eager = (by_role(forward["summary"], role) for role in ("solution", "eager"))
                 times = [_time(forward, ours), _time(forward, eager)]
                 rows.append([label, *times, f"{ours['ratio']:.3f}", _interval(ours)])
         parts.append(_table(rows))
@@ -121,6 +121,7 @@ def _interval(row: dict) -> str:
     return f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}"
 
 
-def _by_role(summary: list[dict], role: str) -> dict:
+def by_role(summary: list[dict], role: str) -> dict:
+    """The row of the solution, of eager or of its control."""
     [row] = (row for row in summary if row["role"] == role)
     return row

@@ -1,8 +1,9 @@
 """Draws what `run.py --sweep` measured: `python -m referee.plot SWEEP.json FILE.svg|FILE.png`.
 
 A column for each problem, dtype and setting: above the time of a call by its size, below the
-speed, both beside the roofline. On a CPU sizes that fit into the caches may lie above it, for its
-bandwidth is the memory's.
+speed, both beside the roofline. Its bandwidth is that of a large copy, its flat part the highest
+rate that the referee's floor has at any size. On a CPU, sizes that fit into the caches may lie
+above it, and kernels whose stores bypass them.
 """
 
 import argparse
@@ -23,7 +24,7 @@ STYLES = {
     "compiled": {"color": "#d29922", "marker": "^"},
     "yardstick": {"color": "#3fb950", "marker": "x", "linestyle": "--"},
 }
-ROOFLINE = {"color": "#f85149", "linestyle": ":", "label": "roofline"}
+ROOFLINE = {"color": "#f85149", "linestyle": "-", "linewidth": 1, "label": "roofline"}
 INK = "#77818c"  # readable on both grounds
 INCHES = 3.4, 6.0  # of a column
 
@@ -84,14 +85,17 @@ def _column(axes: list, title: str, forwards: list[dict]) -> None:
     forwards = sorted(forwards, key=lambda forward: forward["work"])
     first, work = forwards[0], [forward["work"] for forward in forwards]
     yardstick = first["yardstick"]
-    [scale] = {"GB/s": [1e9], "TFLOP/s": [1e12]}[first["unit"]]
+    scale = {"GB/s": 1e9, "TFLOP/s": 1e12}[first["unit"]]
     names = {row["name"]: row["role"] for row in first["summary"]}
     for name, role in names.items():
         if role == "control" or (role == "yardstick" and not name.startswith(yardstick)):
             continue
         medians = [_median(forward, name) for forward in forwards]
+        style = {**STYLES[role], "label": name, "markersize": 3}
+        if name != yardstick and role == "yardstick":
+            style["linestyle"] = ":"
         for ax, values in ((times, medians), (speeds, _rates(work, medians, scale))):
-            ax.plot(work, values, label=name, markersize=3, **STYLES[role])
+            ax.plot(work, values, **style)
     limits = [forward["roofline_seconds"] or math.nan for forward in forwards]
     times.plot(work, limits, **ROOFLINE)
     speeds.plot(work, _rates(work, limits, scale), **ROOFLINE)
@@ -122,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
         check(args.picture)
         files.write(args.picture, draw(json.loads(args.json.read_text()), args.picture.suffix))
     except (OSError, ValueError) as error:
-        ending.say(str(error))
+        ending.say(str(error), "referee.plot")
         return 2
     return 0
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 import run
-from model import PROBLEMS, LinearReluDivide, Model
+from model import LinearReluDivide, Model
 from referee import cases
 from referee.progress import Progress
 
@@ -41,25 +40,6 @@ class Clone(Model):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.clone()
-
-
-@pytest.fixture
-def solution(monkeypatch):
-    """Puts a stand-in where run.py imports the solution from."""
-
-    def place(relu: type, linear_relu_divide: type = LinearReluDivide) -> None:
-        solutions = {"relu": relu, "linear_relu_divide": linear_relu_divide}
-        module = SimpleNamespace(SOLUTIONS=solutions)
-        monkeypatch.setitem(sys.modules, "model_new", module)
-
-    return place
-
-
-@pytest.fixture
-def small_weights(monkeypatch):
-    """The second problem with in_features 96, out_features 80."""
-    small = replace(PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
-    monkeypatch.setitem(PROBLEMS, "linear_relu_divide", small)
 
 
 @pytest.mark.parametrize(
