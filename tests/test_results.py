@@ -570,3 +570,51 @@ def test_progress(terminal, term, written, monkeypatch):
 )
 def test_time_left(done, seconds, wanted, text):
     assert timing._time_left(done, seconds, wanted, torch.device("cpu")) == text
+
+
+# ----------------------------------------------------------------------------------------- help
+
+
+def documented_errors(forward) -> set[str]:
+    """The names below `Raises:` of a docstring."""
+    _, _, raises = forward.__doc__.partition("Raises:\n")
+    return {line.split(":")[0].strip() for line in raises.splitlines() if ": " in line}
+
+
+def raised(call, *arguments) -> str:
+    with pytest.raises(Exception) as caught:
+        call(*arguments)
+    return type(caught.value).__name__
+
+
+def test_help():
+    """The docstrings name shapes, dtypes, arguments and the errors that there are."""
+    from model_new import LinearReluDivideNew, ModelNew
+
+    module = LinearReluDivideNew(3, 2, 2.0)
+    leaf = torch.ones(2, requires_grad=True)
+    for forward, errors in (
+        (
+            ModelNew.forward,
+            {
+                raised(ModelNew(), torch.ones(2, dtype=torch.bool)),
+                raised(ModelNew(), torch.ones(2, dtype=torch.complex64)),
+                raised(ModelNew(inplace=True), leaf),
+                raised(ModelNew(), [1.0]),
+            },
+        ),
+        (
+            LinearReluDivideNew.forward,
+            {
+                raised(module, torch.ones(2, 4)),
+                raised(module, torch.ones(2, 3, dtype=torch.float16)),
+                raised(module, torch.ones(())),
+                raised(module, [1.0]),
+            },
+        ),
+    ):
+        assert documented_errors(forward) == errors
+        for word in ("Args:\n", "Returns:\n", "float32, float64", "float16"):
+            assert word in forward.__doc__
+    for kind, names in ((ModelNew, ["inplace"]), (LinearReluDivideNew, ["in_features", "divisor"])):
+        assert all(f"    {name}: " in kind.__doc__ for name in names)
