@@ -14,35 +14,25 @@ if __name__ == "__main__":
 # isort: split
 import argparse
 import importlib
-import shlex
 import stat
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import NoReturn
 
-from referee import correctness, files, report  # before torch, of whose warnings it silences one
-
-# isort: split
-import torch
-
 from model import PROBLEMS
-from referee import devices, linear, markdown, plot, ranking, records, relu, solutions, sweep
-from referee.cases import DTYPES
-from referee.outcome import Outcome, Task
+from referee import devices, files, ours, outputs, plot, ranking, records, report, solutions, sweep
+from referee.cases import DTYPES, name_of
 from referee.progress import Progress
 from referee.records import Document
 from referee.timing import CPU_SECONDS, Rounds
 
 # Not of the docstring, which `python -OO` removes.
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
-GRADERS = {"relu": relu, "linear_relu_divide": linear}
 LARGEST_SOLUTION = 64 << 20  # bytes
 TIMEOUT = 300  # s for a solution
 MOST_SHARES = 4  # of a CPU's seconds that several files share
-
-# The shape of x, and why it is not the headline's, by the names of problem and dtype.
-Shapes = dict[tuple[str, str], tuple[tuple[int, ...], str]]
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,8 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         device, why = devices.choose(args.device)
         buffers = solutions.BUFFERS[device.type] if args.solution else None
-        shapes: Shapes = {
-            (name, dtype): GRADERS[name].choose_shape(
+        shapes: ours.Shapes = {
+            (name, dtype): ours.GRADERS[name].choose_shape(
                 PROBLEMS[name], args.rows, DTYPES[dtype], device, buffers
             )
             for name in names
@@ -78,95 +68,34 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
 
-    measure, kind = _compare, "comparison"
+    document = Document.start(arguments, "comparison", device)
+    work = partial(ours.compare, shapes, device, why, args.trials, document)
+    if args.sweep:
+        document.kind = "sweep"
+        work = partial(ours.sweep_sizes, shapes, device, why, args.trials, document)
     if args.solution:
-        measure, kind = _solutions, "grading"
-    elif args.sweep:
-        measure, kind = _sweep, "sweep"
-    command = shlex.join(["run.py", *(sys.argv[1:] if arguments is None else arguments)])
-    document = Document(f"python {command}", kind, report.environment(device))
+        document.kind = "grading"
+        [((name, dtype), (shape, note))] = shapes.items()
+        wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
+        timeout, progress = args.timeout or TIMEOUT, Progress()
+        task = solutions.Task(
+            name, PROBLEMS[name], shape, DTYPES[dtype], device, wanted, timeout, progress
+        )
+        work = partial(_solutions, args.solution, task, why, note, document)
+    return _finish(args, document, work)
+
+
+def _finish(args: argparse.Namespace, document: Document, work: Callable[[], bool]) -> int:
+    """Does the work and writes what was measured, after an interrupt too; the exit status."""
+    results = partial(outputs.write_results, document, args.json, args.markdown, args.plot)
     try:
-        fine = measure(args, device, why, shapes, document)
+        fine = work()
     except KeyboardInterrupt:
         document.complete = False
         if document.records:
-            _write_results(args, document)
+            results()
         raise
-    return 0 if _write_results(args, document) and fine else 1
-
-
-def _compare(
-    args: argparse.Namespace,
-    device: torch.device,
-    why: str,
-    shapes: Shapes,
-    document: Document,
-) -> bool:
-    """Compares this project's replacements with their references; whether all is right."""
-    progress, fine = Progress(), True
-    state = correctness.global_state()
-    imported = _import({name for name, _ in shapes}, progress)
-    if imported is None:
-        return False
-    kinds, seconds = imported
-    wanted = Rounds(args.trials, CPU_SECONDS / len(shapes))
-    for (name, dtype), (shape, note) in shapes.items():
-        outcome, complete = Outcome(), False
-        task = Task(PROBLEMS[name], kinds[name], shape, DTYPES[dtype], device, wanted, progress)
-        try:
-            GRADERS[name].grade(task, outcome)
-            now = correctness.global_state()
-            outcome.checks.failures += [
-                f"the solution changed {what}" for what in now if now[what] != state[what]
-            ]
-            complete = True
-        finally:  # after an interrupt too, with what there is
-            progress.clear()
-            outcome.trim()
-            if complete or outcome.runs:
-                start = "\n" * bool(document.records) + f"{name}: " * (len(shapes) > 1)
-                head = report.headline(document.environment, device, why, shape, dtype)
-                lines = [start + head] + [note] * bool(note)
-                ready = f"kernels ready in {seconds:.1f} s; " * (not document.records)
-                ending.show("\n".join([*lines, ready + report.outcome(outcome)]))
-            facts = {"problem": name, "shape": shape, "dtype": dtype}
-            document.records.append(records.of_outcome(facts, outcome, seconds, complete))
-        fine &= not outcome.problems
-    return fine
-
-
-def _sweep(
-    args: argparse.Namespace,
-    device: torch.device,
-    why: str,
-    shapes: Shapes,
-    document: Document,
-) -> bool:
-    """Times this project's replacements over sizes; whether all is right."""
-    progress = Progress()
-    imported = _import({name for name, _ in shapes}, progress)
-    if imported is None:
-        return False
-    kinds, seconds = imported
-    wanted = Rounds(args.trials)
-    series = {
-        (name, dtype): GRADERS[name].sweep(
-            Task(PROBLEMS[name], kinds[name], (), DTYPES[dtype], device, wanted, progress)
-        )
-        for name, dtype in shapes
-    }
-    progress.clear()
-    ending.show(report.headline(document.environment, device, why))
-    sizes = []
-    try:
-        for size in sweep.sweep(series, device, args.trials, progress):
-            progress.clear()
-            ending.show(sweep.lines(size, sizes))
-            sizes.append(size)
-    finally:
-        progress.clear()
-        document.records += [records.of_size(size, seconds) for size in sizes]
-    return not any(size.problems for size in sizes)
+    return 0 if results() and fine else 1
 
 
 def _check(args: argparse.Namespace, parser: Parser) -> None:
@@ -284,49 +213,13 @@ def _writable(text: str) -> Path:
     return path
 
 
-def _import(
-    names: set[str], progress: Progress
-) -> tuple[dict[str, type[torch.nn.Module]], float] | None:
-    """The solutions, and the seconds that their import, which builds the kernels, took.
-
-    None if they cannot be imported: a line says why.
-    """
-    progress("building the kernels")
-    start = perf_counter()
-    try:
-        kinds = importlib.import_module("model_new").SOLUTIONS
-        if missing := names - kinds.keys():
-            raise ImportError(f"it has none for {', '.join(sorted(missing))}")
-    except Exception as error:  # whatever the solution raises
-        progress.clear()
-        ending.say(f"the solution cannot be imported: {type(error).__name__}: {error}")
-        return None
-    return kinds, perf_counter() - start
-
-
 def _solutions(
-    args: argparse.Namespace,
-    device: torch.device,
-    why: str,
-    shapes: Shapes,
-    document: Document,
+    paths: list[Path], task: solutions.Task, why: str, note: str, document: Document
 ) -> bool:
     """Grades files; whether all are right."""
-    [((name, dtype), (shape, note))] = shapes.items()
-    wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
-    task = solutions.Task(
-        name,
-        PROBLEMS[name],
-        shape,
-        DTYPES[dtype],
-        device,
-        wanted,
-        args.timeout or TIMEOUT,
-        Progress(),
-    )
-    head = report.headline(document.environment, device, why, shape, dtype)
-    ending.show(f"{name}: {head}" + f"\n{note}" * bool(note))
-    facts = {"problem": name, "shape": shape, "dtype": dtype}
+    facts = {"problem": task.name, "shape": task.shape, "dtype": name_of(task.dtype)}
+    head = report.headline(document.environment, task.device, why, task.shape, facts["dtype"])
+    ending.show(f"{task.name}: {head}" + f"\n{note}" * bool(note))
     verdicts = []
 
     def add(verdict: solutions.Verdict) -> None:
@@ -335,8 +228,8 @@ def _solutions(
         ending.show(ranking.line(verdict))
 
     try:
-        solutions.grade_files(args.solution, task, add)
-    finally:
+        solutions.grade_files(paths, task, add)
+    finally:  # after an interrupt too, with what there is
         if len(verdicts) > 1:
             ending.show(f"\n{ranking.ranking(verdicts)}")
     return all(verdict.word == solutions.CORRECT for verdict in verdicts)
@@ -344,34 +237,10 @@ def _solutions(
 
 def _bundle(problem: str, path: Path) -> int:
     text = importlib.import_module("kernels.bundle").bundle(problem)
-    if not _write(path, text):
+    if not outputs.write(path, text):
         return 1
     ending.show(f"wrote {path}: {problem} in one file of {len(text.splitlines()):,} lines")
     return 0
-
-
-def _write_results(args: argparse.Namespace, document: Document) -> bool:
-    """Whether every file that was asked for could be written."""
-    fine, content = True, document.content()
-    if args.json:
-        fine &= _write(args.json, document.json())
-    if args.markdown:
-        fine &= _write(args.markdown, markdown.tables(content))
-    if args.plot:
-        fine &= _write(args.plot, plot.draw(content, args.plot.suffix))
-    return fine
-
-
-def _write(path: Path, text: str | bytes) -> bool:
-    """Whether it could be written; says on stderr how it could not."""
-    try:
-        note = files.write(path, text)
-    except OSError as error:
-        ending.say(f"cannot write {path}: {error.strerror}")
-        return False
-    if note:
-        ending.say(note)
-    return True
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """What `--json` writes: one shape for problems, graded files and sweeps."""
 
 import json
+import shlex
+import sys
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+
+import torch
 
 from referee import ranking, report
 from referee.outcome import Outcome, Run
@@ -34,6 +38,12 @@ class Document:
     date: str = field(
         default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
     )
+
+    @staticmethod
+    def start(arguments: list[str] | None, kind: str, device: torch.device) -> "Document":
+        """Of a command of run.py that begins; `arguments` are by default the process's."""
+        command = shlex.join(["run.py", *(sys.argv[1:] if arguments is None else arguments)])
+        return Document(f"python {command}", kind, report.environment(device))
 
     def content(self) -> dict:
         """The JSON file's."""

@@ -17,7 +17,7 @@ import torch
 
 import run
 from model import LinearReluDivide, Model
-from referee import cases
+from referee import cases, correctness, relu
 from referee.progress import Progress
 
 ROOT = Path(run.__file__).parent
@@ -301,7 +301,7 @@ def test_integers_have_no_step(solution, capsys, tmp_path):
 
 def test_json_on_a_full_disk(solution, monkeypatch, capsys):
     solution(Model)
-    monkeypatch.setattr(run.relu, "check_small", lambda *arguments: run.correctness.Checks())
+    monkeypatch.setattr(relu, "check_small", lambda *arguments: correctness.Checks())
     options = ["--dtype", "int8", "--json", "/dev/full"]
     assert run.main([*TINY, *options]) == 1
     output = capsys.readouterr()
