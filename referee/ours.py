@@ -48,12 +48,10 @@ def compare(
         finally:  # after an interrupt too, with what there is
             progress.clear()
             outcome.trim()
-            facts, is_first = (
-                {"problem": name, "shape": shape, "dtype": dtype},
-                not document.records,
-            )
-            document.records.append(records.of_outcome(facts, outcome, seconds, complete))
             if complete or outcome.runs:
+                is_first = not document.records
+                facts = {"problem": name, "shape": shape, "dtype": dtype}
+                document.records.append(records.of_outcome(facts, outcome, seconds, complete))
                 start = "\n" * (not is_first) + f"{name}: " * (len(shapes) > 1)
                 head = report.headline(document.environment, device, why, shape, dtype)
                 ready = f"kernels ready in {seconds:.1f} s; " * is_first

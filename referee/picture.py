@@ -29,7 +29,7 @@ BARS = {
     "solution": ("#2f81f7", "this project"),
 }
 INK = "#77818c"
-BAR, GAP, GROUP = 30, 4, 124  # widths of a bar, between bars, of a figure
+BAR, GAP, GROUP = 32, 4, 124  # widths of a bar, between bars, of a figure
 LEFT, TOP, HEIGHT = 14, 62, 150  # of the area of the bars
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" \
 font-family="system-ui, sans-serif" font-size="12" fill="{ink}" text-anchor="middle">
@@ -103,9 +103,16 @@ def _bars(left: int, summary: list[dict], scale: float) -> list[str]:
             f'<rect x="{x}" y="{y:.1f}" width="{BAR}" height="{high:.1f}" fill="{colour}"/>'
         )
         bold = 'font-weight="bold"' if row["role"] == "solution" else ""
-        parts.append(_text(x + BAR // 2, y - 4, f"{row['ratio']:.3g}", bold))
+        parts.append(_text(x + BAR // 2, y - 4, _ratio(row["ratio"]), bold))
         x += BAR + GAP
     return parts
+
+
+def _ratio(value: float) -> str:
+    """With the digits that count; eager's is 1."""
+    if value == 1:
+        return "1"
+    return f"{value:.3f}" if value < 2 else f"{value:.2f}"
 
 
 def _text(x: float, y: float, text: str, more: str = "") -> str:

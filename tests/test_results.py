@@ -455,10 +455,10 @@ def test_picture(tmp_path):
         "Speed over eager on a | GPU, torch 2.13", "eager", "torch.compile", "this project",
     ]  # fmt: skip
     shown = texts[4:-2]
-    assert shown[:4] == ["1", "1.2", "2", "float32, 1.500 ms"]
-    assert shown[12:16] == ["1", "1.2", "4", "highest, 0.750 ms"]
+    assert shown[:4] == ["1", "1.200", "2.00", "float32, 1.500 ms"]
+    assert shown[12:16] == ["1", "1.200", "4.00", "highest, 0.750 ms"]
     assert texts[-2:] == ["ModelNew, x [4, 8]", "LinearReluDivideNew, x [4, 8]"]
-    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("width") == "30"]
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("width") == "32"]
     high = [float(bar.get("height")) for bar in bars]
     assert len(high) == 18
     assert high[:3] == [37.5, 45.0, 75.0]
