@@ -8,13 +8,13 @@ compare.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from referee import ending
 from referee.markdown import by_role
 from referee.report import interval, table
+from referee.schema import load
 
 WITHIN = 0.005  # by which medians may differ although their intervals do not overlap
 
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("second", type=Path, help="what it wrote another time")
     args = parser.parse_args(arguments)
     try:
-        text, agree = compare(*(json.loads(p.read_text()) for p in (args.first, args.second)))
+        text, agree = compare(load(args.first), load(args.second))
     except (OSError, ValueError) as error:
         ending.say(str(error), "referee.agreement")
         return 2

@@ -5,13 +5,13 @@ the speed over eager: of eager, of `torch.compile` where it was measured, and of
 """
 
 import argparse
-import json
 import sys
 from html import escape
 from pathlib import Path
 
 from referee import ending, files
 from referee.markdown import by_role, milliseconds
+from referee.schema import load
 
 # Problem, dtype and setting of the headline figures.
 FIGURES = (
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("picture", type=Path, help="the .svg to write")
     args = parser.parse_args(arguments)
     try:
-        files.write(args.picture, draw([json.loads(path.read_text()) for path in args.json]))
+        files.write(args.picture, draw([load(path) for path in args.json]))
     except (OSError, ValueError) as error:
         ending.say(str(error), "referee.picture")
         return 1

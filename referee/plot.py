@@ -9,12 +9,12 @@ above it, and kernels whose stores bypass them.
 import argparse
 import importlib.util
 import io
-import json
 import math
 import sys
 from pathlib import Path
 
 from referee import ending, files
+from referee.schema import load
 
 SUFFIXES = (".svg", ".png")
 # By role; a yardstick is a copy, or the product alone. Readable on light and on dark ground.
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         check(args.picture)
-        files.write(args.picture, draw(json.loads(args.json.read_text()), args.picture.suffix))
+        files.write(args.picture, draw(load(args.json), args.picture.suffix))
     except (OSError, ValueError) as error:
         ending.say(str(error), "referee.plot")
         return 2

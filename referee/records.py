@@ -10,12 +10,12 @@ import torch
 
 from referee import ranking, report
 from referee.outcome import Outcome, Run
+from referee.schema import SCHEMA
 from referee.solutions import CORRECT, WRONG, Verdict
 from referee.step import Step
 from referee.sweep import Size
 from referee.timing import COMPILED, Timings
 
-SCHEMA = 1
 INTERRUPTED, LEFT_OUT = "interrupted", "left out"
 
 

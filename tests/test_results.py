@@ -488,6 +488,17 @@ def test_pictures_that_are_refused(fault, tmp_path, capsys):
     assert ("relu float16" in error) == (fault != "another machine")
 
 
+@pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"schema": 0}'])
+@pytest.mark.parametrize("command", [picture, plot, agreement])
+def test_files_of_others(command, text, tmp_path, capsys):
+    if command is plot:
+        pytest.importorskip("matplotlib")
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    assert command.main([str(path), str(tmp_path / "a.svg")]) != 0
+    assert capsys.readouterr().err.startswith(f"referee.{command.__name__[8:]}: {path} is no")
+
+
 # ------------------------------------------------------------------------------------ agreement
 
 
@@ -506,7 +517,7 @@ def test_agreement(tmp_path, capsys):
     assert output.count(" overlap\n") == 2
     paths[2].write_text(json.dumps(document([])))
     assert agreement.main([a, c]) == 2
-    assert "nothing" not in capsys.readouterr().out
+    assert capsys.readouterr().err.endswith(": the files have no comparison in common\n")
 
 
 def test_intervals_of_equal_runs_overlap():
