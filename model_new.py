@@ -40,6 +40,20 @@ class ModelNew(_reference.Model):
         self.inplace = inplace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """max(x, 0) element by element; NaN stays NaN. Differentiable.
+
+        Args:
+            x: of any shape and strides; float32, float64, float16, bfloat16, int8 to int64, uint8,
+                and what else the installed torch takes.
+
+        Returns:
+            Of x's shape, dtype and device, dense; x itself if in place.
+
+        Raises:
+            RuntimeError: x is bool, or in place a leaf that requires gradients.
+            NotImplementedError: torch has no ReLU for the dtype, such as complex ones.
+            TypeError: x is no tensor.
+        """
         if _is_scripted() or _is_traced():  # a graph holds torch's own op, which compilers fuse
             return x.relu_() if self.inplace else x.relu()
         return _relu_in_place(x) if self.inplace else _relu(x)
@@ -53,9 +67,33 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
 
     Takes what the reference takes and returns what it returns, in the same dtype and shape.
     Parameters and divisor are read in each call.
+
+    Args:
+        in_features: K, the last size of x.
+        out_features: N, the last size of the result.
+        divisor: any number; 0, infinities and NaN give what torch gives.
+
+    Attributes:
+        linear: `nn.Linear` with weight `[N, K]` and bias `[N]`, which make the `state_dict`.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """relu(x weight^T + bias) / divisor. Differentiable in x, weight and bias.
+
+        float32 is as accurate as `torch.set_float32_matmul_precision` and torch's other settings
+        ask for.
+
+        Args:
+            x: `[..., K]` of any strides, of the parameters' dtype and device: float32, float64,
+                float16 or bfloat16.
+
+        Returns:
+            `[..., N]`, of x's dtype and device, dense.
+
+        Raises:
+            RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.
+            TypeError: x is no tensor.
+        """
         if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
             return self.linear(x).relu() / self.divisor
         linear, divisor = self.linear, self.divisor

@@ -14,29 +14,22 @@ if __name__ == "__main__":
 # isort: split
 import argparse
 import importlib
-import json
 import stat
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import NoReturn
 
-from referee import correctness, files, report  # before torch, of whose warnings it silences one
-
-# isort: split
-import torch
-
 from model import PROBLEMS
-from referee import linear, ranking, relu, solutions
-from referee.cases import DTYPES
-from referee.memory import RING
-from referee.outcome import Task
+from referee import devices, files, ours, outputs, plot, ranking, records, report, solutions, sweep
+from referee.cases import DTYPES, name_of
 from referee.progress import Progress
+from referee.records import Document
 from referee.timing import CPU_SECONDS, Rounds
 
 # Not of the docstring, which `python -OO` removes.
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
-GRADERS = {"relu": relu, "linear_relu_divide": linear}
 LARGEST_SOLUTION = 64 << 20  # bytes
 TIMEOUT = 300  # s for a solution
 MOST_SHARES = 4  # of a CPU's seconds that several files share
@@ -57,68 +50,70 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    if args.bundle and args.solution:
-        parser.error("--bundle writes this project's solution, --solution grades files: which?")
-    if args.timeout and not args.solution:
-        parser.error("--timeout is for --solution")
+    _check(args, parser)
     if args.bundle:
-        if not args.problem:
-            parser.error("--bundle writes one problem: which?")
         return _bundle(args.problem, args.bundle)
-    if args.solution and not args.problem:
-        parser.error("--solution grades files for one problem: which?")
     names = [args.problem] if args.problem else list(PROBLEMS)
-    dtype = DTYPES[args.dtype]
+    dtypes = args.dtype or (sweep.DTYPES if args.sweep else ["float32"])
     try:
-        device, why = _device(args.device)
+        device, why = devices.choose(args.device)
         buffers = solutions.BUFFERS[device.type] if args.solution else None
-        shapes = {
-            name: GRADERS[name].choose_shape(PROBLEMS[name], args.rows, dtype, device, buffers)
+        shapes: ours.Shapes = {
+            (name, dtype): ours.GRADERS[name].choose_shape(
+                PROBLEMS[name], args.rows, DTYPES[dtype], device, buffers
+            )
             for name in names
+            for dtype in dtypes
         }
     except ValueError as error:
         parser.error(str(error))
 
-    progress = Progress()
+    document = Document.start(arguments, "comparison", device)
+    work = partial(ours.compare, shapes, device, why, args.trials, document)
+    if args.sweep:
+        document.kind = "sweep"
+        work = partial(ours.sweep_sizes, shapes, device, why, args.trials, document)
     if args.solution:
-        [(name, (shape, note))] = shapes.items()
-        seconds = CPU_SECONDS / min(len(args.solution), MOST_SHARES)
-        wanted = Rounds(args.trials, seconds)
+        document.kind = "grading"
+        [((name, dtype), (shape, note))] = shapes.items()
+        wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
+        timeout, progress = args.timeout or TIMEOUT, Progress()
         task = solutions.Task(
-            name, PROBLEMS[name], shape, dtype, device, wanted, args.timeout or TIMEOUT, progress
+            name, PROBLEMS[name], shape, DTYPES[dtype], device, wanted, timeout, progress
         )
-        return _solutions(args, task, why, note)
-    wanted = Rounds(args.trials, CPU_SECONDS / len(names))
-    about = report.environment(device)
-    wrong, records = False, {}
-    for name, (shape, note) in shapes.items():
-        state = correctness.global_state()
-        try:
-            solution, seconds = _solution(name, progress)
-        except Exception as error:  # whatever the solution raises
-            progress.clear()
-            ending.say(f"the solution cannot be imported: {type(error).__name__}: {error}")
-            return 1
-        task = Task(PROBLEMS[name], solution, shape, dtype, device, wanted, progress)
-        outcome = GRADERS[name].grade(task)
-        now = correctness.global_state()
-        outcome.checks.failures += [
-            f"the solution changed {what}" for what in now if now[what] != state[what]
-        ]
-        progress.clear()
+        work = partial(_solutions, args.solution, task, why, note, document)
+    return _finish(args, document, work)
 
-        start = "\n" * bool(records) + f"{name}: " * (len(names) > 1)
-        lines = [f"{start}{report.headline(about, device, why, shape, args.dtype)}"]
-        lines += [note] if note else []
-        lines.append(f"kernels ready in {seconds:.1f} s; {report.outcome(outcome)}")
-        ending.show("\n".join(lines))
-        wrong |= bool(outcome.problems)
-        facts = {"environment": about, "shape": shape, "dtype": args.dtype}
-        records[name] = report.record(facts, outcome)
-    if args.json:
-        whole = records if len(names) > 1 else records[names[0]]
-        wrong |= not _write(args.json, json.dumps(whole, indent=1) + "\n")
-    return 1 if wrong else 0
+
+def _finish(args: argparse.Namespace, document: Document, work: Callable[[], bool]) -> int:
+    """Does the work and writes what was measured, after an interrupt too; the exit status."""
+    results = partial(outputs.write_results, document, args.json, args.markdown, args.plot)
+    try:
+        fine = work()
+    except KeyboardInterrupt:
+        document.complete = False
+        if document.records:
+            results()
+        raise
+    return 0 if results() and fine else 1
+
+
+def _check(args: argparse.Namespace, parser: Parser) -> None:
+    """Ends with status 2 where options contradict each other."""
+    args.sweep |= args.plot is not None
+    for option, value in (("--bundle", args.bundle), ("--solution", args.solution)):
+        if value and args.sweep:
+            parser.error(f"--sweep and --plot are not for {option}")
+        if value and not args.problem:
+            parser.error(f"{option} is for one problem: which?")
+    if args.bundle and args.solution:
+        parser.error("--bundle writes this project's solution, --solution grades files: which?")
+    if args.timeout and not args.solution:
+        parser.error("--timeout is for --solution")
+    if args.rows and args.sweep:
+        parser.error("--rows is for one size, --sweep takes many: which?")
+    if args.solution and args.dtype and len(args.dtype) > 1:
+        parser.error("--solution grades files in one dtype: which?")
 
 
 def _parser() -> Parser:
@@ -126,7 +121,10 @@ def _parser() -> Parser:
     parser.add_argument("problem", nargs="?", choices=list(PROBLEMS), help="default: all")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     parser.add_argument(
-        "--dtype", default="float32", choices=list(DTYPES), metavar="T", help=", ".join(DTYPES)
+        "--dtype",
+        type=_dtypes,
+        metavar="T[,T]",
+        help=f"one or more of {', '.join(DTYPES)} (default: float32)",
     )
     parser.add_argument(
         "--rows", type=_positive, metavar="N", help="rows of the input (default: what fits)"
@@ -135,7 +133,19 @@ def _parser() -> Parser:
         "--trials", type=_positive, metavar="N", help="timed rounds (default: 50, on a CPU 3 to 50)"
     )
     parser.add_argument(
+        "--sweep", action="store_true", help="time many sizes and dtypes, forwards alone"
+    )
+    parser.add_argument(
         "--json", type=_writable, metavar="FILE", help="write everything as JSON too"
+    )
+    parser.add_argument(
+        "--markdown", type=_writable, metavar="FILE", help="write tables for a README too"
+    )
+    parser.add_argument(
+        "--plot",
+        type=_drawable,
+        metavar="FILE",
+        help="draw what --sweep measures as .svg or .png; needs matplotlib",
     )
     parser.add_argument(
         "--bundle", type=_writable, metavar="FILE", help="write the solution as one file, and stop"
@@ -172,6 +182,22 @@ def _solution_file(text: str) -> Path:
     return path
 
 
+def _dtypes(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in DTYPES:
+            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(DTYPES)}")
+    return names
+
+
+def _drawable(text: str) -> Path:
+    try:
+        plot.check(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return _writable(text)
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
@@ -187,84 +213,34 @@ def _writable(text: str) -> Path:
     return path
 
 
-def _device(name: str | None) -> tuple[torch.device, str]:
-    """The device asked for, or the best there is, and why that is no GPU; it becomes current."""
-    why = "" if name else _no_gpu()
-    try:
-        device = torch.device(name or ("cpu" if why else "cuda"))
-    except RuntimeError:
-        raise ValueError(f"{name} is no device: cpu, cuda or cuda:N is meant") from None
-    if device.type not in RING:
-        raise ValueError(f"device {name} is neither a CPU nor a CUDA GPU")
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        if device.index >= torch.cuda.device_count():
-            raise ValueError(f"device {device} is not there: torch sees no such GPU")
-        torch.cuda.set_device(device)
-        return device, why
-    return torch.device("cpu"), why
-
-
-def _no_gpu() -> str:
-    """Why the best device is no GPU; "" where it is one."""
-    if torch.cuda.is_available():
-        return ""
-    if not torch.backends.cuda.is_built():
-        return "no GPU: torch is a CPU build"
-    reason = "no reason given"
-    try:
-        torch.cuda.init()
-    except RuntimeError as error:
-        reason = str(error).partition(". ")[0]
-    return f"no GPU: torch.cuda.is_available() is false ({reason})"
-
-
-def _solution(name: str, progress: Progress) -> tuple[type[torch.nn.Module], float]:
-    """The solution, and the seconds that its import, which builds the kernels, took."""
-    progress("building the kernels")
-    start = perf_counter()
-    solutions = importlib.import_module("model_new").SOLUTIONS
-    if name not in solutions:
-        raise ImportError(f"it has none for {name}")
-    return solutions[name], perf_counter() - start
-
-
-def _solutions(args: argparse.Namespace, task: solutions.Task, why: str, note: str) -> int:
-    """Grades files; the exit status."""
-    about = report.environment(task.device)
-    head = report.headline(about, task.device, why, task.shape, args.dtype)
+def _solutions(
+    paths: list[Path], task: solutions.Task, why: str, note: str, document: Document
+) -> bool:
+    """Grades files; whether all are right."""
+    facts = {"problem": task.name, "shape": task.shape, "dtype": name_of(task.dtype)}
+    head = report.headline(document.environment, task.device, why, task.shape, facts["dtype"])
     ending.show(f"{task.name}: {head}" + f"\n{note}" * bool(note))
-    verdicts = solutions.grade_files(
-        args.solution, task, lambda verdict: ending.show(ranking.line(verdict))
-    )
-    if len(verdicts) > 1:
-        ending.show(f"\n{ranking.ranking(verdicts)}")
-    fine = all(verdict.word == solutions.CORRECT for verdict in verdicts)
-    if args.json:
-        facts = {"environment": about, "shape": task.shape, "dtype": args.dtype}
-        whole = {**facts, "problem": task.name, "solutions": [*map(ranking.record, verdicts)]}
-        fine &= _write(args.json, json.dumps(whole, indent=1) + "\n")
-    return 0 if fine else 1
+    verdicts = []
+
+    def add(verdict: solutions.Verdict) -> None:
+        verdicts.append(verdict)
+        document.records.append(records.of_verdict(facts, verdict))
+        ending.show(ranking.line(verdict))
+
+    try:
+        solutions.grade_files(paths, task, add)
+    finally:  # after an interrupt too, with what there is
+        if len(verdicts) > 1:
+            ending.show(f"\n{ranking.ranking(verdicts)}")
+    return all(verdict.word == solutions.CORRECT for verdict in verdicts)
 
 
 def _bundle(problem: str, path: Path) -> int:
     text = importlib.import_module("kernels.build.bundle").bundle(problem)
-    if not _write(path, text):
+    if not outputs.write(path, text):
         return 1
     ending.show(f"wrote {path}: {problem} in one file of {len(text.splitlines()):,} lines")
     return 0
-
-
-def _write(path: Path, text: str) -> bool:
-    """Whether it could be written; says on stderr how it could not."""
-    try:
-        note = files.write(path, text)
-    except OSError as error:
-        ending.say(f"cannot write {path}: {error.strerror}")
-        return False
-    if note:
-        ending.say(note)
-    return True
 
 
 if __name__ == "__main__":

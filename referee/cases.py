@@ -7,9 +7,15 @@ from functools import cache, partial
 
 import torch
 
+
+def name_of(dtype: torch.dtype) -> str:
+    """Without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
 # torch.relu takes the last three from torch 2.15 on, see `served`.
 DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
+    name_of(dtype): dtype
     for dtype in (
         torch.float32,
         torch.float64,

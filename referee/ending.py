@@ -49,10 +49,10 @@ def run(main: Callable[[], int]) -> int:
     return status
 
 
-def say(text: str) -> None:
+def say(text: str, program: str = "run.py") -> None:
     """A line on stderr, if it takes one; on a terminal in the place of the progress."""
     with suppress(OSError):
-        print(f"{_line_start()}run.py: {text}", file=sys.stderr, flush=True)
+        print(f"{_line_start()}{program}: {text}", file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
@@ -87,8 +87,13 @@ def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
 
 
+def is_terminal() -> bool:
+    """Whether stderr is a terminal that can erase a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def _line_start() -> str:
-    return "\r\x1b[K" if sys.stderr.isatty() else ""
+    return "\r\x1b[K" if is_terminal() else ""
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -31,7 +31,7 @@ def check_writable(path: Path) -> None:
         _check_access(path, os.W_OK)
 
 
-def write(path: Path, text: str) -> str:
+def write(path: Path, text: str | bytes) -> str:
     """Writes a file; returns "", or a sentence if an interruption could have left half of it.
 
     A new file, flushed to disk, takes the place of the old one; it gets its mode and, as far as
@@ -42,7 +42,7 @@ def write(path: Path, text: str) -> str:
     Raises:
         OSError: it cannot be written; what a new file was to replace is as it was.
     """
-    data = text.encode()
+    data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
     there = _status(path)
     stream = there and _standard_stream(there)
     if stream is not None or (there and not stat.S_ISREG(there.st_mode)):

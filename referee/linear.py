@@ -6,7 +6,8 @@ do not wait for it to recover: interleaved in random order, all contestants meet
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -20,8 +21,8 @@ from referee.linear_errors import clear_of_zero, precision
 from referee.memory import RING, choose_rows
 from referee.outcome import Outcome, Run, Task
 from referee.progress import Progress
-from referee.step import Pace, measure_step
-from referee.timing import Names, Rate, Timings, compiled, measure
+from referee.step import Pace, Step, measure_step
+from referee.timing import Names, Rate, Rounds, Timings, compiled, measure
 
 NAMES = Names(solution="LinearReluDivideNew", eager="eager")
 PRODUCT = "product alone"
@@ -37,6 +38,7 @@ RATE = Rate(
     margin={"cpu": 1.5, "cuda": 1.25},
 )
 SETTINGS = {"cpu": ["highest"], "cuda": ["highest", "high", "medium"]}
+SWEEP = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}  # rows of x
 CPU_ROWS = 64  # a float64 product with all of the weight takes a CPU a second
 WEIGHTS = 6  # in memory at once: those of both modules, of a copy, their gradients
 SUSPECTS = 16, 64  # rows and columns that are looked at after a timed call
@@ -160,33 +162,34 @@ def choose_shape(
     return (count, k), note
 
 
-def grade(task: Task) -> Outcome:
-    """Checks outputs and gradients under every precision setting; if all are right, times them."""
+@contextmanager
+def _precision_kept() -> Iterator[None]:
+    """Within it, the precision setting may be changed."""
     before = torch.get_float32_matmul_precision()
     try:
-        return _grade(task)
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def _grade(task: Task) -> Outcome:
+@_precision_kept()
+def grade(task: Task, outcome: Outcome) -> None:
+    """Checks outputs and gradients under every precision setting; if all are right, times them.
+
+    Args:
+        outcome: what is found is added to it as it is found.
+    """
     problem, device, progress = task.problem, task.device, task.progress
     generator = torch.Generator(device=device)
     seed = generator.seed() % 2**31  # new in every run
     contender = Contender(problem.reference, task.solution, device, generator)
-    outcome = Outcome(check_small(contender, SETTINGS[device.type], seed, progress))
     checks = outcome.checks
+    checks.add(check_small(contender, SETTINGS[device.type], seed, progress))
     if checks.failures:
-        return outcome
+        return
     progress("drawing the weights")
-    solution, reference = (
-        kind(*problem.get_init_inputs()).to(device, task.dtype)
-        for kind in (task.solution, problem.reference)
-    )
-    solution.load_state_dict(reference.state_dict())
-    ring = [
-        torch.empty(task.shape, dtype=task.dtype, device=device) for _ in range(RING[device.type])
-    ]
+    reference, solution = _modules(task)
+    ring = _ring(task.shape, task)
     is_float32 = task.dtype == torch.float32
     for setting in SETTINGS[device.type] if is_float32 else SETTINGS["cpu"]:
         torch.set_float32_matmul_precision(setting)
@@ -197,13 +200,26 @@ def _grade(task: Task) -> Outcome:
         inputs = Inputs(ring, reference, solution, generator)
         for x in ring:
             cases.refill(x, generator)
-        run = _measure(reference, solution, inputs, label, generator, task)
-        outcome.runs.append(run)
+        run = _measure(reference, solution, inputs, label, generator, task, outcome)
         if torch.get_float32_matmul_precision() != setting:
             checks.failures.append(f"{setting}: the solution changed the precision setting")
         if run.problems:
             break
-    return outcome
+
+
+def _modules(task: Task) -> tuple[nn.Module, nn.Module]:
+    """The reference and the solution, with equal parameters."""
+    reference, solution = (
+        kind(*task.problem.get_init_inputs()).to(task.device, task.dtype)
+        for kind in (task.problem.reference, task.solution)
+    )
+    solution.load_state_dict(reference.state_dict())
+    return reference, solution
+
+
+def _ring(shape: tuple[int, ...], task: Task) -> list[torch.Tensor]:
+    count = RING[task.device.type]
+    return [torch.empty(shape, dtype=task.dtype, device=task.device) for _ in range(count)]
 
 
 def _check_headline(
@@ -252,19 +268,75 @@ def _measure(
     label: str,
     generator: torch.Generator,
     task: Task,
+    outcome: Outcome,
 ) -> Run:
     x = inputs.ring[0]
-    n, k = reference.linear.weight.shape
-    timings = Timings(x.device.type, NAMES, RATE, 2 * len(x) * n * k)
-    calls = contestants(reference, solution, x, timings.notes)
-    run = Run(label, measure(calls, inputs, timings, fastest_product, task.wanted, task.progress))
+    timings, calls = contest(reference, solution, x)
+    run = Run(label, timings)
+    outcome.runs.append(run)
+    measure(calls, inputs, timings, fastest_product, task.wanted, task.progress)
     if not run.problems:
+        n = len(reference.linear.weight)
         grad_output = cases.random((len(x), n), x.dtype, x.device, generator)
         pace = Pace(calls[PRODUCT], fastest_product(timings), backward=2)
-        run.step = measure_step(
-            reference, solution, inputs, grad_output, NAMES, RATE, pace, task.wanted, task.progress
+        run.step = Step.of(x.device.type, NAMES, RATE)
+        measure_step(
+            reference, solution, inputs, grad_output, run.step, pace, task.wanted, task.progress
         )
     return run
+
+
+def contest(
+    reference: nn.Module, solution: nn.Module, x: torch.Tensor
+) -> tuple[Timings, dict[str, Callable]]:
+    """All that `measure` needs for inputs like x, but these."""
+    (n, k), m = reference.linear.weight.shape, len(x)
+    moved = x.element_size() * (m * k + n * k + m * n)
+    timings = Timings(x.device.type, NAMES, RATE, work=2 * m * n * k, moved=moved)
+    return timings, contestants(reference, solution, x, timings.notes)
+
+
+class Series:
+    """Few to many rows of x, the problem's weight, one dtype and precision, for a sweep."""
+
+    def __init__(self, task: Task, setting: str) -> None:
+        self._task, self._precision = task, setting
+        self.setting = setting if task.dtype == torch.float32 else ""
+        self._features = task.problem.get_init_inputs()[:2]
+        self.shapes = [(m, self._features[0]) for m in SWEEP[task.device.type]]
+        self._modules: tuple[nn.Module, nn.Module] | None = None
+
+    def needed(self, shape: tuple[int, ...]) -> int:
+        """Bytes of memory: both modules, the ring and outputs; on a GPU 3 products' operands."""
+        (m, _), (k, n) = shape, self._features
+        kind, size = self._task.device.type, self._task.dtype.itemsize
+        products = 3 * (m + n) * k * torch.float16.itemsize
+        has_products = kind == "cuda" and self._task.dtype == torch.float32
+        return (2 * n * k + RING[kind] * m * k + 2 * m * n) * size + has_products * products
+
+    @_precision_kept()
+    def time(self, shape: tuple[int, ...], wanted: Rounds, progress: Progress) -> Timings:
+        """The forward's times."""
+        task = self._task
+        torch.set_float32_matmul_precision(self._precision)
+        if self._modules is None:
+            self._modules = _modules(task)
+        generator = torch.Generator(device=task.device)
+        generator.seed()
+        ring = [cases.refill(x, generator) for x in _ring(shape, task)]
+        timings, calls = contest(*self._modules, ring[0])
+        inputs = Inputs(ring, *self._modules, generator)
+        return measure(calls, inputs, timings, fastest_product, wanted, progress)
+
+    def close(self) -> None:
+        """Gives the weights' memory back."""
+        self._modules = None
+
+
+def sweep(task: Task) -> list[Series]:
+    """The series of the task's dtype: for float32 `highest`, and on a GPU `high`."""
+    settings = SETTINGS[task.device.type][:2] if task.dtype == torch.float32 else ["highest"]
+    return [Series(task, setting) for setting in settings]
 
 
 @torch.no_grad()

@@ -58,3 +58,13 @@ class Outcome:
     def problems(self) -> list[str]:
         """All that is wrong, in words."""
         return self.checks.failures + [problem for run in self.runs for problem in run.problems]
+
+    def trim(self) -> None:
+        """Keeps the whole rounds of what was interrupted."""
+        for run in self.runs:
+            run.timings.trim(run.timings.rounds)
+            if run.step and run.step.rounds:
+                run.step.trim()
+            else:
+                run.step = None
+        self.runs = [run for run in self.runs if run.timings.rounds]

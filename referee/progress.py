@@ -1,8 +1,11 @@
 """Progress on stderr: one line in place on a terminal, a plain line a stage elsewhere."""
 
+import shutil
 import sys
 from contextlib import suppress
 from time import monotonic
+
+from referee import ending
 
 
 class Progress:
@@ -14,7 +17,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+        self._terminal = ending.is_terminal()
         self._stage = ""
         self._last = 0.0
 
@@ -25,13 +28,17 @@ class Progress:
             return
         self._stage, self._last = stage, now
         text = f"{stage} {detail}".rstrip()
-        self._write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        if self._terminal:  # a longer line would wrap, and not be removed whole
+            width = shutil.get_terminal_size().columns - 1
+            self._write(f"\r\x1b[K{text[:width]}")
+        else:
+            self._write(f"{text}\n")
 
     def clear(self) -> None:
         """Removes the line from a terminal, so that the report starts on a clean one."""
         if self._terminal and self._stage:
             self._write("\r\x1b[K")
-        self._stage = ""
+            self._stage = ""
 
     @staticmethod
     def _write(text: str) -> None:

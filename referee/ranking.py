@@ -3,7 +3,7 @@
 import math
 from statistics import median
 
-from referee.report import rates, table
+from referee.report import table
 from referee.solutions import CORRECT, Verdict
 from referee.stats import speed_up
 
@@ -35,30 +35,6 @@ def ranking(verdicts: list[Verdict]) -> str:
     return f"{table(rows)}\n{scores}"
 
 
-def record(verdict: Verdict) -> dict:
-    """For the JSON file."""
-    timings = verdict.timings
-    whole = {
-        "file": str(verdict.file),
-        "verdict": verdict.word,
-        "reason": verdict.reason,
-        "accuracy": verdict.accuracy,
-        "cases": verdict.count,
-        "import_seconds": verdict.import_seconds,
-        "refused": verdict.refused,
-        "notes": verdict.notes,
-    }
-    if timings:
-        whole["time"] = _word(verdict)
-        whole["timings"] = {
-            "summary": rates(timings),
-            "seconds": timings.seconds,
-            "wall_seconds": timings.wall,
-            "notes": timings.notes,
-        }
-    return whole
-
-
 def _time(verdict: Verdict) -> str:
     milliseconds, ratio, word, share = _cells(verdict)
     return f"{milliseconds} ms, eager / this {ratio}: {word}; {share} of the limit"
@@ -73,10 +49,11 @@ def _cells(verdict: Verdict) -> list[str]:
     share = 100 * limit / median(seconds[names.solution])
     ratio, low, high = speed_up(seconds[names.eager], seconds[names.solution])
     milliseconds = f"{median(seconds[names.solution]) * 1e3:.3f}"
-    return [milliseconds, f"{ratio:.3f} [{low:.3f}, {high:.3f}]", _word(verdict), f"{share:.1f}%"]
+    return [milliseconds, f"{ratio:.3f} [{low:.3f}, {high:.3f}]", word(verdict), f"{share:.1f}%"]
 
 
-def _word(verdict: Verdict) -> str:
+def word(verdict: Verdict) -> str:
+    """The ratio in a word."""
     if verdict.too_noisy:
         return "too noisy"
     if verdict.is_tie:

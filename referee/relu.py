@@ -1,5 +1,6 @@
 """Grades ReLU: equal to the last bit, and limited by memory."""
 
+import math
 import random
 from collections.abc import Callable, Container, Sequence
 
@@ -13,10 +14,12 @@ from referee.compare import first_mismatch
 from referee.correctness import check_headline, check_small
 from referee.memory import RING, choose_rows
 from referee.outcome import Outcome, Run, Task
-from referee.step import Pace, measure_step
-from referee.timing import Names, Rate, Timings, compiled, measure
+from referee.progress import Progress
+from referee.step import Pace, Step, measure_step
+from referee.timing import Names, Rate, Rounds, Timings, compiled, measure
 
 NAMES = Names(solution="ModelNew", eager="torch.relu")
+SWEEP = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}  # exponents of two, of elements
 COPY = "copy"
 COPY_REUSED = "copy, reused memory"
 RATE = Rate(
@@ -99,37 +102,83 @@ def choose_shape(
     return (count, *row.shape[1:]), note
 
 
-def grade(task: Task) -> Outcome:
-    """Checks outputs and gradients; if all are right, takes the times: integers have no step."""
+def grade(task: Task, outcome: Outcome) -> None:
+    """Checks outputs and gradients; if all are right, takes the times: integers have no step.
+
+    Args:
+        outcome: what is found is added to it as it is found.
+    """
     problem, device, progress = task.problem, task.device, task.progress
     reference = problem.reference(*problem.get_init_inputs()).to(device)
     solution = task.solution(*problem.get_init_inputs()).to(device)
     generator = torch.Generator(device=device)
     seed = generator.seed() % 2**31  # new in every run
-    outcome = Outcome(check_small(reference, solution, device, seed, progress))
     checks = outcome.checks
+    checks.add(check_small(reference, solution, device, seed, progress))
     if checks.failures:
-        return outcome
+        return
     progress("drawing the input")
     x = cases.random(task.shape, task.dtype, device, generator)
     checks.add(check_headline(reference, solution, x, generator, progress))
     if checks.failures:
-        return outcome
-    ring = [x, *(x.clone() for _ in range(RING[device.type] - 1))]
-    inputs = Inputs(ring, reference, generator)
-    timings = Timings(device.type, NAMES, RATE, 2 * x.numel() * x.element_size())
-    calls = contestants(reference, solution, x, timings.notes)
-    run = Run("", measure(calls, inputs, timings, fastest_copy, task.wanted, progress))
+        return
+    inputs, timings, calls = contest(reference, solution, x, generator)
+    run = Run("", timings)
     outcome.runs.append(run)
+    measure(calls, inputs, timings, fastest_copy, task.wanted, progress)
     if timings.problems or not x.is_floating_point():
-        return outcome
+        return
     progress("drawing the output's gradient")
     grad_output = cases.random(task.shape, x.dtype, device, generator)
     pace = Pace(calls[copy_of(calls)], fastest_copy(timings), backward=1)
-    run.step = measure_step(
-        reference, solution, inputs, grad_output, NAMES, RATE, pace, task.wanted, progress
-    )
-    return outcome
+    run.step = Step.of(device.type, NAMES, RATE)
+    measure_step(reference, solution, inputs, grad_output, run.step, pace, task.wanted, progress)
+
+
+def contest(
+    reference: nn.Module, solution: nn.Module, x: torch.Tensor, generator: torch.Generator
+) -> tuple[Inputs, Timings, dict[str, Callable]]:
+    """All that `measure` needs for inputs like x, which becomes one of them."""
+    ring = [x, *(x.clone() for _ in range(RING[x.device.type] - 1))]
+    timings = Timings(x.device.type, NAMES, RATE, work=2 * x.nbytes, moved=2 * x.nbytes)
+    calls = contestants(reference, solution, x, timings.notes)
+    return Inputs(ring, reference, generator), timings, calls
+
+
+class Series:
+    """ReLU of `[rows, 1024]` in one dtype, for a sweep."""
+
+    setting = ""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.shapes = [(2**e // 1024, 1024) for e in SWEEP[task.device.type]]
+
+    def needed(self, shape: tuple[int, ...]) -> int:
+        """Bytes of memory: the ring, the copy's target, outputs of two calls."""
+        buffers = RING[self._task.device.type] + 3
+        return buffers * math.prod(shape) * self._task.dtype.itemsize
+
+    def time(self, shape: tuple[int, ...], wanted: Rounds, progress: Progress) -> Timings:
+        """The forward's times."""
+        task = self._task
+        reference, solution = (
+            kind(*task.problem.get_init_inputs()).to(task.device)
+            for kind in (task.problem.reference, task.solution)
+        )
+        generator = torch.Generator(device=task.device)
+        generator.seed()
+        x = cases.random(shape, task.dtype, task.device, generator)
+        inputs, timings, calls = contest(reference, solution, x, generator)
+        return measure(calls, inputs, timings, fastest_copy, wanted, progress)
+
+    def close(self) -> None:
+        """Nothing is kept between sizes."""
+
+
+def sweep(task: Task) -> list[Series]:
+    """The series of the task's dtype."""
+    return [Series(task)]
 
 
 @torch.no_grad()

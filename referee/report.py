@@ -33,13 +33,18 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
 
 
 def headline(
-    about: dict, device: torch.device, why: str, shape: tuple[int, ...], dtype: str
+    about: dict,
+    device: torch.device,
+    why: str,
+    shape: tuple[int, ...] | None = None,
+    dtype: str = "",
 ) -> str:
-    """One line: the device, and why it is not a GPU, or ""; the versions, the input."""
+    """One line: the device, and why it is not a GPU, or ""; the versions, the input if one."""
     threads = f" ({about['threads']} threads)" if about["threads"] else ""
     measured = f"{device}: {about['device']}{threads}{why and f'; {why}'}"
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
-    return f"{measured}; torch {about['torch']}, {cuda}; {list(shape)} {dtype}"
+    taken = f"; {list(shape)} {dtype}" if shape is not None else ""
+    return f"{measured}; torch {about['torch']}, {cuda}{taken}"
 
 
 def summary(timed: dict[str, list[float]], eager: str) -> list[dict[str, float | str]]:
@@ -65,14 +70,12 @@ def summary(timed: dict[str, list[float]], eager: str) -> list[dict[str, float |
 def rates(timings: Timings) -> list[dict[str, float | str]]:
     """`summary` with the speed, in the rate's unit and in percent of the yardstick's."""
     rate = timings.rate
-    unit = rate.unit.lower().replace("/", "_per_")
-    of = rate.yardstick.split()[0]
     yardstick = median(timings.seconds[rate.yardstick]) * 1e3
     return [
         {
             **row,
-            unit: timings.work / (row["median_ms"] * 1e-3) / rate.scale,
-            f"percent_of_{of}": 100 * yardstick / row["median_ms"],
+            "rate": timings.work / (row["median_ms"] * 1e-3) / rate.scale,
+            "percent_of_yardstick": 100 * yardstick / row["median_ms"],
         }
         for row in summary(timings.seconds, timings.names.eager)
     ]
@@ -124,15 +127,13 @@ def _forward(timings: Timings, setting: str) -> str:
     rows = [[title, "median ms", "p10 - p90 ms", rate.unit, f"of {of}", f"{names.eager} / this"]]
     by_name = {row["name"]: row for row in rates(timings)}
     for name, row in by_name.items():
-        *_, speed, percent = row.values()
-        rows.append(
-            [name, *_times(row), f"{speed:.{rate.digits}f}", f"{percent:.1f}%", _ratio(row)]
-        )
+        speed, percent = f"{row['rate']:.{rate.digits}f}", f"{row['percent_of_yardstick']:.1f}%"
+        rows.append([name, *_times(row), speed, percent, interval(row)])
     rounds = len(timings.seconds[names.eager])
     lines = [
         table(rows),
         f"{rounds} rounds; ratios are medians over rounds with a 95% interval, and the same code "
-        f"timed twice gave {_ratio(by_name[names.again])}",
+        f"timed twice gave {interval(by_name[names.again])}",
         *timings.notes,
     ]
     return "\n".join(lines)
@@ -145,7 +146,7 @@ def _step(step: Step, setting: str) -> str:
     rows = [[title, "median ms", "p10 - p90 ms", f"{names.eager} / this"]]
     for half, timed in step.seconds().items():
         for row in summary(timed, names.eager):
-            rows.append([f"{half}, {row['name']}", *_times(row), _ratio(row)])
+            rows.append([f"{half}, {row['name']}", *_times(row), interval(row)])
     ours, eager = step.kept[names.solution], step.kept[names.eager]
     part = f" (1/{eager / ours:.4g})" if ours else ""
     rounds = len(step.forward.seconds[names.eager])
@@ -162,47 +163,9 @@ def _times(row: dict) -> list[str]:
     return [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
 
 
-def _ratio(row: dict) -> str:
+def interval(row: dict) -> str:
+    """A row's ratio, and its 95% interval."""
     return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
-
-
-def record(facts: dict, outcome: Outcome) -> dict:
-    """`facts` and all that was found, raw times included; what was not timed is absent."""
-    whole = {**facts, "checks": vars(outcome.checks)}
-    if outcome.errors:
-        whole["errors"] = [comparison.row() for comparison in outcome.errors]
-    for run in outcome.runs:
-        into = (
-            whole.setdefault("settings", {}).setdefault(run.setting, {}) if run.setting else whole
-        )
-        into["timings"] = _timings_record(run.timings)
-        if run.step:
-            into["step"] = _step_record(run.step)
-    return whole
-
-
-def _timings_record(timings: Timings) -> dict:
-    return {
-        "summary": rates(timings),
-        "seconds": timings.seconds,
-        "wall_seconds": timings.wall,
-        timings.rate.work: timings.work,
-        "problems": timings.problems,
-        "notes": timings.notes,
-    }
-
-
-def _step_record(step: Step) -> dict:
-    seconds = step.seconds()
-    eager = step.forward.names.eager
-    return {
-        "summary": {half: summary(timed, eager) for half, timed in seconds.items()},
-        "seconds": seconds,
-        "wall_seconds": {"forward": step.forward.wall, "backward": step.backward.wall},
-        "kept_bytes": step.kept,
-        "problems": step.problems,
-        "notes": step.notes,
-    }
 
 
 def _processor() -> str:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -47,7 +47,22 @@ class Step:
 
     forward: Timings
     backward: Timings
-    kept: dict[str, int]
+    kept: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(device: str, names: Names, rate: Rate) -> "Step":
+        """Without times yet."""
+        return Step(*(Timings(device, names, rate, 0) for _ in ("forward", "backward")))
+
+    def trim(self) -> None:
+        """Keeps the rounds of which both halves are whole."""
+        for half in (self.forward, self.backward):
+            half.trim(self.rounds)
+
+    @property
+    def rounds(self) -> int:
+        """How many were timed whole."""
+        return min(self.forward.rounds, self.backward.rounds)
 
     def seconds(self) -> dict[str, dict[str, list[float]]]:
         """Seconds by half and name; the whole step is the sum of the two in the same round."""
@@ -76,8 +91,7 @@ def measure_step(
     solution: nn.Module,
     inputs: Inputs,
     grad_output: torch.Tensor,
-    names: Names,
-    rate: Rate,
+    step: Step,
     pace: Pace,
     wanted: Rounds,
     progress: Progress,
@@ -86,11 +100,11 @@ def measure_step(
 
     Args:
         grad_output: the output's gradient.
+        step: without times yet; they are added to it.
     """
-    x = inputs.ring[0]
-    halves = tuple(Timings(x.device.type, names, rate, 0) for _ in ("forward", "backward"))
+    x, names, halves = inputs.ring[0], step.forward.names, (step.forward, step.backward)
     calls = {names.solution: solution, names.eager: reference, names.again: reference}
-    kept = {name: kept_bytes(calls[name], x) for name in (names.solution, names.eager)}
+    step.kept |= {name: kept_bytes(calls[name], x) for name in (names.solution, names.eager)}
     if x.is_cuda:
 
         def attempt(module: nn.Module) -> None:
@@ -109,10 +123,9 @@ def measure_step(
             half.add(part)
         fastest = min(fastest, seconds)
         halves[1].problems += [problem] if problem else []
-    forward, backward = halves
-    judge(forward, fastest, "the step's forward")
-    judge(backward, pace.backward * fastest, "the step's backward")
-    return Step(forward, backward, kept)
+    judge(step.forward, fastest, "the step's forward")
+    judge(step.backward, pace.backward * fastest, "the step's backward")
+    return step
 
 
 def kept_bytes(module: nn.Module, x: torch.Tensor) -> int:

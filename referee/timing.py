@@ -102,6 +102,8 @@ class Timings:
         names: of the contestants that are always there.
         rate: what limits a call.
         work: of one call, in the units of the rate.
+        moved: bytes that a call reads and writes at least, 0 where nobody asks.
+        floor: seconds that the work takes at the highest rate measured.
         problems: wrong outputs and times that cannot be believed, in words.
         notes: what was left out, and why.
     """
@@ -114,6 +116,19 @@ class Timings:
     wall: dict[str, list[float]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    moved: int = 0
+    floor: float = 0.0
+
+    @property
+    def rounds(self) -> int:
+        """How many were timed whole; an interrupt may come within one."""
+        lists = [*self.seconds.values(), *self.wall.values()]
+        return min(map(len, lists), default=0)
+
+    def trim(self, rounds: int) -> None:
+        """Drops later rounds."""
+        for times in (*self.seconds.values(), *self.wall.values()):
+            del times[rounds:]
 
     def start(self, names: Iterable[str]) -> None:
         """Makes room for the times of these contestants, in this order."""
@@ -165,8 +180,8 @@ def rounds(
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
     started, done, problem = perf_counter(), 0, None
-    while not problem and _goes_on(done, perf_counter() - started, wanted, device):
-        progress(f"timing {what}", f"round {done + 1}, {perf_counter() - started:.0f} s")
+    while not problem and _goes_on(done, seconds := perf_counter() - started, wanted, device):
+        progress(f"timing {what}", f"round {done + 1}{_time_left(done, seconds, wanted, device)}")
         samples, problem = one_round()
         yield samples, problem
         done += 1
@@ -179,6 +194,7 @@ def judge(timings: Timings, fastest: float, what: str) -> None:
     it may do to any two contestants: where the control breaks the floor of its own slow calls,
     there is no floor.
     """
+    timings.floor = fastest
     if timings.problems:
         return
     names, too_noisy = timings.names, f"too noisy to judge the times of {what}"
@@ -230,7 +246,12 @@ def _too_fast(timings: Timings, seconds: float, fastest: float) -> bool:
 def compiled(
     reference: nn.Module, attempt: Callable[[Callable], object], notes: list[str]
 ) -> dict[str, Callable]:
-    """The compiled reference by its name; empty, with a note, if an attempt to use it fails."""
+    """The compiled reference by its name; empty, with a note, if an attempt to use it fails.
+
+    The compiler forgets what it has seen, or it would make one program for all shapes, and none
+    after the eighth.
+    """
+    torch.compiler.reset()
     module = torch.compile(reference)
     try:
         attempt(module)
@@ -254,8 +275,23 @@ def _round(
 
 
 def _goes_on(done: int, seconds: float, wanted: Rounds, device: torch.device) -> bool:
-    if wanted.trials is not None:
-        return done < wanted.trials
-    if device.type == "cuda":
-        return done < GPU_ROUNDS
-    return done < CPU_LEAST or (done < CPU_MOST and seconds < wanted.cpu_seconds)
+    return done < _most(wanted, device) and (
+        wanted.trials is not None
+        or device.type == "cuda"
+        or done < CPU_LEAST
+        or seconds < wanted.cpu_seconds
+    )
+
+
+def _most(wanted: Rounds, device: torch.device) -> int:
+    """The number of rounds, unless a CPU's time is over before."""
+    return wanted.trials or (GPU_ROUNDS if device.type == "cuda" else CPU_MOST)
+
+
+def _time_left(done: int, seconds: float, wanted: Rounds, device: torch.device) -> str:
+    """For the progress, from the rounds that are done."""
+    most, each = _most(wanted, device), seconds / max(done, 1)
+    left, total = each * (most - done), f" of {most}"
+    if wanted.trials is None and device.type == "cpu":
+        left, total = min(left, max(wanted.cpu_seconds - seconds, each)), ""
+    return f"{total}, {left:.0f} s left" if done else total

@@ -2,7 +2,9 @@ import os
 import random
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,3 +86,25 @@ def three_threads():
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def solution(monkeypatch):
+    """Puts a stand-in where run.py imports the solution from."""
+    from model import LinearReluDivide
+
+    def place(relu: type, linear_relu_divide: type = LinearReluDivide) -> None:
+        solutions = {"relu": relu, "linear_relu_divide": linear_relu_divide}
+        module = SimpleNamespace(SOLUTIONS=solutions)
+        monkeypatch.setitem(sys.modules, "model_new", module)
+
+    return place
+
+
+@pytest.fixture
+def small_weights(monkeypatch):
+    """The second problem with in_features 96, out_features 80."""
+    from model import PROBLEMS
+
+    small = replace(PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
+    monkeypatch.setitem(PROBLEMS, "linear_relu_divide", small)

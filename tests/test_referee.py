@@ -435,8 +435,9 @@ def timed_step(
     pace = pace or step.Pace(torch.clone, 0.0, backward=1)
     reference = reference or Model()
     return step.measure_step(
-        reference, candidate, inputs, grad_output, relu.NAMES, relu.RATE, pace, FIVE, Progress()
-    )
+        reference, candidate, inputs, grad_output, step.Step.of("cpu", relu.NAMES, relu.RATE),
+        pace, FIVE, Progress(),
+    )  # fmt: skip
 
 
 def test_timing_takes_every_round():

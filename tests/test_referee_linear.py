@@ -383,8 +383,8 @@ def timed(solution: type[nn.Module], steps: bool = False):
     grad_output = cases.random((20, 48), torch.float32, CPU, generator)
     pace = grader.Pace(lambda x: x, 0.0, backward=2)
     return grader.measure_step(
-        reference, candidate, inputs, grad_output, grader.NAMES, grader.RATE, pace, rounds,
-        Progress(),
+        reference, candidate, inputs, grad_output,
+        grader.Step.of("cpu", grader.NAMES, grader.RATE), pace, rounds, Progress(),
     ).problems  # fmt: skip
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ import pytest
 import torch
 
 import run
-from model import PROBLEMS, LinearReluDivide, Model
-from referee import cases
+from model import LinearReluDivide, Model
+from referee import cases, correctness, relu
 from referee.progress import Progress
 
 ROOT = Path(run.__file__).parent
@@ -43,25 +42,6 @@ class Clone(Model):
         return x.clone()
 
 
-@pytest.fixture
-def solution(monkeypatch):
-    """Puts a stand-in where run.py imports the solution from."""
-
-    def place(relu: type, linear_relu_divide: type = LinearReluDivide) -> None:
-        solutions = {"relu": relu, "linear_relu_divide": linear_relu_divide}
-        module = SimpleNamespace(SOLUTIONS=solutions)
-        monkeypatch.setitem(sys.modules, "model_new", module)
-
-    return place
-
-
-@pytest.fixture
-def small_weights(monkeypatch):
-    """The second problem with in_features 96, out_features 80."""
-    small = replace(PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
-    monkeypatch.setitem(PROBLEMS, "linear_relu_divide", small)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -83,6 +63,14 @@ def small_weights(monkeypatch):
         ["linear_relu_divide", "--rows", "9" * 30],
         ["--dtype", "int8"],
         ["--no-such-option"],
+        ["--dtype", "float32,bool"],
+        ["--plot", "a.txt"],
+        ["--plot", "/no/such/folder/a.svg"],
+        ["--markdown", "/no/such/folder/file"],
+        ["--sweep", "--rows", "3"],
+        ["relu", "--sweep", "--bundle", "solution.py"],
+        ["relu", "--solution", str(ROOT / "model.py"), "--sweep"],
+        ["relu", "--solution", str(ROOT / "model.py"), "--dtype", "float32,float16"],
     ],
     ids=" ".join,
 )
@@ -104,9 +92,10 @@ def test_wrong_solution(solution, capsys, tmp_path):
     assert "nothing was timed" in output
     assert "WRONG  float32, random" in output
     assert "elements differ, the first at [" in output
-    record = json.loads(path.read_text())
-    assert record["checks"]["failures"]
-    assert "timings" not in record
+    [record] = json.loads(path.read_text())["records"]
+    assert record["verdict"] == "wrong"
+    assert record["reason"].startswith("float32, random")
+    assert record["runs"] == []
 
 
 def test_solution_that_does_not_build(tmp_path):
@@ -298,13 +287,14 @@ def test_from_end_to_end(optimize, tmp_path):
     assert (
         "kept for backward: ModelNew 49,152 bytes, torch.relu 1,572,864 bytes (1/32)" in done.stdout
     )
-    record = json.loads(path.read_text())
+    [record] = json.loads(path.read_text())["records"]
     assert record["shape"] == [1, 393216]
-    assert record["checks"] == {"count": record["checks"]["count"], "failures": []}
-    assert {len(times) for times in record["timings"]["seconds"].values()} == {3}
-    assert record["step"]["kept_bytes"] == {"ModelNew": 49152, "torch.relu": 1572864}
+    assert (record["verdict"], record["reason"]) == ("correct", "")
+    [timed] = record["runs"]
+    assert {len(times) for times in timed["forward"]["seconds"].values()} == {3}
+    assert timed["step"]["kept_bytes"] == {"ModelNew": 49152, "torch.relu": 1572864}
     for half in ("forward", "backward", "step"):
-        assert {len(times) for times in record["step"]["seconds"][half].values()} == {3}
+        assert {len(times) for times in timed["step"]["seconds"][half].values()} == {3}
 
 
 def test_integers_have_no_step(solution, capsys, tmp_path):
@@ -313,12 +303,13 @@ def test_integers_have_no_step(solution, capsys, tmp_path):
     options = ["relu", "--dtype", "int8", "--rows", "1", "--trials", "1", "--device", "cpu"]
     assert run.main([*options, "--json", str(path)]) == 0
     assert "training step" not in capsys.readouterr().out
-    assert "step" not in json.loads(path.read_text())
+    [record] = json.loads(path.read_text())["records"]
+    assert [timed["step"] for timed in record["runs"]] == [None]
 
 
 def test_json_on_a_full_disk(solution, monkeypatch, capsys):
     solution(Model)
-    monkeypatch.setattr(run.relu, "check_small", lambda *arguments: run.correctness.Checks())
+    monkeypatch.setattr(relu, "check_small", lambda *arguments: correctness.Checks())
     options = ["--dtype", "int8", "--json", "/dev/full"]
     assert run.main([*TINY, *options]) == 1
     output = capsys.readouterr()
@@ -370,21 +361,22 @@ def test_both_problems(solution, capsys, tmp_path):
     assert output.startswith("relu: ")
     assert "\n\nlinear_relu_divide: " in output
     assert "highest, gradient of weight" in output
-    records = json.loads(path.read_text())
-    assert list(records) == ["relu", "linear_relu_divide"]
-    linear = records["linear_relu_divide"]
+    relu, linear = json.loads(path.read_text())["records"]
+    assert [relu["problem"], linear["problem"]] == ["relu", "linear_relu_divide"]
     assert linear["shape"] == [5, 96]
     assert [row["name"] for row in linear["errors"]][:2] == [
         "highest, x in 0..1",
         "highest, x normal",
     ]
-    timings = linear["settings"]["highest"]["timings"]
-    assert timings["flops"] == 2 * 5 * 96 * 80
+    [timed] = linear["runs"]
+    timings = timed["forward"]
+    assert timed["setting"] == "highest"
+    assert (timings["work"], timings["work_unit"]) == (2 * 5 * 96 * 80, "flops")
     assert set(timings["seconds"]) == {
         "LinearReluDivideNew", "eager", "eager (again)", "product alone",
     }  # fmt: skip
     assert {len(times) for times in timings["seconds"].values()} == {2}
-    assert linear["settings"]["highest"]["step"]["kept_bytes"]["eager"] == 5 * 80 * 4
+    assert timed["step"]["kept_bytes"]["eager"] == 5 * 80 * 4
 
     class NoBias(LinearReluDivide):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -394,7 +386,9 @@ def test_both_problems(solution, capsys, tmp_path):
     assert run.main(options) == 1
     output = capsys.readouterr().out
     assert "WRONG  float32, [" in output
-    assert "errors" not in json.loads(path.read_text())["linear_relu_divide"]
+    relu, linear = json.loads(path.read_text())["records"]
+    assert (relu["verdict"], linear["verdict"]) == ("correct", "wrong")
+    assert linear["errors"] == []
 
 
 @pytest.mark.slow

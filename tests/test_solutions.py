@@ -153,7 +153,7 @@ def grade(problem: str, files: list[Path], folder: Path, *options: str, device: 
     path = folder / "verdicts.json"
     size = ["--rows", "3", "--trials", "5", "--device", device, "--json", str(path)]
     status = run.main([problem, *size, *options, "--solution", *map(str, files)])
-    verdicts = json.loads(path.read_text())["solutions"]
+    verdicts = json.loads(path.read_text())["records"]
     return status, {Path(verdict["file"]).stem: verdict for verdict in verdicts}
 
 
@@ -302,7 +302,7 @@ def hostile(tmp_path_factory):
         [*command, "--solution", *map(str, files)], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 1
-    verdicts = json.loads((folder / "verdicts.json").read_text())["solutions"]
+    verdicts = json.loads((folder / "verdicts.json").read_text())["records"]
     return dict(zip(HOSTILE, verdicts, strict=True)), done.stdout, done.stderr
 
 

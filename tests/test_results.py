@@ -1,0 +1,631 @@
+"""Results that people look at: JSON, Markdown, sweeps, plots, README's picture, agreement."""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import datetime, timezone
+from itertools import pairwise
+from time import sleep
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import run
+from model import Model
+from referee import agreement, linear, markdown, picture, plot, records, relu, sweep, timing
+from referee.correctness import Checks
+from referee.outcome import Outcome, Run
+from referee.progress import Progress
+from referee.solutions import CHEATING, Verdict
+from referee.stats import speed_up
+from referee.step import Step
+
+ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
+NUMBER = (int, float)
+DOCUMENT = {
+    "schema": int,
+    "command": str,
+    "kind": str,
+    "environment": dict,
+    "records": list,
+    "complete": bool,
+    "date": str,
+}
+RECORD = {
+    "problem": str,
+    "file": (str, type(None)),
+    "shape": list,
+    "dtype": str,
+    "import_seconds": NUMBER,
+    "verdict": str,
+    "reason": str,
+    "accuracy": str,
+    "cases": int,
+    "refused": list,
+    "notes": list,
+    "errors": list,
+    "runs": list,
+}
+RUN = {"setting": str, "time": str, "forward": dict, "step": (dict, type(None))}
+FORWARD = {
+    "unit": str,
+    "work": int,
+    "work_unit": str,
+    "yardstick": str,
+    "floor_seconds": NUMBER,
+    "roofline_seconds": (float, type(None)),
+    "summary": list,
+    "seconds": dict,
+    "wall_seconds": dict,
+    "problems": list,
+    "notes": list,
+}
+STEP = {
+    "summary": dict,
+    "seconds": dict,
+    "wall_seconds": dict,
+    "kept_bytes": dict,
+    "problems": list,
+    "notes": list,
+}
+ROW = dict.fromkeys(
+    ["median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high"], NUMBER
+) | {"name": str, "role": str}
+
+
+def check_types(got: dict, wanted: dict) -> None:
+    assert got.keys() == wanted.keys()
+    for key, kind in wanted.items():
+        assert isinstance(got[key], kind), key
+
+
+def check_shape(text: str) -> list[dict]:
+    """The one shape of every JSON file; its records."""
+    content = json.loads(text)
+    check_types(content, DOCUMENT)
+    assert content["schema"] == records.SCHEMA
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(content["date"])
+    assert 0 <= age.total_seconds() < 600
+    for record in content["records"]:
+        check_types(record, RECORD)
+        for timed in record["runs"]:
+            check_types(timed, RUN)
+            forward = timed["forward"]
+            check_types(forward, FORWARD)
+            for row in forward["summary"]:
+                check_types(row, ROW | {"rate": NUMBER, "percent_of_yardstick": NUMBER})
+            names = [row["name"] for row in forward["summary"]]
+            assert list(forward["seconds"]) == list(forward["wall_seconds"]) == names
+            assert len({len(seconds) for seconds in forward["seconds"].values()}) == 1
+            if timed["step"]:
+                check_types(timed["step"], STEP)
+                for rows in timed["step"]["summary"].values():
+                    for row in rows:
+                        check_types(row, ROW)
+    return content["records"]
+
+
+def timings(kind, ratio: float = 2.0, *, noise: float = 0.0, seed: int = 0) -> timing.Timings:
+    """Times of 20 rounds: eager takes 3 ms, the solution that much less."""
+    draw = random.Random(seed)
+    made = timing.Timings("cpu", kind.NAMES, kind.RATE, 6_000_000, floor=1e-3)
+    names = kind.NAMES
+    typical = {
+        names.solution: 3e-3 / ratio,
+        names.eager: 3e-3,
+        names.again: 3e-3,
+        timing.COMPILED: 2.5e-3,
+        kind.RATE.yardstick: 2e-3,
+    }
+    made.start(typical)
+    for _ in range(20):
+        made.add({k: (v * draw.uniform(1, 1 + noise), v) for k, v in typical.items()})
+    return made
+
+
+def record(kind, dtype: str = "float32", ratio: float = 2.0, **noise) -> dict:
+    """That of a right solution."""
+    problem, settings = {
+        relu: ("relu", [""]),
+        linear: ("linear_relu_divide", ["highest", "high"] if dtype == "float32" else [""]),
+    }[kind]
+    facts = {"problem": problem, "shape": (4, 8), "dtype": dtype}
+    runs = [Run(setting, timings(kind, ratio, **noise)) for setting in settings]
+    return records.of_outcome(facts, Outcome(Checks(7), [], runs), 1.5)
+
+
+def document(found: list[dict], kind: str = "comparison") -> dict:
+    return records.Document("python run.py", kind, ABOUT, found, date="now").content()
+
+
+HEADLINE = [(kind, d) for kind in (relu, linear) for d in ("float32", "float16", "bfloat16")]
+
+
+@pytest.fixture
+def quick(monkeypatch, solution, small_weights):
+    """Torch's own modules, of which few cases are checked."""
+    solution(Model)
+    monkeypatch.setattr(relu, "check_small", lambda *arguments: Checks(1))
+    monkeypatch.setattr(linear, "check_small", lambda *arguments: Checks(1))
+
+
+@pytest.fixture
+def small_sweep(monkeypatch):
+    monkeypatch.setattr(relu, "SWEEP", {"cpu": range(10, 13)})
+    monkeypatch.setattr(linear, "SWEEP", {"cpu": (1, 4)})
+    monkeypatch.setattr(sweep, "COPIED", {"cpu": 1 << 20})
+
+
+# ---------------------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("names", [["relu"], ["linear_relu_divide"], []])
+def test_json_of_problems(names, tmp_path):
+    path = tmp_path / "result.json"
+    options = ["--device", "cpu", "--rows", "2", "--trials", "3", "--json", str(path)]
+    assert run.main([*names, *options]) == 0
+    found = check_shape(path.read_text())
+    assert [r["problem"] for r in found] == names or ["relu", "linear_relu_divide"]
+    assert {(r["verdict"], r["file"], r["dtype"]) for r in found} == {("correct", None, "float32")}
+    assert all(timed["step"] for r in found for timed in r["runs"])
+    command = json.loads(path.read_text())["command"]
+    assert command.startswith("python run.py " + " ".join([*names, "--device cpu --rows 2"]))
+
+
+@pytest.mark.usefixtures("quick")
+def test_several_dtypes(tmp_path, capsys):
+    path, table = tmp_path / "result.json", tmp_path / "table.md"
+    options = ["--device", "cpu", "--rows", "2", "--trials", "2", "--dtype", "float32,int8"]
+    assert run.main(["relu", *options, "--json", str(path), "--markdown", str(table)]) == 0
+    assert [r["dtype"] for r in check_shape(path.read_text())] == ["float32", "int8"]
+    assert "| relu, x `[2, 393216]` | float32 | int8 |\n" in table.read_text()
+    assert "\n\nrelu: cpu: " in capsys.readouterr().out
+
+
+def test_json_of_graded_files(monkeypatch, tmp_path, capsys):
+    files = [tmp_path / "right.py", tmp_path / "wrong.py"]
+    for file in files:
+        file.touch()
+
+    def grade(files, task, report):
+        right = Verdict(files[0], accuracy="exact", count=3, import_seconds=2.0)
+        right.timings = timings(relu)
+        report(right)
+        report(Verdict(files[1], CHEATING, "returns its input"))
+
+    monkeypatch.setattr(run.solutions, "grade_files", grade)
+    path, table = tmp_path / "result.json", tmp_path / "table.md"
+    options = ["--device", "cpu", "--rows", "1", "--json", str(path), "--markdown", str(table)]
+    assert run.main(["relu", *options, "--solution", *map(str, files)]) == 1
+    right, wrong = check_shape(path.read_text())
+    assert (right["file"], right["verdict"], right["accuracy"]) == (
+        str(files[0]), "correct", "exact",
+    )  # fmt: skip
+    assert right["import_seconds"] == 2.0
+    assert [timed["time"] for timed in right["runs"]] == ["faster"]
+    assert (wrong["verdict"], wrong["reason"]) == ("cheating", "returns its input")
+    assert wrong["runs"] == []
+    assert f"| `{files[1]}` | cheating: returns its input |  |" in table.read_text()
+
+
+def test_written_whole_or_not_at_all(monkeypatch, tmp_path, quick):
+    """As the file that is there already, so the one beside it."""
+    path = tmp_path / "result.json"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.main(["relu", "--device", "cpu", "--rows", "1", "--trials", "1", "--json", str(path)])
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+# ------------------------------------------------------------------------------------- Markdown
+
+
+def test_markdown():
+    found = [record(kind, dtype) for kind, dtype in HEADLINE[:4]]
+    found[1]["runs"][0]["step"] = records._step(
+        Step(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
+    )
+    assert markdown.tables(document(found)) == (
+        "a | GPU, torch 2.13, CUDA 13.0; `python run.py`, now.\n\n"
+        "| relu, x `[4, 8]` | float32 | float16 | bfloat16 |\n"
+        "|---|---|---|---|\n"
+        "| `ModelNew` | 1.500 ms, 4 GB/s | 1.500 ms, 4 GB/s | 1.500 ms, 4 GB/s |\n"
+        "| `torch.relu` | 3.000 ms | 3.000 ms | 3.000 ms |\n"
+        "| `torch.compile` | 2.500 ms | 2.500 ms | 2.500 ms |\n"
+        "| `copy` | 2.000 ms | 2.000 ms | 2.000 ms |\n"
+        "| **ratio to torch.relu** | **2.000** | **2.000** | **2.000** |\n"
+        "| 95% interval | 2.000 to 2.000 | 2.000 to 2.000 | 2.000 to 2.000 |\n"
+        "| training step, ratio to torch.relu |  | 1.500 |  |\n\n"
+        "| linear_relu_divide, x `[4, 8]` | `highest` | `high` |\n"
+        "|---|---|---|\n"
+        "| `LinearReluDivideNew` | 1.500 ms, 0.004 TFLOP/s | 1.500 ms, 0.004 TFLOP/s |\n"
+        "| `eager` | 3.000 ms | 3.000 ms |\n"
+        "| `torch.compile` | 2.500 ms | 2.500 ms |\n"
+        "| `product alone` | 2.000 ms | 2.000 ms |\n"
+        "| **ratio to eager** | **2.000** | **2.000** |\n"
+        "| 95% interval | 2.000 to 2.000 | 2.000 to 2.000 |\n"
+    )
+
+
+def test_markdown_of_what_is_wrong():
+    facts = {"problem": "relu", "shape": (4, 8), "dtype": "int8"}
+    found = [records.of_outcome(facts, Outcome(Checks(3, ["one", "two"])), 0.0)]
+    text = markdown.tables({**document(found), "complete": False})
+    assert text.endswith("relu, x `[4, 8]`\n\nint8: **wrong** one; two\n")
+    assert "Interrupted: not all of it was measured." in text
+
+
+# --------------------------------------------------------------------------------------- sweeps
+
+
+@pytest.mark.usefixtures("quick", "small_sweep")
+def test_sweep(tmp_path, capsys):
+    path, table = tmp_path / "sweep.json", tmp_path / "sweep.md"
+    options = ["--sweep", "--device", "cpu", "--trials", "5", "--json", str(path)]
+    assert run.main([*options, "--dtype", "float32,float16", "--markdown", str(table)]) == 0
+    found = check_shape(path.read_text())
+    sizes = [
+        ("relu", [2**e // 1024, 1024], d) for d in ("float32", "float16") for e in (10, 11, 12)
+    ]
+    sizes += [("linear_relu_divide", [m, 96], d) for d in ("float32", "float16") for m in (1, 4)]
+    assert [(r["problem"], r["shape"], r["dtype"]) for r in found] == sizes
+    limits = [timed["forward"]["roofline_seconds"] for r in found for timed in r["runs"]]
+    assert len(limits) == len(sizes)
+    assert min(limits) > 0
+    lines = capsys.readouterr().out.splitlines()
+    places = [lines[0].startswith("cpu: ")] + [line.find("/ this") for line in lines[2:]]
+    assert sum(place > 0 for place in places) == 3  # the headline, two titles
+    cases = [line for line in lines if line.startswith("[")]
+    assert len(cases) == len(sizes)
+    assert {line.index(" [", 8) - line[:70].rindex(" [") for line in cases} == {0}  # aligned
+    assert table.read_text().count("\n| `[") == len(sizes)
+
+
+@pytest.mark.usefixtures("quick", "small_sweep")
+def test_sizes_that_are_left_out(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "sweep.json"
+    options = ["relu", "--sweep", "--device", "cpu", "--dtype", "float32", "--json", str(path)]
+    monkeypatch.setattr(sweep, "free_bytes", lambda device: 4 * 4 * 2048)  # 4 buffers of 2^11
+    assert run.main([*options, "--trials", "3"]) == 0
+    found = check_shape(path.read_text())
+    assert [r["verdict"] for r in found] == ["correct", "left out", "left out"]
+    assert "[4, 1024] float32               left out: needs 0.0 GiB" in capsys.readouterr().out
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("quick", "small_sweep")
+def test_a_sweep_whose_time_is_over(monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "SECONDS", {"cpu": 0.0})
+    assert run.main(["relu", "--sweep", "--device", "cpu", "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out.count("left out: the 0 s of a sweep are over\n") == 3
+
+
+@pytest.mark.usefixtures("small_sweep", "small_weights")
+def test_a_sweep_of_a_wrong_solution(solution, capsys):
+    class Zeros(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(x)
+
+    solution(Zeros)
+    assert run.main(["relu", "--sweep", "--device", "cpu", "--dtype", "float32"]) == 1
+    assert "WRONG  [1, 1024] float32: a timed call was wrong in rows" in capsys.readouterr().out
+
+
+def test_roofline():
+    """Where memory limits, its time; elsewhere that of the highest rate."""
+    sizes = [sweep.Size("linear_relu_divide", "float32", "", (m, 8)) for m in (1, 1000)]
+    for size, work, floor in zip(sizes, (10, 10_000), (1.0, 10.0), strict=True):
+        made = timing.Timings("cpu", linear.NAMES, linear.RATE, work, moved=500, floor=floor)
+        size.run = Run("", made)
+    sweep.add_limits(sizes, 100.0)
+    assert [size.limit for size in sizes] == [5.0, 10.0]
+
+
+@pytest.mark.gpu
+def test_sweep_on_a_gpu(tmp_path):
+    """All sizes that fit are right, and the largest is as fast as torch."""
+    path = tmp_path / "sweep.json"
+    assert run.main(["--sweep", "--json", str(path)]) == 0
+    found = check_shape(path.read_text())
+    assert {r["verdict"] for r in found} <= {"correct", "left out"}
+    assert sum(r["verdict"] == "correct" for r in found) >= 50
+    seconds = [timed["forward"] for r in found for timed in r["runs"]]
+    assert all(timing.COMPILED in forward["seconds"] for forward in seconds)
+    for forward in seconds:  # no call beats the roofline by more than the floor's margin
+        ours = next(row for row in forward["summary"] if row["role"] == "solution")
+        assert ours["median_ms"] * 1e-3 > forward["roofline_seconds"] / 1.3
+
+
+@pytest.mark.parametrize("moment", ["forward", "sweep"])
+def test_interrupts_keep_what_was_measured(moment, tmp_path):
+    """A real one, of a real run, which ends at once."""
+    path = tmp_path / "result.json"
+    options = ["--device", "cpu", "--json", str(path), "relu"]
+    options += ["--sweep"] if moment == "sweep" else ["--rows", "4", "--trials", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, run.__file__, *options],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup switches it off
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        if moment == "sweep":
+            next(line for line in process.stdout if line.startswith("["))
+        else:
+            next(line for line in process.stderr if line.startswith("timing the forward round"))
+            sleep(1)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.endswith("run.py: interrupted\n")
+    content = json.loads(path.read_text())
+    assert content["complete"] is False
+    first = check_shape(path.read_text())[0]
+    assert first["verdict"] == ("correct" if moment == "sweep" else "interrupted")
+    assert first["runs"]
+    if moment == "forward":
+        assert "torch.relu (again)" in output
+
+
+# ---------------------------------------------------------------------------------------- plots
+
+
+def swept() -> dict:
+    found = []
+    for kind, problem in ((relu, "relu"), (linear, "linear_relu_divide")):
+        for rows in (4, 16, 64):
+            size = sweep.Size(problem, "float32", "", (rows, 8), Run("", timings(kind)))
+            size.run.timings.work = 1000 * rows
+            size.limit = 1e-3 if rows > 4 else None  # as in a series that was interrupted
+            found.append(records.of_size(size, 0.0))
+    size.run, size.left_out = None, "needs more"
+    return document([*found, records.of_size(size, 0.0)], "sweep")
+
+
+@pytest.mark.parametrize("suffix", plot.SUFFIXES)
+def test_plot(suffix, tmp_path):
+    pytest.importorskip("matplotlib")
+    data, path = tmp_path / "sweep.json", tmp_path / f"plot{suffix}"
+    data.write_text(json.dumps(swept()))
+    assert plot.main([str(data), str(path)]) == 0
+    if suffix == ".png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return
+    assert path.read_bytes() == plot.draw(swept(), suffix)  # the same for the same data
+    text = path.read_text()
+    ElementTree.fromstring(text)
+    for word in ("ModelNew", "torch.compile", "copy", "product alone", "roofline", "TFLOP/s"):
+        assert f"<!-- {word} -->" in text
+    assert "(again)" not in text
+
+
+@pytest.mark.usefixtures("quick", "small_sweep")
+def test_plot_of_a_sweep(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.svg"
+    assert run.main(["relu", "--device", "cpu", "--trials", "2", "--plot", str(path)]) == 0
+    assert "<!-- relu bfloat16 -->" in path.read_text()
+
+
+def test_plot_without_matplotlib(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for call in (
+        lambda: run.main(["relu", "--plot", str(tmp_path / "a.svg")]),
+        lambda: sys.exit(plot.main([str(tmp_path / "a.json"), str(tmp_path / "a.svg")])),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            call()
+        assert stopped.value.code == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.count("\n") == 1
+        assert output.err.endswith("drawing needs matplotlib: pip install matplotlib\n")
+
+
+# -------------------------------------------------------------------------------------- picture
+
+
+def test_picture(tmp_path):
+    """Bars are as long as their ratios, and the texts are those of the data."""
+    data = [tmp_path / "relu.json", tmp_path / "linear.json"]
+    data[0].write_text(json.dumps(document([record(relu, d) for _, d in HEADLINE[:3]])))
+    found = [record(linear, d, ratio=4.0) for _, d in HEADLINE[3:]]
+    data[1].write_text(json.dumps(document(found)))
+    path = tmp_path / "figures.svg"
+    assert picture.main([*map(str, data), str(path)]) == 0
+    root = ElementTree.fromstring(path.read_text())
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[:4] == [
+        "Speed over eager on a | GPU, torch 2.13", "eager", "torch.compile", "this project",
+    ]  # fmt: skip
+    shown = texts[4:-2]
+    assert shown[:4] == ["1", "1.200", "2.00", "float32, 1.500 ms"]
+    assert shown[12:16] == ["1", "1.200", "4.00", "highest, 0.750 ms"]
+    assert texts[-2:] == ["ModelNew, x [4, 8]", "LinearReluDivideNew, x [4, 8]"]
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("width") == "32"]
+    high = [float(bar.get("height")) for bar in bars]
+    assert len(high) == 18
+    assert high[:3] == [37.5, 45.0, 75.0]
+    assert high[11] == high[14] == high[17] == 150.0
+    assert len(path.read_bytes()) < 10_000
+
+
+@pytest.mark.parametrize("fault", ["wrong", "of a sweep", "missing", "another machine"])
+def test_pictures_that_are_refused(fault, tmp_path, capsys):
+    found = [record(*key) for key in HEADLINE]
+    contents = [document(found)]
+    if fault == "wrong":
+        found[1]["verdict"] = "wrong"
+    if fault == "of a sweep":
+        contents[0]["kind"] = "sweep"
+    if fault == "missing":
+        del found[1]
+    if fault == "another machine":
+        contents.append({**document(found), "environment": {**ABOUT, "device": "another"}})
+    paths = [tmp_path / f"{i}.json" for i in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(json.dumps(content))
+    assert picture.main([*map(str, paths), str(tmp_path / "a.svg")]) == 1
+    assert not (tmp_path / "a.svg").exists()
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert ("relu float16" in error) == (fault != "another machine")
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"schema": 0}'])
+@pytest.mark.parametrize("command", [picture, plot, agreement])
+def test_files_of_others(command, text, tmp_path, capsys):
+    if command is plot:
+        pytest.importorskip("matplotlib")
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    assert command.main([str(path), str(tmp_path / "a.svg")]) != 0
+    assert capsys.readouterr().err.startswith(f"referee.{command.__name__[8:]}: {path} is no")
+
+
+# ------------------------------------------------------------------------------------ agreement
+
+
+def test_agreement(tmp_path, capsys):
+    """Of runs whose noise alone differs; and not of others."""
+    paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
+    for path, seed, ratio in zip(paths, (1, 2, 3), (2.0, 2.0, 2.1), strict=True):
+        found = [record(relu, ratio=ratio, noise=0.02, seed=seed), record(linear, seed=seed)]
+        path.write_text(json.dumps(document(found)))
+    a, b, c = map(str, paths)
+    assert agreement.main([a, b]) == 0
+    assert capsys.readouterr().out.count(" overlap\n") == 3
+    assert agreement.main([a, c]) == 1
+    output = capsys.readouterr().out
+    assert output.count(" differ\n") == 1
+    assert output.count(" overlap\n") == 2
+    paths[2].write_text(json.dumps(document([])))
+    assert agreement.main([a, c]) == 2
+    assert capsys.readouterr().err.endswith(": the files have no comparison in common\n")
+
+
+def test_intervals_of_equal_runs_overlap():
+    """Nearly all of those that differ in noise alone; none of those that differ by a tenth."""
+    draw = random.Random(0)
+
+    def interval(ratio: float) -> dict[str, float]:
+        eager, ours = ([draw.lognormvariate(0, 0.05) for _ in range(50)] for _ in range(2))
+        _, low, high = speed_up([ratio * seconds for seconds in eager], ours)
+        return {"ratio_low": low, "ratio_high": high}
+
+    runs = [interval(1.5) for _ in range(201)]
+    assert sum(agreement.overlaps(a, b) for a, b in pairwise(runs)) >= 190
+    assert not any(agreement.overlaps(one, interval(1.65)) for one in runs[:20])
+
+
+@pytest.mark.gpu
+def test_two_runs_agree(tmp_path, capsys):
+    """Those of the headline ReLU, each in a process of its own."""
+    paths = [str(tmp_path / name) for name in ("first.json", "second.json")]
+    for path in paths:
+        command = [sys.executable, run.__file__, "relu", "--json", path]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert agreement.main(paths) == 0, capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------- progress
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "written"),
+    [
+        (True, "xterm", "\r\x1b[Ka stage, 7 of 10 rou\r\x1b[K"),
+        (True, "dumb", "a stage, 7 of 10 rounds\n"),
+        (False, "xterm", "a stage, 7 of 10 rounds\n"),
+    ],
+)
+def test_progress(terminal, term, written, monkeypatch):
+    """On a terminal a line that fits, and is removed; elsewhere no escapes."""
+    texts = []
+    stream = SimpleNamespace(isatty=lambda: terminal, write=texts.append, flush=lambda: None)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "21")
+    progress = Progress()
+    progress("a stage,", "7 of 10 rounds")
+    progress("a stage,", "8 of 10 rounds")  # too soon to be shown
+    progress.clear()
+    assert "".join(texts) == written
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "wanted", "text"),
+    [
+        (0, 0.0, timing.Rounds(10), " of 10"),
+        (2, 4.0, timing.Rounds(10), " of 10, 16 s left"),
+        (2, 4.0, timing.Rounds(None, 10.0), ", 6 s left"),
+        (40, 4.0, timing.Rounds(None, 10.0), ", 1 s left"),
+        (2, 20.0, timing.Rounds(None, 10.0), ", 10 s left"),
+    ],
+)
+def test_time_left(done, seconds, wanted, text):
+    assert timing._time_left(done, seconds, wanted, torch.device("cpu")) == text
+
+
+# ----------------------------------------------------------------------------------------- help
+
+
+def documented_errors(forward) -> set[str]:
+    """The names below `Raises:` of a docstring."""
+    _, _, raises = forward.__doc__.partition("Raises:\n")
+    return {line.split(":")[0].strip() for line in raises.splitlines() if ": " in line}
+
+
+def raised(call, *arguments) -> str:
+    with pytest.raises(Exception) as caught:
+        call(*arguments)
+    return type(caught.value).__name__
+
+
+def test_help():
+    """The docstrings name shapes, dtypes, arguments and the errors that there are."""
+    from model_new import LinearReluDivideNew, ModelNew
+
+    module = LinearReluDivideNew(3, 2, 2.0)
+    leaf = torch.ones(2, requires_grad=True)
+    for forward, errors in (
+        (
+            ModelNew.forward,
+            {
+                raised(ModelNew(), torch.ones(2, dtype=torch.bool)),
+                raised(ModelNew(), torch.ones(2, dtype=torch.complex64)),
+                raised(ModelNew(inplace=True), leaf),
+                raised(ModelNew(), [1.0]),
+            },
+        ),
+        (
+            LinearReluDivideNew.forward,
+            {
+                raised(module, torch.ones(2, 4)),
+                raised(module, torch.ones(2, 3, dtype=torch.float16)),
+                raised(module, torch.ones(())),
+                raised(module, [1.0]),
+            },
+        ),
+    ):
+        assert documented_errors(forward) == errors
+        for word in ("Args:\n", "Returns:\n", "float32, float64", "float16"):
+            assert word in forward.__doc__
+    for kind, names in ((ModelNew, ["inplace"]), (LinearReluDivideNew, ["in_features", "divisor"])):
+        assert all(f"    {name}: " in kind.__doc__ for name in names)
