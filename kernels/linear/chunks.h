@@ -22,6 +22,25 @@ struct Tiling {
   int64_t rows, side_by_side, at_once;
 };
 
+// The parts of a workspace, each aligned to 256 bytes. Without memory it measures: `bytes` is what
+// the parts so far take.
+class Parts {
+ public:
+  explicit Parts(void* workspace) : start_(reinterpret_cast<uintptr_t>(workspace)) {}
+
+  template <typename T>
+  T* add(int64_t count) {
+    T* const part = reinterpret_cast<T*>(start_ + bytes_);
+    bytes_ += (count * sizeof(T) + 255) / 256 * 256;
+    return part;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  uintptr_t start_;
+  size_t bytes_ = 0;
+};
+
 inline Linear with_rows(Linear linear, int64_t m) {
   linear.m = m;
   return linear;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/pdl.cuh"
+#include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
@@ -145,8 +145,6 @@ constexpr int kRows = kThreads / kLanes;
 constexpr int kRun = 64;
 // Enough blocks to fill a GPU, and a workspace that stays small beside the gradient.
 constexpr int64_t kBlocks = 1024;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How the rows are shared out to the blocks of one column.
 struct Chunks {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
 
@@ -66,10 +67,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-inline bool is_aligned(const void* pointer, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 4 == 0;
-}
-
 }  // namespace transpose_tiles
 
 namespace cuda {
@@ -77,11 +74,11 @@ namespace cuda {
 int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
               int64_t columns, CUstream_st* stream) {
   using namespace transpose_tiles;
-  const dim3 grid(static_cast<unsigned>((rows + kTile - 1) / kTile),
-                  static_cast<unsigned>((columns + kTile - 1) / kTile));
+  const dim3 grid(static_cast<unsigned>(divide_up(rows, kTile)),
+                  static_cast<unsigned>(divide_up(columns, kTile)));
   return launch<transpose_kernel>(grid, kThreads, stream, from, from_stride,
-                                  is_aligned(from, from_stride), to, to_stride,
-                                  is_aligned(to, to_stride), rows, columns);
+                                  has_aligned_rows(from, 4 * from_stride), to, to_stride,
+                                  has_aligned_rows(to, 4 * to_stride), rows, columns);
 }
 
 }  // namespace cuda

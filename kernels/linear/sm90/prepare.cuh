@@ -1,5 +1,5 @@
-// Both kernels for float32 begin with this on Hopper: x is split, and the weight, whose rows they
-// read only once, is sampled.
+// Before both kernels for float32 on Hopper: x [m, k] is split, and the weight [n, k], whose rows
+// they read only once, is sampled for the exponents of its rows.
 
 #ifndef KERNELS_LINEAR_SM90_PREPARE_CUH_
 #define KERNELS_LINEAR_SM90_PREPARE_CUH_
@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "common/pdl.cuh"
+#include "common/launch.cuh"
 #include "linear/split/pieces.cuh"
 
 namespace kernels {
@@ -29,7 +29,7 @@ constexpr int kLeastExponent = -111, kMostOfPairs = 127;
 // For a lone high the geometric mean of the pieces' largest is put into [2^2, 2^3): a row may have
 // a few elements that are subnormal in fp16, and none that overflows.
 constexpr int kSampledHigh = 2, kMostOfHigh = 126;
-constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way together
+constexpr int kSampledRows = 4;  // of a warp, which reads them together
 
 // The largest magnitude in a row, infinity where it has infinity or NaN: one warp.
 __device__ inline float largest_of_row(const float* row, int64_t k) {
@@ -96,8 +96,8 @@ __device__ inline void scale_high(const split::Operand& weight, int64_t first, i
   }
 }
 
-// A warp some rows of the weight, whose reads are the more scattered; behind those, a block a row
-// of x. `zeros` are set to 0.
+// The first blocks sample the weight, whose reads are the more scattered: kSampledRows rows a warp.
+// Then each block splits a row of x. `zeros` are set to 0.
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(split::kThreads)
     zeros[i] = 0;
   }
   const int rows = blockDim.x / 32 * kSampledRows;
-  const int64_t x_row = blockIdx.x - (weight.rows + rows - 1) / rows;
+  const int64_t x_row = blockIdx.x - divide_up(weight.rows, rows);
   if (x_row >= 0) {
     split::split_row(x, x_row, k);
     return;

@@ -1,14 +1,15 @@
-// Parts that the Hopper kernels share: tiles, the pipeline's stages and barriers, staging of
-// results through shared memory.
+// Parts that the Hopper kernels share: the order of tiles, the pipeline's stages and barriers, and
+// the staging of results in shared memory.
 
-#ifndef KERNELS_LINEAR_SM90_COMMON_CUH_
-#define KERNELS_LINEAR_SM90_COMMON_CUH_
+#ifndef KERNELS_LINEAR_SM90_PIPELINE_CUH_
+#define KERNELS_LINEAR_SM90_PIPELINE_CUH_
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "common/ptx/sm90.cuh"
+#include "common/ptx/barrier.cuh"
+#include "common/ptx/cluster.cuh"
 
 namespace kernels {
 namespace sm90 {
@@ -29,8 +30,8 @@ static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (kCo
 // operands.
 constexpr int kSideBySide = 8;
 
-// The tiles of the result, each a cluster's work, in the order in which they are taken.
-struct Tiles {
+// The tiles of the result, each a cluster's work, in the order in which they are made.
+struct TileOrder {
   int x_tiles, weight_tiles;
 
   __host__ __device__ int count() const { return x_tiles * weight_tiles; }
@@ -64,63 +65,59 @@ struct Ring {
   __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
-// Barriers of a stage: `full` when its bytes are there, `empty` when the warps that multiply, those
-// of both blocks, have read it, and others of this block that read it.
+// Barriers of a stage: `full` when its bytes are there, `empty` when the consumer warps of both
+// blocks have read it.
 template <int kStages>
 struct Barriers {
   uint64_t full[kStages], empty[kStages];
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
 template <int kStages>
-__device__ void init_barriers(uint32_t full, uint32_t empty, int local_readers) {
+__device__ void init_barriers(uint32_t full, uint32_t empty) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(full + 8 * s, 1);
-      ptx::mbarrier_init(empty + 8 * s, 4 * kConsumers * kClusterSize + local_readers);
+      ptx::mbarrier_init(empty + 8 * s, 4 * kConsumers * kClusterSize);
     }
     ptx::fence_mbarrier_init();
   }
   ptx::cluster_sync();
 }
 
-// Results leave the registers in turns of kTurn blocks of 8 columns. A thread has slots of its own
-// for them in shared memory, kPitch apart.
-template <int kTurn, int kPitch, int kSums>
-__device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int turn) {
+// The epilogue makes passes over a warpgroup's sums, of kPassBlocks blocks of 8 columns each. A
+// thread has slots of its own for them in shared memory, kPitch apart.
+template <int kPassBlocks, int kPitch, int kSums>
+__device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int pass) {
 #pragma unroll
-  for (int j = 0; j < kTurn; ++j) {
-    const float* const sum = sums + 4 * (turn * kTurn + j);
+  for (int j = 0; j < kPassBlocks; ++j) {
+    const float* const sum = sums + 4 * (pass * kPassBlocks + j);
     slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
 }
 
-// The same for a turn among kFirst to kLast - 1 that is known at run time: a loop over registers
+// The same for a pass among kFirst to kLast - 1 that is known at run time: a loop over registers
 // would have to be unrolled, and so much code is late from memory whenever L2 has lost it.
-template <int kFirst, int kLast, int kTurn, int kPitch, int kSums>
-__device__ void stage_turn(float4* slot, const float (&sums)[kSums], int turn) {
+template <int kFirst, int kLast, int kPassBlocks, int kPitch, int kSums>
+__device__ void stage_pass(float4* slot, const float (&sums)[kSums], int pass) {
   if constexpr (kLast - kFirst > 1) {
     constexpr int kMiddle = (kFirst + kLast) / 2;
-    if (turn < kMiddle) {
-      stage_turn<kFirst, kMiddle, kTurn, kPitch>(slot, sums, turn);
+    if (pass < kMiddle) {
+      stage_pass<kFirst, kMiddle, kPassBlocks, kPitch>(slot, sums, pass);
     } else {
-      stage_turn<kMiddle, kLast, kTurn, kPitch>(slot, sums, turn);
+      stage_pass<kMiddle, kLast, kPassBlocks, kPitch>(slot, sums, pass);
     }
   } else {
-    stage_blocks<kTurn, kPitch>(slot, sums, kFirst);
+    stage_blocks<kPassBlocks, kPitch>(slot, sums, kFirst);
   }
 }
 
-// Tells the producers of both blocks that this warp has read what the barrier is of.
+// Tells the producers of both blocks that this warp has read the barrier's stage.
 __device__ inline void release(uint32_t empty) {
   const int lane = threadIdx.x % 32;
   if (lane < kClusterSize) ptx::mbarrier_arrive_mapped(ptx::map_shared(empty, lane));
 }
 
-#endif
-
 }  // namespace sm90
 }  // namespace kernels
 
-#endif  // KERNELS_LINEAR_SM90_COMMON_CUH_
+#endif  // KERNELS_LINEAR_SM90_PIPELINE_CUH_
