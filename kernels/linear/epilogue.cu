@@ -9,8 +9,7 @@
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 
-namespace kernels {
-namespace epilogue {
+namespace kernels::epilogue {
 
 // The type that a dtype is computed in.
 template <typename T>
@@ -221,9 +220,9 @@ __global__ void __launch_bounds__(kThreads)
   grad_bias[column] = narrow<T>(total);
 }
 
-}  // namespace epilogue
+}  // namespace kernels::epilogue
 
-namespace cuda {
+namespace kernels::cuda {
 
 int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
                     CUstream_st* stream) {
@@ -272,5 +271,4 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
+}  // namespace kernels::cuda

@@ -131,7 +131,7 @@ struct Epilogue {
 
 // Four neighbours of a row, of which `count` exist; all, if the row is aligned for vectors of them.
 template <typename T>
-__device__ void store_four(T* to, const float (&v)[4], int count, bool is_aligned) {
+__device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_aligned) {
   if (is_aligned) {
     if constexpr (std::is_same_v<T, float>) {
       *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);

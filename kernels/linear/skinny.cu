@@ -24,8 +24,7 @@
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 
-namespace kernels {
-namespace skinny {
+namespace kernels::skinny {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kFeatures = 4;                // of a thread
@@ -359,9 +358,9 @@ int launch(const Linear& linear, cudaStream_t stream) {
       skinny_kernel<kM>, problem);
 }
 
-}  // namespace skinny
+}  // namespace kernels::skinny
 
-namespace cuda {
+namespace kernels::cuda {
 
 bool linear_skinny_serves(const Linear& linear) {
   constexpr int64_t kMostK = skinny::kMostRanks * (skinny::kBytes / sizeof(skinny::Sum<1>) -
@@ -380,5 +379,4 @@ int linear_skinny(const Linear& linear, CUstream_st* stream) {
   return skinny::launch<1>(linear, stream);
 }
 
-}  // namespace cuda
-}  // namespace kernels
+}  // namespace kernels::cuda

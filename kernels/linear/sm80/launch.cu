@@ -18,8 +18,7 @@
 #include "linear/split/nonfinite.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm80 {
+namespace kernels::sm80 {
 
 // Whether these kernels are in a build at all: where choose_path takes them on one of its GPUs. In
 // others they would take nvcc 1 of 9 s. Tests, which run them on every GPU, define
@@ -96,37 +95,35 @@ int launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
   if (status != cudaSuccess) return status;
 
   // multiply
-  int limit;
-  status = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &limit);
-  if (status != cudaSuccess) return status;
-  const bool has_room = kMostStages * kStageBytes <= limit;
-  const auto kernel = has_room ? linear_kernel<kMostStages> : linear_kernel<kLeastStages>;
-  const int bytes = (has_room ? kMostStages : kLeastStages) * kStageBytes;
-  status = allow_shared_memory(kernel, bytes);
+  const auto kernel = linear_kernel<Operand>;
+  status = allow_shared_memory(kernel, kBytes);
   if (status != cudaSuccess) return status;
   bool has_pdl;
   status = find_pdl(kernel, &has_pdl);
   if (status != cudaSuccess) return status;
   const int64_t tiles = divide_up(linear.m, kBlockM) * divide_up(linear.n, kBlockN);
   const int k = static_cast<int>(split::padded(linear.k));
-  status = launch_grid(
-      {static_cast<unsigned>(tiles), kThreads, static_cast<size_t>(bytes), stream, has_pdl}, kernel,
-      x, weight, k, epilogue);
+  status = launch_grid({static_cast<unsigned>(tiles), kThreads, kBytes, stream, has_pdl}, kernel, x,
+                       weight, k, epilogue);
   if (status != cudaSuccess) return status;
   return nonfinite::multiply(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream);
 }
 
-}  // namespace sm80
+}  // namespace kernels::sm80
 
-namespace cuda {
+namespace kernels::cuda {
 
 bool linear_sm80_serves(const Linear& linear) {
-  int major;
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor, &major) != cudaSuccess) return false;
+  int major, memory;  // bytes of a block
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor, &major) != cudaSuccess ||
+      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &memory) != cudaSuccess) {
+    return false;
+  }
   constexpr int64_t kMaxSize = INT32_MAX - 1024;  // leaves room behind the last tile and step
-  return sm80::is_built() && major >= 8 && linear.dtype == DType::kFloat32 &&
-         linear.precision == Precision::kHighest && linear.m > 0 && linear.n > 0 && linear.k > 0 &&
-         linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
+  return sm80::is_built() && major >= 8 && memory >= sm80::kBytes &&
+         linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest &&
+         linear.m > 0 && linear.n > 0 && linear.k > 0 && linear.m <= kMaxSize &&
+         linear.n <= kMaxSize && linear.k <= kMaxSize &&
          divide_up(linear.m, sm80::kBlockM) * divide_up(linear.n, sm80::kBlockN) <= kMaxSize;
 }
 
@@ -145,5 +142,4 @@ int linear_sm80(const Linear& linear, CUstream_st* stream) {
   return for_chunks(linear, sm80::rows_of_chunk(linear), launch);
 }
 
-}  // namespace cuda
-}  // namespace kernels
+}  // namespace kernels::cuda

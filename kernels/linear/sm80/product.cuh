@@ -22,8 +22,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm80 {
+namespace kernels::sm80 {
 
 constexpr int kThreads = 256;  // 2 x 4 warps along M and N
 constexpr int kWarpsN = 4;
@@ -35,15 +34,13 @@ static_assert(kFragmentsM == 4, "a stage is copied, and fragments of weight load
 constexpr int kTileBytes = kBlockM * kRowBytes;  // of one operand's high or low pieces
 static_assert(kBlockM == kBlockN, "the tiles of x and of weight are alike");
 constexpr int kStageBytes = 4 * kTileBytes;  // x high, x low, weight high, weight low
-// Three stages where shared memory has no room for four.
-constexpr int kMostStages = 4, kLeastStages = 3;
-static_assert(kLeastStages * kStageBytes <= 99 * 1024, "sm_86, sm_89 and sm_120 have no more");
+constexpr int kStages = 4, kBytes = kStages * kStageBytes;  // sm_86, sm_89 and sm_120 have less
 // The part of a warp's sums that is staged in shared memory at once. 8 floats more than a row has,
 // and half a warp stores without bank conflicts.
 constexpr int kStagedFragments = 2;
 constexpr int kPitch = kFragmentsN * 8 + 8;
 constexpr int kStagedFloats = kStagedFragments * 16 * kPitch;
-static_assert(kThreads / 32 * kStagedFloats * 4 <= kLeastStages * kStageBytes, "it is of stages");
+static_assert(kThreads / 32 * kStagedFloats * 4 <= kBytes, "it is of stages");
 
 // Where a tile in shared memory has its chunk: eight rows' chunks of one column, as ldmatrix reads
 // them, lie in different banks.
@@ -51,8 +48,8 @@ __device__ inline uint32_t chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ (row / 2 % 4)) * 16;
 }
 
-__device__ inline uint32_t next_stage(uint32_t stage, int stages) {
-  return stage == (stages - 1) * kStageBytes ? 0 : stage + kStageBytes;
+__device__ inline uint32_t next_stage(uint32_t stage) {
+  return stage == kBytes - kStageBytes ? 0 : stage + kStageBytes;
 }
 
 // A block's place in the result. Tiles go in groups of rows, column by column in a group, so that
@@ -73,7 +70,6 @@ struct Place {
 
 // Copies of the stages: a thread copies one chunk of every 64th row, zeros behind the last row and
 // behind K.
-template <int kStages>
 struct Copies {
   static constexpr int kRowsApart = kThreads / 4, kEach = kBlockM / kRowsApart;
 
@@ -113,7 +109,7 @@ struct Copies {
     if (quarter < 3) return;
     ptx::commit_copies();
     x += kBlockK, weight += kBlockK, k_left -= kBlockK;
-    stage = next_stage(stage, kStages);
+    stage = next_stage(stage);
   }
 };
 
@@ -186,8 +182,7 @@ struct Accumulators {
 
 // The products of a step: two passes make the low ones of each half, two more the high ones. The
 // last one begins the next step: it copies a stage and loads fragments.
-template <int kStages>
-__device__ __forceinline__ void multiply_step(Copies<kStages>& copies, Fragments& fragments,
+__device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragments,
                                               Accumulators& accumulators, uint32_t& stage) {
 #pragma unroll
   for (int pass = 0; pass < 4; ++pass) {
@@ -195,7 +190,7 @@ __device__ __forceinline__ void multiply_step(Copies<kStages>& copies, Fragments
     const bool is_low = pass < 2, is_last = pass == 3;
     uint32_t next = stage;
     if (is_last) {
-      next = next_stage(stage, kStages);
+      next = next_stage(stage);
       // The next stage is there, and nobody reads the one before, which is written now.
       ptx::wait_copies<kStages - 3>();
       __syncthreads();
@@ -292,23 +287,18 @@ __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][
   }
 }
 
-template <int kStages>
+template <typename Operand>
 __global__ void __launch_bounds__(kThreads, 1)
-    linear_kernel(const __grid_constant__ split::Operand x,
-                  const __grid_constant__ split::Operand weight, int k,
+    linear_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight, int k,
                   const __grid_constant__ Epilogue<float> epilogue) {
 #if __CUDA_ARCH__ >= 800
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-  // These have room for the most stages, always: less to compile.
-  if constexpr (kStages != kMostStages) return;
-#endif
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
   const int warp_m = warp / kWarpsN * (kFragmentsM * 16);
   const int warp_n = warp % kWarpsN * (kFragmentsN * 8);
   const Place place(epilogue.m, epilogue.n);
-  Copies<kStages> copies(x, weight, place, k, shared_start);
+  Copies copies(x, weight, place, k, shared_start);
   Fragments fragments(shared_start, warp_m, warp_n);
   Accumulators accumulators;
 
@@ -345,7 +335,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-}  // namespace sm80
-}  // namespace kernels
+}  // namespace kernels::sm80
 
 #endif  // KERNELS_LINEAR_SM80_PRODUCT_CUH_

@@ -15,8 +15,7 @@
 #include "linear/sm90/prepare.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // The weight's conversion is handed out in units of 32 rows and 256 of K, a warp each, in the order
 // in which the product needs them. Finished units are counted by the rows that a block brings and
@@ -270,7 +269,6 @@ __device__ inline int wait_converted(const Conversion& p, int share, int step) {
   return missing == 0 ? 32 : __ffs(missing) - 1;
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_CONVERT_CUH_

@@ -35,8 +35,7 @@
 #include "linear/split/nonfinite.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
@@ -284,11 +283,7 @@ int launch_split(const Linear& linear, cudaStream_t stream) {
       Epilogue<float>(linear, 2), x,           weight,     k,         workspace.has_overflowed,
       workspace.has_nonfinite,
       /*is_second_run=*/false,    tiles.order, tiles.wide, tiles.rows};
-  const auto rows_of = [&](int tile) {
-    int x_tile, weight_tile;
-    tiles.order.find(tile, &x_tile, &weight_tile);
-    return TileRows(problem, x_tile, weight_tile).size;
-  };
+  const auto rows_of = [&](int tile) { return TileRows(problem, tiles.order.find(tile)).size; };
   clusters = problem.schedule.plan(tiles.order.count(), S::rounds(k), clusters,
                                    problem.rows_at_once(), rows_of);
   CUtensorMap x_map, weight_map;
@@ -346,9 +341,9 @@ int64_t rows_of_chunk(const Linear& linear) {
       linear.m, tiling, [&](int64_t rows) { return workspace_bytes(with_rows(linear, rows)); });
 }
 
-}  // namespace sm90
+}  // namespace kernels::sm90
 
-namespace cuda {
+namespace kernels::cuda {
 
 // The copy engine takes rows that begin at multiples of 16 bytes. Three products split x first.
 bool linear_sm90_serves(const Linear& linear) {
@@ -372,5 +367,4 @@ int linear_sm90(const Linear& linear, CUstream_st* stream) {
                     [&](const Linear& chunk, bool) { return sm90::launch_chunk(chunk, stream); });
 }
 
-}  // namespace cuda
-}  // namespace kernels
+}  // namespace kernels::cuda

@@ -19,8 +19,7 @@
 #include "linear/sm90/one_product_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 enum class Mode {
   kPlain,    // operands as they are
@@ -113,12 +112,12 @@ struct Product {
   }
   // The tile of an index. That of float32 is in the order in which the weight is converted.
   // Clusters next to each other have a tile of x in common for half types: 0.3% of an H200's time.
-  __device__ void find(int index, int* x_tile, int* weight_tile) const {
+  __device__ Tile find(int index) const {
     if constexpr (std::is_same_v<typename Kind::Out, float>) {
-      tiles.find(Kind::kIsRedo ? redo.tiles[index] : index, x_tile, weight_tile);
-    } else {
-      TileOrder{tiles.weight_tiles, tiles.x_tiles}.find(index, weight_tile, x_tile);
+      return tiles.find(Kind::kIsRedo ? redo.tiles[index] : index);
     }
+    const Tile transposed = TileOrder{tiles.weight_tiles, tiles.x_tiles}.find(index);
+    return {transposed.weight, transposed.x};
   }
 };
 
@@ -163,11 +162,10 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const int steps = p.steps(), count = p.count();
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
-  for (int tile = blockIdx.x / kClusterSize; tile < count; tile += gridDim.x / kClusterSize) {
-    int x_tile, weight_tile;
-    p.find(tile, &x_tile, &weight_tile);
-    const int row = x_tile * kXRows + rank * kXShare;
-    const int share = weight_tile * kClusterSize + rank;
+  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
+    const Tile tile = p.find(i);
+    const int row = tile.x * kXRows + rank * kXShare;
+    const int share = tile.weight * kClusterSize + rank;
     int converted = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
@@ -299,11 +297,10 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
   const int rank = ptx::cluster_ctarank(), steps = p.steps(), count = p.count();
   Ring<kStages> ring;
   float d[kSums];
-  for (int tile = blockIdx.x / kClusterSize; tile < count; tile += gridDim.x / kClusterSize) {
-    int x_tile, weight_tile;
-    p.find(tile, &x_tile, &weight_tile);
-    const int row = x_tile * kXRows;
-    const int feature = (weight_tile * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
+  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
+    const Tile tile = p.find(i);
+    const int row = tile.x * kXRows;
+    const int feature = (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
     const ThreadScales<Kind> own(p, row, feature);
 
     // multiply
@@ -326,7 +323,7 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
       // finite: one of each of the thread's two rows tells.
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
       const bool any = __any_sync(0xffffffff, own.is_uncarried || !is_finite);
-      if (any && threadIdx.x % 32 == 0) p.redo.add(tile);
+      if (any && threadIdx.x % 32 == 0) p.redo.add(i);
     }
     store_results(p.epilogue, row, feature, d, shared, warpgroup, is_direct);
   }
@@ -374,7 +371,6 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
 #endif
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_ONE_PRODUCT_CUH_

@@ -17,8 +17,7 @@
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // A warpgroup's sums are of 64 features, 16 a warp, and kXRows rows of x.
 constexpr int kFeatures = 64, kXRows = 256;
@@ -242,7 +241,6 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
   }
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_ONE_PRODUCT_EPILOGUE_CUH_

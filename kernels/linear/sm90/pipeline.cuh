@@ -11,8 +11,7 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/cluster.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kThreads = 128 * (kConsumers + 1);
@@ -30,17 +29,21 @@ static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (kCo
 // operands.
 constexpr int kSideBySide = 8;
 
-// The tiles of the result, each a cluster's work, in the order in which they are made.
+// A tile of the result, a cluster's work.
+struct Tile {
+  int x, weight;
+};
+
+// All tiles, in the order in which they are made.
 struct TileOrder {
   int x_tiles, weight_tiles;
 
   __host__ __device__ int count() const { return x_tiles * weight_tiles; }
-  __host__ __device__ void find(int index, int* x_tile, int* weight_tile) const {
+  __host__ __device__ Tile find(int index) const {
     const int group = index / (kSideBySide * weight_tiles);
     const int rest = index - group * (kSideBySide * weight_tiles);
     const int size = min(kSideBySide, x_tiles - group * kSideBySide);
-    *x_tile = group * kSideBySide + rest % size;
-    *weight_tile = rest / size;
+    return {group * kSideBySide + rest % size, rest / size};
   }
 };
 
@@ -117,7 +120,6 @@ __device__ inline void release(uint32_t empty) {
   if (lane < kClusterSize) ptx::mbarrier_arrive_mapped(ptx::map_shared(empty, lane));
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_PIPELINE_CUH_

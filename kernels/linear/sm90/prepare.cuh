@@ -11,8 +11,7 @@
 #include "common/launch.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // The count of a row, times 32, is an int.
 constexpr int64_t kMostK = 1 << 24;
@@ -132,7 +131,6 @@ __global__ void __launch_bounds__(split::kThreads)
   }
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_PREPARE_CUH_

@@ -10,8 +10,7 @@
 #include "common/ptx/cluster.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // Clusters make whole tiles in rounds. The remaining tiles, too few for a round, are put end to end
 // along K, and each cluster makes a share of them: the end of a tile and the beginning of the next,
@@ -101,7 +100,6 @@ struct Schedule {
   }
 };
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_SCHEDULE_CUH_

@@ -16,8 +16,7 @@
 #include "linear/sm90/one_product.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // cuTensorMapEncodeTiled, found at run time so that nothing links against the driver.
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
@@ -65,7 +64,6 @@ inline int make_map(CUtensorMap* map, const split::Operand& operand, int64_t ste
                   steps);
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_TENSOR_MAP_CUH_

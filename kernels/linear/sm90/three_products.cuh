@@ -29,8 +29,7 @@
 #include "linear/sm90/three_products_epilogue.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // The TMA producer: one warp, of which one thread copies.
 __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
@@ -45,15 +44,10 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   const uint32_t bytes = p.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
   const uint32_t weight = base + offsetof(Memory, weight);
   Ring<S::kStages> ring;
-  for (int i = 0;; ++i) {
-    const Schedule::Part part = p.schedule.part(i);
-    if (!part.exists()) break;
-    int x_tile, weight_tile;
-    p.tiles.find(part.tile, &x_tile, &weight_tile);
-    if (!is_wanted(p, weight_tile)) continue;
-    if (threadIdx.x % 32 != 0) continue;
-    const int row = TileRows(p, x_tile, weight_tile).begin + rank * share;
-    const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
+  for_parts(p, [&](const Schedule::Part& part, const Tile& tile) {
+    if (threadIdx.x % 32 != 0) return;
+    const int row = TileRows(p, tile).begin + rank * share;
+    const int weight_row = (tile.weight * kClusterSize + rank) * S::kWeightRows;
     for (int step = part.begin * S::kRound; step < part.end * S::kRound; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
@@ -63,18 +57,14 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
       ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
                        arrived);
     }
-  }
+  });
 }
 
 // In the second run, the exponents of this block's rows of the weight by their largest elements, a
 // warp a row.
 __device__ inline void rescale(const SplitProblem& p) {
-  for (int i = 0;; ++i) {
-    const Schedule::Part part = p.schedule.part(i);
-    if (!part.exists()) break;
-    int x_tile, weight_tile;
-    p.tiles.find(part.tile, &x_tile, &weight_tile);
-    const int first = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
+  for_parts(p, [&](const Schedule::Part&, const Tile& tile) {
+    const int first = (tile.weight * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
     for (int in_tile = threadIdx.x / 32; in_tile < Split::kWeightRows; in_tile += kThreads / 32) {
       const int row = first + in_tile;
       if (row >= p.epilogue.n || __ldcg(p.weight.state + row) != split::kOverflowed) continue;
@@ -86,7 +76,7 @@ __device__ inline void rescale(const SplitProblem& p) {
       p.weight.state[row] = split::kNonfinite;
       *p.has_nonfinite = 1;
     }
-  }
+  });
   __syncthreads();
 }
 
@@ -284,11 +274,10 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
   for (int i = 0;; ++i) {
     const Schedule::Part part = p.schedule.uniform_part(i);
     if (!part.exists()) break;
-    int x_tile, weight_tile;
-    p.tiles.find(part.tile, &x_tile, &weight_tile);
-    if (!is_wanted(p, weight_tile)) continue;
+    const Tile tile = p.tiles.find(part.tile);
+    if (!is_wanted(p, tile.weight)) continue;
     const int first_row =
-        (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
+        (tile.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int n = min(first_row + fragment_row(g, r), p.epilogue.n - 1);
@@ -298,7 +287,7 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
 #pragma unroll
     for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
     if (warpgroup == 1) ptx::barrier_sync(kSecondStarts, 256);
-    const int rows = TileRows(p, x_tile, weight_tile).size;
+    const int rows = TileRows(p, tile).size;
     const int rounds = part.end - part.begin;
     const bool is_first = warpgroup == 0;
     using Wide = std::integral_constant<int, S::kXRows>;
@@ -364,7 +353,6 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
 #endif
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_

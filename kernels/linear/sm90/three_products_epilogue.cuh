@@ -15,8 +15,7 @@
 #include "linear/sm90/schedule.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // With operand A in registers, its rows are those of the weight. Operand B is the split x.
 struct Split {
@@ -109,13 +108,13 @@ struct SplitProblem {
 struct TileRows {
   int begin, size;
 
-  __host__ __device__ TileRows(const SplitProblem& p, int x_tile, int weight_tile) {
+  __host__ __device__ TileRows(const SplitProblem& p, const Tile& tile) {
     const unsigned tiles = p.tiles.x_tiles, wide = p.wide;
-    const unsigned shift = weight_tile * wide % tiles;
+    const unsigned shift = tile.weight * wide % tiles;
     const auto wide_before = [&](unsigned i) { return i / tiles * wide + min(i % tiles, wide); };
-    begin = x_tile * p.rows +
-            (wide_before(shift + x_tile) - wide_before(shift)) * (Split::kXRows - p.rows);
-    size = (shift + x_tile) % tiles < wide ? Split::kXRows : p.rows;
+    begin = tile.x * p.rows +
+            (wide_before(shift + tile.x) - wide_before(shift)) * (Split::kXRows - p.rows);
+    size = (shift + tile.x) % tiles < wide ? Split::kXRows : p.rows;
   }
 };
 
@@ -168,21 +167,27 @@ __device__ inline bool is_wanted(const SplitProblem& p, int weight_tile) {
   return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
 }
 
+// Calls body(part, tile) on each part of the cluster's work in this run: all lanes of a warp.
+template <typename Body>
+__device__ __forceinline__ void for_parts(const SplitProblem& p, const Body& body) {
+  for (int i = 0;; ++i) {
+    const Schedule::Part part = p.schedule.part(i);
+    if (!part.exists()) break;
+    const Tile tile = p.tiles.find(part.tile);
+    if (is_wanted(p, tile.weight)) body(part, tile);
+  }
+}
+
 // Prefetches the epilogue's data of each tile while it is multiplied: one warp.
 __device__ inline void load_epilogues(const SplitProblem& p, Split::TileEpilogue (&epilogues)[2]) {
   using S = Split;
   const int lane = threadIdx.x % 32;
   int tiles = 0;
-  for (int i = 0;; ++i) {
-    const Schedule::Part part = p.schedule.part(i);
-    if (!part.exists()) break;
-    int x_tile, weight_tile;
-    p.tiles.find(part.tile, &x_tile, &weight_tile);
-    if (!is_wanted(p, weight_tile)) continue;
+  for_parts(p, [&](const Schedule::Part&, const Tile& at) {
     Split::TileEpilogue& tile = epilogues[tiles++ % 2];
-    const TileRows rows(p, x_tile, weight_tile);
+    const TileRows rows(p, at);
     const int end = min(rows.begin + rows.size, p.epilogue.m);
-    const int column = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
+    const int column = (at.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
     bool is_direct = p.epilogue.is_direct, has_nonfinite = false;
     for (int j = lane; j < S::kXRows; j += 32) {
       const int row = rows.begin + j;
@@ -207,7 +212,7 @@ __device__ inline void load_epilogues(const SplitProblem& p, Split::TileEpilogue
     }
     // Both warpgroups have read the one that is written next before they arrive.
     for (int w = 0; w < kConsumers; ++w) ptx::barrier_sync(1 + w, 128 + 32);
-  }
+  });
 }
 
 // The row of its warp's 16 that is row g (r = 0) or g + 8 (r = 1) of the warp's fragments: two
@@ -330,7 +335,6 @@ __device__ void store_direct(const SplitProblem& p, const Split::TileEpilogue& t
   }
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_THREE_PRODUCTS_EPILOGUE_CUH_

@@ -21,8 +21,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace nonfinite {
+namespace kernels::nonfinite {
 
 constexpr int kThreads = 128;   // 2 x 2 warps, 32 x 32 results each
 constexpr int kTile = 64;       // rows of x, and of weight
@@ -244,7 +243,6 @@ inline int multiply(const split::Operand& x, const split::Operand& weight, int64
                      nonfinite_kernel, x, weight, k, epilogue, has_nonfinite);
 }
 
-}  // namespace nonfinite
-}  // namespace kernels
+}  // namespace kernels::nonfinite
 
 #endif  // KERNELS_LINEAR_SPLIT_NONFINITE_CUH_

@@ -15,8 +15,7 @@
 
 #include "common/launch.cuh"
 
-namespace kernels {
-namespace split {
+namespace kernels::split {
 
 // The rows of a split matrix are padded with zeros to a multiple of this.
 constexpr int64_t kPadding = 64;
@@ -267,7 +266,6 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
   operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
 }
 
-}  // namespace split
-}  // namespace kernels
+}  // namespace kernels::split
 
 #endif  // KERNELS_LINEAR_SPLIT_PIECES_CUH_
