@@ -1,5 +1,6 @@
-// The passes beside torch's product. Forward: ReLU and division in place, and the mask for
-// backward. Backward, before its own products: mask, division and the column sums for the bias.
+// The passes beside torch's product, over out and grad_output [m, n], mask [m, (n + 7) / 8].
+// Forward: ReLU and division in place, and the mask for backward. Backward, before its own
+// products: mask, division, and the column sums for the bias.
 
 #include <algorithm>
 #include <type_traits>
@@ -15,24 +16,8 @@ namespace kernels::epilogue {
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-__device__ inline float widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
-__device__ inline float widen(__half x) { return __half2float(x); }
-__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <typename T>
-__device__ T narrow(Compute<T> x) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(x);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(x);
-  } else {
-    return x;
-  }
-}
-
-// The `count` elements at an address, in 16-byte accesses where all rows allow them. Those that are
-// missing from all kColumns are 0.
+// The `count` elements at an address, in 16-byte accesses where all rows allow them. The rest of
+// the kColumns is 0.
 template <typename T, int kColumns>
 __device__ void load_columns(const T* address, int count, bool aligned,
                              Compute<T> (&value)[kColumns]) {
@@ -43,11 +28,12 @@ __device__ void load_columns(const T* address, int count, bool aligned,
     for (int i = 0; i < kColumns; i += kSize) {
       const Vector<T> v = load_vector(address + i, policy);
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) value[i + j] = widen(v.value[j]);
+      for (int j = 0; j < kSize; ++j) value[i + j] = static_cast<Compute<T>>(v.value[j]);
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) value[j] = j < count ? widen(address[j]) : Compute<T>{0};
+    for (int j = 0; j < kColumns; ++j)
+      value[j] = j < count ? static_cast<Compute<T>>(address[j]) : Compute<T>{0};
   }
 }
 
@@ -60,13 +46,13 @@ __device__ void store_columns(T* address, int count, bool aligned,
     for (int i = 0; i < kColumns; i += kSize) {
       Vector<T> v;
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) v.value[j] = narrow<T>(value[i + j]);
+      for (int j = 0; j < kSize; ++j) v.value[j] = static_cast<T>(value[i + j]);
       store_vector(address + i, v);
     }
   } else {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      if (j < count) address[j] = narrow<T>(value[j]);
+      if (j < count) address[j] = static_cast<T>(value[j]);
     }
   }
 }
@@ -83,8 +69,8 @@ constexpr int kColumns = 8;
 
 constexpr int kVectors = 2;  // of a thread, where there is none
 
-// out [n]. Neighbouring threads have neighbouring vectors: two of a thread's own side by side, as
-// eight columns of float32 are, would take every sector of memory twice.
+// out [n]. Neighbouring threads have neighbouring vectors: two of one thread side by side would
+// read every sector of memory twice.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     plain_kernel(T* out, const Divisor<Compute<T>> divisor, int64_t n, bool aligned) {
@@ -127,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t bits = 0;
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
-    bits |= static_cast<uint32_t>(mask_bit(z[j])) << j;  // 0 behind the last column: z is 0 there
+    bits |= static_cast<uint32_t>(mask_bit(z[j])) << j;  // 0 past the last column, where z is 0
     z[j] = relu_divide(z[j], divisor);
   }
   mask[byte] = static_cast<uint8_t>(bits);
@@ -136,16 +122,16 @@ __global__ void __launch_bounds__(kThreads)
 
 // ------------------------------------------------------------------------------------- backward
 
-// A block takes kRows rows at a time, and of each the columns of kLanes bytes.
+// A block makes kRows rows at a time, and of each the columns of kLanes bytes.
 constexpr int kLanes = 32;
 constexpr int kRows = kThreads / kLanes;
-// Gradients of a column are summed in runs of this many, and then the runs, which keeps the error
-// small where there are many rows.
+// Gradients of a column are summed in runs of this many, and then the runs: the error stays small
+// where there are many rows.
 constexpr int kRun = 64;
 // Enough blocks to fill a GPU, and a workspace that stays small beside the gradient.
 constexpr int64_t kBlocks = 1024;
 
-// How the rows are shared out to the blocks of one column.
+// The shares of the rows, one for each block of a column.
 struct Chunks {
   int64_t rows;   // of one block
   int64_t count;  // blocks
@@ -181,8 +167,8 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t bits = mask[row * row_bytes + byte];
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        const T quotient = narrow<T>(divisor.quotient(grad[j]));
-        grad[j] = bits >> j & 1 ? widen(quotient) : Compute<T>{0};
+        const T quotient = static_cast<T>(divisor.quotient(grad[j]));
+        grad[j] = bits >> j & 1 ? static_cast<Compute<T>>(quotient) : Compute<T>{0};
         run[j] += grad[j];
       }
       store_columns(grad_z + row * n + column, count, aligned, grad);
@@ -207,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
 // grad_bias [n], the sums of the `count` rows of sums.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    add_up_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
+    add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
   start_next_kernel();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (column >= n) return;
@@ -217,7 +203,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t i = start; i < min(start + kRun, count); ++i) run += sums[i * n + column];
     total += run;
   }
-  grad_bias[column] = narrow<T>(total);
+  grad_bias[column] = static_cast<T>(total);
 }
 
 }  // namespace kernels::epilogue
@@ -265,9 +251,9 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
         Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes, chunks.rows,
         rows_aligned<T>(grad_output, grad_z, n));
     if (status != cudaSuccess || bias == nullptr) return status;
-    return launch<add_up_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))), kThreads,
-                                    stream, static_cast<const Compute<T>*>(sums), chunks.count, n,
-                                    bias);
+    return launch<add_partials_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))),
+                                          kThreads, stream, static_cast<const Compute<T>*>(sums),
+                                          chunks.count, n, bias);
   });
 }
 

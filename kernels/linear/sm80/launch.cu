@@ -101,10 +101,11 @@ int launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
   bool has_pdl;
   status = find_pdl(kernel, &has_pdl);
   if (status != cudaSuccess) return status;
-  const int64_t tiles = divide_up(linear.m, kBlockM) * divide_up(linear.n, kBlockN);
+  const TileOrder tiles{static_cast<int>(divide_up(linear.m, kBlockM)),
+                        static_cast<int>(divide_up(linear.n, kBlockN))};
   const int k = static_cast<int>(split::padded(linear.k));
-  status = launch_grid({static_cast<unsigned>(tiles), kThreads, kBytes, stream, has_pdl}, kernel, x,
-                       weight, k, epilogue);
+  status = launch_grid({static_cast<unsigned>(tiles.count()), kThreads, kBytes, stream, has_pdl},
+                       kernel, x, weight, k, tiles, epilogue);
   if (status != cudaSuccess) return status;
   return nonfinite::multiply(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream);
 }

@@ -21,6 +21,7 @@
 #include "common/ptx/mma.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/split/pieces.cuh"
+#include "linear/tiles.cuh"
 
 namespace kernels::sm80 {
 
@@ -52,22 +53,6 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
   return stage == kBytes - kStageBytes ? 0 : stage + kStageBytes;
 }
 
-// A block's place in the result. Tiles go in groups of rows, column by column in a group, so that
-// the blocks that run at once share x and weight in L2.
-struct Place {
-  int first_m, first_n;
-
-  __device__ Place(int m, int n) {
-    constexpr int kGroupM = 8;
-    const int tiles_m = (m + kBlockM - 1) / kBlockM, tiles_n = (n + kBlockN - 1) / kBlockN;
-    const int block = blockIdx.x;
-    const int group = block / (kGroupM * tiles_n), place = block % (kGroupM * tiles_n);
-    const int group_m = min(kGroupM, tiles_m - group * kGroupM);
-    first_m = (group * kGroupM + place % group_m) * kBlockM;
-    first_n = place / group_m * kBlockN;
-  }
-};
-
 // Copies of the stages: a thread copies one chunk of every 64th row, zeros behind the last row and
 // behind K.
 struct Copies {
@@ -80,15 +65,15 @@ struct Copies {
   uint32_t to, stage = 0;
 
   __device__ Copies(const split::Operand& operand_x, const split::Operand& operand_weight,
-                    const Place& place, int k, uint32_t shared)
+                    int first_m, int first_n, int k, uint32_t shared)
       : stride(k),
         low_x(operand_x.low - operand_x.high),
         low_weight(operand_weight.low - operand_weight.high) {
     const int row = threadIdx.x / 4, chunk = threadIdx.x % 4;
-    rows_x = operand_x.rows - place.first_m - row;
-    rows_weight = operand_weight.rows - place.first_n - row;
-    x = operand_x.high + stride * (place.first_m + row) + chunk * 8;
-    weight = operand_weight.high + stride * (place.first_n + row) + chunk * 8;
+    rows_x = operand_x.rows - first_m - row;
+    rows_weight = operand_weight.rows - first_n - row;
+    x = operand_x.high + stride * (first_m + row) + chunk * 8;
+    weight = operand_weight.high + stride * (first_n + row) + chunk * 8;
     to = shared + chunk_offset(row, chunk);
     k_left = k - chunk * 8;
   }
@@ -290,15 +275,16 @@ __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][
 template <typename Operand>
 __global__ void __launch_bounds__(kThreads, 1)
     linear_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight, int k,
-                  const __grid_constant__ Epilogue<float> epilogue) {
+                  const TileOrder tiles, const __grid_constant__ Epilogue<float> epilogue) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
   const int warp_m = warp / kWarpsN * (kFragmentsM * 16);
   const int warp_n = warp % kWarpsN * (kFragmentsN * 8);
-  const Place place(epilogue.m, epilogue.n);
-  Copies copies(x, weight, place, k, shared_start);
+  const Tile tile = tiles.find(blockIdx.x);
+  const int first_m = tile.x * kBlockM, first_n = tile.weight * kBlockN;
+  Copies copies(x, weight, first_m, first_n, k, shared_start);
   Fragments fragments(shared_start, warp_m, warp_n);
   Accumulators accumulators;
 
@@ -330,8 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::wait_copies<0>();
   __syncthreads();
   store_results(accumulators.total, reinterpret_cast<float*>(shared) + warp * kStagedFloats,
-                epilogue, x.exponent, weight.exponent, place.first_m + warp_m,
-                place.first_n + warp_n);
+                epilogue, x.exponent, weight.exponent, first_m + warp_m, first_n + warp_n);
 #endif
 }
 

@@ -18,6 +18,7 @@
 #include "linear/sm90/convert.cuh"
 #include "linear/sm90/one_product_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/tiles.cuh"
 
 namespace kernels::sm90 {
 

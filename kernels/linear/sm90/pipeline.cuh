@@ -1,5 +1,5 @@
-// Parts that the Hopper kernels share: the order of tiles, the pipeline's stages and barriers, and
-// the staging of results in shared memory.
+// Parts that the Hopper kernels share: the pipeline's stages and barriers, and the staging of
+// results in shared memory.
 
 #ifndef KERNELS_LINEAR_SM90_PIPELINE_CUH_
 #define KERNELS_LINEAR_SM90_PIPELINE_CUH_
@@ -25,30 +25,8 @@ constexpr int kClusterSize = 2;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (kConsumers + 1),
               "a block is launched with 168 registers a thread");
-// Clusters that run at once work on so many tiles of x side by side, so that L2 serves both
-// operands.
-constexpr int kSideBySide = 8;
-
-// A tile of the result, a cluster's work.
-struct Tile {
-  int x, weight;
-};
-
-// All tiles, in the order in which they are made.
-struct TileOrder {
-  int x_tiles, weight_tiles;
-
-  __host__ __device__ int count() const { return x_tiles * weight_tiles; }
-  __host__ __device__ Tile find(int index) const {
-    const int group = index / (kSideBySide * weight_tiles);
-    const int rest = index - group * (kSideBySide * weight_tiles);
-    const int size = min(kSideBySide, x_tiles - group * kSideBySide);
-    return {group * kSideBySide + rest % size, rest / size};
-  }
-};
-
-// Rows whose exponents are no larger have scales that can be multiplied with each other and with a
-// divisor's, down to 2^-32.
+// Scales of no larger exponents can be multiplied with each other and with a divisor's, down to
+// 2^-32.
 [[maybe_unused]] constexpr int kModestExponent = 40;
 
 // Where the stages of a pipeline stand: the next stage, and the parity of its barrier's phase.

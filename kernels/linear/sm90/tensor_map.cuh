@@ -38,13 +38,19 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
+struct TensorMap {
+  CUtensorMap map;
+  int status;  // whether there is a map
+};
+
 // A matrix, or many of them, one after the other, in boxes of box_rows rows of 128 bytes. A box is
 // 0 outside of its matrix. stride is in elements.
 template <typename T>
-int make_map(CUtensorMap* map, const T* matrix, int64_t rows, int64_t columns, int64_t stride,
-             int box_rows, int64_t matrices = 0) {
+TensorMap make_map(const T* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows,
+                   int64_t matrices = 0) {
+  TensorMap result{{}, cudaErrorSymbolNotFound};
   const auto encode = tensor_map_encoder();
-  if (encode == nullptr) return cudaErrorSymbolNotFound;
+  if (encode == nullptr) return result;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(matrices)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * sizeof(T),
@@ -52,16 +58,16 @@ int make_map(CUtensorMap* map, const T* matrix, int64_t rows, int64_t columns, i
   const cuuint32_t box[] = {kRowBytes / sizeof(T), static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   const CUresult status =
-      encode(map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
+      encode(&result.map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  result.status = status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return result;
 }
 
 // The pieces of an operand that was split stepwise.
-inline int make_map(CUtensorMap* map, const split::Operand& operand, int64_t steps, int box_rows) {
-  return make_map(map, operand.high, operand.rows, split::kStepwise, split::kStepwise, box_rows,
-                  steps);
+inline TensorMap make_map(const split::Operand& operand, int64_t steps, int box_rows) {
+  return make_map(operand.high, operand.rows, split::kStepwise, split::kStepwise, box_rows, steps);
 }
 
 }  // namespace kernels::sm90

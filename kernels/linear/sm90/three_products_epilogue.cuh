@@ -14,6 +14,7 @@
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/schedule.cuh"
 #include "linear/split/pieces.cuh"
+#include "linear/tiles.cuh"
 
 namespace kernels::sm90 {
 
