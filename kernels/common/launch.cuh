@@ -11,7 +11,7 @@
 
 namespace kernels {
 
-// Waits for the end of the previous kernel, and for what it wrote.
+// Waits for the end of the previous kernel, and for its writes.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -83,7 +83,7 @@ int allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
                               static_cast<int>(bytes));
 }
 
-// How many clusters of a grid run at once, which hangs on where the GPU's multiprocessors are.
+// How many clusters of a grid run at once. It depends on the places of the GPU's multiprocessors.
 template <typename... Parameters>
 int count_clusters(void (*kernel)(Parameters...), const Grid& grid, int* clusters) {
   int status = allow_shared_memory(kernel, grid.bytes);

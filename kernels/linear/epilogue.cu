@@ -57,12 +57,6 @@ __device__ void store_columns(T* address, int count, bool aligned,
   }
 }
 
-// Whether every row of n elements begins on a 16-byte boundary.
-template <typename T>
-bool rows_aligned(const void* a, const void* b, int64_t n) {
-  return is_vector_aligned(a, b) && n % Vector<T>::kSize == 0;
-}
-
 constexpr int kThreads = 256;
 // Where there is a mask, a thread handles the columns of one of its bytes.
 constexpr int kColumns = 8;
@@ -219,13 +213,13 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
       const int64_t blocks = divide_up(m * n, kVectors * kThreads * Vector<T>::kSize);
       return launch<plain_kernel<T>>(dim3(static_cast<unsigned>(blocks)), kThreads, stream,
                                      static_cast<T*>(out), Divisor<Compute<T>>(divisor), m * n,
-                                     is_vector_aligned(out, nullptr));
+                                     has_aligned_rows(out, 0));
     }
     const int64_t row_bytes = divide_up(n, kColumns);
     const unsigned grid = static_cast<unsigned>(divide_up(m * row_bytes, kThreads));
     return launch<forward_kernel<T>>(dim3(grid), kThreads, stream, static_cast<T*>(out),
                                      Divisor<Compute<T>>(divisor), mask, m, n, row_bytes,
-                                     rows_aligned<T>(out, nullptr, m == 1 ? 0 : n));
+                                     has_aligned_rows(out, m == 1 ? 0 : n * sizeof(T)));
   });
 }
 
@@ -249,7 +243,7 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
     const int status = launch<backward_kernel<T>>(
         grid, kThreads, stream, static_cast<const T*>(grad_output), mask,
         Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes, chunks.rows,
-        rows_aligned<T>(grad_output, grad_z, n));
+        has_aligned_rows(grad_output, n * sizeof(T)) && has_aligned_rows(grad_z, n * sizeof(T)));
     if (status != cudaSuccess || bias == nullptr) return status;
     return launch<add_partials_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))),
                                           kThreads, stream, static_cast<const Compute<T>*>(sums),

@@ -32,10 +32,10 @@ struct Divisor {
   __device__ T quotient(T x) const { return is_exact ? x * reciprocal : x / divisor; }
 };
 
-// In float, without the branches of a general division, of which a kernel would have one for every
-// element that a thread holds: the quotient by the divisor's mantissa is corrected by its
-// remainder, which makes it the nearest float (Markstein, IBM J. Res. Dev. 34(1), 1990), and then
-// scaled by the power of two. Only subnormal quotients are rounded twice.
+// In float, without the branches of a general division, of which a kernel would have one for each
+// element of a thread. The quotient by the divisor's mantissa is corrected by its remainder, which
+// makes it the nearest float (Markstein, IBM J. Res. Dev. 34(1), 1990), and is then scaled by the
+// power of two. Only subnormal quotients are rounded twice.
 template <>
 struct Divisor<float> {
   float mantissa = 1;
@@ -95,8 +95,9 @@ struct Epilogue {
   int m, n;
   float floor;  // ReLU makes 0 of anything below: 0, or -infinity where there is no ReLU
   Divisor<float> divisor;
-  // Whether the division is an exact multiplication, which sums and bias take one by one: nothing
-  // overflows, and what becomes subnormal does so in the result too. And whether rows are aligned.
+  // Whether rows are aligned, and the division is an exact multiplication that can be applied to
+  // sum and bias one by one: nothing overflows, and only subnormal results come from subnormal
+  // terms.
   bool is_direct;
 
   // `together` elements of a row are stored at once.

@@ -6,7 +6,7 @@
 // side by side along K, while the next weights are prefetched to registers. The blocks' sums are
 // added up while they work on the next group.
 //
-// Sums of short runs, added up in double, err less than a library's. Up to 4 rows leave time for
+// Sums of short runs, added up in double, err less than a library's. Up to 4 rows have time for
 // runs in double. The order of all sums is fixed.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
@@ -30,14 +30,14 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kFeatures = 4;                // of a thread
 constexpr int kGroup = kWarps * kFeatures;  // features of a cluster
 constexpr int kStep = 128;                  // of K: four of each lane
-constexpr int kPrefetched = 2;              // steps whose weights are on their way
+constexpr int kPrefetched = 2;              // steps whose weights are prefetched
 constexpr int kChunk = kPrefetched * kStep;
 constexpr int kBlocksEach = 2;                             // on a multiprocessor
 constexpr int kBytes = 112 * 1024;                         // of shared memory, the most of a block
 constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluster
 // Runs in float are of no more chunks, so that their sums stay short.
 constexpr int kMostChunks = 4;
-// The end of a group costs so many chunks. With 2, 32 rows took up to 9% longer on an H200.
+// The end of a group costs so many chunks.
 constexpr int kEndOfGroup = 1;
 
 struct Problem {
@@ -106,7 +106,7 @@ class Weights {
     const int k = chunk_ * kChunk + step * kStep;
     const bool valid = first_k_ + k < whole_k(p_) && group_ < p_.groups;
 #pragma unroll
-    for (int i = 0; i < kFeatures; ++i) {  // what does not exist is the last
+    for (int i = 0; i < kFeatures; ++i) {  // past the last feature, the last again
       const float* const from = first_ + min(i, more_) * p_.weight_stride + k;
       v_[step][i] = ptx::load_global_four_if(valid, from);
     }
@@ -129,7 +129,7 @@ class Weights {
 
   const Problem& p_;
   const float* first_;  // feature of the warp's
-  int more_;            // features behind it
+  int more_;            // features after it
   int group_, chunk_ = 0;
   const int first_k_;
   float4 v_[kPrefetched][kFeatures];
@@ -213,7 +213,28 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
   }
 }
 
-// Takes kM rows of x at a time.
+// Adds the products of a warp's features with kM rows of x in a step, which is at `x`.
+template <int kM>
+__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * kFeatures],
+                                              const Weights& weights, int step, uint32_t x) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    Sum<kM> a[4];
+    load_step(x + m * kStep * sizeof(Sum<kM>), a);
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) {
+      const float4& b = weights.at(step, i);
+      Sum<kM>& s = sum[m * kFeatures + i];
+      // In this order ptxas finds registers for the sums of 16 rows.
+      s = fma(a[3], Sum<kM>{b.w}, s);
+      s = fma(a[2], Sum<kM>{b.z}, s);
+      s = fma(a[1], Sum<kM>{b.y}, s);
+      s = fma(a[0], Sum<kM>{b.x}, s);
+    }
+  }
+}
+
+// Multiplies kM rows of x at a time.
 template <int kM>
 __global__ void __launch_bounds__(kThreads, kBlocksEach)
     skinny_kernel(const __grid_constant__ Problem p) {
@@ -226,9 +247,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   const int slice = p.chunks * kChunk, first_k = ptx::cluster_ctarank() * slice;
   const int cluster = ptx::clusterid(), first_row = cluster % p.x_tiles * kM;
   int group = cluster / p.x_tiles;
-  Weights weights(p, group, first_k + lane * 4);
 
   // load
+  Weights weights(p, group, first_k + lane * 4);
 #pragma unroll 4
   for (int i = warp; i < slice / kStep * kM; i += kWarps) {
     const int row = first_row + i % kM, k = first_k + i / kM * kStep + lane * 4;
@@ -252,31 +273,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
 #pragma unroll
       for (int step = 0; step < kPrefetched; ++step, of_x += kM * kStepBytes) {
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          Sum<kM> a[4];
-          load_step(of_x + m * kStepBytes, a);
-#pragma unroll
-          for (int i = 0; i < kFeatures; ++i) {
-            const float4& b = weights.at(step, i);
-            Sum<kM>& s = sum[m * kFeatures + i];
-            // In this order ptxas finds registers for the sums of 16 rows.
-            s = fma(a[3], Sum<kM>{b.w}, s);
-            s = fma(a[2], Sum<kM>{b.z}, s);
-            s = fma(a[1], Sum<kM>{b.y}, s);
-            s = fma(a[0], Sum<kM>{b.x}, s);
-          }
-        }
+        multiply_step<kM>(sum, weights, step, of_x);
         weights.load(step);
       }
       weights.advance();
     }
+
     // add
     constexpr int kCount = kM * kFeatures, kLanesEach = kCount < 32 ? 32 / kCount : 1;
     double own[kCount * kLanesEach / 32];
     add_lanes<16>(sum, own);
-    // epilogue
-    if (previous >= 0) {
+    if (previous >= 0) {  // epilogue
       ptx::cluster_wait();
       store_results<kM>(p, other, first_row, previous * kGroup);
     }

@@ -11,8 +11,8 @@ struct Tile {
   int x, weight;
 };
 
-// Groups of tiles of x, and in a group one tile of the weight after the other: what runs at once
-// shares both operands in L2.
+// Groups of tiles of x, and in a group one tile of the weight after the other: tiles that are made
+// at once share both operands in L2.
 struct TileOrder {
   static constexpr int kGroup = 8;
   int x_tiles, weight_tiles;

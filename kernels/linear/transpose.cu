@@ -1,4 +1,5 @@
-// Transposed copies, for products that read along what is the other dimension in memory.
+// Transposed copies, for products that read along an operand's other dimension: from [columns,
+// rows], to [rows, columns], float32.
 
 #include <cuda_runtime.h>
 

@@ -8,8 +8,7 @@
 
 namespace kernels::ptx {
 
-// Kept in a register: derived from the block's place in its cluster at every use, an address costs
-// a loop a hundred cycles.
+// The address stays in a register. Derived anew at every use, it costs a loop a hundred cycles.
 __device__ inline uint32_t shared_address(const void* pointer) {
   uint32_t address;
   asm volatile("mov.b32 %0, %1;"
@@ -83,7 +82,7 @@ __device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until no more than kPending of the committed groups are on their way.
+// Waits until at most kPending of the committed groups are incomplete.
 template <int kPending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -95,7 +94,7 @@ __device__ inline void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-// For what is read once: L2 gives it up first.
+// For data that is read once: L2 evicts it first.
 __device__ inline uint64_t evict_first() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -104,7 +103,7 @@ __device__ inline uint64_t evict_first() {
 
 // ---------------------------------------------------------------------------------------- flags
 
-// All that a thread wrote before it adds is seen by those that read the sum.
+// Threads that read the sum see all writes of this thread before.
 __device__ inline void add_release(unsigned* to, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }

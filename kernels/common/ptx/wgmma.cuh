@@ -33,8 +33,8 @@ __device__ inline void wgmma_wait_group() {
 
 // Describes a tile in lines of kRowBytes, swizzled over as many bytes as the copy engine writes
 // them; the tile begins at a multiple of eight lines. A line of a K-major operand has adjacent k of
-// one row. A line of an MN-major operand has adjacent rows of one k; the lines of the rows behind
-// these begin kBlockBytes later.
+// one row. A line of an MN-major operand has adjacent rows of one k; the lines of the next rows
+// begin kBlockBytes later.
 template <int kRowBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
 __device__ uint64_t matrix_descriptor(uint32_t tile) {
   static_assert(kRowBytes == 128, "rows are as long as the widest swizzle");

@@ -20,8 +20,8 @@
 
 namespace kernels::sm80 {
 
-// Whether these kernels are in a build at all: where choose_path takes them on one of its GPUs. In
-// others they would take nvcc 1 of 9 s. Tests, which run them on every GPU, define
+// Whether these kernels are in a build at all: where choose_path chooses them on one of its GPUs.
+// In others they would cost nvcc 1 of 9 s. Tests, which run them on every GPU, define
 // KERNELS_ALL_PATHS.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
@@ -69,7 +69,7 @@ struct Workspace {
   }
 };
 
-// Rows of x that are taken at once.
+// Rows of x that are multiplied at once.
 int64_t rows_of_chunk(const Linear& linear) {
   int multiprocessors = 1;
   device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
@@ -120,7 +120,7 @@ bool linear_sm80_serves(const Linear& linear) {
       device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &memory) != cudaSuccess) {
     return false;
   }
-  constexpr int64_t kMaxSize = INT32_MAX - 1024;  // leaves room behind the last tile and step
+  constexpr int64_t kMaxSize = INT32_MAX - 1024;  // the last tile and step fit, too
   return sm80::is_built() && major >= 8 && memory >= sm80::kBytes &&
          linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest &&
          linear.m > 0 && linear.n > 0 && linear.k > 0 && linear.m <= kMaxSize &&

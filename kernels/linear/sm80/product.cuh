@@ -6,7 +6,7 @@
 // A block makes a tile of 128 x 128 results; 2 x 4 warps make 64 x 32 each, in steps of 32 of K.
 // The tensor cores truncate when they accumulate, so that they sum up one step alone: the low
 // products first, then the high ones on top of them. The float32 units add up (promote) these sums,
-// and what an addition rounds off is where the next sum begins.
+// and the next sum begins at the rounding error of the last addition.
 
 #ifndef KERNELS_LINEAR_SM80_PRODUCT_CUH_
 #define KERNELS_LINEAR_SM80_PRODUCT_CUH_
@@ -53,8 +53,8 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
   return stage == kBytes - kStageBytes ? 0 : stage + kStageBytes;
 }
 
-// Copies of the stages: a thread copies one chunk of every 64th row, zeros behind the last row and
-// behind K.
+// The stages' copies: a thread copies one chunk of every 64th row, zeros past the last row and past
+// K.
 struct Copies {
   static constexpr int kRowsApart = kThreads / 4, kEach = kBlockM / kRowsApart;
 
@@ -147,7 +147,7 @@ struct Accumulators {
     for (int j = 0; j < kFragmentsN * 4; ++j) {
       float &sum = sums[fragment][j / 4][j % 4], &of_all = total[fragment][j / 4][j % 4];
       const float after = fmaf(sum, split::kLowScale, of_all);
-      sum = fmaf(sum, split::kLowScale, of_all - after);  // what was rounded off
+      sum = fmaf(sum, split::kLowScale, of_all - after);  // the rounding error
       of_all = after;
     }
   }
@@ -202,7 +202,8 @@ __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragmen
   }
 }
 
-// Eight neighbours in a row of the result, whose mask is a byte, and what all rows of theirs need.
+// Eight neighbours in a row of the result, whose mask is a byte, with the factors of all their
+// rows.
 struct Columns {
   static constexpr int kCount = 8;
   int first;

@@ -17,21 +17,20 @@
 
 namespace kernels::sm90 {
 
-// The weight's conversion is handed out in units of 32 rows and 256 of K, a warp each, in the order
-// in which the product needs them. Finished units are counted by the rows that a block brings and
-// by the product's steps, 64 of K.
+// Warps convert units of 32 rows and 256 of K, in the order in which the product needs them.
+// Finished units are counted for each share, the rows that a block loads, and each step, 64 of K.
 constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
 constexpr int kShareRows = 128;
 constexpr int kUnitsOfShare = kShareRows / kUnitRows;
-// Pieces of 8 rows and 64 of K that a warp has on their way into shared memory.
+// Pieces of 8 rows and 64 of K that a warp copies to shared memory at a time.
 constexpr int kPieces = 4, kPieceRows = 8;
 constexpr int kConverters = 3;
 struct ConverterMemory {
   float4 pieces[kConverters][kPieces][kPieceRows / 4][2][32];
 };
-// How far ahead of the product of its own block a warp converts, in steps: what is converted stays
-// in L2 until it is read.
+// Steps by which a warp's conversion may lead its own block's product: the pieces stay in L2 until
+// they are read.
 constexpr int kLead = 24;
 
 struct Conversion {
@@ -109,8 +108,8 @@ __device__ inline void count_subnormals(const Conversion& p, int64_t row, const 
     atomicAdd(p.subnormals + row, subnormals * kStepK / all);
 }
 
-// Puts an infinity into those of a unit's rows that have too many subnormals, so that all their
-// results are infinite or NaN, as those of rows that overflowed are.
+// Puts an infinity into a unit's rows that have too many subnormals. All their results are then
+// infinite or NaN, as those of rows that overflowed are.
 __device__ inline void spoil_rows(const Conversion& p, int64_t k, int64_t first_row, int step) {
   __syncwarp();  // the counts of all lanes
   const int64_t row = first_row + threadIdx.x % 32;
@@ -221,8 +220,8 @@ __device__ inline bool convert_edge(const Conversion& p, int64_t k, int64_t row,
   return counts;
 }
 
-// Converts units until there are none left. progress, in shared memory, is how many steps the
-// copies of this block have reached; pieces and barrier are the warp's.
+// Converts units until all are converted. progress, in shared memory, is the step that this block's
+// copies have reached; pieces and barrier are the warp's.
 __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
                                float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier,
                                int* progress) {
@@ -264,7 +263,7 @@ __device__ inline int wait_converted(const Conversion& p, int share, int step) {
     const bool is_ready = at < p.steps && ptx::load_acquire(ready) == kUnitsOfShare;
     missing = ~__ballot_sync(0xffffffff, is_ready);
   } while (missing & 1);
-  __syncwarp();  // the lane that copies sees what each lane has seen
+  __syncwarp();  // the flags of all lanes, for the one that copies
   ptx::fence_proxy_async_global();
   return missing == 0 ? 32 : __ffs(missing) - 1;
 }

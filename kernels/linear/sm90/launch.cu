@@ -2,8 +2,8 @@
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
-// All kernels are persistent, in clusters of two blocks that share what one of the operands has in
-// common: a TMA producer loads, two consumer warpgroups multiply.
+// All kernels are persistent, in clusters of two blocks that share a tile of x: a TMA producer
+// loads, two consumer warpgroups multiply.
 //
 //   float16, bfloat16    one_product.cuh: multiplied as they are, transposed ones too
 //   float32, one product the same; the weight is rounded to scaled fp16 by other warps of the same
@@ -111,12 +111,12 @@ int launch_half(const Linear& linear, cudaStream_t stream) {
   const TensorMap weight =
       make(linear.weight, linear.n, linear.weight_stride, linear.weight_is_transposed,
            Kind::kIsGeneral ? kBoxRows : kWeightRows);
-  // As many as it takes for the same number of rounds: 0.3% less time on an H200 than all it has.
+  // As many clusters as the same number of rounds needs: 0.3% less time on an H200 than with all.
   const int tiles = product.tiles.count(), rounds = blocks_of(tiles, clusters);
   return launch_product(product, blocks_of(tiles, rounds), x, weight, stream);
 }
 
-// What one product of float32 has in memory: what is 0 at first, then the rounded operands.
+// One product of float32: counters, which are 0 at first, then the rounded operands.
 struct RoundedWorkspace {
   split::Operand x, weight;
   Conversion conversion;
@@ -194,8 +194,8 @@ int launch_rounded(const Linear& linear, cudaStream_t stream) {
 
 // ------------------------------------------------------------------------------- three products
 
-// What three products have in memory: what is 0 at first, the split x, the weight's exponents, and
-// partial sums.
+// Three products: counters, which are 0 at first, the split x, the weight's exponents, and partial
+// sums.
 struct SplitWorkspace {
   split::Operand x, weight;
   unsigned *has_overflowed, *has_nonfinite;
@@ -234,8 +234,8 @@ struct SplitTiles {
   int wide, rows;
 };
 
-// All tiles have fewer rows where that takes less time: a tile as long as its rows and kOverhead
-// more, one that clusters share Schedule::kWorth steps besides.
+// All tiles have fewer rows where that saves time. A tile costs as much as its rows and kOverhead
+// more, and Schedule::kWorth steps besides if clusters share it.
 inline SplitTiles choose_tiles(int m, int n, int k, int clusters) {
   using S = Split;
   const auto tiles_of = [&](int rows) {
@@ -343,7 +343,7 @@ int64_t rows_of_chunk(const Linear& linear) {
 
 namespace kernels::cuda {
 
-// The copy engine takes rows that begin at multiples of 16 bytes. Three products split x first.
+// The copy engine reads rows that begin at multiples of 16 bytes. Three products split x first.
 bool linear_sm90_serves(const Linear& linear) {
   const bool is_float32 = linear.dtype == DType::kFloat32;
   const bool is_half = linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16;

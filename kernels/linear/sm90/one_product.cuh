@@ -26,10 +26,10 @@ enum class Mode {
   kPlain,    // operands as they are
   kGeneral,  // operands of which either dimension is adjacent
   kConvert,  // x scaled and rounded before, the weight in the same kernel
-  kRedo,  // the tiles of kConvert that hold a row of which fp16 carries too little, or inf or NaN
+  kRedo,     // the tiles of kConvert that fp16 does not carry
 };
 
-// The mask is a matter of the type, as its code slows down the kernel without.
+// Masks are compiled apart, as their code slows down the kernel without.
 template <typename OperandType, typename OutType, Mode kMode, bool kHasMask>
 struct ProductKind {
   using Operand = OperandType;
@@ -41,8 +41,8 @@ struct ProductKind {
 // float16 and bfloat16.
 template <typename T, bool kMask>
 using Half = ProductKind<T, T, Mode::kPlain, kMask>;
-// With ReLU or, for the gradients, without: chosen at run time, as are layouts and the mask, once a
-// tile. It compiles in a quarter of the time.
+// The kernel for transposed operands and for gradients, which have no ReLU. Layouts, ReLU and mask
+// are chosen at run time, once a tile: compiled in a quarter of the time.
 template <typename T>
 using General = ProductKind<T, T, Mode::kGeneral, true>;
 // float32.
@@ -55,7 +55,7 @@ using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo, kMask>;
 // of a cluster have in common. Rows in shared memory are as long as the widest swizzle.
 constexpr int kWeightRows = kFeatures * kConsumers;
 static_assert(kShareRows == kWeightRows, "a block converts what it multiplies");
-constexpr int kXShare = kXRows / kClusterSize;  // rows of x a block brings for both
+constexpr int kXShare = kXRows / kClusterSize;  // rows of x that a block loads for both
 constexpr int kRowBytes = 128;
 static_assert(kRowBytes / sizeof(__half) == kStepK, "steps are the same");
 constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
@@ -104,7 +104,7 @@ struct Product {
   TileList redo;          // which Rounded writes and Redo reads
   Conversion conversion;  // where Kind converts
   const int* x_exponent;  // [m], where Kind converts: rows were scaled by 2^exponent
-  // Whether General has [k, rows], with adjacent rows, for [rows, k].
+  // Whether General's operand is [k, rows], with adjacent rows.
   bool x_is_transposed, weight_is_transposed;
 
   __device__ int steps() const { return (k + kK - 1) / kK; }
@@ -218,7 +218,7 @@ struct ThreadScales {
   __device__ bool share(const Epilogue<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
                         int barrier) const {
     const int thread = threadIdx.x % 128;
-    // All have read what the tile before needed.
+    // All have read the scales of the tile before.
     const bool all_direct = ptx::barrier_and(barrier, 128, is_direct);
     if (thread < kFeatures) {
       scales->bias[thread] = bias * (all_direct && !kScaled ? p.divisor.scale : 1.0f);

@@ -19,11 +19,11 @@
 
 namespace kernels::sm90 {
 
-// A warpgroup's sums are of 64 features, 16 a warp, and kXRows rows of x.
+// A warpgroup's sums: 64 features, 16 a warp, and kXRows rows of x.
 constexpr int kFeatures = 64, kXRows = 256;
 // A pass stores kPassBlocks blocks of 8 rows of x, four features of each a thread.
 constexpr int kPassBlocks = 2, kPasses = kXRows / (8 * kPassBlocks);
-// A pass over half types that can be stored directly has so many rows.
+// Rows of a pass over half types that can be stored directly.
 constexpr int kHalfPassRows = 64;
 
 // Memory in which a warpgroup's sums are transposed: in the registers rows of x are next to each
@@ -53,7 +53,7 @@ struct alignas(16) Scales {
   int8_t weight_exponent[kScaled ? kFeatures : 1];  // as the rows were scaled
 };
 
-// Where a thread puts its sums.
+// The place of a thread's sums.
 __device__ inline float4* own_slot(StagedSums& sums) {
   return &sums[0][threadIdx.x % 128 / 32][threadIdx.x % 32];
 }
@@ -61,8 +61,8 @@ __device__ inline float4* own_slot(StagedSums& sums) {
 // A thread reads four features of a row of each block of the sums that a warpgroup has in memory.
 struct Reader {
   int feature, row;  // the first of the warpgroup's, and of the block's
-  // The sums of lane 4 g + c are of features g and g + 8, and of rows 2 c and 2 c + 1. Threads next
-  // to each other would meet in a bank, so that they read neighbours in turn.
+  // The sums of lane 4 g + c are of features g and g + 8, and of rows 2 c and 2 c + 1. Neighbouring
+  // threads would meet in a bank, so every second one swaps its neighbours.
   bool swaps;
   const float* even;
   const float* odd;
@@ -209,7 +209,7 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
       }
       ptx::store_matrices_transposed(matrix + buffer + pair * 16 * 128, words);
       if constexpr (kMask) {
-        // The bits of eight lanes belong together. Those with g < 4 take the first block's.
+        // A word holds the bits of eight lanes. Lanes with g < 4 collect the first block's.
         const bool second = g / 4;
         uint32_t own = (second ? mask[1] : mask[0]) << g;
         own |= __shfl_xor_sync(0xffffffff, (second ? mask[0] : mask[1]) << g, 16);

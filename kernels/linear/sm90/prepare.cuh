@@ -16,17 +16,17 @@ namespace kernels::sm90 {
 // The count of a row, times 32, is an int.
 constexpr int64_t kMostK = 1 << 24;
 
-// The weight is read once, so its rows are scaled by what a sample of them says: eight pieces of 16
-// elements, evenly spread; or by all of a row where the sample is zero.
+// The weight is read once, so its rows are scaled by a sample: eight pieces of 16 elements, evenly
+// spread; or by all of a row where the sample is zero.
 constexpr int kSampledPieces = 8;
-// For pairs the largest is put into [2^9, 2^10). Pairs keep 22 bits of elements 2^23 times smaller,
-// and the others have a factor of 64 before they pass fp16's range.
+// Pairs scale the sample's largest into [2^9, 2^10): they keep 22 bits of elements 2^23 times
+// smaller, and other elements may be 64 times as large before they overflow fp16.
 constexpr int kSampledPairs = 9;
-// Where the limits of what is carried, 2^-14 and 2^16 above the scaled unit, are normal floats.
+// With these exponents the limits of fp16, 2^-14 and 2^16 above the scaled unit, are normal floats.
 // Smaller rows of pairs lose up to 2^-163 of |x|.
 constexpr int kLeastExponent = -111, kMostOfPairs = 127;
-// For a lone high the geometric mean of the pieces' largest is put into [2^2, 2^3): a row may have
-// a few elements that are subnormal in fp16, and none that overflows.
+// A lone high scales the geometric mean of the pieces' largest into [2^2, 2^3): a row may have a
+// few elements that are subnormal in fp16, and none that overflows.
 constexpr int kSampledHigh = 2, kMostOfHigh = 126;
 constexpr int kSampledRows = 4;  // of a warp, which reads them together
 
@@ -74,7 +74,8 @@ __device__ inline void scale_high(const split::Operand& weight, int64_t first, i
   constexpr int kLanes = 32 / kSampledPieces;  // of a piece
 #pragma unroll
   for (int i = 0; i < kSampledRows; ++i) {
-    // The exponent of a piece, times 2^16, and that there is one; then the sums of both.
+    // The exponent of a piece in the high half and 1, its number, in the low; then the sums of
+    // both.
     const auto exponent_of = [](float largest) {
       return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
     };

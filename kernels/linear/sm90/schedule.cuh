@@ -27,8 +27,8 @@ struct Schedule {
   int steps;                     // along K, in a tile: of 128, four stages
   int begin[kMostClusters + 1];  // of each cluster's share, in steps since the first tile of all
 
-  // Plans `tiles` tiles, whose rows of x rows_of tells, `most_rows` at most. Returns how many
-  // clusters have work.
+  // Plans `tiles` tiles of rows_of(tile) rows of x, `most_rows` at most. Returns how many clusters
+  // have work.
   template <typename RowsOf>
   int plan(int tiles, int steps_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
     rounds = tiles / clusters, steps = steps_of_tile;
@@ -50,7 +50,7 @@ struct Schedule {
         tile = std::min(tile + 1, tiles);
         continue;
       }
-      // So much that no share is empty where a tile is cut: the next cluster would wait for it.
+      // No share is empty where a tile is cut, as the next cluster would wait for it.
       due += std::max(sum * steps / clusters - rows[cluster] * steps, kLeast * most_rows);
       while (tile < tiles) {
         const int64_t height = rows_of(tile), rest = steps - step;

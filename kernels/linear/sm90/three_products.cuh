@@ -39,7 +39,7 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   const uint32_t full = base + offsetof(Memory, barriers.full);
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const int share = p.rows_at_once() / kClusterSize;  // rows of x a block brings for both
+  const int share = p.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
   const uint32_t x = base + offsetof(Memory, x) + rank * share * S::kXRowBytes;
   const uint32_t bytes = p.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
   const uint32_t weight = base + offsetof(Memory, weight);
@@ -60,8 +60,8 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   });
 }
 
-// In the second run, the exponents of this block's rows of the weight by their largest elements, a
-// warp a row.
+// In the second run: sets the exponents of this block's overflowed rows of the weight by their
+// largest elements, a warp a row.
 __device__ inline void rescale(const SplitProblem& p) {
   for_parts(p, [&](const Schedule::Part&, const Tile& tile) {
     const int first = (tile.weight * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
@@ -92,8 +92,8 @@ struct Consumer {
   using Stage = Ring<S::kStages>;
 
   // float32 to pairs. A lane reads its first row of a stage at `from` (its second is the next) and
-  // scales both. It takes four neighbours of each 16 columns, two for each half of the fragment: x
-  // is interleaved to match.
+  // scales both. It has four neighbours of each 16 columns, two for each half of the fragment: x is
+  // interleaved to match.
   __device__ static void convert(uint32_t from, const float (&scale)[2], uint32_t (&high)[2][4],
                                  uint32_t (&low)[2][4]) {
 #pragma unroll
@@ -152,7 +152,7 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Adds the products that are under way to the sums.
+  // Adds the accumulators to the sums.
   template <typename Rows>
   __device__ void promote(Rows) {
     ptx::wgmma_wait_group<0>();
@@ -174,14 +174,17 @@ struct Consumer {
     constexpr bool kIsShort = kSegment == 32;
     Fragments f0, f1;
     Stage a = *ring, b = a.next();
+    // convert and multiply: the first half round's high products
     convert(f0.high, f0.low, a);
     multiply_high(rows, f0, a, false);
     convert(f1.high, f1.low, b);
     if (kIsShort) promote(rows);
     multiply_high(rows, f1, b, !kIsShort);
     for (int round = 0;;) {
+      // promote
       promote(rows);
 
+      // multiply the low products, convert the second half round
       const Stage c = b.next(), e = c.next();
       multiply_low(rows, f0, a, false);
       multiply_low(rows, f1, b, true);
@@ -198,6 +201,7 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < Rows::value / 2; ++j) d[j] *= 1 / split::kLowScale;
 
+      // multiply the second half round's high products
       multiply_high(rows, f0, c, true);
       if (kIsShort) promote(rows);
       multiply_high(rows, f1, e, !kIsShort);
@@ -207,6 +211,8 @@ struct Consumer {
         release(c), release(e);
         break;
       }
+
+      // convert and multiply: the next half round's high products
       ptx::wgmma_wait_group<1>();
       convert(f0.high, f0.low, a);
       if (kSegment < 128) promote(rows);
@@ -259,8 +265,8 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
   using Memory = S::Memory;
   const int lane = threadIdx.x % 32, g = lane / 4;
   const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
-  // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
-  // the next, whose chunks are swizzled by one bit more.
+  // The thread's first row, fragment_row(g, 0), is even: its second is the next, whose chunks are
+  // swizzled by one bit more.
   const int own_row = local_row + fragment_row(g, 0);
   Consumer<kSegment> consumer;
   consumer.base = base;
@@ -283,6 +289,7 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
       const int n = min(first_row + fragment_row(g, r), p.epilogue.n - 1);
       consumer.scale[r] = split::power_of_two(__ldcg(p.weight.exponent + n));
     }
+    // multiply
     // d has values so that its registers are free when the products are made.
 #pragma unroll
     for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
@@ -304,6 +311,7 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
       consumer.multiply(Wide{}, rounds, is_first, &ring);
     }
 
+    // epilogue
     ptx::barrier_sync(1 + warpgroup, 128 + 32);
     if (!p.schedule.finishes(part)) {
       store_partial(p, rows, consumer.sums);
@@ -343,9 +351,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   if (warpgroup == kConsumers) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     const int warp = threadIdx.x / 32 - 4 * kConsumers;
-    if (warp == 0) produce(base, x_map, weight_map, p);
+    if (warp == 0) produce(base, x_map, weight_map, p);  // load
     if (warp == 1) load_epilogues(p, shared.epilogues);
-  } else {
+  } else {  // convert, multiply, promote, epilogue
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     consume<kSegment>(p, base, shared, warpgroup);
   }

@@ -21,14 +21,13 @@ namespace kernels::sm90 {
 // With operand A in registers, its rows are those of the weight. Operand B is the split x.
 struct Split {
   static constexpr int kWeightRows = 64 * kConsumers;
-  // The promoted sums take as many registers as the accumulators; 176 leaves room for both, and
-  // makes 1024 rows of x six tiles, which with 64 of the weight fill 132 multiprocessors to 97%.
+  // The promoted sums need as many registers as the accumulators; with 176 rows, both fit.
   static constexpr int kXRows = 176;
   static constexpr int kSums = kXRows / 2;
   // Some tiles of x have fewer rows, so that none multiplies many that are not there: 1024 are 4
   // tiles of 176 and 2 of 160, which takes 2% off an H200's time.
   static constexpr int kNarrow = 160;
-  // All tiles of x have so few rows if those that x has, or the multiprocessors, are used better.
+  // All tiles of x may have these few rows instead (choose_tiles).
   static constexpr int kMiddle = 128, kSmall = 64;
   static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
   static constexpr int kPassBlocks = 2;  // blocks of 8 rows that the epilogue stages at a time
@@ -40,7 +39,7 @@ struct Split {
   static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
   static_assert(2 * kK == split::kStepwise, "x is split stepwise");
 
-  // Steps are taken in rounds. Past the end of k the copies bring zeros.
+  // Steps go in rounds. Past the end of k the copies are zeros.
   static constexpr int kRound = 4;
   static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
 
@@ -82,8 +81,8 @@ struct PartialSums {
   unsigned (*counts)[kClusterSize][4 * kConsumers];
 };
 
-// The kernel runs twice. The second run makes again the tiles in which the first found sums that
-// are not finite: rows of the weight whose sample missed the scale. It scales them by their
+// The kernel runs twice. The second run makes again the tiles whose sums are not all finite: the
+// sample of a row of the weight missed its scale. The second run scales these rows by their
 // largest.
 struct SplitProblem {
   Epilogue<float> epilogue;
@@ -119,7 +118,7 @@ struct TileRows {
   }
 };
 
-// Stores a part's sums for the cluster that finishes the tile, which has so many rows of x.
+// Stores a part's sums for the cluster that finishes the tile. The tile has `rows` rows of x.
 __device__ inline void store_partial(const SplitProblem& p, int rows,
                                      const float (&sums)[Split::kSums]) {
   const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
@@ -134,9 +133,8 @@ __device__ inline void store_partial(const SplitProblem& p, int rows,
     ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
 }
 
-// Adds the partial sums that the clusters before this one have stored of a tile. They have begun
-// before this one, as blocks begin in the order of their numbers, and store before they wait for
-// anything.
+// Adds the partial sums of a tile that the clusters before this one store. They began before this
+// one, as blocks begin in the order of their numbers, and store before they wait for anything.
 __device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
                                     float (&sums)[Split::kSums]) {
   const int rank = ptx::cluster_ctarank();

@@ -3,7 +3,7 @@
 // A row is scaled by a power of two that puts its largest element into [2^14, 2^15). A scaled
 // element v is then high + low / 2^11: fp16 rounded to nearest, and fp16 of (v - high) 2^11. The
 // pair carries v to 2^-22 of itself or 2^-36 of the scaled unit, whichever is more. Rows that hold
-// infinity or NaN are split as zeros; nonfinite.cuh makes what they lead to.
+// infinity or NaN are split as zeros; nonfinite.cuh makes their results.
 
 #ifndef KERNELS_LINEAR_SPLIT_PIECES_CUH_
 #define KERNELS_LINEAR_SPLIT_PIECES_CUH_
@@ -24,7 +24,7 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kPadding - 1) / kPadding * kPadding;
 }
 
-// Rows of pairs: carried; to be split again, as an element left fp16's range; or with inf or NaN.
+// A row of pairs is carried; or is split again, as an element overflowed fp16; or has inf or NaN.
 enum RowState { kCarried, kOverflowed, kNonfinite };
 
 // A float32 matrix [rows, k], rows row_stride elements apart, and its pieces.
@@ -37,21 +37,20 @@ struct Operand {
   int* state;     // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
   // and low side by side: one copy reads one place. Pieces of rows that are a whole K apart may
-  // share few slices of L2: on an H200 64 rows of x took 30% longer, 1024 0.5%.
-  // With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a thread that holds a
-  // fragment of the other operand has four neighbours of each 16 in it.
+  // share few slices of L2. With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a
+  // thread that holds a fragment of the other operand has four neighbours of each 16 in it.
   bool is_stepwise;
 };
 
-// Elements of a row that go together: 16 bytes of fp16.
+// Elements of a row that a thread splits at a time: 16 bytes of fp16.
 constexpr int kGroup = 8;
 constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 
-// Low pieces are scaled by this, so that elements small beside their row's largest keep theirs.
+// Low pieces are scaled by this, so that those of small elements do not become subnormal.
 constexpr float kLowScale = 2048;
 // A lone high below this, after scaling, has lost some of the 11 bits that TF32 has.
 constexpr float kSmallHigh = 0x1p-14f;
-// A row has too many of them where they are more than one in 32 of its nonzero elements.
+// Whether a row has too many of them: more than one in 32 of its nonzero elements.
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t nonzeros) {
   return subnormals * 32 > nonzeros;
 }
@@ -59,7 +58,7 @@ __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t 
 constexpr int kUncarried = 127;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;  // at most
-// Threads that have elements of a row of k, so that blocks of short rows all run at once.
+// As many threads as a row of k has work for, so that blocks of short rows all run at once.
 inline int threads_of_row(int64_t k) {
   int threads = kThreads;
   while (threads > 64 && threads / 2 * kGroup >= k) threads /= 2;
@@ -73,9 +72,9 @@ __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// sum * 2^-exponent with one rounding. exponent may be that of a row of x plus that of a row of
-// weight, whose power of two leaves float32's range: in two halves, the first of which is exact.
-// Sums are below 2^64, so that nothing is left of them from 2^-252 on.
+// sum * 2^-exponent with one rounding. exponent may be the sum of those of a row of x and of the
+// weight, whose power of two is outside of float32's range. So it is applied in two halves, of
+// which the first is exact. Sums are below 2^64, so that 2^-252 makes 0 of them.
 __device__ inline float unscale(float sum, int exponent) {
   const int power = max(-exponent, -252);
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
@@ -142,8 +141,7 @@ __device__ inline uint32_t reduce_block_max(uint32_t largest) {
   return largest;
 }
 
-// What a lone high loses of a row: its nonzero elements, and those of them that are subnormal in
-// it.
+// A row's nonzero elements, and those of them that are subnormal in a lone high.
 struct Losses {
   int nonzeros = 0, subnormals = 0;
 
@@ -169,8 +167,8 @@ struct Losses {
   }
 };
 
-// The power of two of a row, in two factors, as a pair's may leave float's range. A lone high is
-// not carried then, nor is a row with infinity or NaN.
+// The power of two of a row. A pair's may be outside of float's range, so it has two factors; a
+// lone high is not carried then. A row with infinity or NaN is never carried.
 struct RowScale {
   bool is_carried;
   int exponent;
