@@ -27,10 +27,10 @@
 namespace kernels::skinny {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kFeatures = 4;                // of a thread
-constexpr int kGroup = kWarps * kFeatures;  // features of a cluster
-constexpr int kStep = 128;                  // of K: four of each lane
-constexpr int kPrefetched = 2;              // steps whose weights are prefetched
+constexpr int kFeatures = 4;                          // of a thread
+constexpr int kClusterFeatures = kWarps * kFeatures;  // features of a cluster
+constexpr int kStep = 128;                            // of K: four of each lane
+constexpr int kPrefetched = 2;                        // steps whose weights are prefetched
 constexpr int kChunk = kPrefetched * kStep;
 constexpr int kBlocksEach = 2;                             // on a multiprocessor
 constexpr int kBytes = 112 * 1024;                         // of shared memory, the most of a block
@@ -38,7 +38,7 @@ constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluste
 // Runs in float are of no more chunks, so that their sums stay short.
 constexpr int kMostChunks = 4;
 // The end of a group costs so many chunks.
-constexpr int kEndOfGroup = 1;
+constexpr int kGroupEnd = 1;
 
 struct Problem {
   const float* x;
@@ -57,7 +57,7 @@ using Sum = std::conditional_t<(kM > 4), float, double>;
 
 template <int kM>
 constexpr size_t bytes(int chunks) {
-  return kM * (2 * kGroup * sizeof(double) + chunks * kChunk * sizeof(Sum<kM>));
+  return kM * (2 * kClusterFeatures * sizeof(double) + chunks * kChunk * sizeof(Sum<kM>));
 }
 
 // The part of K that is whole vectors of four. store_results adds the rest.
@@ -122,7 +122,8 @@ class Weights {
  private:
   __device__ void locate() {
     const int feature =
-        min(group_ * kGroup + static_cast<int>(threadIdx.x) / 32 * kFeatures, p_.epilogue.n - 1);
+        min(group_ * kClusterFeatures + static_cast<int>(threadIdx.x) / 32 * kFeatures,
+            p_.epilogue.n - 1);
     first_ = p_.weight + feature * p_.weight_stride + first_k_;
     more_ = p_.epilogue.n - 1 - feature;
   }
@@ -193,7 +194,7 @@ template <int kM>
 __device__ void store_results(const Problem& p, const double* sums, int first_row,
                               int first_feature) {
   const int rank = ptx::cluster_ctarank(), ranks = ptx::cluster_nctarank();
-  constexpr int kBytesEach = kGroup / 8, kCount = kM * kBytesEach;  // of the mask
+  constexpr int kBytesEach = kClusterFeatures / 8, kCount = kM * kBytesEach;  // of the mask
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Epilogue<float>& epilogue = p.epilogue;
   for (int first = warp * 4 * ranks + rank; first < kCount; first += kWarps * 4 * ranks) {
@@ -203,7 +204,7 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
     const bool exists = byte < kCount && row < epilogue.m && feature < epilogue.n;
     float z = 0;
     if (exists) {
-      z = add_blocks<kM>(p, sums + in_tile * kGroup + in_group, row, feature);
+      z = add_blocks<kM>(p, sums + in_tile * kClusterFeatures + in_group, row, feature);
       *epilogue.out_at(row, feature) = epilogue.finish(z);
     }
     if (epilogue.mask != nullptr) {
@@ -240,8 +241,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
     skinny_kernel(const __grid_constant__ Problem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  double* const both_sums = reinterpret_cast<double*>(dynamic_memory);         // [2][kM][kGroup]
-  uint8_t* const x = reinterpret_cast<uint8_t*>(both_sums + 2 * kM * kGroup);  // [steps][kM]
+  double* const both_sums = reinterpret_cast<double*>(dynamic_memory);  // [2][kM][kClusterFeatures]
+  uint8_t* const x =
+      reinterpret_cast<uint8_t*>(both_sums + 2 * kM * kClusterFeatures);  // [steps][kM]
   constexpr int kStepBytes = kStep * sizeof(Sum<kM>);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int slice = p.chunks * kChunk, first_k = ptx::cluster_ctarank() * slice;
@@ -261,12 +263,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
 
   // While the sums of one group are added up, those of the next are made.
   double* sums = both_sums;
-  double* other = both_sums + kM * kGroup;
+  double* other = both_sums + kM * kClusterFeatures;
   int previous = -1;
   for (; group < p.groups; group += ptx::nclusterid() / p.x_tiles) {
     // multiply
     if (p.epilogue.bias != nullptr && threadIdx.x == 0) {
-      ptx::prefetch_l2(p.epilogue.bias + group * kGroup);
+      ptx::prefetch_l2(p.epilogue.bias + group * kClusterFeatures);
     }
     Sum<kM> sum[kM * kFeatures] = {};
     uint32_t of_x = ptx::shared_address(x + lane * kLaneBytes);
@@ -285,13 +287,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
     add_lanes<16>(sum, own);
     if (previous >= 0) {  // epilogue
       ptx::cluster_wait();
-      store_results<kM>(p, other, first_row, previous * kGroup);
+      store_results<kM>(p, other, first_row, previous * kClusterFeatures);
     }
     if (lane % kLanesEach == 0) {
 #pragma unroll
       for (int i = 0; i < kCount * kLanesEach / 32; ++i) {
         const int at = lane * kCount / 32 + i;
-        sums[at / kFeatures * kGroup + warp * kFeatures + at % kFeatures] = own[i];
+        sums[at / kFeatures * kClusterFeatures + warp * kFeatures + at % kFeatures] = own[i];
       }
     }
     ptx::cluster_arrive();
@@ -302,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   }
   if (previous >= 0) {
     ptx::cluster_wait();
-    store_results<kM>(p, other, first_row, previous * kGroup);
+    store_results<kM>(p, other, first_row, previous * kClusterFeatures);
   }
   ptx::cluster_sync();  // a block that has ended can't be read from
 #endif
@@ -335,7 +337,7 @@ int launch(const Linear& linear, cudaStream_t stream) {
                   Epilogue<float>(linear),
                   static_cast<int>(linear.k),
                   blocks_of(linear.m, kM),
-                  blocks_of(linear.n, kGroup),
+                  blocks_of(linear.n, kClusterFeatures),
                   /*chunks=*/0};
   // Clusters of so many blocks that all groups are done soonest.
   const int all_chunks = blocks_of(problem.k, kChunk);
@@ -350,7 +352,7 @@ int launch(const Linear& linear, cudaStream_t stream) {
     if (status != cudaSuccess) return status;
     const int rounds = blocks_of(problem.groups, std::max(clusters / problem.x_tiles, 1));
     const int64_t waves = blocks_of(problem.x_tiles, clusters);
-    const int64_t time = waves * rounds * (chunks + kEndOfGroup);
+    const int64_t time = waves * rounds * (chunks + kGroupEnd);
     if (time >= least) continue;
     least = time, ranks = 1u << log_ranks;
     problem.chunks = chunks;
@@ -371,7 +373,7 @@ namespace kernels::cuda {
 
 bool linear_skinny_serves(const Linear& linear) {
   constexpr int64_t kMostK = skinny::kMostRanks * (skinny::kBytes / sizeof(skinny::Sum<1>) -
-                                                   2 * skinny::kGroup - skinny::kChunk);
+                                                   2 * skinny::kClusterFeatures - skinny::kChunk);
   return linear.dtype == DType::kFloat32 && linear.k <= kMostK &&
          linear.m * linear.n < int64_t{1} << 31 &&
          has_aligned_rows(linear.x, 4 * linear.x_stride) &&

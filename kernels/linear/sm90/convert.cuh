@@ -26,9 +26,8 @@ constexpr int kUnitsOfShare = kShareRows / kUnitRows;
 // Pieces of 8 rows and 64 of K that a warp copies to shared memory at a time.
 constexpr int kPieces = 4, kPieceRows = 8;
 constexpr int kConverters = 3;
-struct ConverterMemory {
-  float4 pieces[kConverters][kPieces][kPieceRows / 4][2][32];
-};
+using Pieces = float4[kPieces][kPieceRows / 4][2][32];  // of a warp
+using ConverterMemory = Pieces[kConverters];
 // Steps by which a warp's conversion may lead its own block's product: the pieces stay in L2 until
 // they are read.
 constexpr int kLead = 24;
@@ -120,8 +119,8 @@ __device__ inline void spoil_rows(const Conversion& p, int64_t k, int64_t first_
 
 // Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
 // fourth row. `barrier` is of the warp. Returns whether anything was counted.
-__device__ inline bool convert_unit(const Conversion& p, int64_t row, int step,
-                                    float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier) {
+__device__ inline bool convert_unit(const Conversion& p, int64_t row, int step, Pieces& pieces,
+                                    int barrier) {
   constexpr int kOfStep = kUnitRows / kPieceRows;  // pieces of a step
   constexpr int kAll = kUnitSteps * kOfStep;
   constexpr int kPasses = kPieceRows / 4;
@@ -223,8 +222,7 @@ __device__ inline bool convert_edge(const Conversion& p, int64_t k, int64_t row,
 // Converts units until all are converted. progress, in shared memory, is the step that this block's
 // copies have reached; pieces and barrier are the warp's.
 __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
-                               float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier,
-                               int* progress) {
+                               Pieces& pieces, int barrier, int* progress) {
   const int lane = threadIdx.x % 32;
   const int shares = weight_tiles * kClusterSize;
   const unsigned units =

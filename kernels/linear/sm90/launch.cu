@@ -119,7 +119,7 @@ int launch_half(const Linear& linear, cudaStream_t stream) {
 // One product of float32: counters, which are 0 at first, then the rounded operands.
 struct RoundedWorkspace {
   split::Operand x, weight;
-  Conversion conversion;
+  Conversion conversion{};
   TileList redo;
   size_t zeros, bytes;
 

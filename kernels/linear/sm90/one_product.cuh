@@ -77,11 +77,6 @@ struct Memory {
   int progress;
 };
 
-static_assert(sizeof(Memory<Half<__half, true>>) <= 227 * 1024, "a block has no more");
-static_assert(sizeof(Memory<General<__half>>) <= 227 * 1024, "a block has no more");
-static_assert(sizeof(Memory<Rounded<true>>) <= 227 * 1024, "a block has no more");
-static_assert(sizeof(Memory<Redo<true>>) <= 227 * 1024, "a block has no more");
-
 // Tiles to be made again.
 struct TileList {
   unsigned* count;      // 0 at first
@@ -305,12 +300,16 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
     const ThreadScales<Kind> own(p, row, feature);
 
     // multiply
-    if (Kind::kIsGeneral && p.x_is_transposed && p.weight_is_transposed) {
-      multiply<Kind, Major::kMN, Major::kMN>(d, ring, steps, x, weight, full, empty);
-    } else if (Kind::kIsGeneral && p.x_is_transposed) {
-      multiply<Kind, Major::kMN, Major::kK>(d, ring, steps, x, weight, full, empty);
-    } else if (Kind::kIsGeneral && p.weight_is_transposed) {
-      multiply<Kind, Major::kK, Major::kMN>(d, ring, steps, x, weight, full, empty);
+    if constexpr (Kind::kIsGeneral) {
+      if (p.x_is_transposed && p.weight_is_transposed) {
+        multiply<Kind, Major::kMN, Major::kMN>(d, ring, steps, x, weight, full, empty);
+      } else if (p.x_is_transposed) {
+        multiply<Kind, Major::kMN, Major::kK>(d, ring, steps, x, weight, full, empty);
+      } else if (p.weight_is_transposed) {
+        multiply<Kind, Major::kK, Major::kMN>(d, ring, steps, x, weight, full, empty);
+      } else {
+        multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
+      }
     } else {
       multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
     }
@@ -337,6 +336,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
                    const __grid_constant__ Product<Kind> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
+  static_assert(sizeof(Memory<Kind>) <= 227 * 1024, "a block has no more shared memory");
   Memory<Kind>& shared = *reinterpret_cast<Memory<Kind>*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / 128;
@@ -362,7 +362,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     } else if constexpr (Kind::kConverts) {  // convert
       const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
       convert(p.conversion, p.k, p.tiles.weight_tiles, gridDim.x / kClusterSize,
-              shared.converters.pieces[converter], 1 + kConsumers + converter, &shared.progress);
+              shared.converters[converter], 1 + kConsumers + converter, &shared.progress);
     }
   } else {  // multiply
     ptx::setmaxnreg_inc<kProductRegisters>();
