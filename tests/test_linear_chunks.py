@@ -44,15 +44,51 @@ def parts_of(size, part):
     return -(-size // part)
 
 
-@pytest.fixture(scope="module")
-def chunks_of(tmp_path_factory):
+# Prints where the parts of a workspace at an address begin, of so many bytes each, and the size of
+# all, which is measured without memory.
+PARTS_PROGRAM = r"""
+#include <cstdio>
+#include <cstdlib>
+
+#include "linear/chunks.h"
+
+int main(int count, char** arguments) {
+  kernels::Parts parts(reinterpret_cast<void*>(atoll(arguments[1]))), measured(nullptr);
+  for (int i = 2; i < count; ++i) {
+    printf("%lld ", reinterpret_cast<long long>(parts.add<char>(atoll(arguments[i]))));
+    measured.add<char>(atoll(arguments[i]));
+  }
+  printf("%zu", measured.bytes());
+}
+"""
+
+
+def compiled(folder, text):
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("chunks")
     source, program = folder / "main.cpp", folder / "main"
-    source.write_text(PROGRAM)
+    source.write_text(text)
     subprocess.run([compiler, "-std=c++17", "-I", KERNELS, "-o", program, source], check=True)
+    return program
+
+
+def test_parts_of_a_workspace_are_aligned_and_disjoint(tmp_path):
+    start, sizes = 1 << 20, [1, 0, 256, 257, 5000]
+    output = subprocess.check_output(
+        [compiled(tmp_path, PARTS_PROGRAM), *map(str, [start, *sizes])]
+    )
+    *begins, total = map(int, output.split())
+    ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+    assert begins[0] == start
+    assert all(begin % 256 == 0 for begin in begins)
+    assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
+    assert ends[-1] <= start + total < ends[-1] + 256
+
+
+@pytest.fixture(scope="module")
+def chunks_of(tmp_path_factory):
+    program = compiled(tmp_path_factory.mktemp("chunks"), PROGRAM)
 
     def call(*arguments):
         output = subprocess.check_output([program, *map(str, map(int, arguments))], text=True)

@@ -52,7 +52,7 @@ SERVED = {
     "auto": FLOATING,
     "skinny": [torch.float32],
     "sm90": [torch.float32],
-    "sm80": [torch.float32, *HALF],
+    "sm80": [torch.float32],
     "torch": FLOATING,
 }
 # A device, how products on it are computed, and a dtype.

@@ -1,82 +1,110 @@
-// Launches: one call of the driver for a kernel, and the choice of a kernel by dtype.
+// Launches beyond <<<>>>: clusters, and programmatic dependent launch (PDL), which lets a kernel
+// start while the one before it in the stream ends, from sm_90 on.
 
 #ifndef KERNELS_COMMON_LAUNCH_CUH_
 #define KERNELS_COMMON_LAUNCH_CUH_
 
-#include <cudaTypedefs.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
-#include "launchers.h"
+#include <cstddef>
+#include <cstdint>
 
 namespace kernels {
 
-// cuLaunchKernel of the driver that the runtime works with, or null.
-inline PFN_cuLaunchKernel_v4000 find_driver_launch() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuLaunchKernel", &function, 4000,
-                                                              cudaEnableDefault, &found);
-  const bool is_found = status == cudaSuccess && found == cudaDriverEntryPointSuccess;
-  return is_found ? reinterpret_cast<PFN_cuLaunchKernel_v4000>(function) : nullptr;
+// Waits for the end of the previous kernel, and for its writes.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
-// A kernel for the driver, in all devices' contexts: a CUkernel.
-inline CUfunction find_function(const void* kernel) {
-  cudaKernel_t function = nullptr;
-  cudaGetKernel(&function, kernel);
-  return reinterpret_cast<CUfunction>(function);
+// Lets the next kernel start as soon as all blocks of this one run and there is room.
+__device__ inline void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
-// kernel<<<grid, block, 0, stream>>> and cudaGetLastError, by one call of the driver instead of
-// four of the runtime. The host's time bounds small tensors: for 1,024 elements cudaLaunchKernel
-// makes a module's call 2.4% longer (H200).
-inline int launch_kernel(const void* kernel, CUfunction function, dim3 grid, int block,
-                         cudaStream_t stream, void** params) {
-  static const PFN_cuLaunchKernel_v4000 driver_launch = find_driver_launch();
-  // The driver needs the device's context to be current, and the runtime makes it so. The runtime
-  // therefore has a thread's first launch, and the one after somebody has removed the context.
-  static thread_local bool has_context = false;
-  if (has_context && driver_launch != nullptr && function != nullptr) {
-    const CUresult status =
-        driver_launch(function, grid.x, grid.y, grid.z, block, 1, 1, 0, stream, params, nullptr);
-    if (status != CUDA_ERROR_INVALID_CONTEXT) return status;  // the runtime has the same numbers
+struct Grid {
+  unsigned blocks, threads;
+  size_t bytes;  // of dynamic shared memory
+  cudaStream_t stream;
+  bool has_pdl;          // the kernel waits for the previous one itself, before it touches memory
+  unsigned cluster = 0;  // blocks; 0 where the kernel's attributes say it
+};
+
+// A grid as the runtime takes it.
+class LaunchConfig {
+ public:
+  explicit LaunchConfig(const Grid& grid) {
+    config_.gridDim = grid.blocks;
+    config_.blockDim = grid.threads;
+    config_.dynamicSmemBytes = grid.bytes;
+    config_.stream = grid.stream;
+    config_.attrs = attributes_;
+    if (grid.has_pdl) {
+      cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (grid.cluster > 0) {
+      cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {grid.cluster, 1, 1};
+    }
   }
-  has_context = true;
-  return cudaLaunchKernel(kernel, grid, block, params, 0, stream);
+  LaunchConfig(const LaunchConfig&) = delete;
+
+  const cudaLaunchConfig_t* get() const { return &config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2];
+  cudaLaunchConfig_t config_ = {};
+};
+
+template <typename... Parameters>
+int launch_grid(const Grid& grid, void (*kernel)(Parameters...), const Parameters&... parameters) {
+  return cudaLaunchKernelEx(LaunchConfig(grid).get(), kernel, parameters...);
 }
 
-// launch_kernel of a kernel and its arguments. nvcc compiles these lines for every kernel, without
-// optimisation, and the rest once.
-template <auto kKernel, typename... Params>
-int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
-  static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
-                "the arguments have the types of the kernel's parameters");
-  const auto kernel = reinterpret_cast<const void*>(kKernel);
-  static const CUfunction function = find_function(kernel);
-  void* addresses[] = {&params...};
-  return launch_kernel(kernel, function, grid, block, stream, addresses);
+// Whether a kernel's code for this GPU waits for the previous kernel: a newer GPU may run code that
+// was made from an older one's PTX, which does not.
+template <typename... Parameters>
+int find_pdl(void (*kernel)(Parameters...), bool* has_pdl) {
+  cudaFuncAttributes code;
+  const int status = cudaFuncGetAttributes(&code, kernel);
+  *has_pdl = status == cudaSuccess && code.ptxVersion >= 90;
+  return status;
 }
 
-// Returns what body makes of a null pointer of the dtype's element type.
-template <typename Body>
-int for_floating(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return body(static_cast<float*>(nullptr));
-    case DType::kFloat64:
-      return body(static_cast<double*>(nullptr));
-    case DType::kFloat16:
-      return body(static_cast<__half*>(nullptr));
-    case DType::kBFloat16:
-      return body(static_cast<__nv_bfloat16*>(nullptr));
-    default:
-      return cudaErrorInvalidValue;
-  }
+template <typename... Parameters>
+int allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
 }
+
+// How many clusters of a grid run at once. It depends on the places of the GPU's multiprocessors.
+template <typename... Parameters>
+int count_clusters(void (*kernel)(Parameters...), const Grid& grid, int* clusters) {
+  int status = allow_shared_memory(kernel, grid.bytes);
+  if (status != cudaSuccess) return status;
+  status = cudaOccupancyMaxActiveClusters(clusters, kernel, LaunchConfig(grid).get());
+  return status == cudaSuccess && *clusters == 0 ? cudaErrorInvalidConfiguration : status;
+}
+
+// An attribute of the current device.
+inline int device_attribute(cudaDeviceAttr attribute, int* value) {
+  int device;
+  const int status = cudaGetDevice(&device);
+  return status == cudaSuccess ? cudaDeviceGetAttribute(value, attribute, device) : status;
+}
+
+// Whether rows `stride` bytes apart begin at multiples of 16 bytes.
+__host__ __device__ inline bool has_aligned_rows(const void* first, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;
+}
+
+__host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace kernels
 

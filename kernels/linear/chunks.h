@@ -1,5 +1,4 @@
-// Products that take the rows of x in chunks, so that the workspace beside the result has a limit,
-// whatever M is.
+// Products make the rows of x in chunks, so that the workspace has a limit, whatever M is.
 
 #ifndef KERNELS_LINEAR_CHUNKS_H_
 #define KERNELS_LINEAR_CHUNKS_H_
@@ -12,14 +11,33 @@
 
 namespace kernels {
 
-// torch's allocator may add 2 MiB. Where the weight's part of a workspace leaves less than
-// kLeastForRows of it, x has so much beside the limit: small chunks would not fill a GPU.
+// torch's allocator may add 2 MiB. Where the weight's part of a workspace is so large that less
+// than kLeastForRows remains, x gets so much past the limit: small chunks would not fill a GPU.
 constexpr int64_t kMostWorkspace = int64_t{254} << 20, kLeastForRows = int64_t{64} << 20;
 
 // The tiles of a kernel's result: rows of one, tiles side by side along N, and how many of all are
 // multiplied at a time; 1 where no multiprocessor waits for the tiles of the last round.
 struct Tiling {
   int64_t rows, side_by_side, at_once;
+};
+
+// The parts of a workspace, each aligned to 256 bytes. Without memory it measures: `bytes` is the
+// size of the parts so far.
+class Parts {
+ public:
+  explicit Parts(void* workspace) : start_(reinterpret_cast<uintptr_t>(workspace)) {}
+
+  template <typename T>
+  T* add(int64_t count) {
+    T* const part = reinterpret_cast<T*>(start_ + bytes_);
+    bytes_ += (count * sizeof(T) + 255) / 256 * 256;
+    return part;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  uintptr_t start_;
+  size_t bytes_ = 0;
 };
 
 inline Linear with_rows(Linear linear, int64_t m) {
@@ -52,7 +70,7 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   return best * tiling.rows;
 }
 
-// launch(chunk, is_first) on each chunk of so many rows, in turn, until one returns an error.
+// launch(chunk, is_first) on each chunk of so many rows, until one returns an error.
 template <typename Launch>
 int for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
   const int64_t size = linear.dtype == DType::kFloat32 ? 4 : 2;

@@ -1,40 +1,24 @@
-// The passes beside torch's product. Forward: ReLU and division in place, and the mask for
-// backward. Backward, before its own products: mask, division and the column sums for the bias.
+// The passes beside torch's product, over out and grad_output [m, n], mask [m, (n + 7) / 8].
+// Forward: ReLU and division in place, and the mask for backward. Backward, before its own
+// products: mask, division, and the column sums for the bias.
 
 #include <algorithm>
 #include <type_traits>
 
+#include "common/driver_launch.cuh"
 #include "common/launch.cuh"
-#include "common/pdl.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 
-namespace kernels {
-namespace epilogue {
+namespace kernels::epilogue {
 
 // The type that a dtype is computed in.
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-__device__ inline float widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
-__device__ inline float widen(__half x) { return __half2float(x); }
-__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <typename T>
-__device__ T narrow(Compute<T> x) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(x);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(x);
-  } else {
-    return x;
-  }
-}
-
-// The `count` elements at an address, in 16-byte accesses where all rows allow them. Those that are
-// missing from all kColumns are 0.
+// The `count` elements at an address, in 16-byte accesses where all rows allow them. The rest of
+// the kColumns is 0.
 template <typename T, int kColumns>
 __device__ void load_columns(const T* address, int count, bool aligned,
                              Compute<T> (&value)[kColumns]) {
@@ -45,11 +29,12 @@ __device__ void load_columns(const T* address, int count, bool aligned,
     for (int i = 0; i < kColumns; i += kSize) {
       const Vector<T> v = load_vector(address + i, policy);
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) value[i + j] = widen(v.value[j]);
+      for (int j = 0; j < kSize; ++j) value[i + j] = static_cast<Compute<T>>(v.value[j]);
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) value[j] = j < count ? widen(address[j]) : Compute<T>{0};
+    for (int j = 0; j < kColumns; ++j)
+      value[j] = j < count ? static_cast<Compute<T>>(address[j]) : Compute<T>{0};
   }
 }
 
@@ -62,21 +47,15 @@ __device__ void store_columns(T* address, int count, bool aligned,
     for (int i = 0; i < kColumns; i += kSize) {
       Vector<T> v;
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) v.value[j] = narrow<T>(value[i + j]);
+      for (int j = 0; j < kSize; ++j) v.value[j] = static_cast<T>(value[i + j]);
       store_vector(address + i, v);
     }
   } else {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      if (j < count) address[j] = narrow<T>(value[j]);
+      if (j < count) address[j] = static_cast<T>(value[j]);
     }
   }
-}
-
-// Whether every row of n elements begins on a 16-byte boundary.
-template <typename T>
-bool rows_aligned(const void* a, const void* b, int64_t n) {
-  return is_vector_aligned(a, b) && n % Vector<T>::kSize == 0;
 }
 
 constexpr int kThreads = 256;
@@ -85,8 +64,8 @@ constexpr int kColumns = 8;
 
 constexpr int kVectors = 2;  // of a thread, where there is none
 
-// out [n]. Neighbouring threads have neighbouring vectors: two of a thread's own side by side, as
-// eight columns of float32 are, would take every sector of memory twice.
+// out [n]. Neighbouring threads have neighbouring vectors: two of one thread side by side would
+// read every sector of memory twice.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     plain_kernel(T* out, const Divisor<Compute<T>> divisor, int64_t n, bool aligned) {
@@ -129,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t bits = 0;
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
-    bits |= static_cast<uint32_t>(mask_bit(z[j])) << j;  // 0 behind the last column: z is 0 there
+    bits |= static_cast<uint32_t>(mask_bit(z[j])) << j;  // 0 past the last column, where z is 0
     z[j] = relu_divide(z[j], divisor);
   }
   mask[byte] = static_cast<uint8_t>(bits);
@@ -138,18 +117,16 @@ __global__ void __launch_bounds__(kThreads)
 
 // ------------------------------------------------------------------------------------- backward
 
-// A block takes kRows rows at a time, and of each the columns of kLanes bytes.
+// A block makes kRows rows at a time, and of each the columns of kLanes bytes.
 constexpr int kLanes = 32;
 constexpr int kRows = kThreads / kLanes;
-// Gradients of a column are summed in runs of this many, and then the runs, which keeps the error
-// small where there are many rows.
+// Gradients of a column are summed in runs of this many, and then the runs: the error stays small
+// where there are many rows.
 constexpr int kRun = 64;
 // Enough blocks to fill a GPU, and a workspace that stays small beside the gradient.
 constexpr int64_t kBlocks = 1024;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// How the rows are shared out to the blocks of one column.
+// The shares of the rows, one for each block of a column.
 struct Chunks {
   int64_t rows;   // of one block
   int64_t count;  // blocks
@@ -185,8 +162,8 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t bits = mask[row * row_bytes + byte];
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        const T quotient = narrow<T>(divisor.quotient(grad[j]));
-        grad[j] = bits >> j & 1 ? widen(quotient) : Compute<T>{0};
+        const T quotient = static_cast<T>(divisor.quotient(grad[j]));
+        grad[j] = bits >> j & 1 ? static_cast<Compute<T>>(quotient) : Compute<T>{0};
         run[j] += grad[j];
       }
       store_columns(grad_z + row * n + column, count, aligned, grad);
@@ -211,7 +188,7 @@ __global__ void __launch_bounds__(kThreads)
 // grad_bias [n], the sums of the `count` rows of sums.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    add_up_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
+    add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
   start_next_kernel();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (column >= n) return;
@@ -221,12 +198,12 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t i = start; i < min(start + kRun, count); ++i) run += sums[i * n + column];
     total += run;
   }
-  grad_bias[column] = narrow<T>(total);
+  grad_bias[column] = static_cast<T>(total);
 }
 
-}  // namespace epilogue
+}  // namespace kernels::epilogue
 
-namespace cuda {
+namespace kernels::cuda {
 
 int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
                     CUstream_st* stream) {
@@ -237,13 +214,13 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
       const int64_t blocks = divide_up(m * n, kVectors * kThreads * Vector<T>::kSize);
       return launch<plain_kernel<T>>(dim3(static_cast<unsigned>(blocks)), kThreads, stream,
                                      static_cast<T*>(out), Divisor<Compute<T>>(divisor), m * n,
-                                     is_vector_aligned(out, nullptr));
+                                     has_aligned_rows(out, 0));
     }
     const int64_t row_bytes = divide_up(n, kColumns);
     const unsigned grid = static_cast<unsigned>(divide_up(m * row_bytes, kThreads));
     return launch<forward_kernel<T>>(dim3(grid), kThreads, stream, static_cast<T*>(out),
                                      Divisor<Compute<T>>(divisor), mask, m, n, row_bytes,
-                                     rows_aligned<T>(out, nullptr, m == 1 ? 0 : n));
+                                     has_aligned_rows(out, m == 1 ? 0 : n * sizeof(T)));
   });
 }
 
@@ -267,13 +244,12 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
     const int status = launch<backward_kernel<T>>(
         grid, kThreads, stream, static_cast<const T*>(grad_output), mask,
         Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes, chunks.rows,
-        rows_aligned<T>(grad_output, grad_z, n));
+        has_aligned_rows(grad_output, n * sizeof(T)) && has_aligned_rows(grad_z, n * sizeof(T)));
     if (status != cudaSuccess || bias == nullptr) return status;
-    return launch<add_up_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))), kThreads,
-                                    stream, static_cast<const Compute<T>*>(sums), chunks.count, n,
-                                    bias);
+    return launch<add_partials_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))),
+                                          kThreads, stream, static_cast<const Compute<T>*>(sums),
+                                          chunks.count, n, bias);
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
+}  // namespace kernels::cuda

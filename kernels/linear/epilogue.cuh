@@ -1,4 +1,4 @@
-// The epilogue: bias, ReLU and division on the accumulator, and the mask for backward.
+// The epilogue of every product: bias, ReLU, a true division in float, and the mask for backward.
 
 #ifndef KERNELS_LINEAR_EPILOGUE_CUH_
 #define KERNELS_LINEAR_EPILOGUE_CUH_
@@ -6,6 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
+
+#include "common/ptx/math.cuh"
+#include "launchers.h"
 
 namespace kernels {
 
@@ -28,10 +32,10 @@ struct Divisor {
   __device__ T quotient(T x) const { return is_exact ? x * reciprocal : x / divisor; }
 };
 
-// In float, without the branches of a general division, of which a kernel would have one for every
-// element that a thread holds: the quotient by the divisor's mantissa is corrected by its
-// remainder, which makes it the nearest float (Markstein, IBM J. Res. Dev. 34(1), 1990), and then
-// scaled by the power of two. Only subnormal quotients are rounded twice.
+// In float, without the branches of a general division, of which a kernel would have one for each
+// element of a thread. The quotient by the divisor's mantissa is corrected by its remainder, which
+// makes it the nearest float (Markstein, IBM J. Res. Dev. 34(1), 1990), and is then scaled by the
+// power of two. Only subnormal quotients are rounded twice.
 template <>
 struct Divisor<float> {
   float mantissa = 1;
@@ -75,13 +79,73 @@ __device__ T relu_divide(T z, const Divisor<T>& divisor) {
   return divisor.quotient(positive_part(z));
 }
 
-// ReLU, if there is one, makes 0 of anything below this.
-inline float floor_of(bool relu) { return relu ? 0.0f : -INFINITY; }
-
 // Whether the gradient passes: true for NaN, as in torch.
 template <typename T>
 __device__ bool mask_bit(T z) {
   return !(z <= T{0});
+}
+
+// The epilogue of a product: from z, a sum with its bias, to out and mask. T is float or a half
+// type; z is a float.
+template <typename T>
+struct Epilogue {
+  const T* bias;  // [n], or null
+  T* out;         // [m, n]
+  uint8_t* mask;  // [m, (n + 7) / 8], or null
+  int m, n;
+  float floor;  // ReLU makes 0 of anything below: 0, or -infinity where there is no ReLU
+  Divisor<float> divisor;
+  // Whether rows are aligned, and the division is an exact multiplication that can be applied to
+  // sum and bias one by one: nothing overflows, and only subnormal results come from subnormal
+  // terms.
+  bool is_direct;
+
+  // `together` elements of a row are stored at once.
+  explicit Epilogue(const Linear& linear, int64_t together = 1)
+      : bias(static_cast<const T*>(linear.bias)),
+        out(static_cast<T*>(linear.out)),
+        mask(linear.mask),
+        m(static_cast<int>(linear.m)),
+        n(static_cast<int>(linear.n)),
+        floor(linear.relu ? 0.0f : -INFINITY),
+        divisor(linear.divisor),
+        is_direct(linear.n % together == 0 && divisor.is_exact && divisor.scale <= 1 &&
+                  divisor.scale >= 0x1p-32f) {}
+
+  __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
+  // For a kernel that looks at divisor.is_exact once for many elements.
+  template <bool kExact>
+  __device__ float finish(float z) const {
+    return divisor.template quotient<kExact>(z < floor ? 0.0f : z);
+  }
+  // Where is_direct.
+  __device__ float finish_direct(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
+
+  __device__ T* out_at(int row, int column) const {
+    return out + static_cast<int64_t>(row) * n + column;
+  }
+  // The byte that holds the column's bit.
+  __device__ uint8_t* mask_at(int row, int column) const {
+    return mask + static_cast<int64_t>(row) * ((n + 7) / 8) + column / 8;
+  }
+};
+
+// Four neighbours of a row, of which `count` exist; all, if the row is aligned for vectors of them.
+template <typename T>
+__device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_aligned) {
+  if (is_aligned) {
+    if constexpr (std::is_same_v<T, float>) {
+      *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+      *reinterpret_cast<uint2*>(to) =
+          make_uint2(ptx::pack<T>(v[0], v[1]), ptx::pack<T>(v[2], v[3]));
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) to[i] = static_cast<T>(v[i]);
+  }
 }
 
 }  // namespace kernels

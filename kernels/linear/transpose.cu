@@ -1,14 +1,16 @@
-// Transposed copies, for products that read along what is the other dimension in memory.
+// Transposed copies, for products that read along an operand's other dimension: from [columns,
+// rows], to [rows, columns], float32.
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "common/driver_launch.cuh"
 #include "common/launch.cuh"
 #include "launchers.h"
+#include "linear/epilogue.cuh"
 
-namespace kernels {
-namespace transpose_tiles {
+namespace kernels::transpose_tiles {
 
 constexpr int kTile = 64;                      // elements a side, by way of shared memory
 constexpr int kPitch = kTile + 1;              // a column's elements lie in different banks
@@ -22,17 +24,6 @@ __device__ inline void load_four(float (&v)[4], const float* from, int64_t count
   } else {
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = j < count ? from[j] : 0.0f;
-  }
-}
-
-__device__ inline void store_four(float* to, const float (&v)[4], int64_t count, bool aligned) {
-  if (aligned && count >= 4) {
-    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-  } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (j < count) to[j] = v[j];
-    }
   }
 }
 
@@ -62,27 +53,23 @@ __global__ void __launch_bounds__(kThreads)
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = tile[across + j][i];
-    store_four(to + row * to_stride + column, v, columns - column, to_aligned);
+    const int64_t count = columns - column;
+    store_four(to + row * to_stride + column, v, count, to_aligned && count >= 4);
   }
 }
 
-inline bool is_aligned(const void* pointer, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 4 == 0;
-}
+}  // namespace kernels::transpose_tiles
 
-}  // namespace transpose_tiles
-
-namespace cuda {
+namespace kernels::cuda {
 
 int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
               int64_t columns, CUstream_st* stream) {
   using namespace transpose_tiles;
-  const dim3 grid(static_cast<unsigned>((rows + kTile - 1) / kTile),
-                  static_cast<unsigned>((columns + kTile - 1) / kTile));
+  const dim3 grid(static_cast<unsigned>(divide_up(rows, kTile)),
+                  static_cast<unsigned>(divide_up(columns, kTile)));
   return launch<transpose_kernel>(grid, kThreads, stream, from, from_stride,
-                                  is_aligned(from, from_stride), to, to_stride,
-                                  is_aligned(to, to_stride), rows, columns);
+                                  has_aligned_rows(from, 4 * from_stride), to, to_stride,
+                                  has_aligned_rows(to, 4 * to_stride), rows, columns);
 }
 
-}  // namespace cuda
-}  // namespace kernels
+}  // namespace kernels::cuda

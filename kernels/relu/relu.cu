@@ -5,7 +5,7 @@
 // bytes, or two, and a block runs once. Elements are compared by their bits (order.h), so that a
 // kernel serves all dtypes of a width.
 
-#include "common/launch.cuh"
+#include "common/driver_launch.cuh"
 #include "common/strided.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"

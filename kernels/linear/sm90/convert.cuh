@@ -1,5 +1,5 @@
-// The weight in float32, rounded to scaled fp16 once, while the product is made, by warps that have
-// nothing else to do.
+// The weight [n, k] in float32, rounded to scaled fp16 once, while the product is made, by warps
+// that have nothing else to do.
 
 #ifndef KERNELS_LINEAR_SM90_CONVERT_CUH_
 #define KERNELS_LINEAR_SM90_CONVERT_CUH_
@@ -8,43 +8,39 @@
 
 #include <cstdint>
 
-#include "common/ptx/sm90.cuh"
-#include "linear/sm90/common.cuh"
+#include "common/ptx/barrier.cuh"
+#include "common/ptx/memory.cuh"
+#include "common/ptx/tma.cuh"
+#include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/prepare.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
-// The weight's conversion is handed out in units of 32 rows and 256 of K, a warp each, in the order
-// in which the product needs them. Finished units are counted by the rows that a block brings and
-// by the product's steps, 64 of K.
+// Warps convert units of 32 rows and 256 of K, in the order in which the product needs them.
+// Finished units are counted for each share, the rows that a block loads, and each step, 64 of K.
 constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
 constexpr int kShareRows = 128;
 constexpr int kUnitsOfShare = kShareRows / kUnitRows;
-// A warp has so many pieces of 8 rows and 64 of K on their way into shared memory. 16 rows would
-// leave the product three stages: 1% slower on an H200.
+// Pieces of 8 rows and 64 of K that a warp copies to shared memory at a time.
 constexpr int kPieces = 4, kPieceRows = 8;
 constexpr int kConverters = 3;
-struct ConverterMemory {
-  float4 pieces[kConverters][kPieces][kPieceRows / 4][2][32];
-};
-// How far ahead of the product of its own block a warp converts, in steps: what is converted stays
-// in L2 until it is read. 48 steps were 1% slower on an H200.
+using Pieces = float4[kPieces][kPieceRows / 4][2][32];  // of a warp
+using ConverterMemory = Pieces[kConverters];
+// Steps by which a warp's conversion may lead its own block's product: the pieces stay in L2 until
+// they are read.
 constexpr int kLead = 24;
 
 struct Conversion {
   split::Operand weight;
-  unsigned* next;    // unit, 0 at first
-  unsigned* ready;   // [shares][steps]: units finished, 0 at first
-  unsigned* smalls;  // [rows]: see count, 0 at first
-  int steps;         // along K
-  int side, width;   // tiles of x that use a tile of the weight at once; tiles of the weight that
-                     // are in use at once
+  unsigned* next;        // unit, 0 at first
+  unsigned* ready;       // [shares][steps]: units finished, 0 at first
+  unsigned* subnormals;  // [rows]: see count_subnormals, 0 at first
+  int steps;             // along K
+  int side, width;  // tiles of x that use a tile of the weight at once; tiles of the weight that
+                    // are in use at once
 };
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // A warp converts this much at a time.
 struct Unit {
@@ -69,7 +65,7 @@ __device__ inline Unit find_unit(const Conversion& p, int index, int shares, int
 
 // The least magnitude of elements that are subnormal and not zero, in each half of a pair, less 1:
 // as integers, of which that of a zero is the largest. kNone where there are none.
-struct LeastSmall {
+struct LeastSubnormal {
   static constexpr uint32_t kNone = 0x03ff03ff;
   uint32_t least = kNone;
 
@@ -81,20 +77,20 @@ struct LeastSmall {
 
 // Eight neighbours, scaled and rounded.
 __device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale,
-                                    LeastSmall* small) {
+                                    LeastSubnormal* subnormal) {
   uint32_t high[split::kGroup / 2];
 #pragma unroll
   for (int j = 0; j < split::kGroup / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     high[j] = *reinterpret_cast<const uint32_t*>(&pair);
-    small->add(high[j]);
+    subnormal->add(high[j]);
   }
   return make_uint4(high[0], high[1], high[2], high[3]);
 }
 
 // Adds the share of subnormals among the nonzero elements of a row in a step, in 64ths. Eight lanes
 // have eight elements each.
-__device__ inline void count(const Conversion& p, int64_t row, const uint4& group) {
+__device__ inline void count_subnormals(const Conversion& p, int64_t row, const uint4& group) {
   const uint32_t pairs[] = {group.x, group.y, group.z, group.w};
   __half2 nonzeros = __float2half2_rn(0), normals = nonzeros;
 #pragma unroll
@@ -106,24 +102,25 @@ __device__ inline void count(const Conversion& p, int64_t row, const uint4& grou
   __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
   for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
   const unsigned all = __half2int_rz(__low2half(sum)),
-                 smalls = all - __half2int_rz(__high2half(sum));
-  if (threadIdx.x % 8 == 0 && smalls != 0) atomicAdd(p.smalls + row, smalls * kStepK / all);
+                 subnormals = all - __half2int_rz(__high2half(sum));
+  if (threadIdx.x % 8 == 0 && subnormals != 0)
+    atomicAdd(p.subnormals + row, subnormals * kStepK / all);
 }
 
-// Puts an infinity into those of a unit's rows that have too many subnormals, so that all their
-// results are infinite or NaN, as those of rows that overflowed are.
+// Puts an infinity into a unit's rows that have too many subnormals. All their results are then
+// infinite or NaN, as those of rows that overflowed are.
 __device__ inline void spoil_rows(const Conversion& p, int64_t k, int64_t first_row, int step) {
   __syncwarp();  // the counts of all lanes
   const int64_t row = first_row + threadIdx.x % 32;
-  if (row < p.weight.rows && split::is_wide(ptx::load_acquire(p.smalls + row), k)) {
+  if (row < p.weight.rows && split::has_many_subnormals(ptx::load_acquire(p.subnormals + row), k)) {
     p.weight.high[(step * p.weight.rows + row) * kStepK] = __float2half(INFINITY);
   }
 }
 
 // Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
 // fourth row. `barrier` is of the warp. Returns whether anything was counted.
-__device__ inline bool convert_unit(const Conversion& p, int64_t row, int step,
-                                    float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier) {
+__device__ inline bool convert_unit(const Conversion& p, int64_t row, int step, Pieces& pieces,
+                                    int barrier) {
   constexpr int kOfStep = kUnitRows / kPieceRows;  // pieces of a step
   constexpr int kAll = kUnitSteps * kOfStep;
   constexpr int kPasses = kPieceRows / 4;
@@ -150,40 +147,39 @@ __device__ inline bool convert_unit(const Conversion& p, int64_t row, int step,
 #pragma unroll
   for (int piece = 0; piece < kPieces - 1; ++piece) {
     load(piece);
-    ptx::copy_async_commit();
+    ptx::commit_copies();
   }
-  uint32_t with_smalls = 0;  // pieces, a bit each
+  uint32_t with_subnormals = 0;  // pieces, a bit each
   static_assert(kAll <= 32, "pieces have a bit each");
 #pragma unroll 1
   for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
 #pragma unroll
     for (int part = 0; part < kOfStep; ++part) {
       const int piece = first + part;
-      ptx::copy_async_wait<kPieces - 2>();
-      // This piece is there for all lanes, and all have read the one before. Copying before waiting
-      // takes another barrier: 1% slower on an H200.
+      ptx::wait_copies<kPieces - 2>();
+      // This piece is there for all lanes, and all have read the one before.
       ptx::barrier_sync(barrier, 32);
       if (piece + kPieces - 1 < kAll) load(piece + kPieces - 1);
-      ptx::copy_async_commit();
-      LeastSmall small;
+      ptx::commit_copies();
+      LeastSubnormal subnormal;
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
         const float4* const group = &pieces[piece % kPieces][i][lane / 16][lane % 16 * 2];
         const float4 a = group[0], b = group[1];
         const float v[split::kGroup] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
         *reinterpret_cast<uint4*>(to + (part * kPieceRows + 4 * i) * kStepK) =
-            round_group(v, scale[part * kPasses + i], &small);
+            round_group(v, scale[part * kPasses + i], &subnormal);
       }
-      if (small.any()) with_smalls |= 1u << piece;
+      if (subnormal.any()) with_subnormals |= 1u << piece;
     }
   }
-  // At the end: with count's code in every part, the kernel was 1% slower on an H200.
-  with_smalls = __reduce_or_sync(0xffffffff, with_smalls);
-  const bool counts = with_smalls != 0;
+  // At the end, as the code of count_subnormals in every part would slow the kernel down.
+  with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
+  const bool counts = with_subnormals != 0;
   to -= kUnitSteps * of_step;
 #pragma unroll 1
-  for (; with_smalls != 0; with_smalls &= with_smalls - 1) {
-    const int piece = __ffs(with_smalls) - 1, first = piece % kOfStep * kPieceRows;
+  for (; with_subnormals != 0; with_subnormals &= with_subnormals - 1) {
+    const int piece = __ffs(with_subnormals) - 1, first = piece % kOfStep * kPieceRows;
     const __half* const from = to + piece / kOfStep * of_step + first * kStepK;
     uint4 groups[kPasses];
 #pragma unroll
@@ -191,7 +187,7 @@ __device__ inline bool convert_unit(const Conversion& p, int64_t row, int step,
       groups[i] = *reinterpret_cast<const uint4*>(from + 4 * i * kStepK);
     }
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) count(p, row + first + 4 * i, groups[i]);
+    for (int i = 0; i < kPasses; ++i) count_subnormals(p, row + first + 4 * i, groups[i]);
   }
   return counts;
 }
@@ -206,36 +202,35 @@ __device__ inline bool convert_edge(const Conversion& p, int64_t k, int64_t row,
     const int own_step = step + i / (kUnitRows / 4);
     const int64_t column =
         static_cast<int64_t>(own_step) * kStepK + threadIdx.x % 8 * split::kGroup;
-    LeastSmall small;
+    LeastSubnormal subnormal;
     uint4 group = {};
     if (at < p.weight.rows && column < padded_k) {
       float v[split::kGroup];
-      split::load_group(v, p.weight.from + at * p.weight.row_stride, 1, column, k, true);
-      group = round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &small);
+      split::load_group(v, p.weight.from + at * p.weight.row_stride, column, k);
+      group = round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &subnormal);
       __half* const to = p.weight.high + (own_step * p.weight.rows + at) * kStepK;
       *reinterpret_cast<uint4*>(to + column % kStepK) = group;
     }
-    if (__any_sync(0xffffffff, small.any())) {
-      count(p, at, group);
+    if (__any_sync(0xffffffff, subnormal.any())) {
+      count_subnormals(p, at, group);
       counts = true;
     }
   }
   return counts;
 }
 
-// Converts units until there are none left. progress, in shared memory, is how many steps the
-// copies of this block have reached; pieces and barrier are the warp's.
+// Converts units until all are converted. progress, in shared memory, is the step that this block's
+// copies have reached; pieces and barrier are the warp's.
 __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
-                               float4 (&pieces)[kPieces][kPieceRows / 4][2][32], int barrier,
-                               int* progress) {
+                               Pieces& pieces, int barrier, int* progress) {
   const int lane = threadIdx.x % 32;
   const int shares = weight_tiles * kClusterSize;
   const unsigned units =
       static_cast<unsigned>(shares * kUnitsOfShare) * ((p.steps + kUnitSteps - 1) / kUnitSteps);
-  const auto take = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
-  unsigned index = __shfl_sync(0xffffffff, take(), 0);
+  const auto next_unit = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
+  unsigned index = __shfl_sync(0xffffffff, next_unit(), 0);
   while (index < units) {
-    const unsigned taken = take();
+    const unsigned prefetched = next_unit();
     const Unit unit = find_unit(p, static_cast<int>(index), shares, clusters);
     if (lane == 0) {
       while (atomicAdd(progress, 0) + kLead < unit.first_use) __nanosleep(200);
@@ -252,12 +247,12 @@ __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles,
     if (lane < kUnitSteps && unit.step + lane < p.steps) {
       ptx::add_release(p.ready + static_cast<int64_t>(unit.share) * p.steps + unit.step + lane, 1);
     }
-    index = __shfl_sync(0xffffffff, taken, 0);
+    index = __shfl_sync(0xffffffff, prefetched, 0);
   }
 }
 
-// Waits until a share of the weight is converted in a step. Returns how many steps from this one on
-// are, 32 at most. By all lanes of a warp.
+// Waits until a share of the weight is converted in a step. Returns the number of converted steps
+// from this one on, 32 at most. By all lanes of a warp.
 __device__ inline int wait_converted(const Conversion& p, int share, int step) {
   const int at = step + threadIdx.x % 32;
   const unsigned* const ready = p.ready + static_cast<int64_t>(share) * p.steps + at;
@@ -266,14 +261,11 @@ __device__ inline int wait_converted(const Conversion& p, int share, int step) {
     const bool is_ready = at < p.steps && ptx::load_acquire(ready) == kUnitsOfShare;
     missing = ~__ballot_sync(0xffffffff, is_ready);
   } while (missing & 1);
-  __syncwarp();  // what each lane has seen is seen by the one that copies
+  __syncwarp();  // the flags of all lanes, for the one that copies
   ptx::fence_proxy_async_global();
   return missing == 0 ? 32 : __ffs(missing) - 1;
 }
 
-#endif
-
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_CONVERT_CUH_

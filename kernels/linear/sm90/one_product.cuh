@@ -1,5 +1,7 @@
-// The product on Hopper: a producer, two warpgroups that multiply, and for float32 warps that
-// convert the weight. Tiles that fp16 does not carry are multiplied again, as TF32.
+// One product on Hopper: a TMA producer, two consumer warpgroups that multiply, and for float32
+// warps that convert the weight. Tiles that fp16 does not carry are multiplied again, as TF32.
+//
+//   x [m, k], weight [n, k], or their transposes; out [m, n]
 
 #ifndef KERNELS_LINEAR_SM90_ONE_PRODUCT_CUH_
 #define KERNELS_LINEAR_SM90_ONE_PRODUCT_CUH_
@@ -10,57 +12,50 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "common/pdl.cuh"
-#include "common/ptx/sm90.cuh"
-#include "linear/sm90/common.cuh"
+#include "common/launch.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
 #include "linear/sm90/convert.cuh"
-#include "linear/sm90/one_product_store.cuh"
+#include "linear/sm90/one_product_epilogue.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/tiles.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
-// float16 and bfloat16, multiplied as they are. The mask has a kernel of its own: with its code,
-// that without was 0.4% slower on an H200, that of float32 1.5%.
-template <typename T, bool kHasMask>
-struct Half {
-  using Operand = T;
-  using Out = T;
-  static constexpr bool kConverts = false, kIsAgain = false, kMask = kHasMask, kIsGeneral = false;
+enum class Mode {
+  kPlain,    // operands as they are
+  kGeneral,  // operands of which either dimension is adjacent
+  kConvert,  // x scaled and rounded before, the weight in the same kernel
+  kRedo,     // the tiles of kConvert that fp16 does not carry
 };
 
-// The same of operands of which either dimension is adjacent, with ReLU or, for the gradients,
-// without. It is chosen at run time, once a tile: two cores compile these two kernels in 2 s, and
-// one for each case in 9.
+// Masks are compiled apart, as their code slows down the kernel without.
+template <typename OperandType, typename OutType, Mode kMode, bool kHasMask>
+struct ProductKind {
+  using Operand = OperandType;
+  using Out = OutType;
+  static constexpr bool kConverts = kMode == Mode::kConvert, kIsRedo = kMode == Mode::kRedo;
+  static constexpr bool kIsGeneral = kMode == Mode::kGeneral, kMask = kHasMask;
+};
+
+// float16 and bfloat16.
+template <typename T, bool kMask>
+using Half = ProductKind<T, T, Mode::kPlain, kMask>;
+// The kernel for transposed operands and for gradients, which have no ReLU. Layouts, ReLU and mask
+// are chosen at run time, once a tile: compiled in a quarter of the time.
 template <typename T>
-struct General {
-  using Operand = T;
-  using Out = T;
-  static constexpr bool kConverts = false, kIsAgain = false, kMask = true, kIsGeneral = true;
-};
-
-// float32, scaled and rounded to fp16.
-template <bool kHasMask>
-struct Rounded {
-  using Operand = __half;
-  using Out = float;
-  static constexpr bool kConverts = true, kIsAgain = false, kMask = kHasMask, kIsGeneral = false;
-};
-
-// The tiles of it that hold a row of which fp16 carries too little, or inf or NaN, from TF32.
-template <bool kHasMask>
-struct Again {
-  using Operand = ptx::Tf32;
-  using Out = float;
-  static constexpr bool kConverts = false, kIsAgain = true, kMask = kHasMask, kIsGeneral = false;
-};
+using General = ProductKind<T, T, Mode::kGeneral, true>;
+// float32.
+template <bool kMask>
+using Rounded = ProductKind<__half, float, Mode::kConvert, kMask>;
+template <bool kMask>
+using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo, kMask>;
 
 // A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which the two blocks
-// of a cluster have in common. The other way round half types took 1.5 to 2% longer on an H200,
-// which holds its clock back to save power. Rows in shared memory are as long as the widest
-// swizzle.
+// of a cluster have in common. Rows in shared memory are as long as the widest swizzle.
 constexpr int kWeightRows = kFeatures * kConsumers;
 static_assert(kShareRows == kWeightRows, "a block converts what it multiplies");
-constexpr int kXShare = kXRows / kClusterSize;  // rows of x a block brings for both
+constexpr int kXShare = kXRows / kClusterSize;  // rows of x that a block loads for both
 constexpr int kRowBytes = 128;
 static_assert(kRowBytes / sizeof(__half) == kStepK, "steps are the same");
 constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
@@ -82,56 +77,78 @@ struct Memory {
   int progress;
 };
 
-static_assert(sizeof(Memory<Half<__half, true>>) <= 227 * 1024, "a block has no more");
-static_assert(sizeof(Memory<General<__half>>) <= 227 * 1024, "a block has no more");
-static_assert(sizeof(Memory<Rounded<true>>) <= 227 * 1024, "a block has no more");
-static_assert(sizeof(Memory<Again<true>>) <= 227 * 1024, "a block has no more");
-
 // Tiles to be made again.
 struct TileList {
-  unsigned* count;  // 0 at first
-  unsigned* marks;  // [tiles]: whether the tile is in the list, 0 at first
+  unsigned* count;      // 0 at first
+  unsigned* is_listed;  // [tiles], 0 at first
   int* tiles;
 
   // By one thread.
   __device__ void add(int tile) const {
-    if (atomicExch(marks + tile, 1u) == 0) tiles[atomicAdd(count, 1u)] = tile;
+    if (atomicExch(is_listed + tile, 1u) == 0) tiles[atomicAdd(count, 1u)] = tile;
   }
 };
 
 template <typename Kind>
-struct Problem {
+struct Product {
   static constexpr int kK = kRowBytes / sizeof(typename Kind::Operand);  // of K a step
 
-  Output<typename Kind::Out> output;
+  Epilogue<typename Kind::Out> epilogue;
   int k;
-  Tiles tiles;
-  TileList again;         // which Rounded writes and Again reads
+  TileOrder tiles;
+  TileList redo;          // which Rounded writes and Redo reads
   Conversion conversion;  // where Kind converts
-  // Whether General has [k, rows], with adjacent rows, for [rows, k].
+  const int* x_exponent;  // [m], where Kind converts: rows were scaled by 2^exponent
+  // Whether General's operand is [k, rows], with adjacent rows.
   bool x_is_transposed, weight_is_transposed;
 
   __device__ int steps() const { return (k + kK - 1) / kK; }
   __device__ int count() const {
-    return Kind::kIsAgain ? static_cast<int>(*again.count) : tiles.count();
+    return Kind::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }
   // The tile of an index. That of float32 is in the order in which the weight is converted.
   // Clusters next to each other have a tile of x in common for half types: 0.3% of an H200's time.
-  __device__ void find(int index, int* x_tile, int* weight_tile) const {
+  __device__ Tile find(int index) const {
     if constexpr (std::is_same_v<typename Kind::Out, float>) {
-      tiles.find(Kind::kIsAgain ? again.tiles[index] : index, x_tile, weight_tile);
-    } else {
-      Tiles{tiles.weight_tiles, tiles.x_tiles}.find(index, weight_tile, x_tile);
+      return tiles.find(Kind::kIsRedo ? redo.tiles[index] : index);
     }
+    const Tile transposed = TileOrder{tiles.weight_tiles, tiles.x_tiles}.find(index);
+    return {transposed.weight, transposed.x};
   }
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Copies a block's share of x and its weight in a step into a stage: one thread.
+template <typename Kind>
+__device__ void copy_stage(const Product<Kind>& p, const CUtensorMap& x_map,
+                           const CUtensorMap& weight_map, uint32_t x, uint32_t weight, int row,
+                           int weight_row, int step, uint32_t full) {
+  constexpr int kBoth = (1 << kClusterSize) - 1;
+  ptx::mbarrier_arrive_expect_tx(full, kXBytes + kWeightBytes);
+  if constexpr (Kind::kIsGeneral) {
+    const int k = step * p.kK;
+    for (int i = 0; i < kXShare / kBoxRows; ++i) {
+      const int at = row + i * kBoxRows;
+      ptx::copy_tensor_multicast(x + i * kBoxBytes, &x_map, p.x_is_transposed ? at : k,
+                                 p.x_is_transposed ? k : at, full, kBoth);
+    }
+    for (int i = 0; i < kWeightRows / kBoxRows; ++i) {
+      const int at = weight_row + i * kBoxRows;
+      ptx::copy_tensor(weight + i * kBoxBytes, &weight_map, p.weight_is_transposed ? at : k,
+                       p.weight_is_transposed ? k : at, full);
+    }
+  } else if constexpr (Kind::kConverts) {  // both are stepwise
+    ptx::copy_tensor_multicast(x, &x_map, 0, row, step, full, kBoth);
+    ptx::copy_tensor(weight, &weight_map, 0, weight_row, step, full);
+  } else {
+    ptx::copy_tensor_multicast(x, &x_map, step * p.kK, row, full, kBoth);
+    ptx::copy_tensor(weight, &weight_map, step * p.kK, weight_row, full);
+  }
+}
 
-// Brings the tiles, each in steps of K: one warp, of which one thread copies.
+// The TMA producer: one warp, of which one thread copies.
 template <typename Kind>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                        const Problem<Kind>& p, int* progress) {
+                        const Product<Kind>& p, int* progress) {
   const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
   const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
@@ -141,46 +158,21 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const int steps = p.steps(), count = p.count();
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
-  for (int tile = blockIdx.x / kClusterSize; tile < count; tile += gridDim.x / kClusterSize) {
-    int x_tile, weight_tile;
-    p.find(tile, &x_tile, &weight_tile);
-    const int row = x_tile * kXRows + rank * kXShare;
-    const int share = weight_tile * kClusterSize + rank;
+  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
+    const Tile tile = p.find(i);
+    const int row = tile.x * kXRows + rank * kXShare;
+    const int share = tile.weight * kClusterSize + rank;
     int converted = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
-      const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       if constexpr (Kind::kConverts) {
         if (copies) atomicExch(progress, started + step);
-        if (step >= converted) {
-          converted = step + wait_converted(p.conversion, share, step);
-        }
+        if (step >= converted) converted = step + wait_converted(p.conversion, share, step);
       }
       if (copies) {
-        ptx::mbarrier_arrive_expect_tx(arrived, kXBytes + kWeightBytes);
-        constexpr int kBoth = (1 << kClusterSize) - 1;
-        const uint32_t to_x = x + ring.stage * kXBytes;
-        const uint32_t to_weight = weight + ring.stage * kWeightBytes;
-        if constexpr (Kind::kIsGeneral) {
-          const int k = step * p.kK;
-          for (int i = 0; i < kXShare / kBoxRows; ++i) {
-            const int at = row + i * kBoxRows;
-            ptx::copy_tensor_multicast(to_x + i * kBoxBytes, &x_map, p.x_is_transposed ? at : k,
-                                       p.x_is_transposed ? k : at, arrived, kBoth);
-          }
-          for (int i = 0; i < kWeightRows / kBoxRows; ++i) {
-            const int at = share * kWeightRows + i * kBoxRows;
-            ptx::copy_tensor(to_weight + i * kBoxBytes, &weight_map,
-                             p.weight_is_transposed ? at : k, p.weight_is_transposed ? k : at,
-                             arrived);
-          }
-        } else if constexpr (Kind::kConverts) {  // both are stepwise
-          ptx::copy_tensor_multicast(to_x, &x_map, 0, row, step, arrived, kBoth);
-          ptx::copy_tensor(to_weight, &weight_map, 0, share * kWeightRows, step, arrived);
-        } else {
-          ptx::copy_tensor_multicast(to_x, &x_map, step * p.kK, row, arrived, kBoth);
-          ptx::copy_tensor(to_weight, &weight_map, step * p.kK, share * kWeightRows, arrived);
-        }
+        copy_stage(p, x_map, weight_map, x + ring.stage * kXBytes,
+                   weight + ring.stage * kWeightBytes, row, share * kWeightRows, step,
+                   full + 8 * ring.stage);
       }
     }
     started += steps;
@@ -188,9 +180,9 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   if (Kind::kConverts && copies) atomicExch(progress, INT_MAX - kLead);
 }
 
-// A thread's share of the epilogue's data, on its way from memory while the products are made.
+// A thread's share of the epilogue's data, prefetched while the products are made.
 template <typename Kind>
-struct OwnScales {
+struct ThreadScales {
   static constexpr bool kScaled = Scales<typename Kind::Out>::kScaled;
   static constexpr int kEach = kScaled ? kXRows / 128 : 0;  // rows of x
   float bias = 0;
@@ -198,28 +190,30 @@ struct OwnScales {
   bool is_direct;             // whether the tile is, as far as this thread sees
   bool is_uncarried = false;  // whether a row of x is
 
-  __device__ OwnScales(const Output<typename Kind::Out>& p, int first_row, int first_feature)
-      : is_direct(p.is_direct) {
+  __device__ ThreadScales(const Product<Kind>& p, int first_row, int first_feature)
+      : is_direct(p.epilogue.is_direct) {
+    const Epilogue<typename Kind::Out>& epilogue = p.epilogue;
     const int thread = threadIdx.x % 128, feature = first_feature + thread;
-    if (thread < kFeatures && feature < p.n) {
-      if (p.bias != nullptr) bias = static_cast<float>(__ldg(p.bias + feature));
-      if (Kind::kConverts) weight_exponent = __ldg(p.weight_exponent + feature);
+    if (thread < kFeatures && feature < epilogue.n) {
+      if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + feature));
+      if (Kind::kConverts) weight_exponent = __ldg(p.conversion.weight.exponent + feature);
     }
     is_direct &= abs(weight_exponent) <= kModestExponent;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int row = first_row + i * 128 + thread;
-      if (Kind::kConverts && row < p.m) x_exponent[i] = __ldg(p.x_exponent + row);
+      if (Kind::kConverts && row < epilogue.m) x_exponent[i] = __ldg(p.x_exponent + row);
       is_direct &= abs(x_exponent[i]) <= kModestExponent;
       is_uncarried |= x_exponent[i] == split::kUncarried;
     }
   }
 
-  // Tells the warpgroup. Returns whether the tile is direct: half types' bias is divided then.
-  __device__ bool share(const Output<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
+  // Stores them for the warpgroup. Returns whether the tile is direct: half types' bias is divided
+  // then.
+  __device__ bool share(const Epilogue<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
                         int barrier) const {
     const int thread = threadIdx.x % 128;
-    // All have read what the tile before needed.
+    // All have read the scales of the tile before.
     const bool all_direct = ptx::barrier_and(barrier, 128, is_direct);
     if (thread < kFeatures) {
       scales->bias[thread] = bias * (all_direct && !kScaled ? p.divisor.scale : 1.0f);
@@ -262,11 +256,11 @@ __device__ __forceinline__ void multiply(float (&d)[kSums], Ring<kStages>& ring,
   }
 }
 
-// A warpgroup's sums on their way out.
+// The epilogue of a warpgroup's sums.
 template <typename Kind>
-__device__ void store(const Output<typename Kind::Out>& p, int row, int feature,
-                      const float (&sums)[kSums], Memory<Kind>& shared, int warpgroup,
-                      bool is_direct) {
+__device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, int feature,
+                              const float (&sums)[kSums], Memory<Kind>& shared, int warpgroup,
+                              bool is_direct) {
   const Scales<typename Kind::Out>& scales = shared.scales[warpgroup];
   Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
   const int barrier = 1 + warpgroup;
@@ -287,21 +281,66 @@ __device__ void store(const Output<typename Kind::Out>& p, int row, int feature,
   }
 }
 
-#endif
+// A consumer warpgroup.
+template <typename Kind>
+__device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, Memory<Kind>& shared,
+                                        int warpgroup) {
+  using ptx::Major;
+  const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
+  const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
+  const uint32_t x = base + offsetof(Memory<Kind>, x);
+  const uint32_t weight = base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
+  const int rank = ptx::cluster_ctarank(), steps = p.steps(), count = p.count();
+  Ring<kStages> ring;
+  float d[kSums];
+  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
+    const Tile tile = p.find(i);
+    const int row = tile.x * kXRows;
+    const int feature = (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
+    const ThreadScales<Kind> own(p, row, feature);
+
+    // multiply
+    if constexpr (Kind::kIsGeneral) {
+      if (p.x_is_transposed && p.weight_is_transposed) {
+        multiply<Kind, Major::kMN, Major::kMN>(d, ring, steps, x, weight, full, empty);
+      } else if (p.x_is_transposed) {
+        multiply<Kind, Major::kMN, Major::kK>(d, ring, steps, x, weight, full, empty);
+      } else if (p.weight_is_transposed) {
+        multiply<Kind, Major::kK, Major::kMN>(d, ring, steps, x, weight, full, empty);
+      } else {
+        multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
+      }
+    } else {
+      multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
+    }
+    const bool is_direct = own.share(p.epilogue, &shared.scales[warpgroup], 1 + warpgroup);
+    ptx::wgmma_wait_group<0>();
+    release(empty + 8 * ring.previous());
+
+    // epilogue
+    if constexpr (Kind::kConverts) {
+      // An infinity or NaN in a row of the weight makes all its sums infinite or NaN, as x is
+      // finite: one of each of the thread's two rows tells.
+      const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
+      const bool any = __any_sync(0xffffffff, own.is_uncarried || !is_finite);
+      if (any && threadIdx.x % 32 == 0) p.redo.add(i);
+    }
+    store_results(p.epilogue, row, feature, d, shared, warpgroup, is_direct);
+  }
+}
 
 template <typename Kind>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ CUtensorMap x_map,
                    const __grid_constant__ CUtensorMap weight_map,
-                   const __grid_constant__ Problem<Kind> p) {
+                   const __grid_constant__ Product<Kind> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
+  static_assert(sizeof(Memory<Kind>) <= 227 * 1024, "a block has no more shared memory");
   Memory<Kind>& shared = *reinterpret_cast<Memory<Kind>*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
-  const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const int warpgroup = threadIdx.x / 128;
-  if constexpr (Kind::kIsAgain) {
+  if constexpr (Kind::kIsRedo) {
     wait_for_previous_kernel();
     if (p.count() == 0) return;  // in both blocks of the cluster
   }
@@ -310,66 +349,29 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
     shared.progress = 0;
   }
-  init_barriers<kStages>(full, empty, 0);
-  if constexpr (Kind::kConverts) start_next_kernel();  // Again's launch: 3% of an H200's time
+  init_barriers<kStages>(base + offsetof(Memory<Kind>, barriers.full),
+                         base + offsetof(Memory<Kind>, barriers.empty));
+  if constexpr (Kind::kConverts) start_next_kernel();  // Redo's: 3% of an H200's time
   wait_for_previous_kernel();
   if constexpr (Kind::kIsGeneral) start_next_kernel();
 
   if (warpgroup >= kConsumers) {
     ptx::setmaxnreg_dec<kWorkerRegisters>();
-    if (threadIdx.x < kConsumers * 128 + 32) {
+    if (threadIdx.x < kConsumers * 128 + 32) {  // load
       produce(base, x_map, weight_map, p, &shared.progress);
-    } else if constexpr (Kind::kConverts) {
+    } else if constexpr (Kind::kConverts) {  // convert
       const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
       convert(p.conversion, p.k, p.tiles.weight_tiles, gridDim.x / kClusterSize,
-              shared.converters.pieces[converter], 1 + kConsumers + converter, &shared.progress);
+              shared.converters[converter], 1 + kConsumers + converter, &shared.progress);
     }
-  } else {
+  } else {  // multiply
     ptx::setmaxnreg_inc<kProductRegisters>();
-    const int rank = ptx::cluster_ctarank(), steps = p.steps(), count = p.count();
-    const uint32_t x = base + offsetof(Memory<Kind>, x);
-    const uint32_t weight =
-        base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
-    Ring<kStages> ring;
-    float d[kSums];
-    for (int tile = blockIdx.x / kClusterSize; tile < count; tile += gridDim.x / kClusterSize) {
-      int x_tile, weight_tile;
-      p.find(tile, &x_tile, &weight_tile);
-      const int row = x_tile * kXRows;
-      const int feature = (weight_tile * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
-      const OwnScales<Kind> own(p.output, row, feature);
-      using ptx::Major;
-      if constexpr (Kind::kIsGeneral) {
-        if (p.x_is_transposed && p.weight_is_transposed) {
-          multiply<Kind, Major::kMN, Major::kMN>(d, ring, steps, x, weight, full, empty);
-        } else if (p.x_is_transposed) {
-          multiply<Kind, Major::kMN, Major::kK>(d, ring, steps, x, weight, full, empty);
-        } else if (p.weight_is_transposed) {
-          multiply<Kind, Major::kK, Major::kMN>(d, ring, steps, x, weight, full, empty);
-        } else {
-          multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
-        }
-      } else {
-        multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
-      }
-      const bool is_direct = own.share(p.output, &shared.scales[warpgroup], 1 + warpgroup);
-      ptx::wgmma_wait_group<0>();
-      release(empty + 8 * ring.previous());
-      if constexpr (Kind::kConverts) {
-        // An infinity or NaN in a row of the weight makes all its sums infinite or NaN, as x is
-        // finite: one of each of the thread's two rows tells.
-        const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
-        const bool any = __any_sync(0xffffffff, own.is_uncarried || !is_finite);
-        if (any && threadIdx.x % 32 == 0) p.again.add(tile);
-      }
-      store(p.output, row, feature, d, shared, warpgroup, is_direct);
-    }
+    consume(p, base, shared, warpgroup);
   }
-  ptx::cluster_sync();  // a block that has left can't be copied to
+  ptx::cluster_sync();  // a block that has ended can't be copied to
 #endif
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_ONE_PRODUCT_CUH_

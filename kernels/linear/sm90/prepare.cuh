@@ -1,5 +1,5 @@
-// Both kernels for float32 begin with this on Hopper: x is split, and the weight, whose rows they
-// read only once, is sampled.
+// Before both kernels for float32 on Hopper: x [m, k] is split, and the weight [n, k], whose rows
+// they read only once, is sampled for the exponents of its rows.
 
 #ifndef KERNELS_LINEAR_SM90_PREPARE_CUH_
 #define KERNELS_LINEAR_SM90_PREPARE_CUH_
@@ -8,28 +8,27 @@
 
 #include <cstdint>
 
-#include "common/pdl.cuh"
+#include "common/launch.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
 // The count of a row, times 32, is an int.
 constexpr int64_t kMostK = 1 << 24;
 
-// The weight is read once, so its rows are scaled by what a sample of them says: eight pieces of 16
-// elements, evenly spread; or by all of a row where the sample is zero.
+// The weight is read once, so its rows are scaled by a sample: eight pieces of 16 elements, evenly
+// spread; or by all of a row where the sample is zero.
 constexpr int kSampledPieces = 8;
-// For pairs the largest is put into [2^9, 2^10). Pairs keep 22 bits of elements 2^23 times smaller,
-// and the others have a factor of 64 before they pass fp16's range.
+// Pairs scale the sample's largest into [2^9, 2^10): they keep 22 bits of elements 2^23 times
+// smaller, and other elements may be 64 times as large before they overflow fp16.
 constexpr int kSampledPairs = 9;
-// Where the limits of what is carried, 2^-14 and 2^16 above the scaled unit, are normal floats.
+// With these exponents the limits of fp16, 2^-14 and 2^16 above the scaled unit, are normal floats.
 // Smaller rows of pairs lose up to 2^-163 of |x|.
 constexpr int kLeastExponent = -111, kMostOfPairs = 127;
-// For a lone high the geometric mean of the pieces' largest is put into [2^2, 2^3): a row may have
-// a few elements that are subnormal in fp16, and none that overflows.
+// A lone high scales the geometric mean of the pieces' largest into [2^2, 2^3): a row may have a
+// few elements that are subnormal in fp16, and none that overflows.
 constexpr int kSampledHigh = 2, kMostOfHigh = 126;
-constexpr int kSampledRows = 4;  // of a warp, whose reads are on their way together
+constexpr int kSampledRows = 4;  // of a warp, which reads them together
 
 // The largest magnitude in a row, infinity where it has infinity or NaN: one warp.
 __device__ inline float largest_of_row(const float* row, int64_t k) {
@@ -75,7 +74,8 @@ __device__ inline void scale_high(const split::Operand& weight, int64_t first, i
   constexpr int kLanes = 32 / kSampledPieces;  // of a piece
 #pragma unroll
   for (int i = 0; i < kSampledRows; ++i) {
-    // The exponent of a piece, times 2^16, and that there is one; then the sums of both.
+    // The exponent of a piece in the high half and 1, its number, in the low; then the sums of
+    // both.
     const auto exponent_of = [](float largest) {
       return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
     };
@@ -96,8 +96,8 @@ __device__ inline void scale_high(const split::Operand& weight, int64_t first, i
   }
 }
 
-// A warp some rows of the weight, whose reads are the more scattered; behind those, a block a row
-// of x. `zeros` are set to 0.
+// The first blocks sample the weight, whose reads are the more scattered: kSampledRows rows a warp.
+// Then each block splits a row of x. `zeros` are set to 0.
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(split::kThreads)
     zeros[i] = 0;
   }
   const int rows = blockDim.x / 32 * kSampledRows;
-  const int64_t x_row = blockIdx.x - (weight.rows + rows - 1) / rows;
+  const int64_t x_row = blockIdx.x - divide_up(weight.rows, rows);
   if (x_row >= 0) {
     split::split_row(x, x_row, k);
     return;
@@ -132,7 +132,6 @@ __global__ void __launch_bounds__(split::kThreads)
   }
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_PREPARE_CUH_

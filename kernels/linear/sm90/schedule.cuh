@@ -1,5 +1,5 @@
-// Which tiles of the result each cluster multiplies, and how clusters share the tiles of the last
-// round.
+// stream-K: which tiles of the result each cluster multiplies, and how clusters share the tiles of
+// the last round along K.
 
 #ifndef KERNELS_LINEAR_SM90_SCHEDULE_CUH_
 #define KERNELS_LINEAR_SM90_SCHEDULE_CUH_
@@ -7,32 +7,28 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/ptx/sm90.cuh"
-#include "linear/sm90/common.cuh"
+#include "common/ptx/cluster.cuh"
+#include "linear/sm90/pipeline.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
-// Clusters take whole tiles in turn. The tiles that are left, too few for a round, are put end to
-// end along K, and each cluster takes a share of them: the end of a tile and the beginning of the
-// next, as a rule. The cluster with a cut tile's last steps adds up the sums that the others leave
+// Clusters make whole tiles in rounds. The remaining tiles, too few for a round, are put end to end
+// along K, and each cluster makes a share of them: the end of a tile and the beginning of the next,
+// as a rule. The cluster with a cut tile's last steps adds the partial sums that the others store
 // in memory. So all clusters end at about the same time, and a result of few tiles has work for
-// all. On an H200 x [128, 8192], weight [4096, 8192] takes a third of the time, and [1024, 8192],
-// [8192, 8192], whose last round was full to 91%, 0.5% less.
+// all: x [128, 8192], weight [4096, 8192] takes a third of the time on an H200.
 struct Schedule {
   static constexpr int kMostClusters = 72;
-  // Sums that go through memory cost what some steps do. So tiles are cut where that saves
-  // kWorth of them, into shares that have kLeast or more, and not nearer to a tile's ends than
-  // kSliver. On an H200 [64, 1024], [1024, 1024] took a fifth longer with twice kLeast, and longer
-  // K no less; [1024, 1024], [8192, 1024], which would save 0.7 steps, took 6% longer cut.
+  // Partial sums in memory cost as much as some steps. So tiles are cut where that saves kWorth of
+  // them, into shares of kLeast or more, and not nearer to a tile's ends than kSliver.
   static constexpr int kWorth = 3, kLeast = 2, kSliver = 2;
 
   int rounds;                    // of whole tiles
   int steps;                     // along K, in a tile: of 128, four stages
   int begin[kMostClusters + 1];  // of each cluster's share, in steps since the first tile of all
 
-  // Plans `tiles` tiles, whose rows of x rows_of tells, `most_rows` at most. Returns how many
-  // clusters have work.
+  // Plans `tiles` tiles of rows_of(tile) rows of x, `most_rows` at most. Returns how many clusters
+  // have work.
   template <typename RowsOf>
   int plan(int tiles, int steps_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
     rounds = tiles / clusters, steps = steps_of_tile;
@@ -54,14 +50,14 @@ struct Schedule {
         tile = std::min(tile + 1, tiles);
         continue;
       }
-      // So much that no share is empty where a tile is cut: the next cluster would wait for it.
+      // No share is empty where a tile is cut, as the next cluster would wait for it.
       due += std::max(sum * steps / clusters - rows[cluster] * steps, kLeast * most_rows);
       while (tile < tiles) {
-        const int64_t height = rows_of(tile), left = steps - step;
-        int64_t taken = std::min(std::max(due + height / 2, int64_t{0}) / height, left);
-        if (left - taken < kSliver) taken = left;
-        if (step == 0 && taken < kSliver) break;
-        step += static_cast<int>(taken), due -= taken * height;
+        const int64_t height = rows_of(tile), rest = steps - step;
+        int64_t added = std::min(std::max(due + height / 2, int64_t{0}) / height, rest);
+        if (rest - added < kSliver) added = rest;
+        if (step == 0 && added < kSliver) break;
+        step += static_cast<int>(added), due -= added * height;
         if (step < steps) break;
         step = 0, ++tile;
       }
@@ -71,7 +67,6 @@ struct Schedule {
     return static_cast<int>(std::lower_bound(begin, begin + clusters, begin[clusters]) - begin);
   }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   // A cluster's work at a time: steps of a tile.
   struct Part {
     int tile, begin, end;
@@ -80,33 +75,31 @@ struct Schedule {
   };
 
   // A share begins with its last tile. All clusters are then at about the same place of K, where L2
-  // serves them, and what one leaves in memory is there when another needs it.
-  __device__ Part part(int turn) const {
+  // serves them, and a partial sum is stored before another cluster needs it.
+  __device__ Part part(int index) const {
     const int cluster = ptx::clusterid(), clusters = gridDim.x / kClusterSize;
-    if (turn < rounds) return {cluster + turn * clusters, 0, steps};
+    if (index < rounds) return {cluster + index * clusters, 0, steps};
     const int first = begin[cluster], last = begin[cluster + 1];
     if (first == last) return {};
-    const int tile = (last - 1) / steps - (turn - rounds), start = tile * steps;
+    const int tile = (last - 1) / steps - (index - rounds), start = tile * steps;
     return {rounds * clusters + tile, max(first - start, 0), min(last - start, steps)};
   }
   // The same, by all lanes of a warp.
-  __device__ Part uniform_part(int turn) const {
-    const Part own = part(turn);
+  __device__ Part uniform_part(int index) const {
+    const Part own = part(index);
     return {ptx::uniform(own.tile), ptx::uniform(own.begin), ptx::uniform(own.end)};
   }
 
   __device__ bool finishes(const Part& part) const { return part.end == steps; }
 
-  // Whether a cluster's share begins behind the beginning of this tile of the last round, so that
-  // the cluster before it has some of the tile too.
+  // Whether a cluster's share begins inside this tile of the last round, so that the cluster before
+  // it makes some of the tile too.
   __device__ bool is_cut_by(int cluster, int tile) const {
     const int clusters = gridDim.x / kClusterSize;
     return begin[cluster] > (tile - rounds * clusters) * steps;
   }
-#endif
 };
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_SCHEDULE_CUH_

@@ -1,8 +1,10 @@
-// float32 on Hopper, by three products of the fp16 pairs that it is split into.
+// float32 on Hopper, by three products of fp16 pairs.
 //
-// A block multiplies 128 rows of the weight with up to 176 of x. One warp brings x, split before,
-// and the weight as it is. Each of two warpgroups converts 64 rows of the weight in registers, as
-// operand A, and multiplies them with x in shared memory.
+//   x [m, k] as pairs, weight [n, k] float32; out [m, n] float32
+//
+// A block multiplies 128 rows of the weight with up to 176 of x. A TMA producer, one warp, loads x,
+// split before, and the weight as it is. Each of two consumer warpgroups converts 64 rows of the
+// weight in registers, as operand A, and multiplies them with x in shared memory.
 //
 // A round is 128 of K, four stages. The low products of all four come first, 2^11 times too large.
 // They are scaled, and high products follow on top: those of the second half, then those of the
@@ -19,19 +21,17 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "common/pdl.cuh"
-#include "common/ptx/sm90.cuh"
-#include "linear/sm90/common.cuh"
+#include "common/launch.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/prepare.cuh"
-#include "linear/sm90/three_products_store.cuh"
+#include "linear/sm90/three_products_epilogue.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace sm90 {
+namespace kernels::sm90 {
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// Brings the tiles, each in steps of K: one warp, of which one thread copies.
+// The TMA producer: one warp, of which one thread copies.
 __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
                                const CUtensorMap& weight_map, const SplitProblem& p) {
   using S = Split;
@@ -39,20 +39,15 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   const uint32_t full = base + offsetof(Memory, barriers.full);
   const uint32_t empty = base + offsetof(Memory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const int share = p.rows_at_once() / kClusterSize;  // rows of x a block brings for both
+  const int share = p.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
   const uint32_t x = base + offsetof(Memory, x) + rank * share * S::kXRowBytes;
   const uint32_t bytes = p.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
   const uint32_t weight = base + offsetof(Memory, weight);
   Ring<S::kStages> ring;
-  for (int turn = 0;; ++turn) {
-    const Schedule::Part part = p.schedule.part(turn);
-    if (!part.exists()) break;
-    int x_tile, weight_tile;
-    p.tiles.find(part.tile, &x_tile, &weight_tile);
-    if (!is_wanted(p, weight_tile)) continue;
-    if (threadIdx.x % 32 != 0) continue;
-    const int row = Rows(p, x_tile, weight_tile).begin + rank * share;
-    const int weight_row = (weight_tile * kClusterSize + rank) * S::kWeightRows;
+  for_parts(p, [&](const Schedule::Part& part, const Tile& tile) {
+    if (threadIdx.x % 32 != 0) return;
+    const int row = TileRows(p, tile).begin + rank * share;
+    const int weight_row = (tile.weight * kClusterSize + rank) * S::kWeightRows;
     for (int step = part.begin * S::kRound; step < part.end * S::kRound; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
@@ -62,47 +57,43 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
       ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
                        arrived);
     }
-  }
+  });
 }
 
-// In the second run, the exponents of this block's rows of the weight by their largest elements, a
-// warp a row.
+// In the second run: sets the exponents of this block's overflowed rows of the weight by their
+// largest elements, a warp a row.
 __device__ inline void rescale(const SplitProblem& p) {
-  for (int turn = 0;; ++turn) {
-    const Schedule::Part part = p.schedule.part(turn);
-    if (!part.exists()) break;
-    int x_tile, weight_tile;
-    p.tiles.find(part.tile, &x_tile, &weight_tile);
-    const int first = (weight_tile * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
-    for (int i = threadIdx.x / 32; i < Split::kWeightRows; i += kThreads / 32) {
-      const int row = first + i;
-      if (row >= p.n || __ldcg(p.weight_state + row) != split::kOverflowed) continue;
-      const float largest = largest_of_row(p.weight + row * p.weight_stride, p.k);
+  for_parts(p, [&](const Schedule::Part&, const Tile& tile) {
+    const int first = (tile.weight * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
+    for (int in_tile = threadIdx.x / 32; in_tile < Split::kWeightRows; in_tile += kThreads / 32) {
+      const int row = first + in_tile;
+      if (row >= p.epilogue.n || __ldcg(p.weight.state + row) != split::kOverflowed) continue;
+      const float largest = largest_of_row(p.weight.from + row * p.weight.row_stride, p.k);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
-      p.weight_exponent[row] = is_finite ? min(14 - ilogbf(largest), kMostOfPairs) : 0;
+      p.weight.exponent[row] = is_finite ? min(14 - ilogbf(largest), kMostOfPairs) : 0;
       if (is_finite) continue;
-      p.weight_state[row] = split::kNonfinite;
+      p.weight.state[row] = split::kNonfinite;
       *p.has_nonfinite = 1;
     }
-  }
+  });
   __syncthreads();
 }
 
-// The pieces of a warp's 16 rows of the weight in a stage of K, as operand A.
+// A warp's 16 rows of the weight in a stage of K as pairs, operand A.
 struct Fragments {
   uint32_t high[Split::kSteps16][4], low[Split::kSteps16][4];
 };
 
-// A warpgroup that multiplies. Sums are promoted every kSegment of K.
+// A consumer warpgroup. Sums are promoted every kSegment of K.
 template <int kSegment>
 struct Consumer {
   using S = Split;
   using Stage = Ring<S::kStages>;
 
   // float32 to pairs. A lane reads its first row of a stage at `from` (its second is the next) and
-  // scales both. It takes four neighbours of each 16 columns, two for each half of the fragment: x
-  // is interleaved to match.
+  // scales both. It has four neighbours of each 16 columns, two for each half of the fragment: x is
+  // interleaved to match.
   __device__ static void convert(uint32_t from, const float (&scale)[2], uint32_t (&high)[2][4],
                                  uint32_t (&low)[2][4]) {
 #pragma unroll
@@ -113,12 +104,8 @@ struct Consumer {
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // of its columns
-          const float first = scaled[2 * half], second = scaled[2 * half + 1];
-          const __half2 h = __floats2half2_rn(first, second);
-          const __half2 rest = __floats2half2_rn((first - __low2float(h)) * split::kLowScale,
-                                                 (second - __high2float(h)) * split::kLowScale);
-          high[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&h);
-          low[s][2 * half + r] = *reinterpret_cast<const uint32_t*>(&rest);
+          split::split_pair(scaled[2 * half], scaled[2 * half + 1], &high[s][2 * half + r],
+                            &low[s][2 * half + r]);
         }
       }
     }
@@ -165,7 +152,7 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Adds the products that are under way to the sums.
+  // Adds the accumulators to the sums.
   template <typename Rows>
   __device__ void promote(Rows) {
     ptx::wgmma_wait_group<0>();
@@ -187,14 +174,17 @@ struct Consumer {
     constexpr bool kIsShort = kSegment == 32;
     Fragments f0, f1;
     Stage a = *ring, b = a.next();
+    // convert and multiply: the first half round's high products
     convert(f0.high, f0.low, a);
     multiply_high(rows, f0, a, false);
     convert(f1.high, f1.low, b);
     if (kIsShort) promote(rows);
     multiply_high(rows, f1, b, !kIsShort);
     for (int round = 0;;) {
+      // promote
       promote(rows);
 
+      // multiply the low products, convert the second half round
       const Stage c = b.next(), e = c.next();
       multiply_low(rows, f0, a, false);
       multiply_low(rows, f1, b, true);
@@ -211,6 +201,7 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < Rows::value / 2; ++j) d[j] *= 1 / split::kLowScale;
 
+      // multiply the second half round's high products
       multiply_high(rows, f0, c, true);
       if (kIsShort) promote(rows);
       multiply_high(rows, f1, e, !kIsShort);
@@ -220,6 +211,8 @@ struct Consumer {
         release(c), release(e);
         break;
       }
+
+      // convert and multiply: the next half round's high products
       ptx::wgmma_wait_group<1>();
       convert(f0.high, f0.low, a);
       if (kSegment < 128) promote(rows);
@@ -235,35 +228,36 @@ struct Consumer {
 };
 
 // The epilogue of a tile.
-__device__ inline void finish(const SplitProblem& p, const Split::Outward& outward,
-                              float4 (&staging)[Split::kTurn][128],
+__device__ inline void finish(const SplitProblem& p, const Split::TileEpilogue& tile,
+                              float4 (&staging)[Split::kPassBlocks][128],
                               const float (&sums)[Split::kSums]) {
   using S = Split;
   const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
-  if (outward.is_direct) {
+  if (tile.is_direct) {
     const int feature = local_row + fragment_row(g, 0);
-    if (p.mask == nullptr) {
-      store_direct<false>(p, outward, feature, sums);
+    if (p.epilogue.mask == nullptr) {
+      store_direct<false>(p, tile, feature, sums);
     } else {
-      store_direct<true>(p, outward, feature, sums);
+      store_direct<true>(p, tile, feature, sums);
     }
     return;
   }
   const int feature = local_row + fragment_row(g & ~2, 0);
-  constexpr int kTurns = S::kXRows / (S::kTurn * 8);
+  constexpr int kPassRows = S::kPassBlocks * 8, kPasses = S::kXRows / kPassRows;
 #pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
-    if (outward.row + turn * S::kTurn * 8 >= outward.end) break;
-    stage_turn<0, kTurns, S::kTurn, 128>(&staging[0][threadIdx.x % 128], sums, turn);
-    if (p.divisor.is_exact) {
-      store_turn<true>(p, outward, turn * S::kTurn * 8, feature, staging);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int row = pass * kPassRows;
+    if (tile.row + row >= tile.end) break;
+    stage_pass<0, kPasses, S::kPassBlocks, 128>(&staging[0][threadIdx.x % 128], sums, pass);
+    if (p.epilogue.divisor.is_exact) {
+      store_pass<true>(p, tile, row, feature, staging);
     } else {
-      store_turn<false>(p, outward, turn * S::kTurn * 8, feature, staging);
+      store_pass<false>(p, tile, row, feature, staging);
     }
   }
 }
 
-// The work of the warpgroups that multiply.
+// A consumer warpgroup's tiles.
 template <int kSegment>
 __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
                                         int warpgroup) {
@@ -271,8 +265,8 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
   using Memory = S::Memory;
   const int lane = threadIdx.x % 32, g = lane / 4;
   const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
-  // Where this thread reads its first row, fragment_row(g, 0), which is even: its second row is
-  // the next, whose chunks are swizzled by one bit more.
+  // The thread's first row, fragment_row(g, 0), is even: its second is the next, whose chunks are
+  // swizzled by one bit more.
   const int own_row = local_row + fragment_row(g, 0);
   Consumer<kSegment> consumer;
   consumer.base = base;
@@ -282,25 +276,25 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
       ptx::map_shared(base + offsetof(Memory, barriers.empty), lane % kClusterSize);
   consumer.x_descriptor = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x));
   Ring<S::kStages> ring;
-  int turn = 0;
+  int tiles = 0;
   for (int i = 0;; ++i) {
     const Schedule::Part part = p.schedule.uniform_part(i);
     if (!part.exists()) break;
-    int x_tile, weight_tile;
-    p.tiles.find(part.tile, &x_tile, &weight_tile);
-    if (!is_wanted(p, weight_tile)) continue;
+    const Tile tile = p.tiles.find(part.tile);
+    if (!is_wanted(p, tile.weight)) continue;
     const int first_row =
-        (weight_tile * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
+        (tile.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int n = min(first_row + fragment_row(g, r), p.n - 1);
-      consumer.scale[r] = split::power_of_two(__ldcg(p.weight_exponent + n));
+      const int n = min(first_row + fragment_row(g, r), p.epilogue.n - 1);
+      consumer.scale[r] = split::power_of_two(__ldcg(p.weight.exponent + n));
     }
+    // multiply
     // d has values so that its registers are free when the products are made.
 #pragma unroll
     for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
     if (warpgroup == 1) ptx::barrier_sync(kSecondStarts, 256);
-    const int rows = Rows(p, x_tile, weight_tile).size;
+    const int rows = TileRows(p, tile).size;
     const int rounds = part.end - part.begin;
     const bool is_first = warpgroup == 0;
     using Wide = std::integral_constant<int, S::kXRows>;
@@ -317,18 +311,17 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
       consumer.multiply(Wide{}, rounds, is_first, &ring);
     }
 
+    // epilogue
     ptx::barrier_sync(1 + warpgroup, 128 + 32);
     if (!p.schedule.finishes(part)) {
       store_partial(p, rows, consumer.sums);
     } else {
       if (part.begin > 0) add_partials(p, part.tile, rows, consumer.sums);
-      finish(p, shared.outward[turn % 2], shared.staging[warpgroup], consumer.sums);
+      finish(p, shared.epilogues[tiles % 2], shared.staging[warpgroup], consumer.sums);
     }
-    ++turn;
+    ++tiles;
   }
 }
-
-#endif
 
 // Sums are promoted every kSegment of K.
 template <int kSegment>
@@ -352,15 +345,15 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
   }
   init_barriers<Split::kStages>(base + offsetof(Memory, barriers.full),
-                                base + offsetof(Memory, barriers.empty), 0);
+                                base + offsetof(Memory, barriers.empty));
   wait_for_previous_kernel();
   if (p.is_second_run) rescale(p);
   if (warpgroup == kConsumers) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     const int warp = threadIdx.x / 32 - 4 * kConsumers;
-    if (warp == 0) produce(base, x_map, weight_map, p);
-    if (warp == 1) load_outwards(p, shared.outward);
-  } else {
+    if (warp == 0) produce(base, x_map, weight_map, p);  // load
+    if (warp == 1) load_epilogues(p, shared.epilogues);
+  } else {  // convert, multiply, promote, epilogue
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     consume<kSegment>(p, base, shared, warpgroup);
   }
@@ -368,7 +361,6 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
 #endif
 }
 
-}  // namespace sm90
-}  // namespace kernels
+}  // namespace kernels::sm90
 
 #endif  // KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_

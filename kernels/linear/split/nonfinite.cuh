@@ -15,13 +15,13 @@
 
 #include <cstdint>
 
-#include "common/pdl.cuh"
-#include "common/ptx/sm80.cuh"
+#include "common/launch.cuh"
+#include "common/ptx/memory.cuh"
+#include "common/ptx/mma.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/split/pieces.cuh"
 
-namespace kernels {
-namespace nonfinite {
+namespace kernels::nonfinite {
 
 constexpr int kThreads = 128;   // 2 x 2 warps, 32 x 32 results each
 constexpr int kTile = 64;       // rows of x, and of weight
@@ -47,8 +47,7 @@ struct Groups {
     for (int i = 0; i < kGroups; ++i) {
       const int64_t r = first_row + row(i);
       const float* const from = operand.from + min(r, operand.rows - 1) * operand.row_stride;
-      const bool aligned = reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
-      split::load_group(v[i], from, operand.column_stride, first_k + column(), k, aligned);
+      split::load_group(v[i], from, first_k + column(), k);
     }
   }
 
@@ -63,7 +62,8 @@ struct Groups {
   }
 };
 
-struct Tiles {
+// A block's shared memory.
+struct Memory {
   alignas(16) __half x[kTile][kPitch];
   alignas(16) __half weight[kTile][kPitch];
   bool is_x[kTile], is_weight[kTile];  // whether a row is kNonfinite
@@ -86,48 +86,47 @@ __device__ inline bool counts(const bool (&is_nonfinite)[kTile], const split::Op
   for (int i = 0; i < kTile; ++i) {
     if (!is_nonfinite[i]) continue;
     const float* const from = operand.from + (first_row + i) * operand.row_stride;
-    const bool aligned = reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
-    bool found = false;
+    bool is_found = false;
 #pragma unroll
     for (int j = 0; j < kK; j += split::kGroup) {
       float v[split::kGroup];
-      split::load_group(v, from, operand.column_stride, first_k + j, k, aligned);
+      split::load_group(v, from, first_k + j, k);
 #pragma unroll
-      for (const float element : v) found |= !isfinite(element);
+      for (const float element : v) is_found |= !isfinite(element);
     }
-    if (found) return true;
+    if (is_found) return true;
   }
   return false;
 }
 
 // sums += x tile times weight tile, of the warp's 32 rows and 32 features.
-__device__ inline void multiply_step(const Tiles& tiles, float (&sums)[2][4][4]) {
+__device__ inline void multiply_step(const Memory& shared, float (&sums)[2][4][4]) {
 #if __CUDA_ARCH__ >= 800
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const __half* const x = &tiles.x[warp / 2 * 32 + lane % 16][lane / 16 * 8];
+  const __half* const x = &shared.x[warp / 2 * 32 + lane % 16][lane / 16 * 8];
   const __half* const weight =
-      &tiles.weight[warp % 2 * 32 + lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8];
+      &shared.weight[warp % 2 * 32 + lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8];
 #pragma unroll
   for (int k = 0; k < kK; k += 16) {
     uint32_t a[2][4], b[4][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sm80::load_matrices(a[i][0], a[i][1], a[i][2], a[i][3],
-                          __cvta_generic_to_shared(x + i * 16 * kPitch + k));
-      sm80::load_matrices(b[2 * i][0], b[2 * i][1], b[2 * i + 1][0], b[2 * i + 1][1],
-                          __cvta_generic_to_shared(weight + i * 16 * kPitch + k));
+      ptx::load_matrices(a[i][0], a[i][1], a[i][2], a[i][3],
+                         __cvta_generic_to_shared(x + i * 16 * kPitch + k));
+      ptx::load_matrices(b[2 * i][0], b[2 * i][1], b[2 * i + 1][0], b[2 * i + 1][1],
+                         __cvta_generic_to_shared(weight + i * 16 * kPitch + k));
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      sm80::multiply_add<__half>(sums[i / 4][i % 4], a[i / 4], b[i % 4], sums[i / 4][i % 4]);
+      ptx::mma(sums[i / 4][i % 4], a[i / 4], b[i % 4]);
     }
   }
 #endif
 }
 
-// Writes a result whose row or feature is not finite, and its bit of the mask.
-__device__ inline void store_results(const Tiles& tiles, const split::Result& result, int64_t m,
-                                     int64_t n, int64_t first_m, int64_t first_n,
+// Stores the results whose row or feature is not finite, and their bits of the mask.
+__device__ inline void store_results(const Memory& shared, const Epilogue<float>& p,
+                                     int64_t first_m, int64_t first_n,
                                      const float (&sums)[2][4][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -140,94 +139,110 @@ __device__ inline void store_results(const Tiles& tiles, const split::Result& re
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int64_t column = first_n + in_n + j;
-      if (row >= m || column >= n || !(tiles.is_x[in_m] || tiles.is_weight[in_n + j])) continue;
+      if (row >= p.m || column >= p.n || !(shared.is_x[in_m] || shared.is_weight[in_n + j]))
+        continue;
       float z = sums[fragment][block][half * 2 + j];
-      if (result.bias != nullptr) z += result.bias[column];
-      result.out[row * n + column] = result.divisor.quotient(z < result.floor ? 0.0f : z);
+      if (p.bias != nullptr) z += p.bias[column];
+      *p.out_at(row, column) = p.finish(z);
       bits |= static_cast<uint32_t>(mask_bit(z)) << (lane % 4 * 2 + j);
       written |= 1u << (lane % 4 * 2 + j);
     }
-    if (result.mask == nullptr) continue;
+    if (p.mask == nullptr) continue;
     for (int other = 1; other < 4; other *= 2) {  // the four threads that share a byte
       bits |= __shfl_xor_sync(0xffffffff, bits, other);
       written |= __shfl_xor_sync(0xffffffff, written, other);
     }
     if (lane % 4 == 0 && written != 0) {
-      uint8_t* const byte = result.mask + row * ((n + 7) / 8) + (first_n + in_n) / 8;
+      uint8_t* const byte = p.mask_at(row, first_n + in_n);
       *byte = static_cast<uint8_t>((*byte & ~written) | bits);
     }
   }
 }
 
-// Runs after the product. `found`, if not null, tells whether any row is kNonfinite.
+// Finds the tile's rows that are kNonfinite. Returns whether there are any.
+__device__ inline bool find_rows(Memory& shared, const split::Operand& x,
+                                 const split::Operand& weight, int64_t first_m, int64_t first_n) {
+  static_assert(kThreads == 2 * kTile, "a thread reads one state");
+  const bool is_x = threadIdx.x < kTile;
+  const split::Operand& operand = is_x ? x : weight;
+  const int i = threadIdx.x % kTile;
+  const int64_t row = (is_x ? first_m : first_n) + i;
+  const bool is_nonfinite = row < operand.rows && operand.state[row] == split::kNonfinite;
+  (is_x ? shared.is_x : shared.is_weight)[i] = is_nonfinite;
+  return __syncthreads_or(is_nonfinite);
+}
+
+// Adds the products of a window of K, in those of its steps that count.
+__device__ inline void multiply_window(Memory& shared, const split::Operand& x,
+                                       const split::Operand& weight, int64_t first_m,
+                                       int64_t first_n, int64_t window, int64_t k,
+                                       float (&sums)[2][4][4]) {
+  const int64_t own = window + threadIdx.x * kK;
+  const bool is_wanted = own < k && (counts(shared.is_x, x, first_m, own, k) ||
+                                     counts(shared.is_weight, weight, first_n, own, k));
+  const uint32_t steps = __ballot_sync(0xffffffff, is_wanted);
+  __syncthreads();  // all have read the steps of the window before
+  if (threadIdx.x % 32 == 0) shared.steps[threadIdx.x / 32] = steps;
+  __syncthreads();
+  Groups next_x, next_weight;
+  const auto load = [&](int step) {
+    next_x.load(x, first_m, window + step * kK, k);
+    next_weight.load(weight, first_n, window + step * kK, k);
+  };
+  int step = shared.next(-1);
+  if (step < kThreads) load(step);
+  while (step < kThreads) {
+    next_x.store(shared.x);
+    next_weight.store(shared.weight);
+    __syncthreads();
+    step = shared.next(step);
+    if (step < kThreads) load(step);
+    multiply_step(shared, sums);
+    __syncthreads();
+  }
+}
+
+// Runs after the product. has_nonfinite, if not null, tells whether any row is kNonfinite.
 __global__ void __launch_bounds__(kThreads)
     nonfinite_kernel(const __grid_constant__ split::Operand x,
                      const __grid_constant__ split::Operand weight, int64_t k,
-                     const split::Result result, const unsigned* found) {
+                     const __grid_constant__ Epilogue<float> epilogue,
+                     const unsigned* has_nonfinite) {
   wait_for_previous_kernel();
-  if (found != nullptr && *found == 0) return;
-  __shared__ Tiles tiles;
-  const int64_t tiles_m = (x.rows + kTile - 1) / kTile;
-  const int64_t tiles_n = (weight.rows + kTile - 1) / kTile;
-  for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
+  if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
+  __shared__ Memory shared;
+  const int64_t tiles_n = divide_up(weight.rows, kTile);
+  const int64_t tiles = divide_up(x.rows, kTile) * tiles_n;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     // The tiles of one row of x go to different blocks.
     const int64_t first_m = tile / tiles_n * kTile, first_n = tile % tiles_n * kTile;
-    {
-      static_assert(kThreads == 2 * kTile, "a thread reads one state");
-      const bool of_x = threadIdx.x < kTile;
-      const split::Operand& operand = of_x ? x : weight;
-      const int i = threadIdx.x % kTile;
-      const int64_t row = (of_x ? first_m : first_n) + i;
-      const bool is = row < operand.rows && operand.state[row] == split::kNonfinite;
-      (of_x ? tiles.is_x : tiles.is_weight)[i] = is;
-      if (!__syncthreads_or(is)) continue;
-    }
+    if (!find_rows(shared, x, weight, first_m, first_n)) continue;
     float sums[2][4][4] = {};
     for (int64_t window = 0; window < k; window += kWindow) {
-      const int64_t own = window + threadIdx.x * kK;
-      const bool is_wanted = own < k && (counts(tiles.is_x, x, first_m, own, k) ||
-                                         counts(tiles.is_weight, weight, first_n, own, k));
-      const uint32_t steps = __ballot_sync(0xffffffff, is_wanted);
-      __syncthreads();  // all have left the window before
-      if (threadIdx.x % 32 == 0) tiles.steps[threadIdx.x / 32] = steps;
-      __syncthreads();
-      Groups next_x, next_weight;
-      const auto load = [&](int step) {
-        next_x.load(x, first_m, window + step * kK, k);
-        next_weight.load(weight, first_n, window + step * kK, k);
-      };
-      int step = tiles.next(-1);
-      if (step < kThreads) load(step);
-      while (step < kThreads) {
-        next_x.store(tiles.x);
-        next_weight.store(tiles.weight);
-        __syncthreads();
-        step = tiles.next(step);
-        if (step < kThreads) load(step);
-        multiply_step(tiles, sums);
-        __syncthreads();
-      }
+      multiply_window(shared, x, weight, first_m, first_n, window, k, sums);
     }
-    store_results(tiles, result, x.rows, weight.rows, first_m, first_n, sums);
+    store_results(shared, epilogue, first_m, first_n, sums);
     __syncthreads();  // before the next tile's states
   }
 }
 
 inline int multiply(const split::Operand& x, const split::Operand& weight, int64_t k,
-                    const split::Result& result, const unsigned* found, cudaStream_t stream) {
-  int device, multiprocessors;
-  int status = cudaGetDevice(&device);
+                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
+                    cudaStream_t stream) {
+  int multiprocessors;
+  int status = device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  bool has_pdl;
+  status = find_pdl(nonfinite_kernel, &has_pdl);
   if (status != cudaSuccess) return status;
   constexpr int64_t kBlocksEach = 4;  // on a multiprocessor
-  const int64_t tiles = ((x.rows + kTile - 1) / kTile) * ((weight.rows + kTile - 1) / kTile);
-  const int64_t most = kBlocksEach * multiprocessors;
-  return launch_early(nonfinite_kernel, static_cast<unsigned>(tiles < most ? tiles : most),
-                      kThreads, 0, stream, x, weight, k, result, found);
+  const int64_t tiles = divide_up(x.rows, kTile) * divide_up(weight.rows, kTile);
+  const int64_t blocks =
+      tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
+  return launch_grid({static_cast<unsigned>(blocks), kThreads, 0, stream, has_pdl},
+                     nonfinite_kernel, x, weight, k, epilogue, has_nonfinite);
 }
 
-}  // namespace nonfinite
-}  // namespace kernels
+}  // namespace kernels::nonfinite
 
 #endif  // KERNELS_LINEAR_SPLIT_NONFINITE_CUH_

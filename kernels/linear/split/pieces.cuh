@@ -3,7 +3,7 @@
 // A row is scaled by a power of two that puts its largest element into [2^14, 2^15). A scaled
 // element v is then high + low / 2^11: fp16 rounded to nearest, and fp16 of (v - high) 2^11. The
 // pair carries v to 2^-22 of itself or 2^-36 of the scaled unit, whichever is more. Rows that hold
-// infinity or NaN are split as zeros; nonfinite.cuh makes what they lead to.
+// infinity or NaN are split as zeros; nonfinite.cuh makes their results.
 
 #ifndef KERNELS_LINEAR_SPLIT_PIECES_CUH_
 #define KERNELS_LINEAR_SPLIT_PIECES_CUH_
@@ -13,11 +13,9 @@
 
 #include <cstdint>
 
-#include "launchers.h"
-#include "linear/epilogue.cuh"
+#include "common/launch.cuh"
 
-namespace kernels {
-namespace split {
+namespace kernels::split {
 
 // The rows of a split matrix are padded with zeros to a multiple of this.
 constexpr int64_t kPadding = 64;
@@ -26,43 +24,41 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kPadding - 1) / kPadding * kPadding;
 }
 
-// Rows of pairs: carried; to be split again, as an element left fp16's range; or with inf or NaN.
+// A row of pairs is carried; or is split again, as an element overflowed fp16; or has inf or NaN.
 enum RowState { kCarried, kOverflowed, kNonfinite };
 
-// A float32 matrix [rows, k] with strides in elements, and what it is split into.
+// A float32 matrix [rows, k], rows row_stride elements apart, and its pieces.
 struct Operand {
   const float* from;
-  int64_t rows;
-  int64_t row_stride, column_stride;
+  int64_t rows, row_stride;
   __half* high;   // [rows, padded(k)], or stepwise
   __half* low;    // the same, or null where high is enough
   int* exponent;  // [rows]: scaled = element * 2^exponent
   int* state;     // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
   // and low side by side: one copy reads one place. Pieces of rows that are a whole K apart may
-  // share few slices of L2: on an H200 64 rows of x took 30% longer, 1024 0.5%.
-  // With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a thread that holds a
-  // fragment of the other operand has four neighbours of each 16 in it.
+  // share few slices of L2. With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a
+  // thread that holds a fragment of the other operand has four neighbours of each 16 in it.
   bool is_stepwise;
 };
 
-// Elements of a row that go together: 16 bytes of fp16.
+// Elements of a row that a thread splits at a time: 16 bytes of fp16.
 constexpr int kGroup = 8;
 constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 
-// Low pieces are scaled by this, so that elements small beside their row's largest keep theirs.
+// Low pieces are scaled by this, so that those of small elements do not become subnormal.
 constexpr float kLowScale = 2048;
 // A lone high below this, after scaling, has lost some of the 11 bits that TF32 has.
 constexpr float kSmallHigh = 0x1p-14f;
-// A row has too many of them where they are more than one in 32 of its nonzero elements.
-__host__ __device__ inline bool is_wide(int64_t smalls, int64_t nonzeros) {
-  return smalls * 32 > nonzeros;
+// Whether a row has too many of them: more than one in 32 of its nonzero elements.
+__host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t nonzeros) {
+  return subnormals * 32 > nonzeros;
 }
 // The exponent of a row of x of which a lone high carries too little.
 constexpr int kUncarried = 127;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;  // at most
-// Threads that have elements of a row of k, so that blocks of short rows all run at once.
+// As many threads as a row of k has work for, so that blocks of short rows all run at once.
 inline int threads_of_row(int64_t k) {
   int threads = kThreads;
   while (threads > 64 && threads / 2 * kGroup >= k) threads /= 2;
@@ -76,12 +72,21 @@ __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// sum * 2^-exponent with one rounding. exponent may be that of a row of x plus that of a row of
-// weight, whose power of two leaves float32's range: in two halves, the first of which is exact.
-// Sums are below 2^64, so that nothing is left of them from 2^-252 on.
+// sum * 2^-exponent with one rounding. exponent may be the sum of those of a row of x and of the
+// weight, whose power of two is outside of float32's range. So it is applied in two halves, of
+// which the first is exact. Sums are below 2^64, so that 2^-252 makes 0 of them.
 __device__ inline float unscale(float sum, int exponent) {
   const int power = max(-exponent, -252);
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
+}
+
+// Two scaled numbers as pairs: both high pieces, and both low ones.
+__device__ inline void split_pair(float first, float second, uint32_t* high, uint32_t* low) {
+  const __half2 h = __floats2half2_rn(first, second);
+  const __half2 rest = __floats2half2_rn((first - __low2float(h)) * kLowScale,
+                                         (second - __high2float(h)) * kLowScale);
+  *high = *reinterpret_cast<const uint32_t*>(&h);
+  *low = *reinterpret_cast<const uint32_t*>(&rest);
 }
 
 // The values of all lanes, reduced by op.
@@ -94,10 +99,9 @@ __device__ T reduce_warp(T value, const Op& op) {
   return value;
 }
 
-// One group of a row, zeros behind its end.
-__device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t column_stride,
-                                  int64_t i, int64_t k, bool aligned) {
-  if (aligned && i + kGroup <= k) {
+// One group of a row, zeros past its end.
+__device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t i, int64_t k) {
+  if (has_aligned_rows(row, 0) && i + kGroup <= k) {
 #pragma unroll
     for (int j = 0; j < kGroup; j += 4) {
       const float4 four = *reinterpret_cast<const float4*>(row + i + j);
@@ -105,7 +109,7 @@ __device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t 
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? row[(i + j) * column_stride] : 0.0f;
+    for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? row[i + j] : 0.0f;
   }
 }
 
@@ -127,117 +131,139 @@ __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bo
   }
 }
 
+// The largest of all threads of the block.
+__device__ inline uint32_t reduce_block_max(uint32_t largest) {
+  __shared__ uint32_t of_warp[kWarps];
+  largest = reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (int warp = 0; warp < blockDim.x / 32; ++warp) largest = max(largest, of_warp[warp]);
+  return largest;
+}
+
+// A row's nonzero elements, and those of them that are subnormal in a lone high.
+struct Losses {
+  int nonzeros = 0, subnormals = 0;
+
+  __device__ void add(float element, float scaled) {
+    nonzeros += element != 0.0f;
+    subnormals += element != 0.0f && fabsf(scaled) < kSmallHigh;
+  }
+
+  // The sums of all threads of the block, for its first.
+  __device__ void reduce_block() {
+    __shared__ int of_warp[2][kWarps];
+    const auto add = [](int a, int b) { return a + b; };
+    subnormals = reduce_warp(subnormals, add), nonzeros = reduce_warp(nonzeros, add);
+    if (threadIdx.x % 32 == 0) {
+      of_warp[0][threadIdx.x / 32] = subnormals, of_warp[1][threadIdx.x / 32] = nonzeros;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    subnormals = nonzeros = 0;
+    for (int warp = 0; warp < blockDim.x / 32; ++warp) {
+      subnormals += of_warp[0][warp], nonzeros += of_warp[1][warp];
+    }
+  }
+};
+
+// The power of two of a row. A pair's may be outside of float's range, so it has two factors; a
+// lone high is not carried then. A row with infinity or NaN is never carried.
+struct RowScale {
+  bool is_carried;
+  int exponent;
+  float scale, more;
+
+  // largest: the bits of the row's largest magnitude.
+  __device__ RowScale(uint32_t largest, bool is_pair) {
+    const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+    is_carried = largest < 0x7f800000 && (is_pair || needed <= 126);
+    exponent = is_carried ? needed : 0;
+    scale = power_of_two(min(exponent, 126));
+    more = power_of_two(exponent - min(exponent, 126));
+  }
+
+  __device__ float apply(float v) const { return is_carried ? v * scale * more : 0.0f; }
+};
+
+// Splits one group of a row and stores its pieces.
+__device__ inline void split_group(const Operand& operand, int64_t row, int64_t i, int64_t padded_k,
+                                   const float (&v)[kGroup], const RowScale& scale,
+                                   Losses* losses) {
+  const bool is_pair = operand.low != nullptr;
+  uint32_t high[kGroup / 2], low[kGroup / 2];
+#pragma unroll
+  for (int j = 0; j < kGroup / 2; ++j) {
+    float scaled[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      scaled[e] = scale.apply(v[2 * j + e]);
+      losses->add(v[2 * j + e], scaled[e]);
+    }
+    split_pair(scaled[0], scaled[1], &high[j], &low[j]);
+  }
+  const bool is_interleaved = is_pair && operand.is_stepwise;
+  const int of_step = is_pair ? kStepwise / 2 : kStepwise;
+  const int64_t at = operand.is_stepwise
+                         ? (i / of_step * operand.rows + row) * kStepwise + i % of_step
+                         : row * padded_k + i;
+  store_group(operand.high + at, high, is_interleaved, i < padded_k);
+  if (is_pair) store_group(operand.low + at, low, is_interleaved, i < padded_k);
+}
+
 // A row, by all threads of the block, which are kThreads at most.
 __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
   constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = static_cast<int64_t>(blockDim.x) * kGroup;
+  const int64_t start = threadIdx.x * kGroup;
   const float* from = operand.from + row * operand.row_stride;
-  const bool aligned =
-      operand.column_stride == 1 && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0;
-  const auto load = [&](float (&v)[kGroup], int64_t i) {
-    load_group(v, from, operand.column_stride, i, k, aligned);
-  };
 
+  // load
   float kept[kGroups][kGroup];
   uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
   const auto compare = [&](const float (&v)[kGroup]) {
 #pragma unroll
     for (const float element : v) largest = max(largest, __float_as_uint(fabsf(element)));
   };
-  const int64_t start = threadIdx.x * kGroup;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    load(kept[g], start + g * step);
+    load_group(kept[g], from, start + g * step, k);
     compare(kept[g]);
   }
   for (int64_t i = start + kGroups * step; i < k; i += step) {
     float v[kGroup];
-    load(v, i);
+    load_group(v, from, i, k);
     compare(v);
   }
-  __shared__ uint32_t largest_of_warp[kWarps];
-  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
-  largest = reduce_warp(largest, larger);
-  if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
-  __syncthreads();
-  for (int warp = 0; warp < blockDim.x / 32; ++warp) largest = max(largest, largest_of_warp[warp]);
 
-  // A pair's scale may leave float's range, and is applied in two steps. A lone high is not carried
-  // then.
+  // split
   const bool is_pair = operand.low != nullptr;
-  const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
-  const bool carried = largest < 0x7f800000 && (is_pair || needed <= 126);
-  const int exponent = carried ? needed : 0;
-  const float scale = power_of_two(min(exponent, 126));
-  const float more = power_of_two(exponent - min(exponent, 126));
-  int nonzeros = 0, smalls = 0;
-  const auto write = [&](const float (&v)[kGroup], int64_t i) {
-    uint32_t high[kGroup / 2], low[kGroup / 2];
-#pragma unroll
-    for (int j = 0; j < kGroup / 2; ++j) {
-      float scaled[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float element = v[2 * j + e];
-        scaled[e] = carried ? element * scale * more : 0.0f;
-        nonzeros += element != 0.0f;
-        smalls += element != 0.0f && fabsf(scaled[e]) < kSmallHigh;
-      }
-      const __half2 rounded = __floats2half2_rn(scaled[0], scaled[1]);
-      const __half2 rest = __floats2half2_rn((scaled[0] - __low2float(rounded)) * kLowScale,
-                                             (scaled[1] - __high2float(rounded)) * kLowScale);
-      high[j] = *reinterpret_cast<const uint32_t*>(&rounded);
-      low[j] = *reinterpret_cast<const uint32_t*>(&rest);
-    }
-    const bool is_interleaved = is_pair && operand.is_stepwise;
-    const int of_step = is_pair ? kStepwise / 2 : kStepwise;
-    const int64_t at = operand.is_stepwise
-                           ? (i / of_step * operand.rows + row) * kStepwise + i % of_step
-                           : row * padded_k + i;
-    store_group(operand.high + at, high, is_interleaved, i < padded_k);
-    if (is_pair) store_group(operand.low + at, low, is_interleaved, i < padded_k);
-  };
+  const RowScale scale(reduce_block_max(largest), is_pair);
+  Losses losses;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    if (g * step < padded_k) write(kept[g], start + g * step);
+    if (g * step >= padded_k) continue;
+    split_group(operand, row, start + g * step, padded_k, kept[g], scale, &losses);
   }
   for (int64_t first = kGroups * step; first < padded_k; first += step) {
     float v[kGroup];
-    load(v, first + start);
-    write(v, first + start);
+    load_group(v, from, first + start, k);
+    split_group(operand, row, first + start, padded_k, v, scale, &losses);
   }
 
   if (is_pair) {
     if (threadIdx.x != 0) return;
-    operand.exponent[row] = exponent;
-    operand.state[row] = carried ? kCarried : kNonfinite;
+    operand.exponent[row] = scale.exponent;
+    operand.state[row] = scale.is_carried ? kCarried : kNonfinite;
     return;
   }
-  __shared__ int of_warp[2][kWarps];
-  const auto add = [](int a, int b) { return a + b; };
-  smalls = reduce_warp(smalls, add), nonzeros = reduce_warp(nonzeros, add);
-  if (threadIdx.x % 32 == 0) {
-    of_warp[0][threadIdx.x / 32] = smalls, of_warp[1][threadIdx.x / 32] = nonzeros;
-  }
-  __syncthreads();
+  losses.reduce_block();
   if (threadIdx.x != 0) return;
-  smalls = nonzeros = 0;
-  for (int warp = 0; warp < blockDim.x / 32; ++warp) {
-    smalls += of_warp[0][warp], nonzeros += of_warp[1][warp];
-  }
-  operand.exponent[row] = carried && !is_wide(smalls, nonzeros) ? exponent : kUncarried;
+  const bool is_carried =
+      scale.is_carried && !has_many_subnormals(losses.subnormals, losses.nonzeros);
+  operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
 }
 
-// Where the results go: out [m, n], float32; bias and mask may be null, as in struct Linear.
-struct Result {
-  const float* bias;
-  float floor;  // what is smaller becomes 0
-  Divisor<float> divisor;
-  float* out;
-  uint8_t* mask;
-};
-
-}  // namespace split
-}  // namespace kernels
+}  // namespace kernels::split
 
 #endif  // KERNELS_LINEAR_SPLIT_PIECES_CUH_

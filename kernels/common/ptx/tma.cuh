@@ -1,0 +1,64 @@
+// Bulk tensor copies (TMA), one wrapper for each PTX instruction.
+
+#ifndef KERNELS_COMMON_PTX_TMA_CUH_
+#define KERNELS_COMMON_PTX_TMA_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace kernels::ptx {
+
+__device__ inline void prefetch_tensormap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// A box of a two-dimensional tensor into the shared memory of every block in `blocks`, at the same
+// place in each; the bytes are counted at each block's own `barrier`.
+__device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
+                                             int row, uint32_t barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
+// The same of one of many such tensors.
+__device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
+                                             int row, int tensor, uint32_t barrier,
+                                             uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
+// Both into this block alone.
+__device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
+                                   uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+__device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
+                                   int tensor, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier)
+      : "memory");
+}
+
+// Orders ordinary writes of global memory before bulk copies that read it, in the threads of both.
+__device__ inline void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+}  // namespace kernels::ptx
+
+#endif  // KERNELS_COMMON_PTX_TMA_CUH_

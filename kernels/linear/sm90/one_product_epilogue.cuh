@@ -1,0 +1,246 @@
+// The epilogue of one product: scales, bias, ReLU, division and mask on the sums of a warpgroup,
+// which has 64 features (rows of the weight) and 256 rows of x.
+
+#ifndef KERNELS_LINEAR_SM90_ONE_PRODUCT_EPILOGUE_CUH_
+#define KERNELS_LINEAR_SM90_ONE_PRODUCT_EPILOGUE_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/ptx/barrier.cuh"
+#include "common/ptx/math.cuh"
+#include "common/ptx/memory.cuh"
+#include "linear/epilogue.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/split/pieces.cuh"
+
+namespace kernels::sm90 {
+
+// A warpgroup's sums: 64 features, 16 a warp, and kXRows rows of x.
+constexpr int kFeatures = 64, kXRows = 256;
+// A pass stores kPassBlocks blocks of 8 rows of x, four features of each a thread.
+constexpr int kPassBlocks = 2, kPasses = kXRows / (8 * kPassBlocks);
+// Rows of a pass over half types that can be stored directly.
+constexpr int kHalfPassRows = 64;
+
+// Memory in which a warpgroup's sums are transposed: in the registers rows of x are next to each
+// other, in the result features. Whole lines are stored.
+using StagedSums = float4[kPassBlocks][4][33];  // of each lane; 33 avoids bank conflicts
+constexpr int kPitch = 4 * 33;
+template <typename T>
+union Staging {
+  StagedSums sums;
+  struct {
+    uint8_t rows[kHalfPassRows][kFeatures * sizeof(T)];
+    uint16_t mask[kHalfPassRows][kFeatures / 16];
+  } passes[2];
+};
+
+template <>
+union Staging<float> {
+  StagedSums sums;
+};
+
+// The factors of a warpgroup's results, in shared memory.
+template <typename T>
+struct alignas(16) Scales {
+  static constexpr bool kScaled = std::is_same_v<T, float>;
+  float bias[kFeatures];
+  float x_scale[kScaled ? kXRows : 1];
+  int8_t weight_exponent[kScaled ? kFeatures : 1];  // as the rows were scaled
+};
+
+// The place of a thread's sums.
+__device__ inline float4* own_slot(StagedSums& sums) {
+  return &sums[0][threadIdx.x % 128 / 32][threadIdx.x % 32];
+}
+
+// A thread reads four features of a row of each block of the sums that a warpgroup has in memory.
+struct Reader {
+  int feature, row;  // the first of the warpgroup's, and of the block's
+  // The sums of lane 4 g + c are of features g and g + 8, and of rows 2 c and 2 c + 1. Neighbouring
+  // threads would meet in a bank, so every second one swaps its neighbours.
+  bool swaps;
+  const float* even;
+  const float* odd;
+
+  __device__ explicit Reader(const StagedSums& sums)
+      : feature(threadIdx.x % 16 * 4), row(threadIdx.x % 128 / 16), swaps(threadIdx.x % 2) {
+    const float4& four = sums[0][feature / 16][feature % 8 * 4 + row / 2];
+    const float* const from = &four.x + feature / 8 % 2 * 2 + row % 2;
+    even = from + swaps * 16, odd = from + !swaps * 16;
+  }
+
+  __device__ void read(float (&v)[4], int block) const {
+    constexpr int kBlockFloats = 4 * kPitch;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float first = even[block * kBlockFloats + i * 16],
+                  second = odd[block * kBlockFloats + i * 16];
+      v[i] = swaps ? second : first, v[i + 1] = swaps ? first : second;
+    }
+  }
+};
+
+// A warpgroup's sums, whose first row of x and first feature are given.
+template <bool kExact, typename T, int kSums>
+__device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feature,
+                             const float (&sums)[kSums], const Scales<T>& scales,
+                             StagedSums& staging, int barrier) {
+  const Reader reader(staging);
+  const int feature = first_feature + reader.feature;
+#pragma unroll 1
+  for (int pass = 0; pass < kPasses; ++pass) {
+    stage_pass<0, kPasses, kPassBlocks, kPitch>(own_slot(staging), sums, pass);
+    ptx::barrier_sync(barrier, 128);
+#pragma unroll
+    for (int block = 0; block < kPassBlocks; ++block) {
+      const int in_tile = (pass * kPassBlocks + block) * 8 + reader.row, row = first_row + in_tile;
+      float v[4];
+      reader.read(v, block);
+      uint32_t bits = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (Scales<T>::kScaled) {
+          const float x_scale = scales.x_scale[in_tile];
+          const float scale = split::power_of_two(-scales.weight_exponent[reader.feature + i]);
+          // The smaller first: where that overflows, so does the result.
+          v[i] = v[i] * fminf(x_scale, scale) * fmaxf(x_scale, scale);
+        }
+        const float z = v[i] + scales.bias[reader.feature + i];
+        bits |= (feature + i < p.n && mask_bit(z)) << i;
+        v[i] = p.template finish<kExact>(z);
+      }
+      bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
+      if (row >= p.m || feature >= p.n) continue;
+      if (p.mask != nullptr && feature % 8 == 0)
+        *p.mask_at(row, feature) = static_cast<uint8_t>(bits);
+      store_four(p.out_at(row, feature), v, p.n - feature, p.n % 4 == 0);
+    }
+    ptx::barrier_sync(barrier, 128);
+  }
+}
+
+// The same for float32 where the epilogue is direct and all exponents are modest.
+template <bool kMask, int kSums>
+__device__ void store_direct(const Epilogue<float>& p, int first_row, int first_feature,
+                             const float (&sums)[kSums], const Scales<float>& scales,
+                             Staging<float>& staging, int barrier) {
+  const Reader reader(staging.sums);
+  const int feature = first_feature + reader.feature;
+  float scale[4], bias[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    bias[i] = scales.bias[reader.feature + i];
+    scale[i] = split::power_of_two(-scales.weight_exponent[reader.feature + i]);
+  }
+  const float* const x_scale = scales.x_scale + reader.row;
+  // Rows from the thread's first to the end.
+  int rows = feature < p.n ? p.m - first_row - reader.row : 0;
+  const int64_t first = static_cast<int64_t>(first_row + reader.row) * p.n + feature;
+  float* to = p.out + first;
+  uint8_t* mask = p.mask + first / 8;
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    if (pass > 0) ptx::barrier_sync(barrier, 128);
+    stage_blocks<kPassBlocks, kPitch>(own_slot(staging.sums), sums, pass);
+    ptx::barrier_sync(barrier, 128);
+    float v[kPassBlocks][4];
+#pragma unroll
+    for (int block = 0; block < kPassBlocks; ++block) reader.read(v[block], block);
+#pragma unroll
+    for (int block = 0; block < kPassBlocks; ++block) {
+      const float own_scale = x_scale[(pass * kPassBlocks + block) * 8];
+      float (&out)[4] = v[block];
+      uint32_t bits = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float z = fmaf(out[i], own_scale * scale[i], bias[i]);
+        out[i] = p.finish_direct(z);
+        if constexpr (kMask) bits |= mask_bit(z) << i;
+      }
+      // Non-temporal: L2 is for x and the weight. 3% of an H200's time.
+      if (rows > 0) {
+        __stcs(reinterpret_cast<float4*>(to), make_float4(out[0], out[1], out[2], out[3]));
+      }
+      if constexpr (kMask) {
+        bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
+        if (rows > 0 && feature % 8 == 0) *mask = static_cast<uint8_t>(bits);
+        mask += p.n;
+      }
+      to += 8 * static_cast<int64_t>(p.n), rows -= 8;
+    }
+  }
+}
+
+// The same for half types, with ReLU or without. The bias has been divided.
+template <bool kMask, bool kRelu = true, typename T, int kSums>
+__device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feature,
+                             const float (&sums)[kSums], const Scales<T>& scales,
+                             Staging<T>& staging, int barrier) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const int g = lane / 4, c = lane % 4;
+  const float scale = p.divisor.scale;
+  const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
+  // stmatrix transposes matrices of 8 features and 8 rows. Chunks of 16 bytes are swizzled.
+  const uint32_t base = ptx::shared_address(&staging);
+  const uint32_t matrix = base + lane % 16 * 128 + ((warp * 2 + lane / 16) ^ lane % 8) * 16;
+  const uint32_t chunk = base + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
+  const int feature = first_feature + thread % 8 * 8;
+  int row = first_row + thread / 8;
+  T* to = p.out + static_cast<int64_t>(row) * p.n + feature;
+#pragma unroll
+  for (int pass = 0; pass < kXRows / kHalfPassRows; ++pass) {
+    const int buffer = pass % 2 * sizeof(staging.passes[0]);
+#pragma unroll
+    for (int pair = 0; pair < kHalfPassRows / 16; ++pair) {  // of blocks
+      uint32_t words[4];      // of the first feature, then of the other: of each block
+      uint32_t mask[2] = {};  // of each block: of rows 2 c and 2 c + 1, 16 features each
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int block = i % 2, f = i / 2;
+        const float* const sum = sums + 4 * (pass * kHalfPassRows / 8 + pair * 2 + block) + 2 * f;
+        const float z[2] = {fmaf(sum[0], scale, bias[f]), fmaf(sum[1], scale, bias[f])};
+        words[i] = kRelu ? ptx::pack_relu<T>(z[0], z[1]) : ptx::pack<T>(z[0], z[1]);
+        if constexpr (kMask) mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (f * 8);
+      }
+      ptx::store_matrices_transposed(matrix + buffer + pair * 16 * 128, words);
+      if constexpr (kMask) {
+        // A word holds the bits of eight lanes. Lanes with g < 4 collect the first block's.
+        const bool second = g / 4;
+        uint32_t own = (second ? mask[1] : mask[0]) << g;
+        own |= __shfl_xor_sync(0xffffffff, (second ? mask[0] : mask[1]) << g, 16);
+        own |= __shfl_xor_sync(0xffffffff, own, 8);
+        own |= __shfl_xor_sync(0xffffffff, own, 4);
+        const int odd = g / 2 % 2;
+        if (g % 2 == 0) {
+          staging.passes[pass % 2].mask[pair * 16 + second * 8 + 2 * c + odd][warp] =
+              static_cast<uint16_t>(own >> (odd * 16));
+        }
+      }
+    }
+    // All have read the buffer's rows of two passes ago: they have met since.
+    ptx::barrier_sync(barrier, 128);
+    if constexpr (kMask) {
+      const int mask_row = first_row + pass * kHalfPassRows + thread;
+      if (thread < kHalfPassRows && mask_row < p.m && first_feature < p.n) {
+        const int64_t at = (static_cast<int64_t>(mask_row) * p.n + first_feature) / 8;
+        *reinterpret_cast<uint2*>(p.mask + at) =
+            *reinterpret_cast<const uint2*>(staging.passes[pass % 2].mask[thread]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kHalfPassRows / 16; ++i, row += 16, to += 16 * static_cast<int64_t>(p.n)) {
+      const float4 v = ptx::load_shared_four(chunk + buffer + i * 16 * 128);
+      // Non-temporal, as float32's: 0.6% of an H200's time.
+      if (row < p.m && feature < p.n) __stcs(reinterpret_cast<float4*>(to), v);
+    }
+  }
+}
+
+}  // namespace kernels::sm90
+
+#endif  // KERNELS_LINEAR_SM90_ONE_PRODUCT_EPILOGUE_CUH_

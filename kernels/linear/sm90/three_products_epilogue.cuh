@@ -1,0 +1,339 @@
+// Three products of float32: their tiles, partial sums, and the epilogue: scales, bias, ReLU,
+// division and mask.
+
+#ifndef KERNELS_LINEAR_SM90_THREE_PRODUCTS_EPILOGUE_CUH_
+#define KERNELS_LINEAR_SM90_THREE_PRODUCTS_EPILOGUE_CUH_
+
+#include <cstdint>
+
+#include "common/ptx/barrier.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/math.cuh"
+#include "common/ptx/memory.cuh"
+#include "linear/epilogue.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/schedule.cuh"
+#include "linear/split/pieces.cuh"
+#include "linear/tiles.cuh"
+
+namespace kernels::sm90 {
+
+// With operand A in registers, its rows are those of the weight. Operand B is the split x.
+struct Split {
+  static constexpr int kWeightRows = 64 * kConsumers;
+  // The promoted sums need as many registers as the accumulators; with 176 rows, both fit.
+  static constexpr int kXRows = 176;
+  static constexpr int kSums = kXRows / 2;
+  // Some tiles of x have fewer rows, so that none multiplies many that are not there: 1024 are 4
+  // tiles of 176 and 2 of 160, which takes 2% off an H200's time.
+  static constexpr int kNarrow = 160;
+  // All tiles of x may have these few rows instead (choose_tiles).
+  static constexpr int kMiddle = 128, kSmall = 64;
+  static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
+  static constexpr int kPassBlocks = 2;  // blocks of 8 rows that the epilogue stages at a time
+  static_assert(kXRows % (kPassBlocks * 8) == 0, "passes are whole");
+  static constexpr int kRowBytes = kK * 4;  // of the weight
+  static constexpr int kWeightBytes = kWeightRows * kRowBytes;
+  // A row of x has its high pieces and then the low ones, whose descriptor is so much larger.
+  static constexpr int kXRowBytes = kRowBytes, kXBytes = kXRows * kXRowBytes;
+  static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
+  static_assert(2 * kK == split::kStepwise, "x is split stepwise");
+
+  // Steps go in rounds. Past the end of k the copies are zeros.
+  static constexpr int kRound = 4;
+  static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
+
+  // The epilogue's data of a tile.
+  struct TileEpilogue {
+    int x_exponent[kXRows];
+    struct alignas(8) Feature {
+      int exponent;
+      float bias;
+    } features[kWeightRows];
+    int row, end;   // rows of x: the first, and one past the last
+    int column;     // the first feature
+    int is_direct;  // whether store_direct serves
+  };
+
+  struct Memory {
+    uint8_t x[kStages][kXBytes];
+    uint8_t weight[kStages][kWeightBytes];
+    float4 staging[kConsumers][kPassBlocks][128];
+    TileEpilogue epilogues[2];  // of this tile, and of the next
+    Barriers<kStages> barriers;
+  };
+  static_assert(sizeof(Memory) <= 227 * 1024, "a block has no more shared memory");
+};
+
+// Sums are promoted every 32 of K below kShortK, every 64 below kLongK, and every 128 from there
+// on: the longer K, the more float32 errs itself (SPLIT.md).
+constexpr int kShortK = 2048, kLongK = 4096;
+
+// The number of a barrier of both consumer warpgroups. Each has one of its own before it, which it
+// shares with the warp of load_epilogues.
+constexpr int kSecondStarts = 1 + kConsumers;
+
+// The partial sums of tiles that clusters share.
+struct PartialSums {
+  // [clusters]: a cluster's, a part for each of its threads
+  float4 (*sums)[kClusterSize][Split::kSums / 4][128 * kConsumers];
+  // [clusters]: how often each warp has stored its part, 0 at first
+  unsigned (*counts)[kClusterSize][4 * kConsumers];
+};
+
+// The kernel runs twice. The second run makes again the tiles whose sums are not all finite: the
+// sample of a row of the weight missed its scale. The second run scales these rows by their
+// largest.
+struct SplitProblem {
+  Epilogue<float> epilogue;
+  split::Operand x, weight;
+  int k;
+  unsigned* has_overflowed;  // whether a state is kOverflowed; 0 at first
+  unsigned* has_nonfinite;   // whether a state is kNonfinite; 0 at first
+  bool is_second_run;
+  TileOrder tiles;
+  int wide;  // tiles of x that have kXRows rows
+  int rows;  // that the other tiles have: kNarrow, or all kMiddle or kSmall
+  Schedule schedule;
+  PartialSums partials;
+
+  // Rows of x that are copied at a time.
+  __host__ __device__ int rows_at_once() const {
+    return rows == Split::kNarrow ? Split::kXRows : rows;
+  }
+};
+
+// The rows of a tile of x. The wide tiles differ between tiles of the weight, so that all clusters
+// have as many of them.
+struct TileRows {
+  int begin, size;
+
+  __host__ __device__ TileRows(const SplitProblem& p, const Tile& tile) {
+    const unsigned tiles = p.tiles.x_tiles, wide = p.wide;
+    const unsigned shift = tile.weight * wide % tiles;
+    const auto wide_before = [&](unsigned i) { return i / tiles * wide + min(i % tiles, wide); };
+    begin = tile.x * p.rows +
+            (wide_before(shift + tile.x) - wide_before(shift)) * (Split::kXRows - p.rows);
+    size = (shift + tile.x) % tiles < wide ? Split::kXRows : p.rows;
+  }
+};
+
+// Stores a part's sums for the cluster that finishes the tile. The tile has `rows` rows of x.
+__device__ inline void store_partial(const SplitProblem& p, int rows,
+                                     const float (&sums)[Split::kSums]) {
+  const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
+#pragma unroll
+  for (int i = 0; i < Split::kSums / 4; ++i) {
+    if (8 * i == rows) break;
+    const float* const sum = sums + 4 * i;
+    p.partials.sums[cluster][rank][i][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  }
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
+}
+
+// Adds the partial sums of a tile that the clusters before this one store. They began before this
+// one, as blocks begin in the order of their numbers, and store before they wait for anything.
+__device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
+                                    float (&sums)[Split::kSums]) {
+  const int rank = ptx::cluster_ctarank();
+#pragma unroll 1
+  for (int c = blockIdx.x / kClusterSize; p.schedule.is_cut_by(c, tile); --c) {
+    // A vote, so that the compiler sees all lanes leave the loop together; otherwise it would
+    // gather them before each product: 3% of an H200's time.
+    const unsigned* const stored = &p.partials.counts[c - 1][rank][threadIdx.x / 32];
+    while (!__all_sync(0xffffffff, ptx::load_acquire(stored) != 0)) {
+    }
+#pragma unroll
+    for (int i = 0; i < Split::kSums / 4; ++i) {
+      if (8 * i == rows) break;
+      const float4 more = __ldcg(&p.partials.sums[c - 1][rank][i][threadIdx.x]);
+      float* const sum = sums + 4 * i;
+      sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
+    }
+  }
+}
+
+// Whether a tile is to be made in this run, for all lanes of a warp.
+__device__ inline bool is_wanted(const SplitProblem& p, int weight_tile) {
+  if (!p.is_second_run) return true;
+  bool is_found = false;
+  for (int i = threadIdx.x % 32; i < kClusterSize * Split::kWeightRows; i += 32) {
+    const int row = weight_tile * kClusterSize * Split::kWeightRows + i;
+    is_found |= row < p.epilogue.n && __ldcg(p.weight.state + row) != split::kCarried;
+  }
+  return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
+}
+
+// Calls body(part, tile) on each part of the cluster's work in this run: all lanes of a warp.
+template <typename Body>
+__device__ __forceinline__ void for_parts(const SplitProblem& p, const Body& body) {
+  for (int i = 0;; ++i) {
+    const Schedule::Part part = p.schedule.part(i);
+    if (!part.exists()) break;
+    const Tile tile = p.tiles.find(part.tile);
+    if (is_wanted(p, tile.weight)) body(part, tile);
+  }
+}
+
+// Prefetches the epilogue's data of each tile while it is multiplied: one warp.
+__device__ inline void load_epilogues(const SplitProblem& p, Split::TileEpilogue (&epilogues)[2]) {
+  using S = Split;
+  const int lane = threadIdx.x % 32;
+  int tiles = 0;
+  for_parts(p, [&](const Schedule::Part&, const Tile& at) {
+    Split::TileEpilogue& tile = epilogues[tiles++ % 2];
+    const TileRows rows(p, at);
+    const int end = min(rows.begin + rows.size, p.epilogue.m);
+    const int column = (at.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
+    bool is_direct = p.epilogue.is_direct, has_nonfinite = false;
+    for (int j = lane; j < S::kXRows; j += 32) {
+      const int row = rows.begin + j;
+      const int exponent = row < end ? __ldg(p.x.exponent + row) : 0;
+      has_nonfinite |= row < end && __ldg(p.x.state + row) == split::kNonfinite;
+      is_direct &= abs(exponent) <= kModestExponent;
+      tile.x_exponent[j] = exponent;
+    }
+    for (int j = lane; j < S::kWeightRows; j += 32) {
+      const int row = column + j;
+      const int exponent = row < p.epilogue.n ? __ldcg(p.weight.exponent + row) : 0;
+      is_direct &= abs(exponent) <= kModestExponent;
+      const bool has_bias = row < p.epilogue.n && p.epilogue.bias != nullptr;
+      tile.features[j] = {exponent, has_bias ? __ldg(p.epilogue.bias + row) : 0.0f};
+    }
+    is_direct = __all_sync(0xffffffff, is_direct);
+    if (has_nonfinite) *p.has_nonfinite = 1;
+    if (lane == 0) {
+      tile.row = rows.begin, tile.end = end;
+      tile.column = column;
+      tile.is_direct = is_direct;
+    }
+    // Both warpgroups have read the one that is written next before they arrive.
+    for (int w = 0; w < kConsumers; ++w) ptx::barrier_sync(1 + w, 128 + 32);
+  });
+}
+
+// The row of its warp's 16 that is row g (r = 0) or g + 8 (r = 1) of the warp's fragments: two
+// neighbours a thread, for the stores, and rows that are swizzled apart in neighbouring quads,
+// which keeps their loads free of bank conflicts.
+__device__ inline int fragment_row(int g, int r) {
+  return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
+}
+
+// The epilogue of four features of a row of x before `end`. The thread whose lane differs in bit 2
+// has the four beside them, and the byte of the mask is of both.
+template <bool kExact>
+__device__ void finish_four(const Epilogue<float>& p, int row, int end, int column,
+                            const float (&z)[4]) {
+  const bool exists = row < end && column < p.n;
+  if (p.mask != nullptr) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bits |= (column + i < p.n && mask_bit(z[i])) << i;
+    bits |= __shfl_xor_sync(0xffffffff, bits, 4) << 4;
+    if (exists && column % 8 == 0) *p.mask_at(row, column) = static_cast<uint8_t>(bits);
+  }
+  if (!exists) return;
+  float out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = p.template finish<kExact>(z[i]);
+  store_four(p.out_at(row, column), out, p.n - column, p.n % 4 == 0);
+}
+
+// Marks a row of the weight of which a scaled sum is not finite, so that the second run makes it.
+__device__ inline void mark_overflow(const SplitProblem& p, int column) {
+  if (p.is_second_run || column >= p.epilogue.n) return;
+  p.weight.state[column] = split::kOverflowed;
+  *p.has_overflowed = 1;
+}
+
+// A thread has staged two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A swap with
+// the thread that has the next two makes that four features of one row, from first_feature on.
+template <bool kExact, int kPassBlocks>
+__device__ void store_pass(const SplitProblem& p, const Split::TileEpilogue& tile, int first_row,
+                           int first_feature, const float4 (&staging)[kPassBlocks][128]) {
+  const int lane = threadIdx.x % 32;
+  const bool is_second = lane & 8;
+#pragma unroll
+  for (int j = 0; j < kPassBlocks; ++j) {
+    const float4 own = staging[j][threadIdx.x % 128];
+    const float keep[2] = {is_second ? own.y : own.x, is_second ? own.w : own.z};
+    const float give[2] = {is_second ? own.x : own.y, is_second ? own.z : own.w};
+    float other[2];
+    other[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
+    other[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
+    const int row = first_row + 8 * j + 2 * (lane % 4) + is_second;
+    float z[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Split::TileEpilogue::Feature feature = tile.features[first_feature + i];
+      const float total = (i < 2) == is_second ? other[i % 2] : keep[i % 2];
+      if (!isfinite(total)) mark_overflow(p, tile.column + first_feature + i);
+      z[i] = split::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
+    }
+    finish_four<kExact>(p.epilogue, tile.row + row, tile.end, tile.column + first_feature, z);
+  }
+}
+
+// The epilogue where it is direct and all exponents are modest: `feature` and the next, of all
+// rows.
+template <bool kMask, int kSums>
+__device__ void store_direct(const SplitProblem& p, const Split::TileEpilogue& tile, int feature,
+                             const float (&sums)[kSums]) {
+  const Epilogue<float>& epilogue = p.epilogue;
+  const int column = tile.column + feature;
+  const bool exists = column < epilogue.n;
+  if (!kMask && !exists) return;
+  const Split::TileEpilogue::Feature features[2] = {tile.features[feature],
+                                                    tile.features[feature + 1]};
+  const float scale[2] = {split::power_of_two(-features[0].exponent),
+                          split::power_of_two(-features[1].exponent)};
+  float largest[2] = {};
+  const int first = threadIdx.x % 4 * 2;
+  int row = tile.row + first;
+  float* to = epilogue.out_at(row, column);
+  uint32_t bits = 0;  // of four rows, a byte each, of eight features of four threads
+#pragma unroll
+  for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(epilogue.n)) {
+    if (j % 2 == 0 && tile.row + 8 * j >= tile.end) break;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float x_scale = split::power_of_two(-tile.x_exponent[8 * j + first + i]);
+      float out[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        // The same bits as store_pass's: powers of two scale exactly.
+        const float total = sums[4 * j + 2 * r + i];
+        largest[r] = ptx::max_nan(largest[r], fabsf(total));
+        const float z = fmaf(total, x_scale * scale[r], features[r].bias);
+        if constexpr (kMask) {
+          bits |= (exists && mask_bit(z)) << (j % 2 * 16 + i * 8 + feature % 8 + r);
+        }
+        out[r] = epilogue.finish_direct(z);
+      }
+      if (exists && row + i < tile.end) {
+        *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(epilogue.n)) =
+            make_float2(out[0], out[1]);
+      }
+    }
+    if (kMask && j % 2 == 1) {
+      bits |= __shfl_xor_sync(0xffffffff, bits, 4);
+      bits |= __shfl_xor_sync(0xffffffff, bits, 8);
+      const int own = threadIdx.x / 4 % 4;
+      const int own_row = row - 8 + own / 2 * 8 + own % 2;
+      if (own_row < tile.end && column / 8 * 8 < epilogue.n) {
+        *epilogue.mask_at(own_row, column) = static_cast<uint8_t>(bits >> (8 * own));
+      }
+      bits = 0;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (!(largest[r] < INFINITY)) mark_overflow(p, column + r);
+  }
+}
+
+}  // namespace kernels::sm90
+
+#endif  // KERNELS_LINEAR_SM90_THREE_PRODUCTS_EPILOGUE_CUH_
