@@ -80,7 +80,7 @@ struct Memory {
 // Tiles to be made again.
 struct TileList {
   unsigned* count;      // 0 at first
-  unsigned* is_listed;  // [tiles], 0 at first
+  unsigned* is_listed;  // [tiles], 0 at first; then also counts the warps that have left a part
   int* tiles;
 
   // By one thread.
@@ -88,6 +88,11 @@ struct TileList {
     if (atomicExch(is_listed + tile, 1u) == 0) tiles[atomicAdd(count, 1u)] = tile;
   }
 };
+
+// Few tiles that are made again are cut along K, so that all clusters have a part. Each part adds
+// its sums to those that the one before it has left in the result: with more than kMostParts, that
+// would take longer than the products.
+constexpr int kMostParts = 4;
 
 template <typename Kind>
 struct Product {
@@ -105,6 +110,12 @@ struct Product {
   __device__ int steps() const { return (k + kK - 1) / kK; }
   __device__ int count() const {
     return Kind::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
+  }
+  // Into how many parts tiles are cut. Those of all tiles run at once, if there are more than one.
+  __device__ int parts() const {
+    if constexpr (!Kind::kIsRedo) return 1;
+    const int clusters = gridDim.x / kClusterSize;
+    return max(min(min(clusters / count(), kMostParts), steps()), 1);
   }
   // The tile of an index. That of float32 is in the order in which the weight is converted.
   // Clusters next to each other have a tile of x in common for half types: 0.3% of an H200's time.
@@ -155,15 +166,16 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t x = base + offsetof(Memory<Kind>, x) + rank * kXShare * kRowBytes;
   const uint32_t weight = base + offsetof(Memory<Kind>, weight);
   const bool copies = threadIdx.x % 32 == 0;
-  const int steps = p.steps(), count = p.count();
+  const int steps = p.steps(), parts = p.parts(), count = p.count() * parts;
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
-    const Tile tile = p.find(i);
+    const int part = i % parts, end = steps * (part + 1) / parts;
+    const Tile tile = p.find(i / parts);
     const int row = tile.x * kXRows + rank * kXShare;
     const int share = tile.weight * kClusterSize + rank;
     int converted = 0;
-    for (int step = 0; step < steps; ++step, ring.advance()) {
+    for (int step = steps * part / parts; step < end; ++step, ring.advance()) {
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       if constexpr (Kind::kConverts) {
         if (copies) atomicExch(progress, started + step);
@@ -256,6 +268,43 @@ __device__ __forceinline__ void multiply(float (&d)[kSums], Ring<kStages>& ring,
   }
 }
 
+// visit(sum, place in the result) for a thread's sums that are in the result. A lane has features g
+// and g + 8 of its warp's 16, and of every 8 rows of x 2 c and 2 c + 1.
+template <typename Visit>
+__device__ void for_results(const Epilogue<float>& p, int first_row, int first_feature,
+                            float (&sums)[kSums], const Visit& visit) {
+  const int lane = threadIdx.x % 32, row = first_row + lane % 4 * 2;
+  const int feature = first_feature + threadIdx.x % 128 / 32 * 16 + lane / 4;
+  const int64_t n = p.n;
+  float* at = p.out + row * n + feature;
+  int rows = p.m - row;
+#pragma unroll
+  for (int block = 0; block < kSums / 4; ++block, at += 8 * n, rows -= 8) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool exists = rows > i % 2 && feature + i / 2 * 8 < n;
+      if (exists) visit(sums[4 * block + i], at + i % 2 * n + i / 2 * 8);
+    }
+  }
+}
+
+// Adds the sums of the parts before this one. Leaves the total to the next part, and returns
+// whether there is none. `warps` is 1 before the first part.
+__device__ inline bool add_parts(const Epilogue<float>& p, int row, int feature, unsigned* warps,
+                                 int part, int parts, float (&sums)[kSums]) {
+  if (part > 0) {
+    const unsigned all = 1 + part * (4 * kConsumers * kClusterSize);
+    while (!__all_sync(0xffffffff, ptx::load_acquire(warps) >= all)) {
+    }
+    for_results(p, row, feature, sums, [](float& sum, float* at) { sum += __ldcg(at); });
+  }
+  if (part == parts - 1) return true;
+  for_results(p, row, feature, sums, [](float& sum, float* at) { __stcg(at, sum); });
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::add_release(warps, 1);
+  return false;
+}
+
 // The epilogue of a warpgroup's sums.
 template <typename Kind>
 __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, int feature,
@@ -290,11 +339,13 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
   const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const uint32_t x = base + offsetof(Memory<Kind>, x);
   const uint32_t weight = base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
-  const int rank = ptx::cluster_ctarank(), steps = p.steps(), count = p.count();
+  const int rank = ptx::cluster_ctarank(), parts = p.parts(), count = p.count() * parts;
   Ring<kStages> ring;
   float d[kSums];
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
-    const Tile tile = p.find(i);
+    const int part = i % parts;
+    const int steps = p.steps() * (part + 1) / parts - p.steps() * part / parts;
+    const Tile tile = p.find(i / parts);
     const int row = tile.x * kXRows;
     const int feature = (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
     const ThreadScales<Kind> own(p, row, feature);
@@ -324,6 +375,10 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
       const bool any = __any_sync(0xffffffff, own.is_uncarried || !is_finite);
       if (any && threadIdx.x % 32 == 0) p.redo.add(i);
+    }
+    if constexpr (Kind::kIsRedo) {
+      unsigned* const warps = p.redo.is_listed + p.redo.tiles[i / parts];
+      if (parts > 1 && !add_parts(p.epilogue, row, feature, warps, part, parts, d)) continue;
     }
     store_results(p.epilogue, row, feature, d, shared, warpgroup, is_direct);
   }
