@@ -363,7 +363,11 @@ def test_first_error(output, first, hint):
 
 def test_an_import_that_fails_ends_with_the_error(tmp_path):
     """Not with a traceback of torch's own."""
-    code = "import kernels.build.extension as build; build.load({'a.cpp': 'int x = nothing;'})"
+    code = """
+        from torch.utils.cpp_extension import load_inline
+        import kernels.build.extension as build
+        build.load({'a.cpp': 'int x = nothing;'}, load_inline)
+    """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
