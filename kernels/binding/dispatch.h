@@ -20,7 +20,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -64,13 +63,6 @@ inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).define
 // Whether a transform of torch.func is at work.
 inline bool in_functorch() {
   return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
-
-// Whether a graph of plain tensors is being recorded, by torch.jit.trace or make_fx.
-inline bool is_recorded() {
-  using c10::impl::TorchDispatchModeKey;
-  return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::Tracer) ||
-         c10::impl::TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value();
 }
 
 // -------------------------------------------------------------------------------------- Python
@@ -176,6 +168,12 @@ class Operator {
     return *this;
   }
 
+  // The step that serves dense tensors, on a CPU and a GPU.
+  template <typename Function>
+  Operator& dense(Function* function) {
+    return impl(DispatchKey::CPU, function).impl(DispatchKey::CUDA, function);
+  }
+
  private:
   static torch::Library& library() {
     static torch::Library library(torch::Library::FRAGMENT, KERNELS_NAMESPACE, std::nullopt,
@@ -209,12 +207,10 @@ inline std::vector<Problem>& problems() {
   static std::vector<Problem> all;
   return all;
 }
-
-struct AddProblem {
-  AddProblem(PyMethodDef* methods, void (*define_operators)()) {
-    problems().push_back({methods, define_operators});
-  }
-};
+inline bool add_problem(PyMethodDef* methods, void (*define_operators)()) {
+  problems().push_back({methods, define_operators});
+  return true;
+}
 
 // ------------------------------------------------------------------------------------ autograd
 

@@ -19,24 +19,17 @@
 namespace kernels {
 namespace {
 
-PyObject* is_recorded_entry(PyObject*, PyObject*) { return PyBool_FromLong(is_recorded()); }
-
-PyMethodDef methods[] = {{"is_recorded", is_recorded_entry, METH_NOARGS,
-                          "is_recorded(): whether torch.jit.trace or make_fx records a graph."},
-                         {nullptr, nullptr, 0, nullptr}};
-
 #define KERNELS_STRING_(x) #x
 #define KERNELS_STRING(x) KERNELS_STRING_(x)
-
-PyModuleDef definition = {PyModuleDef_HEAD_INIT,
-                          KERNELS_STRING(TORCH_EXTENSION_NAME),
-                          nullptr,
-                          -1,
-                          methods,
-                          nullptr,
-                          nullptr,
-                          nullptr,
-                          nullptr};
+PyModuleDef definition{PyModuleDef_HEAD_INIT,
+                       KERNELS_STRING(TORCH_EXTENSION_NAME),
+                       nullptr,
+                       -1,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       nullptr};
 
 PyObject* create_module() {
   if (!has_known_layout()) {

@@ -21,6 +21,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "launchers.h"
 
@@ -49,28 +50,16 @@ using at::Tensor;
 
 // The kernels' name of a dtype; none where no kernel serves it.
 inline std::optional<DType> kernel_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kChar:
-      return DType::kInt8;
-    case at::kShort:
-      return DType::kInt16;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kLong:
-      return DType::kInt64;
-    case at::kByte:
-      return DType::kUInt8;
-    default:
-      return std::nullopt;
+  constexpr std::pair<at::ScalarType, DType> kNames[] = {
+      {at::kFloat, DType::kFloat32}, {at::kDouble, DType::kFloat64},
+      {at::kHalf, DType::kFloat16},  {at::kBFloat16, DType::kBFloat16},
+      {at::kChar, DType::kInt8},     {at::kShort, DType::kInt16},
+      {at::kInt, DType::kInt32},     {at::kLong, DType::kInt64},
+      {at::kByte, DType::kUInt8}};
+  for (const auto& [torchs, ours] : kNames) {
+    if (type == torchs) return ours;
   }
+  return std::nullopt;
 }
 
 // The same of an operand that must be floating; `name` is what an error calls it.
@@ -261,8 +250,7 @@ inline void parallel_for_elements(const Tensor& out, bool is_fresh,
 // one; it returns the launch's cudaError_t. Otherwise work(). launch takes `auto stream`: as a
 // template, it is not compiled in a build without CUDA kernels.
 template <typename Launch, typename Work>
-void launch([[maybe_unused]] const Tensor& x, [[maybe_unused]] const Launch& launch,
-            const Work& work) {
+void launch(const Tensor& x, const Launch& launch, const Work& work) {
 #ifdef KERNELS_WITH_CUDA
   if (x.is_cuda()) {
     const int status = launch(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
@@ -270,7 +258,14 @@ void launch([[maybe_unused]] const Tensor& x, [[maybe_unused]] const Launch& lau
     return;
   }
 #endif
+  (void)x, (void)launch;
   work();
+}
+
+// The same for a kernel that writes the elements of `out`, work being parallel_for_elements's.
+template <typename Launch, typename Work>
+void launch_elements(const Tensor& out, bool is_fresh, const Launch& on_gpu, const Work& work) {
+  launch(out, on_gpu, [&] { parallel_for_elements(out, is_fresh, work); });
 }
 
 }  // namespace kernels

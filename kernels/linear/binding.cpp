@@ -46,10 +46,6 @@ Tensor call_linear_operator(const LinearInputs& in) {
 }
 
 TwoTensors call_epilogue_backward(const EpilogueGradients& in) {
-  if (is_dense(in.grad_output) && is_dense(in.mask) && !wants_gradient(in.grad_output) &&
-      !has_tangent(in.grad_output)) {
-    return epilogue_backward(in);
-  }
   const Stack stack = call_operator(KERNELS_NAMESPACE "::linear_relu_divide_backward",
                                     {in.grad_output, in.mask, in.divisor, in.wants_bias});
   return {stack[0].toTensor(), stack[1].toTensor()};
@@ -225,16 +221,13 @@ Tensor linear_autocast(const LinearInputs& in) {
 
 // Whether the argument is a number that x.div takes as a double without loss.
 bool is_number(PyObject* argument, double* value) {
-  if (PyFloat_Check(argument)) {
-    *value = PyFloat_AS_DOUBLE(argument);
+  if (!PyFloat_Check(argument) && !PyLong_CheckExact(argument)) return false;
+  *value = PyFloat_AsDouble(argument);
+  if (*value == -1.0 && PyErr_Occurred() != nullptr)
+    PyErr_Clear();  // an int out of range
+  else if (PyFloat_Check(argument) || std::abs(*value) < 0x1p53)
     return true;
-  }
-  constexpr long long kExact = 1ll << 53;
-  if (!PyLong_CheckExact(argument)) return false;
-  int overflow;
-  const long long integer = PyLong_AsLongLongAndOverflow(argument, &overflow);
-  *value = static_cast<double>(integer);
-  return overflow == 0 && -kExact <= integer && integer <= kExact;
+  return false;
 }
 
 // linear_relu_divide(x, weight, bias, divisor): linear_autograd for dense tensors, and the operator
@@ -315,8 +308,7 @@ ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
 
 void define_linear_operators() {
   Operator("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")
-      .impl(DispatchKey::CPU, of_inputs<linear_forward>)
-      .impl(DispatchKey::CUDA, of_inputs<linear_forward>)
+      .dense(of_inputs<linear_forward>)
       .impl(DispatchKey::Meta, of_inputs<linear_composite>)
       .impl(DispatchKey::Autograd, of_inputs<linear_autograd>)
       .impl(DispatchKey::AutocastCPU,
@@ -328,22 +320,19 @@ void define_linear_operators() {
   Operator(
       "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor)"
       " -> (Tensor, Tensor)")
-      .impl(DispatchKey::CPU, of_inputs<linear_with_mask_forward>)
-      .impl(DispatchKey::CUDA, of_inputs<linear_with_mask_forward>)
+      .dense(of_inputs<linear_with_mask_forward>)
       .impl(DispatchKey::Meta, of_inputs<linear_with_mask_meta>);
   Operator(
       "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
       " -> (Tensor, Tensor)")
-      .impl(DispatchKey::CPU, of_epilogue<epilogue_backward>)
-      .impl(DispatchKey::CUDA, of_epilogue<epilogue_backward>)
+      .dense(of_epilogue<epilogue_backward>)
       .impl(DispatchKey::Meta, of_epilogue<epilogue_backward_meta>)
       .impl(DispatchKey::Autograd, of_epilogue<epilogue_backward_autograd>)
       .impl(DispatchKey::FuncTorchBatched, of_epilogue<epilogue_backward_composite>);
   Operator(
       "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, Tensor? weight,"
       " int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
-      .impl(DispatchKey::CPU, of_gradients<linear_backward>)
-      .impl(DispatchKey::CUDA, of_gradients<linear_backward>)
+      .dense(of_gradients<linear_backward>)
       .impl(DispatchKey::Meta, of_gradients<linear_backward_meta>)
       .impl(DispatchKey::Autograd, of_gradients<linear_backward_autograd>)
       .impl(DispatchKey::FuncTorchBatched, of_gradients<linear_backward_composite>);
@@ -362,7 +351,7 @@ PyMethodDef linear_methods[] = {
      "float32_precision(): for tests, the accuracy of float32 products on a GPU, high or highest."},
     {nullptr, nullptr, 0, nullptr}};
 
-const AddProblem linear_problem(linear_methods, define_linear_operators);
+const bool is_linear_added = add_problem(linear_methods, define_linear_operators);
 
 }  // namespace
 }  // namespace kernels

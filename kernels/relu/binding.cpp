@@ -16,6 +16,7 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/threshold_backward_meta_dispatch.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 namespace kernels {
 namespace {
@@ -31,20 +32,17 @@ void launch_relu(DType dtype, const Tensor& x, const Tensor& out) {
   void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   const void* from = x.const_data_ptr();
   if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
-    const auto loop = [=](int64_t begin, int64_t end, bool streams) {
-      cpu::relu(dtype, from, to, begin, end, streams);
-    };
-    launch(
-        x, [=](auto stream) { return cuda::relu(dtype, from, to, n, stream); },
-        [&] { parallel_for_elements(out, from != to, loop); });
+    launch_elements(
+        out, from != to, [=](auto stream) { return cuda::relu(dtype, from, to, n, stream); },
+        [=](auto... range) { cpu::relu(dtype, from, to, range...); });
   } else {
     const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
-    const auto loop = [=, &layout](int64_t begin, int64_t end, bool) {
-      cpu::relu_strided(dtype, from, to, begin, end, layout);
-    };
-    launch(
-        x, [&](auto stream) { return cuda::relu_strided(dtype, from, to, n, layout, stream); },
-        [&] { parallel_for_elements(out, from != to, loop); });
+    launch_elements(
+        out, from != to,
+        [&](auto stream) { return cuda::relu_strided(dtype, from, to, n, layout, stream); },
+        [=, &layout](int64_t begin, int64_t end, bool) {
+          cpu::relu_strided(dtype, from, to, begin, end, layout);
+        });
   }
 }
 
@@ -55,12 +53,10 @@ void launch_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, cons
   void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   const void* from = x.const_data_ptr();
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
-  const auto loop = [=](int64_t begin, int64_t end, bool streams) {
-    cpu::relu_with_mask(dtype, from, to, bits, begin, end, streams);
-  };
-  launch(
-      x, [=](auto stream) { return cuda::relu_with_mask(dtype, from, to, bits, n, stream); },
-      [&] { parallel_for_elements(out, from != to, loop); });
+  launch_elements(
+      out, from != to,
+      [=](auto stream) { return cuda::relu_with_mask(dtype, from, to, bits, n, stream); },
+      [=](auto... range) { cpu::relu_with_mask(dtype, from, to, bits, range...); });
 }
 
 void launch_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
@@ -71,25 +67,21 @@ void launch_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& 
   const uint8_t* bits = mask.const_data_ptr<uint8_t>();
   void* to = grad_input.mutable_data_ptr();
   if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
-    const auto loop = [=](int64_t begin, int64_t end, bool streams) {
-      cpu::relu_backward(dtype, from, bits, to, begin, end, streams);
-    };
-    launch(
-        grad_output,
+    launch_elements(
+        grad_input, /*is_fresh=*/true,
         [=](auto stream) { return cuda::relu_backward(dtype, from, bits, to, n, stream); },
-        [&] { parallel_for_elements(grad_input, true, loop); });
+        [=](auto... range) { cpu::relu_backward(dtype, from, bits, to, range...); });
   } else {
     const Layout layout =
         layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides(), stride);
-    const auto loop = [=, &layout](int64_t begin, int64_t end, bool) {
-      cpu::relu_backward_strided(dtype, from, bits, to, begin, end, layout);
-    };
-    launch(
-        grad_output,
+    launch_elements(
+        grad_input, /*is_fresh=*/true,
         [&](auto stream) {
           return cuda::relu_backward_strided(dtype, from, bits, to, n, layout, stream);
         },
-        [&] { parallel_for_elements(grad_input, true, loop); });
+        [=, &layout](int64_t begin, int64_t end, bool) {
+          cpu::relu_backward_strided(dtype, from, bits, to, begin, end, layout);
+        });
   }
 }
 
@@ -331,6 +323,13 @@ void relu_in_place(const Tensor& x) {
 
 // ------------------------------------------------------------------------------------- entries
 
+// Whether a graph of plain tensors is being recorded, by torch.jit.trace or make_fx.
+bool is_recorded() {
+  using c10::impl::TorchDispatchModeKey;
+  return c10::impl::tls_is_dispatch_key_included(at::DispatchKey::Tracer) ||
+         c10::impl::TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value();
+}
+
 // relu(x): relu_autograd for a dense tensor, and the operator for all others. Graphs hold torch's
 // own relu: compilers fuse it, and programs run without these kernels.
 PyObject* relu_entry(PyObject*, PyObject* argument) {
@@ -361,21 +360,20 @@ PyObject* relu_in_place_entry(PyObject*, PyObject* argument) {
   });
 }
 
+PyObject* is_recorded_entry(PyObject*, PyObject*) { return PyBool_FromLong(is_recorded()); }
+
 void define_relu_operators() {
   Operator("relu(Tensor input) -> Tensor")
-      .impl(DispatchKey::CPU, relu_forward)
-      .impl(DispatchKey::CUDA, relu_forward)
+      .dense(relu_forward)
       .impl(DispatchKey::Meta, at::relu)
       .impl(DispatchKey::Autograd, relu_autograd)
       .impl(DispatchKey::FuncTorchBatched, at::relu)
       .impl(DispatchKey::CompositeExplicitAutograd, at::relu);
   Operator("relu_with_mask(Tensor input) -> (Tensor, Tensor)")
-      .impl(DispatchKey::CPU, relu_with_mask_forward)
-      .impl(DispatchKey::CUDA, relu_with_mask_forward)
+      .dense(relu_with_mask_forward)
       .impl(DispatchKey::Meta, relu_with_mask_meta);
   Operator("relu_backward(Tensor grad_output, Tensor mask, SymInt[] stride) -> Tensor")
-      .impl(DispatchKey::CPU, relu_backward)
-      .impl(DispatchKey::CUDA, relu_backward)
+      .dense(relu_backward)
       .impl(DispatchKey::Meta, relu_backward_meta)
       .impl(DispatchKey::Autograd, relu_backward_autograd)
       .impl(DispatchKey::FuncTorchBatched, relu_backward_composite);
@@ -384,9 +382,11 @@ void define_relu_operators() {
 PyMethodDef relu_methods[] = {
     {"relu", relu_entry, METH_O, "relu(x): x where x > 0 or x is NaN, else 0. Fresh memory."},
     {"relu_", relu_in_place_entry, METH_O, "relu_(x): relu in place. Returns x."},
+    {"is_recorded", is_recorded_entry, METH_NOARGS,
+     "is_recorded(): whether torch.jit.trace or make_fx records a graph."},
     {nullptr, nullptr, 0, nullptr}};
 
-const AddProblem relu_problem(relu_methods, define_relu_operators);
+const bool is_relu_added = add_problem(relu_methods, define_relu_operators);
 
 }  // namespace
 }  // namespace kernels

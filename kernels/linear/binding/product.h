@@ -89,31 +89,19 @@ inline std::optional<Path> demanded_path;
 
 // The leading dimensions of x as one.
 inline int64_t rows_of(const Tensor& x) {
-  int64_t rows = 1;
-  for (int64_t d = 0; d < x.dim() - 1; ++d) rows *= x.size(d);
-  return rows;
+  return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
 }
 
-inline c10::SymInt sym_rows_of(const Tensor& x) {
-  c10::SymInt rows = 1;
-  for (int64_t d = 0; d < x.dim() - 1; ++d) rows *= x.sym_size(d);
-  return rows;
-}
-
-// The same as a matrix; what autograd records of it is a view, or a copy where there is no view.
+// x as a matrix of these rows; what autograd records of it is a view, or a copy where there is no
+// view.
 inline Tensor as_matrix(const Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape_symint({sym_rows_of(x), x.sym_size(-1)});
+  return x.dim() == 2 ? x : x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
 // The sizes of a tensor with another last one.
-inline c10::DimVector with_last(at::IntArrayRef sizes, int64_t last) {
-  c10::DimVector result(sizes);
-  result.back() = last;
-  return result;
-}
-
-inline c10::SymDimVector with_last(c10::SymIntArrayRef sizes, const c10::SymInt& last) {
-  c10::SymDimVector result(sizes);
+template <typename Size>
+c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
+  c10::SmallVector<Size, 5> result(sizes.begin(), sizes.end());
   result.back() = last;
   return result;
 }
