@@ -265,7 +265,7 @@ def test_fork_while_a_thread_builds(root, start, load, tmp_path, monkeypatch, is
     monkeypatch.setenv("CXX", slow_linker(tmp_path, 1))
 
     def run():
-        thread = threading.Thread(target=build.load, args=(SOURCES,))
+        thread = threading.Thread(target=build.load, args=(SOURCES, load_inline))
         thread.start()
         wait_for((tmp_path / "linking").exists)
         forked = os.fork()

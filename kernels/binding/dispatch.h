@@ -127,7 +127,7 @@ void without_gil(bool is_short, const Work& work) {
   if (is_short) return work();
   struct Released {
     PyThreadState* const thread = PyEval_SaveThread();
-    ~Released() { PyEval_RestoreThread(thread); }
+    ~Released() noexcept(false) { PyEval_RestoreThread(thread); }  // it may end the thread
   } const released;
   work();
 }

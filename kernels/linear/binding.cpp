@@ -12,6 +12,16 @@
 //   linear_relu_divide_backward(grad_output, mask, divisor, wants_bias)    its first step: the
 //                        gradients of the product and of the bias
 //
+// Where no kernel of ours serves, torch's own ops do, and only these places say so:
+//   - is_left_to_torch and linear_autograd: as for ReLU
+//   - is_regular: arguments that do not fit, empty results, and on a GPU some divisors
+//   - choose_path: products on a GPU. On a CPU the product is always torch's.
+//   - multiply: the products of the gradients
+//   - LinearReluDivideBackward: gradients that are differentiated again
+//   - modules.py and model_new.py: a `linear` that is more than an nn.Linear, and TorchScript
+//   - subclasses.py: tensor subclasses, and products of DTensors that are sums over processes
+//   - define_linear_operators: other devices, meta tensors (shapes only), vmap
+//
 // On the CPU the epilogue calls ReLU's loops, so a build of this problem alone
 // needs "relu/relu_cpu.cpp"
 

@@ -4,6 +4,14 @@
 //   relu_with_mask(x)    the forward of that: the output, and a byte for each 8 of its elements in
 //                        memory order
 //   relu_backward(grad_output, mask, stride)    its backward; stride is that of the output
+//
+// Where no kernel of ours serves, torch's own op does, and only these places say so:
+//   - relu_forward: a dtype without a kernel, for which torch raises its error
+//   - relu_autograd: sparse, nested, quantized and mkldnn tensors, forward-mode AD, torch.func
+//   - relu_in_place: all of these, and everything else that is not plainly dense
+//   - ReluBackward: gradients that are differentiated again
+//   - relu_entry, subclasses.py and model_new.py: ReLU in graphs
+//   - define_relu_operators: other devices, meta tensors (shapes only), vmap
 
 #include "binding/dispatch.h"
 // It includes Python.h, which comes first.
