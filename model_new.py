@@ -1,30 +1,53 @@
 """Drop-in replacements for the modules of `model.py`. Importing this builds their kernels.
 
-Works imported, and as text given to `exec`: only the package `kernels` beside it must be found.
+Works imported, and as text given to `exec`: only the package `kernels` beside it must be found. It
+has the __global__ kernels, their __device__ functions, and what binds them to torch. The lines
+`# bundle:` tell `kernels/build/bundle.py` which lines a bundle takes.
 """
+
+from types import ModuleType
 
 import torch
 
+# bundle: skip
 import kernels
 
-if not hasattr(kernels, "load_extension"):
+if not hasattr(kernels, "read_sources"):
     raise ImportError(
         "expected the package 'kernels' that lies beside model_new.py, got another of that name "
         f"from {list(kernels.__path__)}: put this project's folder first on sys.path"
     )
 
-_extension = kernels.load_extension()
+from kernels.binding.subclasses import serve_subclasses
+from kernels.build.extension import load
+from kernels.linear.modules import call_column_parallel, is_column_parallel, is_plain_linear
+from kernels.linear.subclasses import serve_linear
+from kernels.relu.subclasses import serve_relu
+
 _reference = kernels.load_reference()
-_relu = _extension.relu
-_relu_in_place = _extension.relu_
-_linear_relu_divide = _extension.linear_relu_divide
-_linear_relu_divide_in_graph = _extension.linear_relu_divide_in_graph
+SOURCES = kernels.read_sources()
+# bundle: end
+
+
+def _load_inline(**arguments: object) -> ModuleType:
+    """Compiles and loads the kernels. `load` calls it where it finds no finished build."""
+    from torch.utils.cpp_extension import load_inline  # a warm start saves this second
+
+    return load_inline(**arguments)
+
+
+_extension = load(SOURCES, _load_inline)
+serve_subclasses(_extension)
 _is_scripted = torch.jit.is_scripting
 _is_traced = torch.compiler.is_dynamo_compiling
-call_column_parallel = kernels.call_column_parallel
-is_column_parallel, is_plain_linear = kernels.is_column_parallel, kernels.is_plain_linear
+
+# bundle: begin relu, from kernels/relu
+serve_relu(_extension)
+_relu = _extension.relu
+_relu_in_place = _extension.relu_
 
 
+# bundle: class ModelNew(torch.nn.Module):
 class ModelNew(_reference.Model):
     """ReLU of a tensor of any shape, layout and device, by a kernel of this project.
 
@@ -62,6 +85,14 @@ class ModelNew(_reference.Model):
         return "inplace=True" if self.inplace else ""
 
 
+# bundle: end
+# bundle: begin linear_relu_divide, from kernels/linear
+serve_linear(_extension)
+_linear_relu_divide = _extension.linear_relu_divide
+_linear_relu_divide_in_graph = _extension.linear_relu_divide_in_graph
+
+
+# bundle: class ModelNew(torch.nn.Module):
 class LinearReluDivideNew(_reference.LinearReluDivide):
     """relu(x weight^T + bias) / divisor, for x `[..., in_features]`, by kernels of this project.
 
@@ -77,6 +108,7 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         linear: `nn.Linear` with weight `[N, K]` and bias `[N]`, which make the `state_dict`.
     """
 
+    # bundle: the same of model.py
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """relu(x weight^T + bias) / divisor. Differentiable in x, weight and bias.
 
@@ -105,11 +137,12 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         elif isinstance(divisor, (float, int)) and is_column_parallel(linear):
             return call_column_parallel(linear, x, divisor, fused)
         # Whoever hooked, wrapped or replaced `linear`, or gave it tensors of a class of its own,
-        # expects it to be called.
-        out = linear(x)
-        return (out.relu() if _is_traced() else _relu(out)) / divisor
+        # expects it to be called; torch's ops do all of it, as in the reference.
+        return linear(x).relu() / divisor
 
 
+# bundle: end
+# bundle: skip
 SOLUTIONS: dict[str, type[torch.nn.Module]] = {
     "relu": ModelNew,
     "linear_relu_divide": LinearReluDivideNew,
@@ -121,3 +154,6 @@ def __getattr__(name: str) -> object:
     if name in ("batch_size", "dim", "get_inputs", "get_init_inputs"):
         return getattr(_reference, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# bundle: end

@@ -1,35 +1,45 @@
 """Everything that is compiled, and the reading of it.
 
-The kernels' sources lie below this folder; `build/extension.py` makes them into an extension.
+Each problem has a folder of sources, and of the Python that its tensors need; `binding/`,
+`common/`, `cpu/` and `launchers.h` serve them all. `build/extension.py` makes sources into an
+extension.
 """
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
-from kernels.binding.linear import call_column_parallel as call_column_parallel
-from kernels.binding.linear import is_column_parallel as is_column_parallel
-from kernels.binding.linear import is_plain_linear as is_plain_linear
-from kernels.binding.subclasses import serve_subclasses
-from kernels.build.extension import load
-
 _FOLDER = Path(__file__).resolve().parent
+_SHARED = ("binding", "common", "cpu")
 
 
-def read_sources() -> dict[str, str]:
-    """The sources of the extension by their paths in this folder."""
+def read_sources(problem: str | None = None) -> dict[str, str]:
+    """The sources of the extension by their paths in this folder.
+
+    Args:
+        problem: the folder of one problem, as `relu`: the files to compile that lie there or serve
+            all, and what they `#include "..."` or say that it `// needs "..."`. By default, all.
+
+    Raises:
+        ValueError: there is no such problem.
+    """
     suffixes = (".h", ".cuh", ".cu", ".cpp")
     paths = sorted(path for path in _FOLDER.rglob("*") if path.suffix in suffixes)
-    return {path.relative_to(_FOLDER).as_posix(): path.read_text() for path in paths}
-
-
-def load_extension() -> ModuleType:
-    """The extension: built when nobody has built it on this machine yet, which takes seconds."""
-    extension = load(read_sources())
-    serve_subclasses(extension)
-    return extension
+    sources = {path.relative_to(_FOLDER).as_posix(): path.read_text() for path in paths}
+    if problem is None:
+        return sources
+    problems = {name.split("/")[0] for name in sources if "/" in name} - {*_SHARED}
+    if problem not in problems:
+        raise ValueError(f"expected a problem among {', '.join(sorted(problems))}, got {problem!r}")
+    folders = (problem, *_SHARED)
+    wanted = [n for n in sources if n.endswith((".cu", ".cpp")) and n.split("/")[0] in folders]
+    for name in wanted:  # which grows
+        included = re.findall(r'^(?:#include|// needs) "(.+)"$', sources[name], re.MULTILINE)
+        wanted.extend(other for other in included if other not in wanted)
+    return {name: sources[name] for name in sorted(wanted)}
 
 
 def load_reference() -> ModuleType:

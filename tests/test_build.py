@@ -1,6 +1,7 @@
 """The real extension at import: as a module, as text, in workers, beside others of its name."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -49,7 +50,7 @@ def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
         import model_new
         from kernels.build.bundle import bundle
         text = pathlib.Path({str(ROOT / "model_new.py")!r}).read_text()
-        other = bundle("relu").replace("// The kernels of", "// Another version of")
+        other = bundle("relu").replace("// The seam", "// Another seam")
         assert other != bundle("relu")
         x = torch.randn(1000)
         for source in (text, text, bundle("relu"), other):
@@ -144,3 +145,21 @@ def test_every_source_is_read():
     }
     sources = {path for path in paths if path.suffix not in (".py", ".md")}
     assert {folder / name for name in kernels.read_sources()} == sources
+
+
+def test_sources_of_one_problem():
+    """They include nothing that is missing, and nothing of the other problems."""
+    everything = kernels.read_sources()
+    for problem, other in (("relu", "linear"), ("linear", "relu")):
+        sources = kernels.read_sources(problem)
+        assert sources.items() < everything.items()
+        assert {f"{problem}/binding.cpp", "binding/module.cpp", "launchers.h"} < {*sources}
+        included = re.findall(r'^#include "(.+)"$', "\n".join(sources.values()), re.MULTILINE)
+        assert set(included) <= set(sources)
+        compiled = {name for name in everything if name.endswith((".cu", ".cpp"))}
+        assert {name for name in compiled if not name.startswith(f"{other}/")} <= {*sources}
+        # The CPU's epilogue of linear calls ReLU's loops.
+        others = {name for name in compiled & {*sources} if name.startswith(f"{other}/")}
+        assert others == ({"relu/relu_cpu.cpp"} if problem == "linear" else set())
+    with pytest.raises(ValueError, match="expected a problem among linear, relu, got 'gelu'"):
+        kernels.read_sources("gelu")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch.utils.cpp_extension
+from torch.utils.cpp_extension import load_inline
 
 from kernels.build import cache
 from kernels.build import extension as build
@@ -95,7 +96,7 @@ def start(tmp_path, root):
     def start(sources=SOURCES, before=lambda: None):
         def run():
             before()
-            print(build.load(sources).__file__, file=sys.stderr)
+            print(build.load(sources, load_inline).__file__, file=sys.stderr)
 
         return Child(run, tmp_path / f"output{next(numbers)}")
 
@@ -203,7 +204,7 @@ def test_sixteen_importers_build_once(root, start):
 def test_two_threads_load_one_library(root, start):
     def run():
         modules = []
-        load = lambda: modules.append(build.load(SOURCES))  # noqa: E731
+        load = lambda: modules.append(build.load(SOURCES, load_inline))  # noqa: E731
         threads = [threading.Thread(target=load) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -264,12 +265,12 @@ def test_fork_while_a_thread_builds(root, start, load, tmp_path, monkeypatch, is
     monkeypatch.setenv("CXX", slow_linker(tmp_path, 1))
 
     def run():
-        thread = threading.Thread(target=build.load, args=(SOURCES,))
+        thread = threading.Thread(target=build.load, args=(SOURCES, load_inline))
         thread.start()
         wait_for((tmp_path / "linking").exists)
         forked = os.fork()
         if forked == 0:
-            build.load(SOURCES)
+            build.load(SOURCES, load_inline)
             (tmp_path / "loaded").touch()
             time.sleep(30)
             os._exit(0)
@@ -561,7 +562,7 @@ def test_finished_build_needs_no_compiler(root, load, monkeypatch):
     assert load() == library
     shutil.rmtree(library.parent)
     with pytest.raises(BuildError, match="building the kernels needs"):
-        build.load(SOURCES)
+        build.load(SOURCES, load_inline)
 
 
 # ----------------------------------------------------------------------------------- building ahead
@@ -584,7 +585,11 @@ def test_build_made_ahead_without_a_gpu(root):
     gpus = run("from kernels.build.toolchain import visible_gpus; print(set(visible_gpus()))")
     if gpus not in ("set()\n", "{(9, 0)}\n"):
         pytest.skip("needs GPUs of compute capability 9.0, or none")
-    load = f"from kernels.build.extension import load; print(load({sources!r}).__file__)"
+    load = (
+        "from kernels.build.extension import load\n"
+        "from torch.utils.cpp_extension import load_inline\n"
+        f"print(load({sources!r}, load_inline).__file__)"
+    )
     ahead = run(load, CUDA_VISIBLE_DEVICES="", TORCH_CUDA_ARCH_LIST="8.0;9.0a")
     assert run(load, PATH="/nowhere", TORCH_CUDA_ARCH_LIST="9.0") == ahead
     manifest = json.loads((Path(ahead.strip()).parent / "manifest.json").read_text())

@@ -143,7 +143,7 @@ def test_build_made_ahead(monkeypatch, tmp_path, devices, wanted, is_loaded):
     monkeypatch.setattr(build, "finished_builds", lambda root, name: [(tmp_path / "it.so", held)])
     monkeypatch.setattr(build, "load_library", lambda name, library: library)
     monkeypatch.setattr(build, "take_turn", lambda root, recipe: recipe.targets)
-    loaded = build.load({"a.cpp": ""})
+    loaded = build.load({"a.cpp": ""}, None)
     assert loaded == (tmp_path / "it.so" if is_loaded else toolchain.cuda_targets())
 
 
@@ -203,7 +203,7 @@ def test_missing_tools_are_named(monkeypatch, path, cxx, message):
     else:
         monkeypatch.setenv("CXX", cxx)
     with pytest.raises(BuildError, match=message):
-        build.load(SOURCES)
+        build.load(SOURCES, cpp_extension.load_inline)
 
 
 NVCC = (
@@ -290,7 +290,7 @@ def test_joined_sources_name_their_files():
 
 def error_of(sources):
     with pytest.raises(BuildError) as error:
-        build.load(sources)
+        build.load(sources, cpp_extension.load_inline)
     return str(error.value)
 
 
@@ -363,7 +363,11 @@ def test_first_error(output, first, hint):
 
 def test_an_import_that_fails_ends_with_the_error(tmp_path):
     """Not with a traceback of torch's own."""
-    code = "import kernels.build.extension as build; build.load({'a.cpp': 'int x = nothing;'})"
+    code = """
+        from torch.utils.cpp_extension import load_inline
+        import kernels.build.extension as build
+        build.load({'a.cpp': 'int x = nothing;'}, load_inline)
+    """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

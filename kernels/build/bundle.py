@@ -1,39 +1,36 @@
 """One self-contained file a problem, for harnesses that take a single source text.
 
-The file holds the sources of the kernels, the text that builds them and the replacement class, and
+The file holds the problem's sources, the text that builds them and the replacement class, and
 imports nothing of this project. It defines none of the names that a problem file uses.
+
+Markers in the files, each a line of its own, say which lines it takes:
+
+    # bundle: skip ... # bundle: end                    lines that no bundle takes
+    # bundle: begin PROBLEM, from FOLDER ... # bundle: end    those of one problem's alone (in
+                                                        model.py without the folder)
+    # bundle: class ...                                 takes the place of the line after it
+    # bundle: the same of model.py                      what model.py has marked for the problem
 """
 
-import ast
+import re
 from pathlib import Path
 
 from kernels import read_sources
 
-_KERNELS = Path(__file__).resolve().parent.parent
-# The class of model_new.py behind each problem.
-_CLASSES = {"relu": "ModelNew", "linear_relu_divide": "LinearReluDivideNew"}
-# The Python that the classes and the build use.
-_PYTHON = (
-    "build/toolchain.py",
-    "build/cache.py",
-    "build/extension.py",
-    "binding/subclasses.py",
-    "binding/linear.py",
+_PROJECT = Path(__file__).resolve().parent.parent.parent
+_SHARED = (
+    "kernels/build/toolchain.py",
+    "kernels/build/cache.py",
+    "kernels/build/extension.py",
+    "kernels/binding/subclasses.py",
 )
 
 _HEADER = '''\
-"""{doc}
+"""One file for harnesses that take a single source text, made by `python run.py {} --bundle`.
 
-One file for harnesses that take a single source text, made by
-`python run.py {problem} --bundle`. The kernels are compiled when this text is executed. Needs torch
-2.9 or newer, ninja, a C++ compiler, and for GPUs the CUDA toolkit of torch's version.
-"""
-'''
-
-_LOADING = """\
-_extension = load(SOURCES)
-serve_subclasses(_extension)
-"""
+The kernels are compiled when this text is executed. Needs torch 2.9 or newer, ninja, a C++
+compiler, and for GPUs the CUDA toolkit of torch's version.
+"""'''
 
 
 def bundle(problem: str) -> str:
@@ -42,60 +39,48 @@ def bundle(problem: str) -> str:
     Raises:
         ValueError: there is no such problem.
     """
-    if problem not in _CLASSES:
-        raise ValueError(f"expected a problem among {', '.join(_CLASSES)}, got {problem!r}")
-    solution = _class_source(_CLASSES[problem])
-    doc = ast.get_docstring(ast.parse(solution).body[0]).splitlines()[0]
+    solution = (_PROJECT / "model_new.py").read_text()
+    folders = dict(re.findall(r"^# bundle: begin (\w+), from ([\w/]+)$", solution, re.MULTILINE))
+    if problem not in folders:
+        raise ValueError(f"expected a problem among {', '.join(folders)}, got {problem!r}")
+    folder = _PROJECT / folders[problem]
+    own = (path.relative_to(_PROJECT).as_posix() for path in sorted(folder.glob("[!_]*.py")))
+    sources = read_sources(folder.name).items()
     parts = [
-        _HEADER.format(doc=doc, problem=problem),
-        *(_body((_KERNELS / name).read_text()) for name in _PYTHON),
-        "# The sources by file name.\nSOURCES = {}\n" + "\n".join(_sources()),
-        _LOADING + _shortcuts(),
-        solution,
+        _HEADER.format(problem),
+        *(_taken(file, problem) for file in (*_SHARED, *own)),
+        "# The sources by file name.\nSOURCES = {}",
+        *(f'SOURCES["{name}"] = r"""{text}"""' for name, text in sources),
+        _taken("model_new.py", problem),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _class_source(name: str) -> str:
-    """The class `name` of model_new.py as `ModelNew`, with no base of this project.
-
-    Where it leaves its construction to its reference, it gets the reference's.
-    """
-    lines, node = _find("model_new.py", name)
-    docstring, *methods = node.body
-    body = [lines[docstring.lineno - 1 : docstring.end_lineno]]
-    if all(method.name != "__init__" for method in methods):
-        reference_lines, reference = _find("model.py", node.bases[0].attr)
-        (construction,) = [n for n in reference.body if getattr(n, "name", None) == "__init__"]
-        body.append(reference_lines[construction.lineno - 1 : construction.end_lineno])
-    body.append(lines[methods[0].lineno - 1 : node.end_lineno])
-    return "class ModelNew(torch.nn.Module):\n" + "\n\n".join("\n".join(part) for part in body)
-
-
-def _find(file: str, name: str) -> tuple[list[str], ast.ClassDef]:
-    """The lines of a file of the project, and the class of that name in it."""
-    text = (_KERNELS.parent / file).read_text()
-    (node,) = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name]
-    return text.splitlines(), node
-
-
-def _shortcuts() -> str:
-    """The names that model_new.py gives to parts of the extension."""
-    text = (_KERNELS.parent / "model_new.py").read_text()
-    assignments = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
-    lines = [ast.get_source_segment(text, node) for node in assignments]
-    return "\n".join(line for line in lines if "kernels." not in line)
-
-
-def _body(text: str) -> str:
-    """A file without its docstring, and without what it imports of this project."""
-    docstring, *nodes = ast.parse(text).body
-    lines = text.splitlines()
-    ours = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module.startswith("kernels.")]
-    for node in (*reversed(ours), docstring):
-        del lines[node.lineno - 1 : node.end_lineno]
+def _taken(file: str, problem: str) -> str:
+    """The lines of a file that the bundle of a problem takes, without the file's docstring."""
+    text = re.sub(r'\A""".*?"""\n', "", (_PROJECT / file).read_text(), flags=re.DOTALL)
+    lines, takes, replacement = [], True, None
+    for line in text.splitlines():
+        marker = re.fullmatch(r" *# bundle: (.*)", line)
+        if marker is None:
+            if takes:
+                lines.append(line if replacement is None else replacement)
+            replacement = None
+        elif marker[1].startswith(("skip", "begin ")):
+            takes = bool(re.match(rf"begin {problem}\b", marker[1]))
+        elif marker[1] == "end":
+            takes = True
+        elif marker[1].startswith("class "):
+            replacement = marker[1]
+        elif marker[1] == "the same of model.py":
+            if takes:
+                lines.append(_marked("model.py", problem))
+        else:
+            raise ValueError(f"{file} has a marker that no bundle knows: {line}")
     return "\n".join(lines)
 
 
-def _sources() -> list[str]:
-    return [f'SOURCES["{name}"] = r"""{text}"""\n' for name, text in read_sources().items()]
+def _marked(file: str, problem: str) -> str:
+    """The lines of a file between the markers of a problem."""
+    pattern = rf" *# bundle: begin {problem}\n(.*?) *# bundle: end\n"
+    return re.search(pattern, (_PROJECT / file).read_text(), re.DOTALL)[1].rstrip("\n") + "\n"

@@ -21,7 +21,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+# bundle: skip
 from kernels.build.toolchain import BuildError
+
+# bundle: end
 
 LOGGER = logging.getLogger("kernels")
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,8 +1,8 @@
 """From sources to a loaded extension: what to build on this machine, under which name, once.
 
 Nothing here knows which kernels there are. A bundle carries this text, `toolchain.py`'s and
-`cache.py`'s as they stand, so they keep to what the static checkers of grading harnesses accept: no
-handlers of exceptions.
+`cache.py`'s, so they keep to what the static checkers of grading harnesses accept: no handlers of
+exceptions.
 """
 
 import contextlib
@@ -16,12 +16,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
+# bundle: skip
 from kernels.build.cache import (
     LOGGER,
     NamedErrors,
@@ -48,6 +50,7 @@ from kernels.build.toolchain import (
     visible_gpus,
 )
 
+# bundle: end
 # Seconds for which a builder waits for another: until it says so, and until it builds by itself.
 SILENCE_S, PATIENCE_S = 5.0, 300.0
 
@@ -77,12 +80,13 @@ def join(sources: dict[str, str], suffix: str) -> str:
 
 
 class Recipe(NamedTuple):
-    """An extension to build, for GPUs too if there are targets."""
+    """An extension to build, for GPUs too if there are targets, by torch's `load_inline`."""
 
     name: str
     sources: dict[str, str]
     cxx_flags: list[str]
     targets: list[str]
+    load_inline: Callable[..., ModuleType]
 
 
 def build_name(sources: dict[str, str], flags: list[str]) -> str:
@@ -104,7 +108,7 @@ def build_name(sources: dict[str, str], flags: list[str]) -> str:
     return f"kernels_{digest[:16]}"
 
 
-def load(sources: dict[str, str]) -> ModuleType:
+def load(sources: dict[str, str], load_inline: Callable[..., ModuleType]) -> ModuleType:
     """Builds the extension out of `sources`, unless it is built, and loads it, unless it is loaded.
 
     A finished build needs no lock, no compiler and no right to write. One that this machine's
@@ -113,6 +117,8 @@ def load(sources: dict[str, str]) -> ModuleType:
     Args:
         sources: the texts by file name. The `.cpp` files are joined and compiled together, and the
             `.cu` files likewise where there are GPUs to build for.
+        load_inline: `torch.utils.cpp_extension`'s, called with its arguments by name where there is
+            no finished build.
 
     Raises:
         BuildError: there is no build to load, and none can be made.
@@ -120,7 +126,7 @@ def load(sources: dict[str, str]) -> ModuleType:
     targets = cuda_targets()
     cxx_flags = cpu_flags() + (["-DKERNELS_WITH_CUDA"] if targets else [])
     name = build_name(sources, cxx_flags + (CUDA_FLAGS if targets else []))
-    recipe = Recipe(name, sources, cxx_flags, targets)
+    recipe = Recipe(name, sources, cxx_flags, targets, load_inline)
     # One library a process, however often its text is executed: operators register once.
     if name in sys.modules:
         return sys.modules[name]
@@ -227,7 +233,7 @@ def build(recipe: Recipe, folder: Path) -> ModuleType:
         BuildError: a tool is missing or too old, or a source does not compile.
     """
     check_compiler()
-    name, sources, cxx_flags, targets = recipe
+    name, sources, cxx_flags, targets, load_inline = recipe
     with contextlib.ExitStack() as stack:
         # torch warns that there is no GPU, and that it can't tell clang's version.
         logger = logging.getLogger("torch.utils.cpp_extension")
@@ -252,8 +258,8 @@ def build(recipe: Recipe, folder: Path) -> ModuleType:
         # torch would give a second build of this process another name.
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
         stack.enter_context(FirstErrorFirst(folder / f"{name}.so"))
-        module = cpp_extension.load_inline(
-            name,
+        module = load_inline(
+            name=name,
             cpp_sources=join(sources, ".cpp"),
             cuda_sources=join(sources, ".cu") if targets else None,
             extra_cflags=cxx_flags,

@@ -1,0 +1,1 @@
+"""Linear -> ReLU -> divide."""

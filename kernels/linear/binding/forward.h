@@ -1,0 +1,286 @@
+// Linear -> ReLU -> divide on tensors: the forward, the backward, and both out of torch's own ops.
+
+#ifndef KERNELS_LINEAR_BINDING_FORWARD_H_
+#define KERNELS_LINEAR_BINDING_FORWARD_H_
+
+#include "linear/binding/product.h"
+// It includes Python.h, which comes first.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/threshold_backward.h>
+
+namespace kernels {
+
+using TwoTensors = std::tuple<Tensor, Tensor>;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+
+inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
+
+// ------------------------------------------------------------------------------------- forward
+
+// torch's product, bias included.
+inline Tensor torch_linear(const LinearInputs& in) {
+  return at::linear(in.x, in.weight, in.bias.defined() ? std::optional(in.bias) : std::nullopt);
+}
+
+inline Tensor linear_composite(const LinearInputs& in) {
+  return torch_linear(in).relu().div(in.divisor);
+}
+
+// Whether no kernel of ours takes part: torch's ops then do all the work, or raise their errors.
+inline bool is_left_to_torch(const LinearInputs& in) {
+  const auto is_ordinary = [](const Tensor& t) {
+    return t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested();
+  };
+  const auto is_other = [](const Tensor& t) { return subclass_of(t) == Subclass::kOther; };
+  const auto is_shard = [](const Tensor& t) { return subclass_of(t) == Subclass::kDTensor; };
+  const auto is_subclass_for_torch = [&] {
+    if (!(in.x.key_set() | in.weight.key_set()).has(DispatchKey::Python)) return false;
+    if (is_shard(in.x) || is_shard(in.weight)) {  // DTensors
+      return ask_python("is_product_of_shards", {&in.x, &in.weight, &in.bias}) <= 0;
+    }
+    return is_other(in.x) || is_other(in.weight);
+  };
+  const std::optional<DType> dtype = kernel_dtype(in.x.scalar_type());
+  return !dtype || !at::isFloatingType(in.x.scalar_type()) || in.x.dim() == 0 ||
+         in.weight.dim() != 2 || (in.bias.defined() && in.bias.dim() != 1) || !is_ordinary(in.x) ||
+         !is_ordinary(in.weight) || is_subclass_for_torch();
+}
+
+// In place, out = relu(out) / divisor, and the mask if there is one to write.
+inline void launch_linear_epilogue(DType dtype, const Tensor& out, double divisor,
+                                   const Tensor& mask) {
+  if (out.numel() == 0) return;
+  int64_t m = rows_of(out), n = out.size(-1);
+  char* const data = static_cast<char*>(out.mutable_data_ptr());
+  uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  if (bits == nullptr || n % 8 == 0) {  // nothing tells the rows apart
+    n *= m;
+    m = 1;
+  }
+  const int64_t size = out.element_size();
+  const auto loop_of_bytes = [=](int64_t begin, int64_t end) {  // of the mask, 8 elements each
+    cpu::linear_epilogue(dtype, data + begin * 8 * size, divisor, bits ? bits + begin : nullptr, 1,
+                         std::min(end * 8, n) - begin * 8);
+  };
+  const auto loop_of_rows = [=](int64_t begin, int64_t end) {
+    cpu::linear_epilogue(dtype, data + begin * n * size, divisor, bits + begin * mask_row_bytes(n),
+                         end - begin, n);
+  };
+  launch(
+      out,
+      [=](auto stream) { return cuda::linear_epilogue(dtype, data, divisor, bits, m, n, stream); },
+      [&] {
+        if (m == 1) return parallel_for(mask_row_bytes(n), kGrain / 8, loop_of_bytes);
+        parallel_for(m, std::max<int64_t>(kGrain / n, 1), loop_of_rows);
+      });
+}
+
+// By our product where choose_path says so, otherwise by torch's and the epilogue. Writes the mask
+// if there is one.
+inline Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
+  const DType dtype = floating_dtype(in.x, "input");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Tensor out = launch_linear(in, /*relu=*/true, mask);
+  if (out.defined()) return out;
+  // Below autograd, torch would multiply the matrices of a tensor with gaps one by one.
+  const Tensor x = in.x.dim() > 2 ? in.x.contiguous() : in.x;
+  out = with_all_memory(
+      [&] { return torch_linear({x, in.weight, in.bias, in.divisor}).contiguous(); });
+  launch_linear_epilogue(dtype, out, in.divisor, mask);
+  return out;
+}
+
+inline Tensor linear_forward(const LinearInputs& in) {
+  if (is_left_to_torch(in) || !is_regular(in)) return linear_composite(in);
+  const DeviceOf device(in.x);
+  return compute_linear(in, Tensor());
+}
+
+inline TwoTensors linear_with_mask_forward(const LinearInputs& in) {
+  if (is_left_to_torch(in)) fail("linear_relu_divide_with_mask: expected dense floating tensors");
+  const DeviceOf device(in.x);
+  const Tensor mask = allocate(in.x, with_last(in.x.sizes(), mask_row_bytes(in.weight.size(0))),
+                               std::nullopt, at::kByte);
+  return {compute_linear(in, mask), mask};
+}
+
+inline TwoTensors linear_with_mask_meta(const LinearInputs& in) {
+  const Tensor out = linear_composite(in);
+  const c10::SymInt bytes = (in.weight.sym_size(0) + 7) / 8;
+  const auto options = out.options().dtype(at::kByte);
+  return {out, at::empty_symint(with_last(in.x.sym_sizes(), bytes), options)};
+}
+
+// -------------------------------------------------------- backward, first step: the epilogue's
+
+// To grad_z, the gradient of the product, and to its sum over all rows, which is that of the bias;
+// empty where nobody wants it.
+struct EpilogueGradients {
+  const Tensor& grad_output;
+  const Tensor& mask;
+  double divisor;
+  bool wants_bias;
+};
+
+inline TwoTensors epilogue_backward(const EpilogueGradients& in) {
+  const DType dtype = floating_dtype(in.grad_output, "grad_output");
+  const Tensor& mask = in.mask;
+  if (in.grad_output.dim() == 0) fail("grad_output must have at least one dimension");
+  const int64_t m = rows_of(in.grad_output), n = in.grad_output.size(-1);
+  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() == 0 ||
+      rows_of(mask) != m || mask.size(-1) != mask_row_bytes(n) ||
+      mask.device() != in.grad_output.device()) {
+    fail("mask must be contiguous, uint8, on the gradient's device, with %ld rows of %ld", m,
+         mask_row_bytes(n));
+  }
+  const DeviceOf device(in.grad_output);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor grad_output = in.grad_output.contiguous();
+  const at::ScalarType type = grad_output.scalar_type();
+  const auto vector = [&](int64_t size, at::ScalarType type) {
+    return allocate(grad_output, {in.wants_bias ? size : 0}, std::nullopt, type);
+  };
+  const Tensor grad_z = allocate(grad_output, grad_output.sizes(), std::nullopt, type);
+  const Tensor grad_bias = vector(n, type);
+  if (n == 0 || (m == 0 && !in.wants_bias)) return {grad_z, grad_bias};
+  const void* const from = grad_output.const_data_ptr();
+  const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
+  void* const to = grad_z.mutable_data_ptr();
+  void* const sums = in.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  launch(
+      grad_output,
+      [&](auto stream) {
+        const Tensor workspace =
+            vector(cuda::linear_epilogue_backward_workspace(dtype, m, n), at::kByte);
+        return cuda::linear_epilogue_backward(dtype, from, bits, in.divisor, to, sums,
+                                              workspace.mutable_data_ptr(), m, n, stream);
+      },
+      [&] {
+        const Tensor workspace = vector(2 * n, type == at::kDouble ? at::kDouble : at::kFloat);
+        void* const partial = workspace.mutable_data_ptr();
+        const int64_t grain = std::max<int64_t>(kGrain / 8 / std::max<int64_t>(m, 1), 1);
+        parallel_for(mask_row_bytes(n), grain, [&](int64_t begin, int64_t end) {
+          cpu::linear_epilogue_backward(dtype, from, bits, in.divisor, to, sums, partial, m, n,
+                                        begin * 8, std::min(end * 8, n));
+        });
+      });
+  return {grad_z, grad_bias};
+}
+
+inline TwoTensors epilogue_backward_meta(const EpilogueGradients& in) {
+  const auto options = in.grad_output.options();
+  const c10::SymInt n = in.wants_bias ? in.grad_output.sym_size(-1) : c10::SymInt(0);
+  return {at::empty_symint(in.grad_output.sym_sizes(), options), at::empty_symint({n}, options)};
+}
+
+// A tensor with the signs of the forward's output, out of the mask.
+inline Tensor linear_signs(const EpilogueGradients& in) {
+  return bits_of(in.mask)
+      .flatten(-2)
+      .narrow_symint(-1, 0, in.grad_output.sym_size(-1))
+      .reshape_symint(in.grad_output.sym_sizes())
+      .to(in.grad_output.scalar_type());
+}
+
+// epilogue_backward out of torch's own ops, given such signs, for the transforms that take an
+// operator apart and for gradients of gradients.
+inline TwoTensors epilogue_backward_by_signs(const EpilogueGradients& in, const Tensor& signs) {
+  const Tensor grad_z = at::threshold_backward(in.grad_output.div(in.divisor), signs, 0);
+  if (!in.wants_bias) return {grad_z, at::empty_symint({0}, in.grad_output.options())};
+  return {grad_z, as_matrix(grad_z).sum(0)};
+}
+
+inline TwoTensors epilogue_backward_composite(const EpilogueGradients& in) {
+  return epilogue_backward_by_signs(in, linear_signs(in));
+}
+
+// ------------------------------------------------- backward, second step: the two products
+
+// The gradients of x, where weight is defined, of weight, where x is, and of bias, made of the
+// epilogue's.
+struct LinearGradients {
+  EpilogueGradients epilogue;
+  const Tensor& x;
+  const Tensor& weight;
+};
+
+// Whether our kernels may make a product of gradients. In float32 they read a copy of b^T, which at
+// `high` pays where the result is large: on an H200 2^24 elements and more took 0.45 to 0.86 of the
+// time of torch's product, 2^23 0.76 to 1.26. Half types are read where they are, or left to torch.
+inline bool may_be_ours(const Tensor& a, const Tensor& b) {
+  const int64_t size = a.size(0) * b.size(1);
+  if (a.scalar_type() == at::kFloat) {
+    return float32_precision() == Precision::kHighest || demanded_path == Path::kSm90 ||
+           (!demanded_path && size >= kLargeGradient);
+  }
+  const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
+  const bool is_large = demanded_path || size >= kLargeResult;
+  return a.element_size() == 2 && is_large && is_readable(a) && is_readable(b);
+}
+
+// a [i, j] b [j, k]. Our kernels serve where autograd records nothing of it.
+inline Tensor multiply(const Tensor& a, const Tensor& b) {
+  if (a.is_cuda() && !at::GradMode::is_enabled() && has_only(a.key_set() | b.key_set(), kDense) &&
+      !has_tangent(a) && !has_tangent(b) && may_be_ours(a, b)) {
+    const DeviceOf device(a);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor none;
+    const Tensor out = launch_linear({a, b.t(), none, /*divisor=*/1.0}, /*relu=*/false, none);
+    if (out.defined()) return out;
+  }
+  return with_all_memory([&] { return a.mm(b); });
+}
+
+inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue) {
+  const auto& [grad_z, grad_bias] = epilogue;
+  Tensor grad_x, grad_weight;
+  if (in.weight.defined()) {
+    grad_x = with_rows_of(grad_z, multiply(as_matrix(grad_z), in.weight));
+  }
+  if (in.x.defined()) grad_weight = multiply(as_matrix(grad_z).t(), as_matrix(in.x));
+  return {grad_x, grad_weight, grad_bias};
+}
+
+// An operator returns no undefined tensors: those that nobody wants are empty.
+inline ThreeTensors with_empty(ThreeTensors gradients, const at::TensorOptions& options) {
+  auto& [grad_x, grad_weight, grad_bias] = gradients;
+  for (Tensor* gradient : {&grad_x, &grad_weight}) {
+    if (!gradient->defined()) *gradient = at::empty_symint({0}, options);
+  }
+  return gradients;
+}
+
+inline ThreeTensors linear_backward(const LinearGradients& in) {
+  // Whoever runs a graph may have modes on that were off, or other ones, when it was traced.
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kAutocast);
+  return with_empty(multiply_out(in, epilogue_backward(in.epilogue)),
+                    in.epilogue.grad_output.options());
+}
+
+inline ThreeTensors linear_backward_meta(const LinearGradients& in) {
+  const Tensor& grad_output = in.epilogue.grad_output;
+  if (grad_output.dim() == 0) fail("grad_output must have at least one dimension");
+  const auto options = grad_output.options();
+  Tensor grad_x, grad_weight;
+  if (in.weight.defined()) {
+    grad_x = at::empty_symint(with_last(grad_output.sym_sizes(), in.weight.sym_size(1)), options);
+  }
+  if (in.x.defined()) {
+    grad_weight = at::empty_symint({grad_output.sym_size(-1), in.x.sym_size(-1)}, options);
+  }
+  return with_empty({grad_x, grad_weight, std::get<1>(epilogue_backward_meta(in.epilogue))},
+                    options);
+}
+
+inline ThreeTensors linear_backward_composite(const LinearGradients& in) {
+  return with_empty(multiply_out(in, epilogue_backward_composite(in.epilogue)),
+                    in.epilogue.grad_output.options());
+}
+
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_BINDING_FORWARD_H_

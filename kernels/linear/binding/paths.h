@@ -1,0 +1,106 @@
+// How a product on a GPU is computed, x being [m, k] and weight [n, k]. Free of torch and CUDA.
+//
+// The first line that fits chooses. The limits are where the path began to win on an H200
+// (docs/BENCHMARKS.md has the sweep).
+//
+//   dtype              GPU          where                                     path
+//   float32            9.0          m <= 8                                    kSkinny
+//   float32, highest   9.0          m <= 16, or m <= 32 and n k < 2^25; or    kSkinny
+//                                   m n <= 2^16, m <= 2^12, n >= 8, and
+//                                   n < 32 or m n k <= 2^28; all: k >= 256
+//   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
+//   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 256,       kSm90
+//                                   m >= 17 (96 where a copy of the weight is
+//                                   read, as in gradients), n >= 32
+//                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
+//   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
+//                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
+//   all else                                                                  kTorch
+//
+//   kSkinny       the kernel of skinny.cu, without tensor cores: for products with ReLU, of
+//                 weights whose rows begin at multiples of 16 bytes
+//   kSm90, kSm80  the kernels of sm90/launch.cu (wgmma) and sm80/launch.cu (mma.sync). The fill is
+//                 what the result takes of sm90/launch.cu's rounds of tiles of 256 x 256, one for
+//                 each pair of multiprocessors
+//   kTorch        torch's product, then linear_epilogue in place. It wins where half types' result
+//                 is small, and where float32's sums are short or features few. GPUs between, whose
+//                 tensor cores add float16 products in float32 at half their rate, would not gain
+//                 from three products
+//
+// cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
+// division in the scale). It is no path: its ReLU makes 0 of NaN.
+//
+// Half types' kSm90 reads operands with adjacent rows as it reads those with adjacent columns; all
+// other paths copy what has no adjacent columns.
+//
+// The products of the gradients are chosen by the same table, in half types where both operands can
+// be read where they are, and in float32 at `high` for results of 2^24 elements and more. Gradients
+// that are differentiated again are torch's.
+
+#ifndef KERNELS_LINEAR_BINDING_PATHS_H_
+#define KERNELS_LINEAR_BINDING_PATHS_H_
+
+#include <cstdint>
+
+#include "launchers.h"
+
+namespace kernels {
+
+enum class Path { kSkinny, kSm90, kSm80, kTorch };
+
+struct Gpu {
+  int capability;  // 10 times the major number, plus the minor one
+  int multiprocessors;
+};
+
+// Elements of a result that half types and one product of float32 need to win.
+constexpr int64_t kLargeResult = int64_t{1} << 22;
+// The same of a gradient in float32 at `high`, for which operands are copied.
+constexpr int64_t kLargeGradient = int64_t{1} << 24;
+
+// The share that the result fills of the rounds of tiles that it is made in.
+inline double fill(const Linear& linear, const Gpu& gpu) {
+  const int64_t tiles = (linear.m + 255) / 256 * ((linear.n + 255) / 256);
+  const int64_t pairs = gpu.multiprocessors / 2, rounds = (tiles + pairs - 1) / pairs;
+  return static_cast<double>(linear.m) * linear.n / (rounds * pairs * 256 * 256);
+}
+
+inline bool is_skinny(const Linear& linear) {
+  const int64_t m = linear.m, n = linear.n, k = linear.k;
+  if (m <= 8) return true;
+  const bool is_small =
+      m * n <= 1 << 16 && (n < 32 || m * n * k <= 1 << 28) && m <= 1 << 12 && n >= 8;
+  const bool has_few_rows = m <= 16 || (m <= 32 && n * k < 1 << 25);
+  return linear.precision == Precision::kHighest && k >= 256 && (has_few_rows || is_small);
+}
+
+// The path to try for `linear`, of which dtype, precision, relu, m, n and k are set. has_vectors:
+// whether the weight can be read as it is, by 16-byte vectors.
+inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) {
+  const int64_t size = linear.m * linear.n, k = linear.k;
+  const bool is_float32 = linear.dtype == DType::kFloat32;
+  const bool is_hopper = gpu.capability == 90;
+  if (is_hopper && is_float32 && linear.relu && has_vectors && is_skinny(linear)) {
+    return Path::kSkinny;
+  }
+  const bool is_split = is_float32 && linear.precision == Precision::kHighest;
+  if (linear.dtype == DType::kFloat64 || k < (is_split ? 256 : 1024)) return Path::kTorch;
+  if (is_split) {
+    // torch's product of rows with adjacent features is the faster one below 96 rows.
+    const int64_t least_rows = linear.relu && has_vectors ? 17 : 96;
+    const bool is_sm90s = is_hopper && linear.m >= least_rows && linear.n >= 32 &&
+                          size >= 1 << 15 && linear.n * k >= 1 << 18;
+    const bool is_sm80s =
+        (gpu.capability == 80 || gpu.capability == 100) && size >= kLargeResult && k >= 1024;
+    return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
+  }
+  const int64_t least = int64_t{1} << (linear.m > linear.n ? 34 : 33);
+  const bool is_large =
+      size >= kLargeResult && (!is_float32 || (linear.m > 512 && size >= least / k));
+  const bool is_sm90s = is_hopper && is_large && fill(linear, gpu) >= (is_float32 ? 0.6 : 0.9);
+  return is_sm90s ? Path::kSm90 : Path::kTorch;
+}
+
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_BINDING_PATHS_H_

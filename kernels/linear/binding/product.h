@@ -1,0 +1,267 @@
+// One product on a GPU by the kernels of this folder: operands, precision, path, launch.
+
+#ifndef KERNELS_LINEAR_BINDING_PRODUCT_H_
+#define KERNELS_LINEAR_BINDING_PRODUCT_H_
+
+#include "binding/dispatch.h"
+// It includes Python.h, which comes first.
+
+#include <ATen/Context.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "linear/binding/paths.h"
+
+namespace kernels {
+
+// The arguments of the operators: x [..., k], weight [n, k], bias [n] or undefined.
+struct LinearInputs {
+  const Tensor& x;
+  const Tensor& weight;
+  const Tensor& bias;
+  double divisor;
+};
+
+// Whether the divisor and its reciprocal are normal floats; false for 0, infinity and NaN. On a GPU
+// torch multiplies by the reciprocal, rounded to float from that of a float (2.9) or of a double
+// (2.10 and newer). By other divisors it gets NaN and infinity where a division does not: 0 / 1e-39
+// is NaN, inf / 1e39 is NaN in 2.9 alone.
+inline bool has_normal_reciprocal(double divisor) {
+  const double magnitude = std::abs(divisor);
+  return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
+}
+
+// Whether the arguments fit together and the result is not empty. Otherwise torch's ops raise their
+// errors, give an empty result its strides, or divide as they do. Symbolic sizes are taken to fit.
+inline bool is_regular(const LinearInputs& in) {
+  if (in.x.is_cuda() && !has_normal_reciprocal(in.divisor)) return false;
+  const auto is_symbolic = [](const Tensor& t) {
+    return t.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  };
+  if (is_symbolic(in.x) || is_symbolic(in.weight)) return true;
+  const auto is_like_x = [&](const Tensor& t) {
+    return t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
+  };
+  return is_like_x(in.weight) && in.x.size(-1) == in.weight.size(1) &&
+         (!in.bias.defined() || (is_like_x(in.bias) && in.bias.size(0) == in.weight.size(0))) &&
+         in.x.numel() > 0 && in.weight.numel() > 0;
+}
+
+// A float32 product on a GPU has the accuracy of TF32 where cuBLAS would round the operands of
+// torch's to TF32, or else that of float32. By the first line that fits:
+//
+//   fp32_precision   NVIDIA_TF32_OVERRIDE   torch's product             ours
+//   "bfx9"           any                    nine products of bfloat16   kHighest
+//   any              "0"                    float32                     kHighest
+//   any              "1"                    TF32                        kHigh
+//   "tf32"           any                    TF32                        kHigh
+//   "ieee", "none"   any                    float32                     kHighest
+//
+// fp32_precision is that of torch.backends.cuda.matmul; where that is "none", of
+// torch.backends.cudnn; and where that is "none" too, of torch.backends. The older
+// set_float32_matmul_precision and allow_tf32 write the first of these, and torch's products read
+// nothing else. Context::allowTF32CuBLAS, which raises an error where old and new setters were
+// mixed, is for the getter of allow_tf32. cuBLAS reads the variable once, for its first product.
+inline Precision float32_precision() {
+  static const char tf32_override = [] {
+    const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
+    return value != nullptr && strlen(value) == 1 ? value[0] : '\0';
+  }();
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  const std::string setting = at::globalContext().float32Precision("cuda", "matmul");
+  const bool is_tf32 = setting == "tf32", is_float32 = setting == "ieee" || setting == "none";
+#else
+  using at::Float32Precision;
+  const Float32Precision setting =
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  const bool is_tf32 = setting == Float32Precision::TF32;
+  const bool is_float32 = setting == Float32Precision::IEEE || setting == Float32Precision::NONE;
+#endif
+  const bool rounds = tf32_override != '0' && (is_tf32 || (tf32_override == '1' && is_float32));
+  return rounds ? Precision::kHigh : Precision::kHighest;
+}
+
+// The path that set_linear_path, which is there for tests, demands.
+inline std::optional<Path> demanded_path;
+
+// ------------------------------------------------------------------------------------- shapes
+
+// The leading dimensions of x as one.
+inline int64_t rows_of(const Tensor& x) {
+  return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+}
+
+// x as a matrix of these rows; what autograd records of it is a view, or a copy where there is no
+// view.
+inline Tensor as_matrix(const Tensor& x) {
+  return x.dim() == 2 ? x : x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
+}
+
+// The sizes of a tensor with another last one.
+template <typename Size>
+c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
+  c10::SmallVector<Size, 5> result(sizes.begin(), sizes.end());
+  result.back() = last;
+  return result;
+}
+
+// A matrix with its rows along the leading dimensions of `like`.
+inline Tensor with_rows_of(const Tensor& like, const Tensor& matrix) {
+  if (like.dim() == 2) return matrix;
+  return matrix.view_symint(with_last(like.sym_sizes(), matrix.sym_size(-1)));
+}
+
+// ------------------------------------------------------------------------------------ operands
+
+// Whether the lines of a matrix, along one dimension, are adjacent elements, do not overlap, and
+// begin at multiples of `alignment` bytes.
+inline bool has_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
+  const int64_t stride = matrix.stride(across);
+  return matrix.stride(along) == 1 && stride >= matrix.size(along) &&
+         reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % alignment == 0 &&
+         stride * matrix.element_size() % alignment == 0;
+}
+inline bool has_rows(const Tensor& matrix, int64_t alignment) {
+  return has_lines(matrix, alignment, /*along=*/1, /*across=*/0);
+}
+inline bool has_columns(const Tensor& matrix, int64_t alignment) {
+  return has_lines(matrix, alignment, /*along=*/0, /*across=*/1);
+}
+
+#ifdef KERNELS_WITH_CUDA
+// A matrix as the kernels read it: its rows, or those of its transpose, are lines as above.
+struct Operand {
+  Tensor tensor;
+  int64_t stride;
+  bool is_transposed = false;
+};
+
+// x [..., columns] as an operand: where it lies, transposed or not, or a copy, with padding that
+// nobody reads.
+inline Operand readable(const Tensor& x, int64_t alignment, bool takes_transposed) {
+  const int64_t columns = x.size(-1), size = x.element_size();
+  if (x.is_contiguous() && columns * size % alignment == 0 &&
+      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % alignment == 0) {
+    return {x, columns};
+  }
+  const Tensor matrix = x.dim() == 2 ? x : x.reshape({-1, columns});
+  if (has_rows(matrix, alignment)) return {matrix, matrix.stride(0)};
+  if (takes_transposed && has_columns(matrix, alignment)) return {matrix, matrix.stride(1), true};
+  const int64_t rows = matrix.size(0);
+  const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
+  const Tensor padded = allocate(x, {rows, stride}, std::nullopt, x.scalar_type());
+  const Tensor copy = padded.narrow(1, 0, columns);
+  constexpr int64_t kMostColumns = 1 << 21;
+  if (x.scalar_type() == at::kFloat && has_columns(matrix, size) && columns <= kMostColumns) {
+    // 163 us where torch's copy takes 466: [8192, 8192], H200
+    const float* const from = matrix.const_data_ptr<float>();
+    float* const to = copy.mutable_data_ptr<float>();
+    launch(
+        x,
+        [&](auto stream) {
+          return cuda::transpose(from, matrix.stride(1), to, stride, rows, columns, stream);
+        },
+        [] {});
+  } else {
+    copy.copy_(matrix);
+  }
+  return {copy, stride};
+}
+
+// -------------------------------------------------------------------------------------- product
+
+inline Gpu gpu_of(const Tensor& x) {
+  const auto attribute = [device = x.get_device()](cudaDeviceAttr name) {
+    int value;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
+    return value;
+  };
+  return {10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+              attribute(cudaDevAttrComputeCapabilityMinor),
+          attribute(cudaDevAttrMultiProcessorCount)};
+}
+
+// Whether a path's kernel takes operands that lie where these do.
+inline bool serves(Path path, const Linear& linear, const Gpu& gpu) {
+  switch (path) {
+    case Path::kSkinny:
+      return gpu.capability == 90 && cuda::linear_skinny_serves(linear);
+    case Path::kSm90:
+      return gpu.capability == 90 && cuda::linear_sm90_serves(linear);
+    case Path::kSm80:
+      return gpu.capability >= 80 && cuda::linear_sm80_serves(linear);
+    default:
+      return false;
+  }
+}
+
+// Writes out and mask, if there is one, by the path of choice, on the current device, which is x's.
+// Without relu, out is the product, with bias and division, as it is. Undefined where the path is
+// torch's product.
+inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mask) {
+  if (!in.x.is_cuda() || !is_regular(in)) return {};
+  const DType dtype = *kernel_dtype(in.x.scalar_type());
+  const bool is_float32 = dtype == DType::kFloat32;
+  Linear linear{};
+  linear.dtype = dtype;
+  linear.precision = is_float32 ? float32_precision() : Precision::kHigh;
+  linear.m = rows_of(in.x);
+  linear.n = in.weight.size(0);
+  linear.k = in.weight.size(1);
+  const Tensor bias = in.bias.defined() ? in.bias.contiguous() : Tensor();
+  linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
+  linear.divisor = static_cast<float>(in.divisor);
+  linear.relu = relu;
+  linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  const Gpu gpu = gpu_of(in.x);
+  const Path path =
+      demanded_path ? *demanded_path : choose_path(linear, gpu, has_rows(in.weight, 16));
+  if (path == Path::kTorch) return {};
+
+  // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does.
+  // An x for three products is split first, wherever its rows begin.
+  const int64_t size = in.x.element_size(), alignment = path == Path::kSm80 ? size : 16;
+  const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
+  const bool takes_transposed = !is_float32 && path == Path::kSm90;
+  const Operand x = readable(in.x, is_split ? size : alignment, takes_transposed);
+  const Operand weight = readable(in.weight, alignment, takes_transposed);
+  linear.x = x.tensor.const_data_ptr();
+  linear.x_stride = x.stride;
+  linear.x_is_transposed = x.is_transposed;
+  linear.weight = weight.tensor.const_data_ptr();
+  linear.weight_stride = weight.stride;
+  linear.weight_is_transposed = weight.is_transposed;
+  if (!serves(path, linear, gpu)) {
+    if (demanded_path) fail("the path that set_linear_path chose does not serve this problem");
+    return {};
+  }
+
+  const Tensor out =
+      allocate(in.x, with_last(in.x.sizes(), linear.n), std::nullopt, in.x.scalar_type());
+  linear.out = out.mutable_data_ptr();
+  const size_t bytes = path == Path::kSm90   ? cuda::linear_sm90_workspace(linear)
+                       : path == Path::kSm80 ? cuda::linear_sm80_workspace(linear)
+                                             : 0;
+  Tensor workspace;
+  if (bytes > 0) {
+    workspace = allocate(in.x, {static_cast<int64_t>(bytes)}, std::nullopt, at::kByte);
+    linear.workspace = workspace.mutable_data_ptr();
+  }
+  launch(
+      in.x,
+      [&](auto stream) {
+        return path == Path::kSm90   ? cuda::linear_sm90(linear, stream)
+               : path == Path::kSm80 ? cuda::linear_sm80(linear, stream)
+                                     : cuda::linear_skinny(linear, stream);
+      },
+      [] {});
+  return out;
+}
+#else
+inline Tensor launch_linear(const LinearInputs&, bool, const Tensor&) { return {}; }
+#endif
+
+}  // namespace kernels
+
+#endif  // KERNELS_LINEAR_BINDING_PRODUCT_H_

@@ -1,0 +1,124 @@
+"""Which path computes a product on a GPU: host code, compiled and run alone."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+
+# Prints the path of each problem: float bits, is it at `highest`, m, n, k, relu, vectors,
+# capability, multiprocessors.
+PROGRAM = r"""
+#include <cstdio>
+
+#include "linear/binding/paths.h"
+
+int main() {
+  using namespace kernels;
+  long long bits, highest, m, n, k, relu, has_vectors;
+  Gpu gpu;
+  while (scanf("%lld %lld %lld %lld %lld %lld %lld %d %d", &bits, &highest, &m, &n, &k, &relu,
+               &has_vectors, &gpu.capability, &gpu.multiprocessors) == 9) {
+    Linear linear{};
+    linear.dtype = bits == 64   ? DType::kFloat64
+                   : bits == 32 ? DType::kFloat32
+                                : DType::kFloat16;
+    linear.precision = highest ? Precision::kHighest : Precision::kHigh;
+    linear.m = m, linear.n = n, linear.k = k, linear.relu = relu;
+    const char* const names[] = {"skinny", "sm90", "sm80", "torch"};
+    puts(names[static_cast<int>(choose_path(linear, gpu, has_vectors))]);
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def paths_of(tmp_path_factory):
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("paths")
+    source, program = folder / "main.cpp", folder / "main"
+    source.write_text(PROGRAM)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", KERNELS]
+    subprocess.run([compiler, *flags, "-o", program, source], check=True)
+
+    def call(problems):
+        text = "\n".join(" ".join(map(str, map(int, problem))) for problem in problems)
+        return subprocess.check_output([program], input=text, text=True).split()
+
+    return call
+
+
+def problem(m, n, k, bits=32, highest=True, relu=True, vectors=True, capability=90, sms=132):
+    return bits, highest, m, n, k, relu, vectors, capability, sms
+
+
+HIGH, HALF, GRADIENT = {"highest": False}, {"bits": 16}, {"relu": False}
+# Problems on either side of each limit of the table at the head of paths.h.
+TABLE = [
+    ((8, 8192, 64), {}, "skinny"),
+    ((8, 8192, 64), HIGH, "skinny"),
+    ((8, 8192, 64), HALF, "torch"),
+    ((8, 8192, 64), GRADIENT, "torch"),
+    ((8, 8192, 64), {"vectors": False}, "torch"),
+    ((8, 8192, 64), {"capability": 80}, "torch"),
+    ((9, 8192, 8192), HIGH, "torch"),
+    ((16, 8192, 8192), {}, "skinny"),
+    ((16, 8192, 255), {}, "torch"),
+    ((17, 8192, 8192), {}, "sm90"),
+    ((32, 4096, 8191), {}, "skinny"),
+    ((32, 4096, 8192), {}, "sm90"),
+    ((33, 4096, 4096), {}, "sm90"),
+    ((4096, 16, 1 << 20), {}, "skinny"),  # n < 32: however long k is
+    ((4097, 8, 8192), {}, "torch"),
+    ((4096, 7, 8192), {}, "torch"),
+    ((64, 1024, 4096), {}, "skinny"),
+    ((64, 1024, 4097), {}, "sm90"),
+    ((64, 1025, 4096), {}, "sm90"),
+    ((1024, 8192, 8192), {}, "sm90"),
+    ((1024, 8192, 255), {}, "torch"),
+    ((1024, 8192, 256), {}, "sm90"),
+    ((4096, 31, 16384), {}, "torch"),
+    ((4096, 32, 16384), {}, "sm90"),
+    ((95, 8192, 8192), GRADIENT, "torch"),
+    ((96, 8192, 8192), GRADIENT, "sm90"),
+    ((96, 8192, 8192), {"vectors": False}, "sm90"),
+    ((95, 8192, 8192), {"vectors": False}, "torch"),
+    ((1024, 4096, 1024), {"capability": 80}, "sm80"),
+    ((1024, 4096, 1024), {"capability": 100}, "sm80"),
+    ((1024, 4096, 1023), {"capability": 80}, "torch"),
+    ((1024, 4095, 1024), {"capability": 80}, "torch"),
+    ((1024, 4096, 1024), {"capability": 86}, "torch"),
+    ((1024, 4096, 1024), {"capability": 120}, "torch"),
+    ((1024, 4096, 1024), {"capability": 80, **HIGH}, "torch"),
+    ((1024, 8192, 8192), HIGH, "sm90"),
+    ((512, 8192, 8192), HIGH, "torch"),
+    ((1024, 8192, 1023), HIGH, "torch"),
+    ((1024, 8192, 1024), HIGH, "sm90"),  # m n k = 2^33
+    ((8192, 1024, 1024), HIGH, "torch"),  # m > n: it takes 2^34
+    ((8192, 1024, 2048), HIGH, "sm90"),
+    ((1024, 8192, 8192), HALF, "sm90"),
+    ((1024, 8192, 1024), HALF, "sm90"),
+    ((1024, 8192, 1023), HALF, "torch"),
+    ((1024, 4095, 8192), HALF, "torch"),
+    ((1024, 4096, 8192), HALF, "sm90"),  # 64 tiles of 256 x 256 for 66 pairs
+    ((1024, 4608, 8192), HALF, "torch"),  # 72: a second round
+    ((1024, 4608, 8192), {"sms": 144, **HALF}, "sm90"),
+    ((1024, 8192, 8192), {"capability": 80, **HALF}, "torch"),
+    ((1024, 8192, 8192), {"bits": 64}, "torch"),
+]
+
+
+def test_every_line_of_the_table(paths_of):
+    got = paths_of(problem(*sizes, **options) for sizes, options, _ in TABLE)
+    wrong = [(*line, path) for line, path in zip(TABLE, got, strict=True) if line[2] != path]
+    assert not wrong
+
+
+def test_sizes_beyond_32_bits(paths_of):
+    large = 1 << 31
+    problems = [problem(large, 64, 4096), problem(1024, large, 1024, highest=False)]
+    assert paths_of(problems) == ["sm90", "sm90"]
