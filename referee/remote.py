@@ -204,6 +204,11 @@ class Remote:
         return status
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As requests name it."""
+    return str(dtype).removeprefix("torch.")
+
+
 @contextmanager
 def reaping() -> Iterator[set[int]]:
     """Within it, orphans become ours, and at its end all descendants that came since are killed.

@@ -17,7 +17,9 @@ import torch
 
 import run
 from model import PROBLEMS
-from referee import solutions, timing
+from referee import relu, timing
+from referee.error_line import first_error_line
+from referee.solutions import judge, verdict
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
@@ -163,7 +165,7 @@ def graded(tmp_path_factory):
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         small_problem(patch)
-        patch.setattr(solutions, "SETTLING", 2.0)
+        patch.setattr(judge, "SETTLING", 2.0)
         for problem, cheats in (("relu", RELU), ("linear_relu_divide", LINEAR)):
             files = [CHEATS / f"{name}.py" for name in cheats]
             status, verdicts = grade(problem, files, tmp_path_factory.mktemp(problem))
@@ -411,12 +413,12 @@ def test_requests_that_make_no_sense(arguments, tmp_path, capsys):
     assert output.err.count("\n") == 1
 
 
-def timed(**seconds: list[float]) -> solutions.Verdict:
+def timed(**seconds: list[float]) -> verdict.Verdict:
     names = timing.Names(solution="ours", eager="eager")
-    timings = timing.Timings("cpu", names, solutions.relu.RATE, 1)
+    timings = timing.Timings("cpu", names, relu.RATE, 1)
     timings.seconds = {"ours": seconds["ours"], "eager": seconds["eager"]}
     timings.seconds[names.again] = seconds.get("again", seconds["eager"])
-    return solutions.Verdict(Path("a.py"), timings=timings)
+    return verdict.Verdict(Path("a.py"), timings=timings)
 
 
 def test_ties_and_noise():
@@ -433,13 +435,13 @@ def test_ties_and_noise():
 
 
 def test_the_referees_clock():
-    verdict = timed(ours=[1e-4] * 9, eager=[1e-3] * 9)
+    known = timed(ours=[1e-4] * 9, eager=[1e-3] * 9)
     honest = {"ours": [1e-4] * 9, "eager": [1e-4] * 9, "eager (again)": [1e-4] * 9}
-    assert solutions._wrong_clock(honest, verdict.timings) is None
+    assert judge.wrong_clock(honest, known.timings) is None
     busy = {**honest, "ours": [9e-4] * 9, "eager": [1e-4] * 4 + [9e-4] * 5}
-    assert solutions._wrong_clock(busy, verdict.timings) is None
+    assert judge.wrong_clock(busy, known.timings) is None
     slowed = {**honest, "ours": [1e-3] * 9}
-    assert "a changed timer" in solutions._wrong_clock(slowed, verdict.timings)
+    assert "a changed timer" in judge.wrong_clock(slowed, known.timings)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +461,7 @@ def test_the_referees_clock():
     ],
 )
 def test_first_error_line(text, line):
-    assert solutions.first_error_line(text) == line
+    assert first_error_line(text) == line
 
 
 TRUNCATES = """
