@@ -32,6 +32,7 @@ from referee.cases import DTYPES
 from referee.memory import RING
 from referee.outcome import Task
 from referee.progress import Progress
+from referee.reference_file import BadReferenceError
 from referee.timing import CPU_SECONDS, Rounds
 
 # Not of the docstring, which `python -OO` removes.
@@ -59,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.bundle and args.solution:
         parser.error("--bundle writes this project's solution, --solution grades files: which?")
+    if args.reference:
+        return _reference(args, parser)
     if args.timeout and not args.solution:
         parser.error("--timeout is for --solution")
     if args.bundle:
@@ -146,6 +149,12 @@ def _parser() -> Parser:
         nargs="+",
         metavar="FILE",
         help="grade these files, each of which defines ModelNew, instead of this project's",
+    )
+    parser.add_argument(
+        "--reference",
+        type=_solution_file,
+        metavar="FILE",
+        help="grade them against this file's Model, get_inputs and get_init_inputs",
     )
     parser.add_argument(
         "--timeout",
@@ -245,6 +254,28 @@ def _solutions(args: argparse.Namespace, task: solutions.Task, why: str, note: s
         whole = {**facts, "problem": task.name, "solutions": [*map(ranking.record, verdicts)]}
         fine &= _write(args.json, json.dumps(whole, indent=1) + "\n")
     return 0 if fine else 1
+
+
+def _reference(args: argparse.Namespace, parser: Parser) -> int:
+    """Grades files against a reference file; the exit status."""
+    if args.problem or not args.solution or args.bundle:
+        parser.error("--reference goes with --solution, and without the name of a problem")
+    if args.rows or args.dtype != parser.get_default("dtype"):
+        parser.error("--rows and --dtype are for this project's problems, not for --reference")
+    progress = Progress()
+    try:
+        device, why = _device(args.device)
+        progress("running the reference")
+        oracle = solutions.Oracle(args.reference, device)
+        wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
+        timeout, args.dtype = args.timeout or TIMEOUT, str(oracle.dtype).removeprefix("torch.")
+        task = solutions.Task(
+            oracle.name, None, oracle.shape, oracle.dtype, device, wanted, timeout, progress, oracle
+        )
+        return _solutions(args, task, why, "")
+    except (BadReferenceError, ValueError) as error:
+        progress.clear()
+        parser.error(str(error))
 
 
 def _bundle(problem: str, path: Path) -> int:

@@ -25,8 +25,32 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
 )
 
+OURS = "../../model_new"
 CHEATS = Path(__file__).resolve().parent / "cheats"
-BEST = "cuda" if torch.cuda.is_available() else "cpu"
+SOLUTIONS = Path(__file__).resolve().parent / "solutions"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "1"))  # of every clean file; twice as many in all
+
+# Files of tests/solutions that do what they should; the last ones are this project's.
+CLEAN = {
+    "cpu": {
+        "relu": ["clean_plain", "clean_scalar", "clean_compiled", "clean_inductor", OURS],
+        "linear_relu_divide": ["clean_plain_linear", OURS],
+    },
+    "cuda": {
+        "relu": [
+            "clean_plain",
+            "clean_triton",
+            "clean_compiled",
+            "clean_inductor",
+            "repair_1_float4_grid_stride",
+            "repair_2_one_element",
+            "repair_4_index_scaled_once",
+            OURS,
+        ],
+        "linear_relu_divide": ["clean_plain_linear", OURS],
+    },
+}
 
 # The verdict on each of the cheats, and what its reason must name. The numbers are those of the
 # list of kinds in docs/DESIGN.md.
@@ -45,7 +69,7 @@ RELU = {
     "09_patches_timers": ("cheating", "changed "),
     "09_slows_the_clock": ("cheating", "a changed timer"),
     "10_lazy_subclass": ("cheating", "returns a tensor subclass, Lazy"),
-    "11_stale_memory": ("cheating", "returns memory that it has not written"),
+    "11_stale_memory": ("wrong", "returns memory that it has not written"),
     "12_tested_shape_only": ("wrong", "does not take "),
     "12_skips_tails": ("wrong", "elements differ"),
     "13_falls_back": ("cheating", "falls back on aten::relu after AttributeError"),
@@ -76,72 +100,6 @@ PLAIN = """
 class ModelNew(nn.Module):
     def forward(self, x):
         return torch.relu(x)
-"""
-PLAIN_LINEAR = """
-class ModelNew(nn.Module):
-    def __init__(self, in_features, out_features, divisor):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.divisor = divisor
-
-    def forward(self, x):
-        return torch.relu(self.linear(x)) / self.divisor
-"""
-SCALAR = '''
-from torch.utils.cpp_extension import load_inline
-
-SOURCE = r"""
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
-#include <torch/library.h>
-
-at::Tensor relu_forward(const at::Tensor& input) {
-  TORCH_CHECK(input.scalar_type() == at::kFloat, "float32 alone");
-  at::Tensor x = input.contiguous(), out = at::empty_like(x);
-  const float* from = x.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] < 0 ? 0 : from[i];
-  return out;
-}
-
-TORCH_LIBRARY(scalar_relu, m) { m.def("relu_forward(Tensor x) -> Tensor", &relu_forward); }
-"""
-load_inline("scalar_relu", SOURCE, is_python_module=False, no_implicit_headers=True)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        return torch.ops.scalar_relu.relu_forward(x)
-'''
-TRITON = """
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def kernel(x, out, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(x + i, mask=i < n)
-    tl.store(out + i, tl.where(values < 0, 0.0, values), mask=i < n)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        assert x.dtype == torch.float32
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        if x.numel():
-            kernel[triton.cdiv(x.numel(), 1024),](x, out, x.numel(), BLOCK=1024)
-        return out
-"""
-COMPILED = """
-class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.compiled = torch.compile(torch.relu, backend="aot_eager", dynamic=True)
-
-    def forward(self, x):
-        return self.compiled(x)
 """
 
 
@@ -195,37 +153,69 @@ def test_every_cheat_is_tested():
     assert {path.stem for path in CHEATS.glob("*.py")} == {*RELU, *LINEAR, *ON_GPU}
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture
+def busy_loops():
+    """Two programs that compute all the time."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_honest_relu(device, tmp_path, capsys):
-    own = {"scalar": SCALAR} if device == "cpu" else {"triton": TRITON}
-    texts = {"plain": PLAIN, "compiled": COMPILED, **own}
-    files = [tmp_path / f"{name}.py" for name in texts]
-    for file, text in zip(files, texts.values(), strict=True):
-        file.write_text(IMPORTS + text)
-    files.append(Path(run.__file__).parent / "model_new.py")
+    files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["relu"]]
     status, verdicts = grade("relu", files, tmp_path, "--timeout", "600", device=device)
     output = capsys.readouterr().out
     assert {v["reason"] for v in verdicts.values()} == {""}, output
     assert status == 0
     assert {v["accuracy"] for v in verdicts.values()} == {"exact"}
     assert "fast_1 " in output
-    assert verdicts["plain"]["notes"] == ["calls aten::relu"]
+    assert verdicts["clean_plain"]["notes"] == ["calls aten::relu"]
     if device == "cpu":
-        assert "float64" in verdicts["scalar"]["refused"]
-        assert "plain.py: correct (exact; " in output
+        assert "float64" in verdicts["clean_scalar"]["refused"]
+        assert "clean_plain.py: correct (exact; " in output
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_honest_linear(device, tmp_path, monkeypatch):
     small_problem(monkeypatch)
-    file = tmp_path / "plain.py"
-    file.write_text(IMPORTS + PLAIN_LINEAR)
-    files = [file, Path(run.__file__).parent / "model_new.py"]
+    files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["linear_relu_divide"]]
     options = ["linear_relu_divide", files, tmp_path, "--timeout", "600"]
     status, verdicts = grade(*options, device=device)
     assert {v["reason"] for v in verdicts.values()} == {""}
     assert status == 0
     assert {v["accuracy"] for v in verdicts.values()} == {"float32-grade"}
+
+
+def never_accused(device, problem, name, tmp_path, monkeypatch):
+    small_problem(monkeypatch)
+    for _ in range(RUNS):
+        options = [problem, [SOLUTIONS / f"{name}.py"], tmp_path, "--timeout", "600"]
+        status, verdicts = grade(*options, device=device)
+        [found] = verdicts.values()
+        assert (status, found["verdict"], found["reason"]) == (0, "correct", "")
+
+
+CLEAN_ONES = [
+    pytest.param(device, problem, name, marks=[pytest.mark.gpu] * (device == "cuda"))
+    for device, problems in CLEAN.items()
+    for problem, names in problems.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("device", "problem", "name"), CLEAN_ONES)
+def test_clean_files_are_never_accused(device, problem, name, tmp_path, monkeypatch):
+    never_accused(device, problem, name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("device", "problem", "name"), CLEAN_ONES)
+def test_clean_files_are_never_accused_beside_busy_loops(
+    device, problem, name, tmp_path, monkeypatch, busy_loops
+):
+    never_accused(device, problem, name, tmp_path, monkeypatch)
 
 
 # A file's text, the verdict, and what its reason must name.

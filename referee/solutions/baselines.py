@@ -23,20 +23,23 @@ class Baselines:
     in one. They start when they are first needed.
 
     Args:
+        worker: of `child`.
         prepare: gives a new process the module, inputs and yardsticks, if it is not the one for
             "again"; the names of the yardsticks.
     """
 
-    def __init__(self, task: Task, prepare: Callable[[Task, "Asked", bool], list[str]]) -> None:
-        self._task, self._remotes, self._fill = task, [], prepare
+    def __init__(
+        self, task: Task, worker: str, prepare: Callable[[Task, "Asked", bool], list[str]]
+    ) -> None:
+        self._task, self._remotes, self._worker, self._prepare = task, [], worker, prepare
         self.names: list[str] = []
 
     def start(self) -> set[int]:
         """Starts and fills them, if they are not there; their process ids."""
         for turn in range(0 if self._remotes else 2 if self._task.device.type == "cpu" else 1):
-            self._remotes.append(Remote(self._task.device))
+            self._remotes.append(Remote(self._task.device, self._worker))
             asked = Asked(partial(self.ask, bool(turn)), self._remotes[-1].put)
-            names = self._fill(self._task, asked, bool(turn))
+            names = self._prepare(self._task, asked, bool(turn))
             self.names = self.names or names
         return {remote.pid for remote in self._remotes}
 
@@ -53,9 +56,13 @@ class Baselines:
             reason = f"eager itself could not be timed: {type(error).__name__} {error}"
             raise FoundError(ERROR, reason[:LONGEST_LINE]) from None
 
-    def take(self, *place: object) -> torch.Tensor:
-        """`Remote.take` of the first."""
-        return self._remotes[0].take(*place)
+    def put(self, again: bool, *tensors: torch.Tensor) -> None:
+        """`Remote.put` of one of the two."""
+        self._remotes[-1 if again else 0].put(*tensors)
+
+    def take(self, again: bool, *place: object) -> torch.Tensor:
+        """`Remote.take` of one of the two."""
+        return self._remotes[-1 if again else 0].take(*place)
 
     def close(self) -> None:
         """Ends them."""

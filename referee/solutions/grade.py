@@ -6,7 +6,9 @@ from time import monotonic
 
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote, reaping
 from referee.solutions.baselines import Baselines
+from referee.solutions.judge import Judge
 from referee.solutions.linear import Linear
+from referee.solutions.reference import Reference
 from referee.solutions.relu import Relu
 from referee.solutions.verdict import (
     CHEATING,
@@ -23,7 +25,8 @@ JUDGES = {"relu": Relu, "linear_relu_divide": Linear}
 
 def grade_files(files: list[Path], task: Task, report: Callable[[Verdict], None]) -> list[Verdict]:
     """Grades one file after the other, and reports each as soon as it is known."""
-    verdicts, baselines = [], Baselines(task, JUDGES[task.name].prepare_eager)
+    kind, verdicts = _judge_of(task), []
+    baselines = Baselines(task, kind.worker, kind.prepare_eager)
     try:
         for file in files:
             verdicts.append(grade_file(file, task, baselines))
@@ -42,11 +45,11 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
         stage = f"{what} {detail}".rstrip()
         task.progress(f"{file.name}: {what}", detail)
 
+    kind = _judge_of(task)
     with reaping() as spared:
-        remote = Remote(task.device, monotonic() + task.timeout)
+        remote = Remote(task.device, kind.worker, monotonic() + task.timeout)
         try:
-            judged = JUDGES[task.name]
-            judged(remote, task, verdict, progress, baselines, spared).grade(file)
+            kind(remote, task, verdict, progress, baselines, spared).grade(file)
         except FoundError as found:
             verdict.word, verdict.reason = found.args
         except LateError:
@@ -62,3 +65,7 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
             remote.close()
     task.progress.clear()
     return verdict
+
+
+def _judge_of(task: Task) -> type[Judge]:
+    return Reference if task.oracle else JUDGES[task.name]

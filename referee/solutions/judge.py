@@ -52,8 +52,10 @@ class Turn(NamedTuple):
 class Judge:
     """What all problems have in common."""
 
+    worker: str
     names: Names
     rate: Rate
+    library: tuple[list[str], bool]
 
     def __init__(
         self,
@@ -78,7 +80,8 @@ class Judge:
             FoundError: as soon as something is not right.
         """
         self.progress("importing")
-        loaded = self.remote.ask("load", path=str(file.resolve()), problem=self.task.name)
+        problem = self.task.problem and self.task.name
+        loaded = self.remote.ask("load", path=str(file.resolve()), problem=problem)
         self.verdict.import_seconds = float(loaded["seconds"])
         self.check_changes()
         self.check_small()
@@ -139,15 +142,18 @@ class Judge:
     def check_library(self) -> None:
         """Whether it swallowed an exception and then called the library's function."""
         try:
-            found = self.remote.ask("library")
+            ops, all_of_them = self.library
+            found = self.remote.ask("library", ops=ops, all_of_them=all_of_them)
         except RaisedError:  # a mode that looks on is no part of the problem
             return
         library, swallowed = found["library"], found["swallowed"]
-        if library and swallowed:
-            reason = f"falls back on {library[0]} after {swallowed[0]}"
+        if not library:
+            return
+        called = "the reference's own operators" if all_of_them else library[0]
+        if swallowed:
+            reason = f"falls back on {called} after {swallowed[0]}"
             raise FoundError(CHEATING, reason[:LONGEST_LINE])
-        if library:
-            self.verdict.notes.append(f"calls {library[0]}")
+        self.verdict.notes.append(f"calls {called}")
 
     def check_background(self) -> None:
         """Whether it computes while nothing is asked of it."""

@@ -11,7 +11,7 @@ from referee import cases, linear, linear_checks, operands
 from referee.error_line import LONGEST_LINE
 from referee.errors import U32, Allowance, Comparison
 from referee.linear_errors import compare_output, precision
-from referee.remote import dtype_name
+from referee.remote import dtype_name, pack
 from referee.solutions.judge import SEEDS
 from referee.solutions.rows import Rows
 from referee.solutions.verdict import CHEATING, WRONG, FoundError
@@ -101,7 +101,7 @@ class Linear(Rows):
     def construct(self, k: int, n: int, divisor: float) -> None:
         """Both modules, under one seed."""
         seed, dtype = random.randrange(SEEDS), dtype_name(self.dtype)
-        state = self.remote.ask("new", args=[k, n, divisor], seed=seed, dtype=dtype)["state"]
+        state = self.remote.ask("new", args=pack([k, n, divisor]), seed=seed, dtype=dtype)["state"]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.task.problem.reference(k, n, divisor).to(self.device, self.dtype)

@@ -7,7 +7,7 @@ import torch
 
 from referee import cases, relu
 from referee.compare import first_mismatch
-from referee.remote import dtype_name
+from referee.remote import dtype_name, pack
 from referee.solutions.rows import Rows
 from referee.solutions.verdict import CHEATING
 from referee.timing import Timings
@@ -26,7 +26,7 @@ class Relu(Rows):
     def check_small(self) -> None:
         self.progress("constructing")
         args = self.task.problem.get_init_inputs()
-        self.remote.ask("new", args=args, seed=self.seed, dtype=dtype_name(self.dtype))
+        self.remote.ask("new", args=pack(args), seed=self.seed, dtype=dtype_name(self.dtype))
         every = list(cases.elementwise(self.device, self.seed))
         own = [case for case in every if case.name.startswith(f"{dtype_name(self.dtype)},")]
         for case in own:

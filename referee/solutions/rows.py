@@ -15,19 +15,23 @@ from torch import nn
 from referee import cases
 from referee.compare import first_mismatch
 from referee.memory import RING
-from referee.remote import HALF, ForgedError, RaisedError, dtype_name
+from referee.remote import HALF, ForgedError, RaisedError, dtype_name, pack
 from referee.solutions.baselines import Asked
 from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
 
 # Random rows that are looked at after a timed call.
 SUSPECTS = {"relu": 2, "linear_relu_divide": 13}
+# By which a solution may fall back on the reference's own ReLU.
+LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
 YARDSTICKS = {"relu": "copy", "linear_relu_divide": "product"}
 
 
 class Rows(Judge):
     """One forward after the other, and what a wrong one tells."""
 
+    worker = "rows"
+    library = LIBRARY, False
     output_shape: tuple[int, int]
     scale = 1.0
 
@@ -128,7 +132,7 @@ class Rows(Judge):
         if output.is_floating_point():
             unwritten = (output.isnan() & ~expected.isnan()).double().mean().item()
             if unwritten > 0.5:
-                return CHEATING, f"returns memory that it has not written: {name}"
+                return WRONG, f"returns memory that it has not written: {name}"
             if unwritten:
                 problem = f"memory that was not written, or NaN; {problem}"
         earlier = self.earlier.get(tuple(output.shape))
@@ -194,7 +198,7 @@ class Rows(Judge):
         args, seed = task.problem.get_init_inputs(), random.randrange(SEEDS)
         dtype = dtype_name(task.dtype)
         eager.ask("load", path=None, problem=task.name)
-        state = eager.ask("new", args=args, seed=seed, dtype=dtype)["state"]
+        state = eager.ask("new", args=pack(args), seed=seed, dtype=dtype)["state"]
         scale, names = 1 / math.sqrt(task.shape[1]), [name for name, _ in state]
         eager.ask("fill_state", seed=seed, names=names, scale=scale)
         eager.ask("fill", **_ring(task, RING[task.device.type], seed, False))
@@ -210,8 +214,9 @@ class Rows(Judge):
         if name == self.names.solution:
             ask, take, ring = self.remote.ask, self.remote.take, self.ring
         else:
-            ask = partial(self.baselines.ask, name == self.names.again)
-            take, ring = self.baselines.take, Ring(self.ring.slots, self.ring.rows, 0)
+            again, eager = name == self.names.again, self.baselines
+            ask, take = partial(eager.ask, again), partial(eager.take, again)
+            ring = Ring(self.ring.slots, self.ring.rows, 0)
         slot, row, column, seed = ring.turn(self.columns())
         ask("alter", slot=slot, row=row, seed=seed, column=column, scale=self.scale)
         start = perf_counter()
@@ -255,6 +260,8 @@ class Rows(Judge):
 
         return check
 
+    worker = "rows"
+    library = LIBRARY, False
     output_shape: tuple[int, int]
     scale = 1.0
 
@@ -287,6 +294,6 @@ class Ring:
 
 
 def _ring(task: Task, slots: int, seed: int, unit: bool) -> dict[str, object]:
-    """The arguments of `worker.Worker.fill`."""
+    """The arguments of `RowsWorker.fill`."""
     shape, dtype = list(task.shape), dtype_name(task.dtype)
     return {"slots": slots, "shape": shape, "dtype": dtype, "seed": seed, "unit": unit}

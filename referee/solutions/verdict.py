@@ -10,6 +10,7 @@ from model import Problem
 from referee.error_line import first_error_line
 from referee.progress import Progress
 from referee.remote import RaisedError
+from referee.solutions.oracle import Oracle
 from referee.stats import speed_up
 from referee.timing import LEAST_JUDGED, Rounds, Timings
 
@@ -76,16 +77,23 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Task:
-    """The conditions on which files are graded, as `outcome.Task`; `name` is the problem's."""
+    """The conditions on which files are graded, as `outcome.Task`.
+
+    Attributes:
+        name: the problem's.
+        problem: one of this project's; None for a reference file.
+        oracle: of the reference file; None for a problem of this project.
+    """
 
     name: str
-    problem: Problem
+    problem: Problem | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     wanted: Rounds
     timeout: float
     progress: Progress
+    oracle: Oracle | None = None
 
 
 def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
