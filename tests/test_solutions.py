@@ -13,7 +13,6 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-import torch
 
 import run
 from model import PROBLEMS
@@ -113,8 +112,13 @@ def grade(problem: str, files: list[Path], folder: Path, *options: str, device: 
     path = folder / "verdicts.json"
     size = ["--rows", "3", "--trials", "5", "--device", device, "--json", str(path)]
     status = run.main([problem, *size, *options, "--solution", *map(str, files)])
+    return status, read_verdicts(path)
+
+
+def read_verdicts(path: Path) -> dict[str, dict]:
+    """By the stem of their files."""
     verdicts = json.loads(path.read_text())["solutions"]
-    return status, {Path(verdict["file"]).stem: verdict for verdict in verdicts}
+    return {Path(verdict["file"]).stem: verdict for verdict in verdicts}
 
 
 @pytest.fixture(scope="module")

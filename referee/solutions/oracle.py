@@ -138,9 +138,7 @@ class Oracle:
         self.structure, outputs = flatten(found)
         for x in outputs:
             if type(x) not in (torch.Tensor, nn.Parameter):
-                raise self.file.bad(
-                    f"Model returns a {type(x).__name__} where a tensor is expected"
-                )
+                raise self.file.bad(f"Model returns a {type(x).__name__}, not a tensor")
             if x.layout != torch.strided or x.is_complex():
                 raise self.file.bad(f"Model returns a tensor of {x.dtype}, {x.layout}")
         if not outputs:
