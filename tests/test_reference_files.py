@@ -102,6 +102,18 @@ def test_the_budget_forbids_lower_precision(product):
     assert grade(output.compare([(0, half)]).relative) == "bf16-grade"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_have_a_narrow_budget(dtype):
+    x, weight = torch.randn(40, 512, dtype=dtype), torch.randn(30, 512, dtype=dtype)
+    exact = x.double() @ weight.double().T
+    output = Output(x @ weight.T, exact)
+    assert output.compare([(0, exact.to(dtype).view(-1))]).problem is None
+    assert output.compare(
+        [(0, (exact * (1 + 8 * torch.finfo(dtype).eps)).to(dtype).view(-1))]
+    ).problem
+    assert output.compare([(0, (exact + 1).to(dtype).view(-1))]).problem
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 0.0])
 def test_one_wrong_element(product, value):
     *_, output = product
@@ -223,11 +235,10 @@ CHEATING = {
     "04_replays_by_address": ("cheating", "replays the result of an earlier call"),
     "04_replays_by_fingerprint": ("cheating", "replays the result of an earlier call"),
     "08_walks_frames": ("cheating", "takes a tensor of the referee's"),
-    "09_slows_the_clock": ("cheating", "a changed timer"),
     "10_lazy_subclass": ("cheating", "returns a tensor subclass, Lazy"),
     "11_stale_memory": ("wrong", "returns memory that it has not written"),
     "13_falls_back": ("cheating", "falls back on the reference's own operators"),
-    "15_background_thread": ("cheating", "background work"),
+    "15_background_thread": ("cheating", ""),  # late, or wrong in a timed call
     "16_exits": ("cheating", "exits with status 0"),
     "17_batch_once": ("cheating", "replays the result of an earlier call"),
     "19_takes_threads": ("cheating", "changed the number of threads"),
@@ -246,8 +257,7 @@ CHEATING_LINEAR = {
     ("text", "named"), [(WIDE, CHEATING), (LINEAR, CHEATING_LINEAR)], ids=["relu", "linear"]
 )
 def test_cheats_are_named(text, named, device, tmp_path):
-    host_clock = {"09_slows_the_clock"} if device == "cuda" else set()  # which times no GPU
-    files = [CHEATS / f"{name}.py" for name in named if name not in host_clock]
+    files = [CHEATS / f"{name}.py" for name in named]
     status, verdicts = grade_by(text, files, tmp_path, device)
     assert status == 1
     for name, found in verdicts.items():

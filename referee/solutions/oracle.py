@@ -10,6 +10,7 @@ from torch import nn
 
 from referee import reference_file
 from referee.child.watch import Seen
+from referee.compare import first_mismatch
 from referee.memory import LARGEST_SHARE, RING, free_bytes
 from referee.remote import pack
 from referee.solutions.budget import Output
@@ -100,7 +101,7 @@ class Oracle:
 
     def redraw(self, module: nn.Module, generator: torch.Generator) -> nn.Module:
         """The module with other parameters, zeros among them too; buffers stay."""
-        other = copy.deepcopy(module)
+        other = self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
         for p in other.parameters():
             if p.is_floating_point():
                 size = p.square().mean().sqrt() if p.numel() else p.sum()
@@ -116,7 +117,7 @@ class Oracle:
     def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Eager's outputs."""
         with torch.no_grad():
-            return flatten(self.file.attempt("forward", lambda: module(*inputs)))[1]
+            return self.file.attempt("forward", lambda: flatten(module(*inputs)))[1]
 
     def expected(self, module: nn.Module, inputs: list) -> list[Output]:
         """The outputs, as near to exact as can be had."""
@@ -125,17 +126,17 @@ class Oracle:
         return [Output(*pair) for pair in zip(eager, exact, strict=True)]
 
     def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
-        wide = [_double(x) for x in inputs]
-        return self.run(copy.deepcopy(module).double(), wide)
+        wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
+        return self.run(wide, [_double(x) for x in inputs])
 
     def _look(self, module: nn.Module) -> list[torch.Tensor]:
         """The outputs of two forwards, which must be the same tensors."""
         inputs = self.inputs(0)
         with torch.no_grad(), Seen() as seen:
-            found = self.file.attempt("forward", lambda: module(*inputs))
+            nested = self.file.attempt("forward", lambda: flatten(module(*inputs)))
         computing = (op for op in seen.names if not any(view in op for view in VIEWS))
         self.ops = sorted(computing)
-        self.structure, outputs = flatten(found)
+        self.structure, outputs = nested
         for x in outputs:
             if type(x) not in (torch.Tensor, nn.Parameter):
                 raise self.file.bad(f"Model returns a {type(x).__name__}, not a tensor")
@@ -146,7 +147,7 @@ class Oracle:
         storages = {inputs[i].untyped_storage().data_ptr() for i in self.tensors}
         self.shares = any(x.untyped_storage().data_ptr() in storages for x in outputs)
         for i in self.tensors:
-            if not torch.equal(inputs[i].cpu().nan_to_num(), self.draws[0][i].nan_to_num()):
+            if first_mismatch(inputs[i].cpu(), self.draws[0][i], exact=True):
                 raise self.file.bad("Model changes its inputs")
         again = self.run(module, inputs)
         if any(_difference(*pair) > DIFFERENT for pair in zip(again, outputs, strict=True)):

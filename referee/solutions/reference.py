@@ -48,6 +48,7 @@ class Reference(Judge):
         self.relative, self.equal = 0.0, True
         self.stale: nn.Module | None = None
         self.earlier: torch.Tensor | None = None
+        self.budgets: list[Output] = []
         self.turns = 0
 
     def check_small(self) -> None:
@@ -74,16 +75,23 @@ class Reference(Judge):
         if self.oracle.floats and self._takes_both_signs():
             self._feed(self._with_signs())
             self._check(SIGNS)
-        exact = "exact" if self.equal else grade(self.relative)
-        self.verdict.accuracy = exact
+        self.verdict.accuracy = "exact" if self.equal else grade(self.relative)
         if self.oracle.note:
             self.verdict.notes.append(self.oracle.note)
+        self.earlier, self.inputs, self.stale = None, [], None
+        self._release()
+
+    def _release(self) -> None:
+        """Gives memory back before eager's process needs it; the warm-up comes after."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _takes_both_signs(self) -> bool:
         """Whether eager gives finite results; asked of its process, which an assertion may end."""
         oracle = self.oracle
         if oracle.both_signs is None:
             oracle.both_signs = False
+            self._release()
             self.spared |= self.baselines.start()
             ask = partial(self.baselines.ask, False)
             asked = Asked(ask, partial(self.baselines.put, False))
@@ -154,6 +162,10 @@ class Reference(Judge):
             self.relative = max(self.relative, found.relative)
             self.equal = self.equal and found.equal
         self.earlier = self._whole(0, first).cpu()
+        if name != SIGNS:  # the timed inputs are like these
+            self.budgets = expected
+        for output in expected:
+            output.forget()
 
     def _check_forms(self, name: str, reply: dict, expected: list[Output]) -> None:
         structure, facts = reply["structure"], reply["outputs"]
@@ -216,10 +228,10 @@ class Reference(Judge):
             unwritten = (got.isnan() & ~output.eager.isnan()).double().mean().item()
             if unwritten > 0.5:
                 return WRONG, f"returns memory that it has not written: {name}"
-        if not turn and self.earlier is not None and torch.equal(got.cpu(), self.earlier):
-            return CHEATING, f"replays the result of an earlier call: {name}"
         if cheat := self._cheat(got, output):
             return CHEATING, f"{cheat}: {name}"
+        if not turn and self.earlier is not None and torch.equal(got.cpu(), self.earlier):
+            return CHEATING, f"replays the result of an earlier call: {name}"
         reached = grade(found.relative)
         if output.dtype == torch.float32 and reached != WORST:
             return WRONG, f"lower precision than eager's ({reached}): {name}: {found.problem}"
@@ -255,12 +267,7 @@ class Reference(Judge):
 
     def prepare_timing(self) -> None:
         oracle = self.oracle
-        self.earlier, self.inputs, self.stale = None, [], None
-        # The budgets of the altered inputs' results are those of the drawn ones.
-        self.budgets = oracle.expected(self.module, oracle.inputs(0))
         self.slots = [oracle.inputs(slot % len(oracle.draws)) for slot in range(oracle.slots)]
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # before the warm-up; the others need the memory
         _fill(Asked(self.remote.ask, self.remote.put), self.task)
         self.remote.ask("prepare", copied=0)
 
