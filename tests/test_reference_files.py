@@ -10,6 +10,8 @@ import torch
 from test_solutions import CHEATS, DEVICES, SOLUTIONS, read_verdicts
 
 import run
+from referee.reference_file import BadReferenceError
+from referee.solutions import oracle
 from referee.solutions.budget import Output, grade
 from referee.structure import flatten
 
@@ -193,6 +195,14 @@ def test_bad_references(name, tmp_path, capsys):
     [line] = [line for line in output.err.splitlines() if line.startswith("run.py: ")]
     assert line.startswith(f"run.py: {file}: ")
     assert reason in line
+
+
+def test_a_reference_that_does_not_fit(tmp_path, monkeypatch):
+    file = tmp_path / "wide.py"
+    file.write_text(IMPORTS + WIDE)
+    monkeypatch.setattr(oracle, "LARGEST_SHARE", 0)
+    with pytest.raises(BadReferenceError, match="needs about 0.0 GiB of memory on cpu, and 0.0"):
+        oracle.Oracle(file, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

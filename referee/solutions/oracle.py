@@ -172,18 +172,28 @@ class Oracle:
 
     def _count_slots(self, module: nn.Module) -> int:
         """How many inputs can be in the ring."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         parameters = sum(p.numel() * p.element_size() for p in module.parameters())
-        free = free_bytes(self.device) * LARGEST_SHARE
-        for slots in sorted({RING[self.device.type], 1}, reverse=True):
-            # In float64 those of one forward; on a CPU the draws too, and eager's second process.
-            inputs = 3 * slots + 3 + (DRAWS + 1) * (self.device.type == "cpu")
-            need = inputs * self.input_bytes + 9 * self.output_bytes + 8 * parameters
-            if need <= free:
-                return slots
-        raise self.file.bad(
-            f"grading needs about {need / 2**30:,.1f} GiB of memory on {self.device}, and "
-            f"{free / 2**30:,.1f} GiB can be used"
-        )
+        fixed = 9 * self.output_bytes + 8 * parameters + 3 * self.input_bytes
+        draws = DRAWS * self.input_bytes
+        if self.device.type == "cpu":  # which has the draws, and eager in two processes
+            fixed += draws + self.input_bytes
+        else:
+            self._check_memory(draws, torch.device("cpu"))
+        slots, each = RING[self.device.type], 3 * self.input_bytes
+        if fixed + slots * each > LARGEST_SHARE * free_bytes(self.device):
+            slots = 1
+        self._check_memory(fixed + slots * each, self.device)
+        return slots
+
+    def _check_memory(self, need: int, device: torch.device) -> None:
+        free = LARGEST_SHARE * free_bytes(device)
+        if need > free:
+            raise self.file.bad(
+                f"grading needs about {need / 2**30:,.1f} GiB of memory on {device}, and "
+                f"{free / 2**30:,.1f} GiB can be used"
+            )
 
     def _there(self, x: object) -> object:
         if not isinstance(x, torch.Tensor):
