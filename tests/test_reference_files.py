@@ -201,7 +201,7 @@ def test_a_reference_that_does_not_fit(tmp_path, monkeypatch):
     file = tmp_path / "wide.py"
     file.write_text(IMPORTS + WIDE)
     monkeypatch.setattr(oracle, "LARGEST_SHARE", 0)
-    with pytest.raises(BadReferenceError, match="needs about 0.0 GiB of memory on cpu, and 0.0"):
+    with pytest.raises(BadReferenceError, match=r"needs about .* of memory on cpu"):
         oracle.Oracle(file, torch.device("cpu"))
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -200,13 +199,6 @@ class Oracle:
             return x
         there = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=self.device)
         return there.copy_(x)
-
-
-def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """The bytes of a dense tensor in the order of its memory, so many at a time."""
-    flat = x.data.as_strided((x.numel(),), (1,)).view(torch.uint8)
-    for start in range(0, len(flat), size):
-        yield start, flat[start : start + size]
 
 
 def _form(inputs: list) -> list[tuple]:

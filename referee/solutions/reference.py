@@ -9,21 +9,19 @@ import torch
 from torch import nn
 
 from referee import cases, relu
+from referee.child.inputs import ALIGNMENT
 from referee.compare import first_mismatch
 from referee.remote import HALF, RaisedError, dtype_name, pack
 from referee.solutions.baselines import Asked
 from referee.solutions.budget import WORST, Found, Output, grade
+from referee.solutions.feeding import fill_ring, pieces, ranges_of, send
 from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
-from referee.solutions.oracle import pieces
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
 from referee.timing import Names, Rate, Timings
 
 SIGNS = "inputs of both signs"
 LOOKED_AT = 1 << 12  # elements of each output and input, after a timed call
-PART = 16  # an alteration is a sixteenth of an input, or as much as fits in
-LARGEST_PART = 1 << 22  # bytes
 LARGEST_KEPT = 1 << 28  # bytes of a result that is compared with later ones
-ALIGNMENT = 16  # of every tensor in the mapped file
 
 
 class Reference(Judge):
@@ -97,9 +95,9 @@ class Reference(Judge):
             ask = partial(self.baselines.ask, False)
             asked = Asked(ask, partial(self.baselines.put, False))
             try:
-                _send(asked, 0, self._with_signs())
+                send(asked, 0, self._with_signs())
                 oracle.both_signs = ask("probe", slot=0)["finite"] is True
-                _send(asked, 0, oracle.inputs(0))
+                send(asked, 0, oracle.inputs(0))
             except FoundError:  # the baselines start again when they are needed
                 pass
         return oracle.both_signs
@@ -114,7 +112,7 @@ class Reference(Judge):
     def _feed(self, inputs: list) -> None:
         """The inputs of the next forward, of the solution and of the reference."""
         self.inputs = inputs
-        _send(Asked(self.remote.ask, self.remote.put), 0, inputs)
+        send(Asked(self.remote.ask, self.remote.put), 0, inputs)
 
     def _load(self, state: list) -> None:
         """Other parameters, for both."""
@@ -132,7 +130,7 @@ class Reference(Judge):
         dense = [torch.empty_like(v, device="cpu").copy_(v) for v in values.values()]
         specs = [(tuple(v.shape), v.stride(), v.dtype) for v in dense]
         self.remote.ask("stage", tensors=pack(specs))
-        _send(Asked(self.remote.ask, self.remote.put), None, dense)
+        send(Asked(self.remote.ask, self.remote.put), None, dense)
         self.remote.ask("load_state", names=names)
 
     def _check(self, name: str, bait: bool = False, fill: bool = False) -> None:
@@ -263,14 +261,14 @@ class Reference(Judge):
         eager.ask("load_reference", path=str(oracle.file.path.resolve()))
         args, seed = pack(oracle.args), random.randrange(SEEDS)
         eager.ask("new", args=args, seed=seed, dtype=None)
-        _fill(eager, task)
+        fill_ring(eager, task)
         copied = 0 if again else max(1, (oracle.input_bytes + oracle.output_bytes) // 2)
         return eager.ask("prepare", copied=copied)["names"]
 
     def prepare_timing(self) -> None:
         oracle = self.oracle
         self.slots = [oracle.inputs(slot % len(oracle.draws)) for slot in range(oracle.slots)]
-        _fill(Asked(self.remote.ask, self.remote.put), self.task)
+        fill_ring(Asked(self.remote.ask, self.remote.put), self.task)
         self.remote.ask("prepare", copied=0)
 
     def turn(self, name: str, call: str) -> Turn:
@@ -330,7 +328,7 @@ class Reference(Judge):
         self.changes, found = [], []
         for i in self.oracle.floats or self.oracle.tensors:
             other = random.choice(self.oracle.draws)[i]
-            for ranges in _ranges(list(other.shape), other.element_size()):
+            for ranges in ranges_of(list(other.shape), other.element_size()):
                 place = tuple(slice(*ends) for ends in ranges)
                 part = other[place].contiguous()
                 if inputs:
@@ -345,37 +343,3 @@ class Reference(Judge):
 
     def fastest(self, timings: Timings) -> float:
         return relu.fastest_copy(timings) * self.oracle.output_bytes / self.work()
-
-
-def _ranges(shape: list[int], itemsize: int) -> list[list[list[int]]]:
-    """Where an input of a shape is altered: the range in each dimension, once or twice."""
-    ranges, left = [], itemsize
-    for side in shape:
-        left *= side
-    for side in shape:
-        left //= side
-        most = max(1, min(side // PART, LARGEST_PART // left))
-        start = random.randrange(side - most + 1)
-        ranges.append([start, start + most])
-        if side > 1 and left * most <= LARGEST_PART:
-            break
-    if len(shape) == 2 and shape[0] == shape[1] and len(ranges) == 1:
-        return [ranges, [[0, shape[0]], *ranges]]
-    return [ranges]
-
-
-def _send(process: Asked, slot: int | None, values: list) -> None:
-    """Lays tensors into a process: into a slot of its ring, or among what is staged."""
-    for i, x in enumerate(values):
-        if not isinstance(x, torch.Tensor):
-            continue
-        for start, piece in pieces(x, HALF):
-            process.put(piece)
-            process.ask("feed", slot=slot, index=i, start=start, size=len(piece))
-
-
-def _fill(process: Asked, task: Task) -> None:
-    oracle = task.oracle
-    process.ask("allocate", slots=oracle.slots, inputs=oracle.specs)
-    for slot in range(oracle.slots):
-        _send(process, slot, oracle.draws[slot % len(oracle.draws)])
