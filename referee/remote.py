@@ -156,6 +156,10 @@ class Remote:
         """The processor time of the child and its descendants so far."""
         return sum(map(_cpu_seconds, [self.pid, *descendants(self.pid)]))
 
+    def waited(self) -> float:
+        """Seconds that the child's and this process's main thread were ready but without a CPU."""
+        return _waited(self.pid) + _waited(os.getpid())
+
     def close(self) -> None:
         """Kills the child."""
         with suppress(ProcessLookupError):
@@ -267,6 +271,13 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _waited(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, IndexError):  # a kernel without these figures
+        return 0.0
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -288,6 +288,8 @@ OTHERWISE = {
     "none": ("y.sum()", "None", "wrong", "returns a NoneType, not a plain tensor"),
     "its input": ("labels + 1", "labels.add_(1)", "cheating", "returns its input"),
     "raises": ("y.sum()", "y.no_such_thing()", "error", "AttributeError: "),
+    "other names": ("self.linear =", "self.batch = nn.BatchNorm1d(sizes[1])\n        self.fc =",
+                    "correct", ""),
     "another state": ("self.norm =", "self.extra = nn.Linear(3, 3)\n        self.norm =", "correct",
                       ""),
 }  # fmt: skip
@@ -300,6 +302,9 @@ def test_many_inputs_and_outputs(tmp_path):
         files.append(tmp_path / f"{name}.py")
         text = MANY.replace("Model(", "ModelNew(", 1).replace(old, new) if old else MANY
         text = text.replace("class Model(", "class ModelNew(")
+        if name == "other names":
+            text = text.replace("        self.norm = nn.BatchNorm1d(sizes[1])\n", "")
+            text = text.replace("self.norm(self.linear(x))", "self.batch(self.fc(x))")
         if name == "a list":
             text = text.replace("labels + 1]", "labels + 1)").replace("y.sum()", "y.sum()]")
         files[-1].write_text(IMPORTS + text)
@@ -311,6 +316,7 @@ def test_many_inputs_and_outputs(tmp_path):
         assert reason in found["reason"]
     assert verdicts["the same"]["accuracy"] == "exact"
     assert "calls the reference's own operators" in verdicts["the same"]["notes"]
+    assert not any("state" in note for note in verdicts["other names"]["notes"])
     assert "its state is not the reference's: none was loaded" in verdicts["another state"]["notes"]
 
 

@@ -49,6 +49,11 @@ class InputsWorker(Worker):
         flat_bytes(into[index])[start : start + size].copy_(self.incoming[:size])
         return {}
 
+    def sums(self) -> dict:
+        """The sum of each tensor of the state, in order."""
+        values = self.module.state_dict().values()
+        return {"sums": [value.double().sum().item() for value in values]}
+
     def load_state(self, names: list[str]) -> dict:
         """Loads what is staged."""
         self.module.load_state_dict(dict(zip(names, self.staged, strict=True)))

@@ -118,11 +118,11 @@ class Worker:
             changed.append(f"the L2's persisting part ({size} bytes)")
         return {"changed": changed[:5]}
 
-    def time(self, slot: int, name: str) -> dict:
+    def time(self, slot: int, call: str) -> dict:
         """Times one call, with a CPU's threads awake."""
         self.output = None
         self.awake.fill_(0)
-        self.output, seconds, wall = self.clock.time(self.calls[name], self.ring[slot])
+        self.output, seconds, wall = self.clock.time(self.calls[call], self.ring[slot])
         return {"seconds": seconds, "wall": wall}
 
     def send(self, x: torch.Tensor, start: int) -> int:

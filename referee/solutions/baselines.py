@@ -56,6 +56,10 @@ class Baselines:
             reason = f"eager itself could not be timed: {type(error).__name__} {error}"
             raise FoundError(ERROR, reason[:LONGEST_LINE]) from None
 
+    def waited(self, again: bool) -> float:
+        """`Remote.waited` of one of the two."""
+        return self._remotes[-1 if again else 0].waited()
+
     def put(self, again: bool, *tensors: torch.Tensor) -> None:
         """`Remote.put` of one of the two."""
         self._remotes[-1 if again else 0].put(*tensors)

@@ -3,9 +3,10 @@
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 from typing import NamedTuple
 
 import torch
@@ -40,7 +41,8 @@ class Turn(NamedTuple):
 
     Attributes:
         sample: its seconds, by the device's clock and until the device was idle.
-        hidden: what it took by this process's clock beyond that.
+        hidden: what it took by this process's clock beyond that, without the time for which other
+            programs had the CPUs: a longer call is the sooner followed by their turn.
         check: looks at its output, and says what is wrong with it.
     """
 
@@ -208,6 +210,18 @@ class Judge:
     def prepare_timing(self) -> None:
         """Gives the solution the inputs of the timed calls."""
         raise NotImplementedError
+
+    def timed(self, name: str, **arguments: object) -> tuple[tuple[float, float], float]:
+        """Times a call of the contestant; `sample` and `hidden` of its turn."""
+        ask, waited = self.remote.ask, self.remote.waited
+        if name != self.names.solution:
+            again, eager = name == self.names.again, self.baselines
+            ask, waited = partial(eager.ask, again), partial(eager.waited, again)
+        before, start = waited(), perf_counter()
+        reply = ask("time", **arguments)
+        ours = perf_counter() - start - (waited() - before)
+        seconds, wall = float(reply["seconds"]), float(reply["wall"])
+        return (max(seconds, 1e-9), wall), ours - seconds
 
     def turn(self, name: str, call: str) -> Turn:
         """Alters an input of the contestant and times a call, by the worker's name for it."""

@@ -1,9 +1,9 @@
 """Files that stand in for the `Model` of a reference file."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import nn
@@ -56,12 +56,16 @@ class Reference(Judge):
         seed, args = random.randrange(SEEDS), pack(oracle.args)
         state = self.remote.ask("new", args=args, seed=seed, dtype=None)["state"]
         self.module = oracle.construct(seed)
+        names = self._matching(state, self.module.state_dict())
         self.remote.ask("allocate", slots=1, inputs=oracle.specs)
         self._feed(oracle.inputs(0))
         self._check("as constructed", bait=True)
         if any(True for _ in self.module.parameters()):
-            self._load(state)
-            self._check("a state loaded")
+            if names is None:
+                self.verdict.notes.append("its state is not the reference's: none was loaded")
+            else:
+                self._load(names)
+                self._check("a state loaded")
         for draw in range(1, len(oracle.draws)):
             self._feed(oracle.inputs(draw))
             self._check(f"seed {draw + 1}, at the same address", fill=draw > 1)
@@ -114,24 +118,35 @@ class Reference(Judge):
         self.inputs = inputs
         send(Asked(self.remote.ask, self.remote.put), 0, inputs)
 
-    def _load(self, state: list) -> None:
+    def _load(self, names: list[str]) -> None:
         """Other parameters, for both."""
         self.stale, self.module = self.module, self.oracle.redraw(self.module, self.generator)
         values = self.module.state_dict()
-        shapes = {name: list(value.shape) for name, value in values.items()}
-        theirs = {str(name): shape for name, shape in state}
-        names = list(values)
-        if shapes != theirs:
-            if list(shapes.values()) != list(theirs.values()):
-                self.verdict.notes.append("its state is not the reference's: none was loaded")
-                self.module, self.stale = self.stale, None
-                return
-            names = list(theirs)
         dense = [torch.empty_like(v, device="cpu").copy_(v) for v in values.values()]
         specs = [(tuple(v.shape), v.stride(), v.dtype) for v in dense]
         self.remote.ask("stage", tensors=pack(specs))
         send(Asked(self.remote.ask, self.remote.put), None, dense)
         self.remote.ask("load_state", names=names)
+
+    def _matching(self, state: list, values: dict[str, torch.Tensor]) -> list[str] | None:
+        """The solution's names for the reference's state; None if it has another.
+
+        Other names are told by shapes and by what was drawn under the one seed.
+        """
+        left = {str(name): list(shape) for name, shape in state}
+        if left == {name: list(value.shape) for name, value in values.items()}:
+            return list(values)
+        sums = dict(zip(left, self.remote.ask("sums")["sums"], strict=True))
+        names = []
+        for value in values.values():
+            want = value.double().sum().item()
+            same = (n for n, shape in left.items() if shape == list(value.shape))
+            found = next((n for n in same if math.isclose(sums[n], want, abs_tol=1e-9)), None)
+            if found is None:
+                return None
+            names.append(found)
+            del left[found]
+        return None if left else names
 
     def _check(self, name: str, bait: bool = False, fill: bool = False) -> None:
         """One forward: forms and values, fresh memory, inputs that stay as they are."""
@@ -282,13 +297,10 @@ class Reference(Judge):
         slot = self.turns % oracle.slots
         put(*self._alter(self.slots[slot] if is_solution else None))
         ask("patch", slot=slot, changes=self.changes)
-        start = perf_counter()
-        reply = ask("time", slot=slot, name=call)
-        ours = perf_counter() - start
-        seconds, wall = float(reply["seconds"]), float(reply["wall"])
+        sample, hidden = self.timed(name, slot=slot, call=call)
         # The same is done after a call of eager, that the caches are the same for all.
         problem = self._look(ask, put, take, slot) if call == "module" else None
-        return Turn((max(seconds, 1e-9), wall), ours - seconds, lambda: problem)
+        return Turn(sample, hidden, lambda: problem)
 
     def _look(self, ask: Callable, put: Callable, take: Callable, slot: int) -> str | None:
         """What is wrong with random elements of the timed call's outputs, and of its inputs."""

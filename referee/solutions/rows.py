@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import nn
@@ -219,14 +218,11 @@ class Rows(Judge):
             ring = Ring(self.ring.slots, self.ring.rows, 0)
         slot, row, column, seed = ring.turn(self.columns())
         ask("alter", slot=slot, row=row, seed=seed, column=column, scale=self.scale)
-        start = perf_counter()
-        reply = ask("time", slot=slot, name=call)
-        ours = perf_counter() - start
-        seconds, wall = float(reply["seconds"]), float(reply["wall"])
+        sample, hidden = self.timed(name, slot=slot, call=call)
         # Eager's are fetched as well, that the caches are the same for all.
         looked = ask("suspects", slot=slot, row=row, count=SUSPECTS[self.task.name])
         check = self._suspects(take, looked, ring, slot, row, (column, seed))
-        return Turn((max(seconds, 1e-9), wall), ours - seconds, check)
+        return Turn(sample, hidden, check)
 
     def _suspects(
         self,
