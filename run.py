@@ -26,6 +26,7 @@ from referee import devices, files, ours, outputs, plot, ranking, records, repor
 from referee.cases import DTYPES, name_of
 from referee.progress import Progress
 from referee.records import Document
+from referee.reference_file import BadReferenceError
 from referee.timing import CPU_SECONDS, Rounds
 
 # Not of the docstring, which `python -OO` removes.
@@ -51,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     _check(args, parser)
+    if args.reference:
+        return _reference(args, parser, arguments)
     if args.bundle:
         return _bundle(args.problem, args.bundle)
     names = [args.problem] if args.problem else list(PROBLEMS)
@@ -104,7 +107,7 @@ def _check(args: argparse.Namespace, parser: Parser) -> None:
     for option, value in (("--bundle", args.bundle), ("--solution", args.solution)):
         if value and args.sweep:
             parser.error(f"--sweep and --plot are not for {option}")
-        if value and not args.problem:
+        if value and not args.problem and not args.reference:
             parser.error(f"{option} is for one problem: which?")
     if args.bundle and args.solution:
         parser.error("--bundle writes this project's solution, --solution grades files: which?")
@@ -156,6 +159,12 @@ def _parser() -> Parser:
         nargs="+",
         metavar="FILE",
         help="grade these files, each of which defines ModelNew, instead of this project's",
+    )
+    parser.add_argument(
+        "--reference",
+        type=_solution_file,
+        metavar="FILE",
+        help="grade them against this file's Model, get_inputs and get_init_inputs",
     )
     parser.add_argument(
         "--timeout",
@@ -233,6 +242,30 @@ def _solutions(
         if len(verdicts) > 1:
             ending.show(f"\n{ranking.ranking(verdicts)}")
     return all(verdict.word == solutions.CORRECT for verdict in verdicts)
+
+
+def _reference(args: argparse.Namespace, parser: Parser, arguments: list[str] | None) -> int:
+    """Grades files against a reference file; the exit status."""
+    if args.problem or not args.solution or args.bundle:
+        parser.error("--reference goes with --solution, and without the name of a problem")
+    if args.rows or args.dtype:
+        parser.error("--rows and --dtype are for this project's problems, not for --reference")
+    progress = Progress()
+    try:
+        device, why = devices.choose(args.device)
+        progress("running the reference")
+        oracle = solutions.Oracle(args.reference, device)
+        wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
+        timeout = args.timeout or TIMEOUT
+        task = solutions.Task(
+            oracle.name, None, oracle.shape, oracle.dtype, device, wanted, timeout, progress, oracle
+        )
+        document = Document.start(arguments, "grading", device)
+        work = partial(_solutions, args.solution, task, why, "", document)
+        return _finish(args, document, work)
+    except (BadReferenceError, ValueError) as error:
+        progress.clear()
+        parser.error(str(error))
 
 
 def _bundle(problem: str, path: Path) -> int:

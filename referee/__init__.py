@@ -5,7 +5,7 @@ measures, `report` prints. This project's replacement runs in this process, so t
 and the usual short cuts (returned inputs, replayed results, unwritten tails, work on another
 stream), not a program that sets out to rewrite the interpreter. Import the package before the
 replacement: the functions that decide are bound at import. `solutions` grades files of others, in
-processes of their own that `remote` starts and `worker` serves; `ranking` prints. `records` is
+processes of their own that `remote` starts and `child` serves; `ranking` prints. `records` is
 what is written, from which `markdown`, `plot`, `picture` and `agreement` make the rest.
 """
 

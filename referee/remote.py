@@ -5,11 +5,13 @@ What arrives from it is JSON with this side's token, within limits, or the bytes
 mapped file that it can neither shrink nor grow.
 """
 
+import base64
 import ctypes
 import fcntl
 import json
 import mmap
 import os
+import pickle
 import secrets
 import selectors
 import signal
@@ -26,8 +28,8 @@ from referee.memory import free_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); from referee import worker; "
-    "sys.path.remove(sys.argv[1]); worker.main(*map(json.loads, sys.argv[2:]))"
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from referee.child.main import main; "
+    "sys.path.remove(sys.argv[1]); main(*map(json.loads, sys.argv[2:]))"
 )
 ARENA = 256 << 20  # bytes of the mapped file; pages that nobody touches take no memory
 HALF = ARENA // 2
@@ -54,7 +56,7 @@ class LateError(Exception):
 
 
 class RaisedError(Exception):
-    """The solution raised; the argument describes it, as `worker` does."""
+    """The solution raised; the argument describes it, as the worker does."""
 
 
 class Remote:
@@ -62,10 +64,11 @@ class Remote:
 
     Args:
         device: where the solution computes.
+        worker: of `child`, which answers: "rows" or "inputs".
         deadline: of all requests together, by `monotonic`; None for code of ours.
     """
 
-    def __init__(self, device: torch.device, deadline: float | None = None) -> None:
+    def __init__(self, device: torch.device, worker: str, deadline: float | None = None) -> None:
         self._deadline, self._buffer = deadline, b""
         self._first, self._last = b"", b""
         memory = os.memfd_create("referee", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -77,7 +80,7 @@ class Remote:
         self._outgoing, self._incoming = arena[:HALF], arena[HALF:]
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
-        limits = {"device": str(device), "bytes": 0}
+        limits = {"device": str(device), "bytes": 0, "worker": worker}
         if deadline is not None:
             limits["bytes"] = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
         theirs = (requests, replies, memory)
@@ -110,7 +113,7 @@ class Remote:
         return (self._first + self._last).decode(errors="replace")
 
     def ask(self, op: str, **arguments: object) -> dict:
-        """A method of `worker.Worker` by name, and what it returns.
+        """A method of the worker by name, and what it returns.
 
         Raises:
             EndedError, ForgedError, LateError, RaisedError: there is no answer.
@@ -152,6 +155,10 @@ class Remote:
     def busy_seconds(self) -> float:
         """The processor time of the child and its descendants so far."""
         return sum(map(_cpu_seconds, [self.pid, *descendants(self.pid)]))
+
+    def waited(self) -> float:
+        """Seconds that the child's and this process's main thread were ready but without a CPU."""
+        return _waited(self.pid) + _waited(os.getpid())
 
     def close(self) -> None:
         """Kills the child."""
@@ -204,6 +211,16 @@ class Remote:
         return status
 
 
+def pack(value: object) -> str:
+    """Any value as a text, for a request."""
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As requests name it."""
+    return str(dtype).removeprefix("torch.")
+
+
 @contextmanager
 def reaping() -> Iterator[set[int]]:
     """Within it, orphans become ours, and at its end all descendants that came since are killed.
@@ -254,6 +271,13 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _waited(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, IndexError):  # a kernel without these figures
+        return 0.0
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -1,6 +1,7 @@
 """Files graded by `run.py --solution`: cheats are named, honest ones pass, hostile ones end.
 
-KERNELS_GRADING=1 runs these, for two to three minutes.
+KERNELS_GRADING=1 runs these, for some minutes; KERNELS_GRADING_RUNS=10 grades every clean file that
+often, and that often again beside two busy loops.
 """
 
 import json
@@ -13,18 +14,43 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-import torch
 
 import run
 from model import PROBLEMS
-from referee import solutions, timing
+from referee import relu, timing
+from referee.error_line import first_error_line
+from referee.solutions import judge, verdict
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
 )
 
+OURS = "../../model_new"
 CHEATS = Path(__file__).resolve().parent / "cheats"
-BEST = "cuda" if torch.cuda.is_available() else "cpu"
+SOLUTIONS = Path(__file__).resolve().parent / "solutions"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "1"))  # of every clean file; twice as many in all
+
+# Files of tests/solutions that do what they should; the last ones are this project's.
+CLEAN = {
+    "cpu": {
+        "relu": ["clean_plain", "clean_scalar", "clean_compiled", "clean_inductor", OURS],
+        "linear_relu_divide": ["clean_plain_linear", OURS],
+    },
+    "cuda": {
+        "relu": [
+            "clean_plain",
+            "clean_triton",
+            "clean_compiled",
+            "clean_inductor",
+            "repair_1_float4_grid_stride",
+            "repair_2_one_element",
+            "repair_4_index_scaled_once",
+            OURS,
+        ],
+        "linear_relu_divide": ["clean_plain_linear", OURS],
+    },
+}
 
 # The verdict on each of the cheats, and what its reason must name. The numbers are those of the
 # list of kinds in docs/DESIGN.md.
@@ -43,7 +69,7 @@ RELU = {
     "09_patches_timers": ("cheating", "changed "),
     "09_slows_the_clock": ("cheating", "a changed timer"),
     "10_lazy_subclass": ("cheating", "returns a tensor subclass, Lazy"),
-    "11_stale_memory": ("cheating", "returns memory that it has not written"),
+    "11_stale_memory": ("wrong", "returns memory that it has not written"),
     "12_tested_shape_only": ("wrong", "does not take "),
     "12_skips_tails": ("wrong", "elements differ"),
     "13_falls_back": ("cheating", "falls back on aten::relu after AttributeError"),
@@ -75,72 +101,6 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return torch.relu(x)
 """
-PLAIN_LINEAR = """
-class ModelNew(nn.Module):
-    def __init__(self, in_features, out_features, divisor):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.divisor = divisor
-
-    def forward(self, x):
-        return torch.relu(self.linear(x)) / self.divisor
-"""
-SCALAR = '''
-from torch.utils.cpp_extension import load_inline
-
-SOURCE = r"""
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
-#include <torch/library.h>
-
-at::Tensor relu_forward(const at::Tensor& input) {
-  TORCH_CHECK(input.scalar_type() == at::kFloat, "float32 alone");
-  at::Tensor x = input.contiguous(), out = at::empty_like(x);
-  const float* from = x.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] < 0 ? 0 : from[i];
-  return out;
-}
-
-TORCH_LIBRARY(scalar_relu, m) { m.def("relu_forward(Tensor x) -> Tensor", &relu_forward); }
-"""
-load_inline("scalar_relu", SOURCE, is_python_module=False, no_implicit_headers=True)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        return torch.ops.scalar_relu.relu_forward(x)
-'''
-TRITON = """
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def kernel(x, out, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(x + i, mask=i < n)
-    tl.store(out + i, tl.where(values < 0, 0.0, values), mask=i < n)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        assert x.dtype == torch.float32
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        if x.numel():
-            kernel[triton.cdiv(x.numel(), 1024),](x, out, x.numel(), BLOCK=1024)
-        return out
-"""
-COMPILED = """
-class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.compiled = torch.compile(torch.relu, backend="aot_eager", dynamic=True)
-
-    def forward(self, x):
-        return self.compiled(x)
-"""
 
 
 def small_problem(patch: pytest.MonkeyPatch) -> None:
@@ -153,8 +113,13 @@ def grade(problem: str, files: list[Path], folder: Path, *options: str, device: 
     path = folder / "verdicts.json"
     size = ["--rows", "3", "--trials", "5", "--device", device, "--json", str(path)]
     status = run.main([problem, *size, *options, "--solution", *map(str, files)])
+    return status, read_verdicts(path)
+
+
+def read_verdicts(path: Path) -> dict[str, dict]:
+    """By the stem of their files."""
     verdicts = json.loads(path.read_text())["records"]
-    return status, {Path(verdict["file"]).stem: verdict for verdict in verdicts}
+    return {Path(verdict["file"]).stem: verdict for verdict in verdicts}
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +128,7 @@ def graded(tmp_path_factory):
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         small_problem(patch)
-        patch.setattr(solutions, "SETTLING", 2.0)
+        patch.setattr(judge, "SETTLING", 2.0)
         for problem, cheats in (("relu", RELU), ("linear_relu_divide", LINEAR)):
             files = [CHEATS / f"{name}.py" for name in cheats]
             status, verdicts = grade(problem, files, tmp_path_factory.mktemp(problem))
@@ -193,37 +158,69 @@ def test_every_cheat_is_tested():
     assert {path.stem for path in CHEATS.glob("*.py")} == {*RELU, *LINEAR, *ON_GPU}
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture
+def busy_loops():
+    """Two programs that compute all the time."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_honest_relu(device, tmp_path, capsys):
-    own = {"scalar": SCALAR} if device == "cpu" else {"triton": TRITON}
-    texts = {"plain": PLAIN, "compiled": COMPILED, **own}
-    files = [tmp_path / f"{name}.py" for name in texts]
-    for file, text in zip(files, texts.values(), strict=True):
-        file.write_text(IMPORTS + text)
-    files.append(Path(run.__file__).parent / "model_new.py")
+    files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["relu"]]
     status, verdicts = grade("relu", files, tmp_path, "--timeout", "600", device=device)
     output = capsys.readouterr().out
     assert {v["reason"] for v in verdicts.values()} == {""}, output
     assert status == 0
     assert {v["accuracy"] for v in verdicts.values()} == {"exact"}
     assert "fast_1 " in output
-    assert verdicts["plain"]["notes"] == ["calls aten::relu"]
+    assert verdicts["clean_plain"]["notes"] == ["calls aten::relu"]
     if device == "cpu":
-        assert "float64" in verdicts["scalar"]["refused"]
-        assert "plain.py: correct (exact; " in output
+        assert "float64" in verdicts["clean_scalar"]["refused"]
+        assert "clean_plain.py: correct (exact; " in output
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_honest_linear(device, tmp_path, monkeypatch):
     small_problem(monkeypatch)
-    file = tmp_path / "plain.py"
-    file.write_text(IMPORTS + PLAIN_LINEAR)
-    files = [file, Path(run.__file__).parent / "model_new.py"]
+    files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["linear_relu_divide"]]
     options = ["linear_relu_divide", files, tmp_path, "--timeout", "600"]
     status, verdicts = grade(*options, device=device)
     assert {v["reason"] for v in verdicts.values()} == {""}
     assert status == 0
     assert {v["accuracy"] for v in verdicts.values()} == {"float32-grade"}
+
+
+def never_accused(device, problem, name, tmp_path, monkeypatch):
+    small_problem(monkeypatch)
+    for _ in range(RUNS):
+        options = [problem, [SOLUTIONS / f"{name}.py"], tmp_path, "--timeout", "600"]
+        status, verdicts = grade(*options, device=device)
+        [found] = verdicts.values()
+        assert (status, found["verdict"], found["reason"]) == (0, "correct", "")
+
+
+CLEAN_ONES = [
+    pytest.param(device, problem, name, marks=[pytest.mark.gpu] * (device == "cuda"))
+    for device, problems in CLEAN.items()
+    for problem, names in problems.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("device", "problem", "name"), CLEAN_ONES)
+def test_clean_files_are_never_accused(device, problem, name, tmp_path, monkeypatch):
+    never_accused(device, problem, name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("device", "problem", "name"), CLEAN_ONES)
+def test_clean_files_are_never_accused_beside_busy_loops(
+    device, problem, name, tmp_path, monkeypatch, busy_loops
+):
+    never_accused(device, problem, name, tmp_path, monkeypatch)
 
 
 # A file's text, the verdict, and what its reason must name.
@@ -411,12 +408,12 @@ def test_requests_that_make_no_sense(arguments, tmp_path, capsys):
     assert output.err.count("\n") == 1
 
 
-def timed(**seconds: list[float]) -> solutions.Verdict:
+def timed(**seconds: list[float]) -> verdict.Verdict:
     names = timing.Names(solution="ours", eager="eager")
-    timings = timing.Timings("cpu", names, solutions.relu.RATE, 1)
+    timings = timing.Timings("cpu", names, relu.RATE, 1)
     timings.seconds = {"ours": seconds["ours"], "eager": seconds["eager"]}
     timings.seconds[names.again] = seconds.get("again", seconds["eager"])
-    return solutions.Verdict(Path("a.py"), timings=timings)
+    return verdict.Verdict(Path("a.py"), timings=timings)
 
 
 def test_ties_and_noise():
@@ -433,13 +430,13 @@ def test_ties_and_noise():
 
 
 def test_the_referees_clock():
-    verdict = timed(ours=[1e-4] * 9, eager=[1e-3] * 9)
+    known = timed(ours=[1e-4] * 9, eager=[1e-3] * 9)
     honest = {"ours": [1e-4] * 9, "eager": [1e-4] * 9, "eager (again)": [1e-4] * 9}
-    assert solutions._wrong_clock(honest, verdict.timings) is None
+    assert judge.wrong_clock(honest, known.timings) is None
     busy = {**honest, "ours": [9e-4] * 9, "eager": [1e-4] * 4 + [9e-4] * 5}
-    assert solutions._wrong_clock(busy, verdict.timings) is None
+    assert judge.wrong_clock(busy, known.timings) is None
     slowed = {**honest, "ours": [1e-3] * 9}
-    assert "a changed timer" in solutions._wrong_clock(slowed, verdict.timings)
+    assert "a changed timer" in judge.wrong_clock(slowed, known.timings)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +456,7 @@ def test_the_referees_clock():
     ],
 )
 def test_first_error_line(text, line):
-    assert solutions.first_error_line(text) == line
+    assert first_error_line(text) == line
 
 
 TRUNCATES = """

@@ -1,0 +1,74 @@
+"""Answers requests until they end."""
+
+import ctypes
+import json
+import mmap
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from referee.child.inputs import InputsWorker
+from referee.child.rows import RowsWorker
+from referee.child.worker import Worker
+
+PR_SET_PDEATHSIG = 1
+LONGEST = 1 << 14  # characters of an error message; the whole of a compiler's first errors
+WORKERS = {"rows": RowsWorker, "inputs": InputsWorker}
+
+_dumps, _loads, _exit = json.dumps, json.loads, os._exit
+
+
+def main(requests: int, replies: int, arena: int, limits: dict) -> None:
+    """Answers until the requests end.
+
+    Args:
+        requests, replies, arena: file descriptors.
+        limits: the device, the most bytes of memory, and which worker answers.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if most := limits["bytes"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    mapped = mmap.mmap(arena, 0)
+    os.close(arena)
+    device = torch.device(limits["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with os.fdopen(requests, "rb") as lines, torch.no_grad():
+        worker = WORKERS[limits["worker"]](torch.frombuffer(mapped, dtype=torch.uint8), device)
+        for line in lines:
+            request = _loads(line)
+            reply = _answer(worker, request)
+            _write(replies, _dumps(reply | {"token": request["token"]}).encode() + b"\n")
+    _exit(0)
+
+
+def _answer(worker: Worker, request: dict) -> dict:
+    try:
+        return getattr(worker, request["op"])(**request["arguments"])
+    except BaseException as error:  # the solution's, SystemExit too
+        return {"raised": _describe(error, worker.file)}
+
+
+def _describe(error: BaseException, file: str) -> dict:
+    """An exception in words: its type, its message, the line of the solution that it left."""
+    try:
+        text = str(error)
+    except Exception:  # a __str__ of the solution's
+        text = ""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    return {
+        "type": type(error).__name__[:100],
+        "text": text[:LONGEST],
+        "line": lines[-1] if lines else None,
+        "exits": isinstance(error, SystemExit) and not error.code,
+    }
+
+
+def _write(descriptor: int, data: bytes, write: Callable = os.write) -> None:
+    while data:
+        data = data[write(descriptor, data) :]

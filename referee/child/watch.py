@@ -1,0 +1,108 @@
+"""What a solution changes that is not its own, and what it calls and catches."""
+
+import builtins
+import ctypes
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import getattr_static
+from types import FrameType, FunctionType
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from referee import correctness
+
+CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
+# The functions of these that have public names must stay what they were.
+NAMESPACES = {
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch.nn.functional": nn.functional,
+    "torch.cuda": torch.cuda,
+    "torch.testing": torch.testing,
+    "torch.autograd": torch.autograd,
+    "torch.nn.Module": nn.Module,
+    "time": time,
+    "statistics": statistics,
+    "os": os,
+    "json": json,
+    "builtins": builtins,
+}
+# Functions that importing torch._dynamo wraps.
+WRAPPED_LATER = ("torch.manual_seed",)
+
+
+def state() -> dict[str, object]:
+    """All that no solution may change: settings, functions, and all that the referee has named."""
+    found = correctness.global_state()
+    for space, holder in NAMESPACES.items():
+        for name in [name for name in dir(holder) if not name.startswith("_")]:
+            value = getattr_static(holder, name)
+            if callable(value) and f"{space}.{name}" not in WRAPPED_LATER:
+                found[f"{space}.{name}"] = value
+    found["torch.nn.Module.__call__"] = nn.Module.__call__
+    for name, module in list(sys.modules.items()):
+        if name == "model" or name.split(".")[0] == "referee":
+            for own, value in list(vars(module).items()):
+                if not own.startswith("__"):
+                    found[f"{name}.{own}"] = value
+                    if isinstance(value, FunctionType):
+                        found[f"{name}.{own}'s code"] = value.__code__
+    return found
+
+
+def differs(was: object, now: object) -> bool:
+    if was is now:
+        return False
+    return not (type(was) is type(now) and isinstance(was, (bool, int, float, str)) and was == now)
+
+
+def persisting_l2() -> int:
+    """Bytes of the L2 that are set apart."""
+    size = ctypes.c_size_t()
+    for name in (f"libcudart.so.{torch.version.cuda.partition('.')[0]}", "libcudart.so"):
+        try:
+            ctypes.CDLL(name).cudaDeviceGetLimit(ctypes.byref(size), CUDA_LIMIT_PERSISTING_L2)
+        except (OSError, AttributeError):
+            continue
+        return size.value
+    return 0
+
+
+@contextmanager
+def exceptions_of(file: str, note: Callable[[type[BaseException]], None]) -> Iterator[None]:
+    """Within it, exceptions that arrive in a file's own code are noted."""
+
+    def local(frame: FrameType, event: str, arg: tuple) -> Callable:
+        if event == "exception":
+            note(arg[0])
+        return local
+
+    def of_call(frame: FrameType, event: str, arg: object) -> Callable | None:
+        return local if frame.f_code.co_filename == file else None
+
+    sys.settrace(of_call)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+class Seen(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        self.names.add(func._schema.name)
+        return func(*args, **(kwargs or {}))

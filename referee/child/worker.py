@@ -1,0 +1,142 @@
+"""The requests for all problems."""
+
+import base64
+import importlib.util
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import model
+from referee import compare
+from referee.child import watch
+
+# The types that an output may have.
+PLAIN = (torch.Tensor, nn.Parameter)
+
+_perf_counter = time.perf_counter
+_unpickle, _from_base64 = pickle.loads, base64.b64decode
+share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
+
+
+def unpack(text: str) -> object:
+    """What `remote.pack` made a text of."""
+    return _unpickle(_from_base64(text))
+
+
+class Worker:
+    """What a request's `op` names is a method here; what it returns is the reply.
+
+    Args:
+        arena: the mapped file as bytes.
+    """
+
+    def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
+        half = len(arena) // 2
+        self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
+        self.kind: type[nn.Module] | None = None
+        self.file = ""
+        self.swallowed: list[str] = []
+        self.module: nn.Module | None = None
+        self.x = self.output = self.earlier = None
+        self.ring: list[torch.Tensor] = []
+        self.calls: dict[str, Callable] = {}
+        self.clock = None
+        # The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows
+        # with what was freed, to 32 MiB: all processes are to have the same.
+        torch.empty(31 << 20, dtype=torch.uint8)
+        self.awake = torch.empty(1 << 18, device=device)  # enough for all threads
+        self.before: dict[str, object] = {}
+
+    def load(self, path: str | None, problem: str) -> dict:
+        """Imports the solution, or without a path takes the reference, and notes what is set."""
+        if path is None:
+            self.kind = model.PROBLEMS[problem].reference
+            return {"seconds": 0.0}
+        self.before = watch.state()
+        self.file = path
+        sys.path.insert(0, str(Path(path).parent))
+        start = _perf_counter()
+        with watch.exceptions_of(path, self._note_import):
+            loader = SourceFileLoader("solution", path)
+            spec = importlib.util.spec_from_file_location("solution", path, loader=loader)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules["solution"] = module
+            loader.exec_module(module)
+        kinds = getattr(module, "SOLUTIONS", None)
+        self.kind = kinds.get(problem) if isinstance(kinds, dict) else None
+        self.kind = self.kind or getattr(module, "ModelNew", None)
+        if not callable(self.kind):
+            raise AttributeError("the file defines no ModelNew")
+        return {"seconds": _perf_counter() - start}
+
+    def new(self, args: str, seed: int, dtype: str | None) -> dict:
+        """Constructs the module under a seed; its state by name.
+
+        Args:
+            args: packed.
+            dtype: of its parameters; None for its own.
+        """
+        torch.manual_seed(seed)
+        self.module = self.kind(*unpack(args))
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(f"ModelNew made a {type(self.module).__name__}, not a module")
+        dtype = getattr(torch, dtype or "", None)
+        self.module.to(self.device, dtype if dtype and dtype.is_floating_point else None)
+        state = self.module.state_dict()
+        return {"state": [[name, list(value.shape)] for name, value in state.items()]}
+
+    def library(self, ops: list[str], all_of_them: bool) -> dict:
+        """Which of the operators a forward calls, and what it raised and caught.
+
+        Args:
+            all_of_them: they count only if none is missing.
+        """
+        self.swallowed, seen = list(self.swallowed), watch.Seen()
+        with seen, watch.exceptions_of(self.file, self._note_call):
+            self.call_once()
+        called = [op for op in ops if op in seen.names]
+        if all_of_them and len(called) < len(ops):
+            called = []
+        return {"library": called, "swallowed": self.swallowed}
+
+    def call_once(self) -> None:
+        """A forward on a copy of an input that was there before."""
+        raise NotImplementedError
+
+    def changes(self) -> dict:
+        """The names of what the solution changed that is not its own."""
+        now = watch.state()
+        changed = [n for n, was in self.before.items() if n in now and watch.differs(was, now[n])]
+        if self.device.type == "cuda" and (size := watch.persisting_l2()):
+            changed.append(f"the L2's persisting part ({size} bytes)")
+        return {"changed": changed[:5]}
+
+    def time(self, slot: int, call: str) -> dict:
+        """Times one call, with a CPU's threads awake."""
+        self.output = None
+        self.awake.fill_(0)
+        self.output, seconds, wall = self.clock.time(self.calls[call], self.ring[slot])
+        return {"seconds": seconds, "wall": wall}
+
+    def send(self, x: torch.Tensor, start: int) -> int:
+        """Writes the elements in order to the outgoing half; how many bytes."""
+        flat = x.contiguous().view(-1)
+        flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+        self.outgoing[start : start + len(flat)].copy_(flat)
+        return len(flat)
+
+    def _note_import(self, kind: type[BaseException]) -> None:
+        # A missing module, file or attribute is asked for in honest ways too.
+        if issubclass(kind, (RuntimeError, subprocess.SubprocessError)):
+            self.swallowed.append(f"{kind.__name__} at import")
+
+    def _note_call(self, kind: type[BaseException]) -> None:
+        if issubclass(kind, Exception) and not issubclass(kind, StopIteration):
+            self.swallowed.append(kind.__name__)

@@ -1,0 +1,96 @@
+"""Problem files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from referee.error_line import first_error_line
+
+T = TypeVar("T")
+NAMES = ("Model", "get_inputs", "get_init_inputs")
+
+
+class BadReferenceError(Exception):
+    """The file is no problem that can be graded; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class ReferenceFile:
+    """What the file defines; each method raises `BadReferenceError` where the file raises."""
+
+    path: Path
+    model: Callable[..., nn.Module]
+    get_inputs: Callable[[], list]
+    get_init_inputs: Callable[[], list]
+
+    def init_inputs(self) -> list:
+        """The constructor's arguments."""
+        found = self.attempt("get_init_inputs", self.get_init_inputs)
+        if not isinstance(found, (list, tuple)):
+            raise self.bad(f"get_init_inputs gives a {type(found).__name__}, not a list")
+        return list(found)
+
+    def draw(self, seed: int) -> list:
+        """Arguments of a forward under a seed: dense tensors on the CPU, and what else there is."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            found = self.attempt("get_inputs", self.get_inputs)
+        if not isinstance(found, (list, tuple)):
+            raise self.bad(f"get_inputs gives a {type(found).__name__}, not a list")
+        for value in found:
+            if type(value) not in (torch.Tensor, nn.Parameter, int, float, bool, str, type(None)):
+                raise self.bad(f"get_inputs gives a {type(value).__name__}")
+        return [_dense(value) if isinstance(value, torch.Tensor) else value for value in found]
+
+    def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
+        """The module under a seed, on the device."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.attempt("Model", lambda: self.model(*args).to(device))
+        if not isinstance(module, nn.Module):
+            raise self.bad(f"Model makes a {type(module).__name__}, not a module")
+        return module.requires_grad_(False)
+
+    def attempt(self, what: str, call: Callable[[], T]) -> T:
+        """Calls what the file defines."""
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            line = first_error_line(f"{type(error).__name__}: {error}")
+            raise self.bad(f"{what} raises {line}") from None
+
+    def bad(self, reason: str) -> BadReferenceError:
+        """The error for a reason."""
+        return BadReferenceError(f"{self.path}: {reason}")
+
+
+def load(path: Path) -> ReferenceFile:
+    """Imports the file.
+
+    Raises:
+        BadReferenceError: it does not import, or a name is missing.
+    """
+    loader = SourceFileLoader("reference", str(path))
+    spec = importlib.util.spec_from_file_location("reference", str(path), loader=loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reference"] = module
+    sys.path.append(str(path.resolve().parent))
+    file = ReferenceFile(path, *[None] * 3)
+    file.attempt("the import", lambda: loader.exec_module(module))
+    found = [getattr(module, name, None) for name in NAMES]
+    if missing := [name for name, value in zip(NAMES, found, strict=True) if not callable(value)]:
+        raise file.bad(f"defines no {', no '.join(missing)}")
+    return ReferenceFile(path, *found)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """Without gaps and overlaps; permuted dimensions stay permuted."""
+    x = x.detach()
+    return torch.empty_like(x, device="cpu").copy_(x)

@@ -1,0 +1,257 @@
+"""Asks a solution and compares: whatever the problem, from the import to the times."""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from time import monotonic, perf_counter, sleep
+from typing import NamedTuple
+
+import torch
+
+from referee.error_line import LONGEST_LINE
+from referee.remote import HALF, ForgedError, RaisedError, Remote
+from referee.solutions.baselines import Baselines
+from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, Verdict
+from referee.timing import (
+    GRAIN,
+    LEAST_JUDGED,
+    UNSEEN,
+    Names,
+    Rate,
+    Samples,
+    Timings,
+    judge,
+    rounds,
+)
+
+LATENESS = 0.2  # s, after which what a thread still had to write is there
+SETTLING = 15.0  # s, within which an honest program's helpers have started up
+BUSY = 0.1  # of a CPU, that a solution takes while nothing is asked of it
+# Calls shorter than this on a CPU, whose threads some other process often holds up by 0.5 ms, are
+# repeated, and the fastest counts.
+SHORT, REPEATS = {"cpu": 2e-3, "cuda": 0.0}, 2
+SEEDS = 1 << 30  # seeds are drawn from this many
+
+
+class Turn(NamedTuple):
+    """A timed call.
+
+    Attributes:
+        sample: its seconds, by the device's clock and until the device was idle.
+        hidden: what it took by this process's clock beyond that, without the time for which other
+            programs had the CPUs: a longer call is the sooner followed by their turn.
+        check: looks at its output, and says what is wrong with it.
+    """
+
+    sample: tuple[float, float]
+    hidden: float
+    check: Callable[[], str | None]
+
+
+class Judge:
+    """What all problems have in common."""
+
+    worker: str
+    names: Names
+    rate: Rate
+    library: tuple[list[str], bool]
+
+    def __init__(
+        self,
+        remote: Remote,
+        task: Task,
+        verdict: Verdict,
+        progress: Callable,
+        baselines: Baselines,
+        spared: set[int],
+    ) -> None:
+        self.remote, self.task, self.verdict, self.progress = remote, task, verdict, progress
+        self.baselines, self.spared = baselines, spared
+        self.device = task.device
+        self.generator = torch.Generator(device=self.device)
+        self.seed = self.generator.seed() % SEEDS  # new in every run
+        self.generator.manual_seed(self.seed)
+
+    def grade(self, file: Path) -> None:
+        """The whole course, from import to times.
+
+        Raises:
+            FoundError: as soon as something is not right.
+        """
+        self.progress("importing")
+        problem = self.task.problem and self.task.name
+        loaded = self.remote.ask("load", path=str(file.resolve()), problem=problem)
+        self.verdict.import_seconds = float(loaded["seconds"])
+        self.check_changes()
+        self.check_small()
+        self.check_changes()
+        self.check_library()
+        self.check_background()
+        self.check_headline()
+        self.time()
+        self.check_changes()
+
+    def check_small(self) -> None:
+        """Everything but the timed size."""
+        raise NotImplementedError
+
+    def check_headline(self) -> None:
+        """The timed size."""
+        raise NotImplementedError
+
+    def check_form(self, reply: dict, facts: dict, prefix: str, strides: bool) -> None:
+        """The kind of output, and what it says of itself.
+
+        A solution may return results of strided inputs with other strides, and the stride of a
+        dimension of one element means nothing.
+        """
+        kind = str(reply.get("type"))[:100]
+        if kind not in ("Tensor", "Parameter") or "dtype" not in reply:
+            if reply.get("subclass"):
+                reason = f"returns a tensor subclass, {kind}, which may compute when it is read"
+                raise FoundError(CHEATING, reason)
+            raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
+        for fact, want in facts.items():
+            got = reply.get(fact)
+            if fact == "strides":
+                sides = zip(facts["shape"], want, got, strict=True)
+                if not strides or all(s == 1 or a == b for s, a, b in sides):
+                    continue
+            if got != want:
+                got = str(got)[:LONGEST_LINE]
+                raise FoundError(WRONG, f"{prefix}the output's {fact} is {got}, expected {want}")
+
+    def take(
+        self,
+        start: int,
+        shape: list[int],
+        dtype: torch.dtype,
+        take: Callable[..., torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        if type(start) is not int or not 0 <= start <= HALF - dtype.itemsize * math.prod(shape):
+            raise ForgedError
+        return (take or self.remote.take)(start, shape, dtype).to(self.device)
+
+    def check_changes(self) -> None:
+        """Functions, settings and names of the referee that the solution changed."""
+        changed = self.remote.ask("changes")["changed"]
+        if changed:
+            raise FoundError(CHEATING, f"changed {', '.join(map(str, changed))}"[:LONGEST_LINE])
+
+    def check_library(self) -> None:
+        """Whether it swallowed an exception and then called the library's function."""
+        try:
+            ops, all_of_them = self.library
+            found = self.remote.ask("library", ops=ops, all_of_them=all_of_them)
+        except RaisedError:  # a mode that looks on is no part of the problem
+            return
+        library, swallowed = found["library"], found["swallowed"]
+        if not library:
+            return
+        called = "the reference's own operators" if all_of_them else library[0]
+        if swallowed:
+            reason = f"falls back on {called} after {swallowed[0]}"
+            raise FoundError(CHEATING, reason[:LONGEST_LINE])
+        self.verdict.notes.append(f"calls {called}")
+
+    def check_background(self) -> None:
+        """Whether it computes while nothing is asked of it."""
+        self.progress("waiting until it rests")
+        until = monotonic() + SETTLING
+        while True:
+            before, start = self.remote.busy_seconds(), monotonic()
+            sleep(LATENESS)
+            share = (self.remote.busy_seconds() - before) / (monotonic() - start)
+            if share < BUSY:
+                return
+            if monotonic() > until:
+                raise FoundError(
+                    CHEATING, f"background work: {share:.0%} of a CPU while it should rest"
+                )
+
+    def time(self) -> None:
+        """Times the solution and the baselines, in random order within each round."""
+        self.progress("starting eager")
+        self.spared |= self.baselines.start()
+        self.prepare_timing()
+        task, names = self.task, self.names
+        timings = Timings(self.device.type, names, self.rate, self.work())
+        called = {names.solution: "module", names.eager: "module", names.again: "module"}
+        called |= {name: name for name in self.baselines.names}
+        timings.start(called)
+        hidden: dict[str, list[float]] = {name: [] for name in called}
+
+        def one_round() -> tuple[Samples, str | None]:
+            samples, checks = {}, []
+            for name in random.sample(list(called), len(called)):
+                turns = [self.turn(name, called[name])]
+                if turns[0].sample[0] < SHORT[self.device.type]:
+                    turns += [self.turn(name, called[name]) for _ in range(REPEATS)]
+                samples[name] = min(turn.sample for turn in turns)
+                hidden[name] += [turn.hidden for turn in turns]
+                if name == names.solution:
+                    checks = [turn.check for turn in turns]
+            return samples, next(filter(None, (check() for check in checks)), None)
+
+        for samples, problem in rounds(one_round, task.wanted, self.device, "it", self.progress):
+            if problem:
+                raise FoundError(CHEATING, problem)
+            timings.add(samples)
+        if problem := wrong_clock(hidden, timings):
+            raise FoundError(CHEATING, problem)
+        judge(timings, self.fastest(timings), "the forward")
+        if timings.problems:
+            raise FoundError(CHEATING, timings.problems[0])
+        self.verdict.timings = timings
+
+    def prepare_timing(self) -> None:
+        """Gives the solution the inputs of the timed calls."""
+        raise NotImplementedError
+
+    def timed(self, name: str, **arguments: object) -> tuple[tuple[float, float], float]:
+        """Times a call of the contestant; `sample` and `hidden` of its turn."""
+        ask, waited = self.remote.ask, self.remote.waited
+        if name != self.names.solution:
+            again, eager = name == self.names.again, self.baselines
+            ask, waited = partial(eager.ask, again), partial(eager.waited, again)
+        before, start = waited(), perf_counter()
+        reply = ask("time", **arguments)
+        ours = perf_counter() - start - (waited() - before)
+        seconds, wall = float(reply["seconds"]), float(reply["wall"])
+        return (max(seconds, 1e-9), wall), ours - seconds
+
+    def turn(self, name: str, call: str) -> Turn:
+        """Alters an input of the contestant and times a call, by the worker's name for it."""
+        raise NotImplementedError
+
+    def work(self) -> int:
+        """The work of one call, in units of the rate."""
+        raise NotImplementedError
+
+    def fastest(self, timings: Timings) -> float:
+        """Seconds of one call's work at the highest rate measured."""
+        raise NotImplementedError
+
+
+def wrong_clock(hidden: dict[str, list[float]], timings: Timings) -> str | None:
+    """Whether calls of the solution last longer by this process's clock than by the child's.
+
+    What messages take is in either. A busy machine delays many of them, but not three in four: the
+    lower quartile is compared with the upper one of eager's.
+    """
+    names = timings.names
+    if len(timings.seconds[names.solution]) < LEAST_JUDGED:
+        return None
+    ours, *_ = quantiles(hidden[names.solution], n=4, method="inclusive")
+    *_, usual = quantiles(hidden[names.eager] + hidden[names.again], n=4, method="inclusive")
+    typical = median(timings.seconds[names.solution])
+    beyond = ours - usual
+    if beyond <= 4 * GRAIN + UNSEEN * typical:
+        return None
+    return (
+        f"takes {typical * 1e3:.3f} ms by its process's clock, and {beyond * 1e3:.3f} ms more by "
+        "the referee's: a changed timer, or work outside the timed call"
+    )

@@ -1,0 +1,223 @@
+"""What a reference file has to say: inputs, parameters, and results with their error budgets."""
+
+import copy
+import random
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from referee import reference_file
+from referee.child.watch import Seen
+from referee.compare import first_mismatch
+from referee.memory import LARGEST_SHARE, RING, free_bytes
+from referee.remote import pack
+from referee.solutions.budget import Output
+from referee.structure import flatten
+
+SEEDS = 1 << 30
+DRAWS = 3  # sets of inputs, each under a seed of its own
+DIFFERENT = (
+    1e-2  # the relative difference, from which on two results are not the same but for rounding
+)
+# Operators that a forward of the library's calls beside those that compute.
+VIEWS = ("view", "detach", "empty", "clone", "copy", "expand", "reshape", "alias", "as_strided")
+
+
+class Oracle:
+    """The reference on a device.
+
+    Attributes:
+        args: of the constructor.
+        draws: the inputs, dense and on the CPU.
+        slots: how many inputs fit in memory beside everything else.
+        structure: the nesting of the outputs.
+        shares: whether an output lies in the memory of an input.
+        note: why there is no float64 result, or "".
+        ops: the operators that compute.
+        both_signs: whether eager's results are finite for inputs of both signs; None as long as
+            nobody has asked.
+
+    Raises:
+        BadReferenceError: the file is no problem that can be graded.
+    """
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.device, self.file = device, reference_file.load(path)
+        self.name = path.stem
+        self.args = self.file.init_inputs()
+        self.file.attempt("pickling its arguments", lambda: pack(self.args))
+        self.both_signs: bool | None = None
+        self.draws = [self.file.draw(random.randrange(SEEDS))]
+        if not self.tensors:
+            raise self.file.bad("get_inputs gives no tensor")
+        module = self.construct(random.randrange(SEEDS))
+        outputs = self._look(module)
+        self.output_bytes = sum(x.numel() * x.element_size() for x in outputs)
+        self.outputs = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in outputs]
+        del outputs
+        self.slots = self._count_slots(module)
+        self.note = self._float64_note(module)
+        self.draws += [self.file.draw(random.randrange(SEEDS)) for _ in range(DRAWS - 1)]
+        if any(_form(draw) != _form(self.draws[0]) for draw in self.draws):
+            raise self.file.bad("get_inputs draws inputs of another form each time")
+
+    @property
+    def tensors(self) -> list[int]:
+        """Which inputs are tensors with elements."""
+        return [i for i, x in enumerate(self.draws[0]) if isinstance(x, torch.Tensor) and x.numel()]
+
+    @property
+    def floats(self) -> list[int]:
+        """Which of them hold floating-point numbers."""
+        return [i for i in self.tensors if self.draws[0][i].is_floating_point()]
+
+    @property
+    def input_bytes(self) -> int:
+        """Of all inputs together."""
+        inputs = (self.draws[0][i] for i in self.tensors)
+        return sum(x.numel() * x.element_size() for x in inputs)
+
+    @property
+    def shape(self) -> tuple:
+        """The shape of the input, or those of several."""
+        shapes = [tuple(self.draws[0][i].shape) for i in self.tensors]
+        return shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The first input's."""
+        return self.draws[0][self.tensors[0]].dtype
+
+    @property
+    def specs(self) -> str:
+        """The form of the inputs, as `InputsWorker.allocate` takes it."""
+        return pack(_form(self.draws[0]))
+
+    def construct(self, seed: int) -> nn.Module:
+        """The module, with the parameters of a seed."""
+        return self.file.construct(copy.deepcopy(self.args), seed, self.device)
+
+    def redraw(self, module: nn.Module, generator: torch.Generator) -> nn.Module:
+        """The module with other parameters, zeros among them too; buffers stay."""
+        other = self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
+        for p in other.parameters():
+            if p.is_floating_point():
+                size = p.square().mean().sqrt() if p.numel() else p.sum()
+                factor = torch.empty_like(p).uniform_(0.5, 1.5, generator=generator)
+                noise = torch.empty_like(p).normal_(generator=generator)
+                p.data = p.data * factor + noise * 0.1 * torch.where(size > 0, size, 1)
+        return other
+
+    def inputs(self, draw: int) -> list:
+        """A copy of the inputs, on the device."""
+        return [self._there(x) for x in self.draws[draw]]
+
+    def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Eager's outputs."""
+        with torch.no_grad():
+            return self.file.attempt("forward", lambda: flatten(module(*inputs)))[1]
+
+    def expected(self, module: nn.Module, inputs: list) -> list[Output]:
+        """The outputs, as near to exact as can be had."""
+        eager = self.run(module, inputs)
+        exact = [None] * len(eager) if self.note else self._exact(module, inputs)
+        return [Output(*pair) for pair in zip(eager, exact, strict=True)]
+
+    def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
+        return self.run(wide, [_double(x) for x in inputs])
+
+    def _look(self, module: nn.Module) -> list[torch.Tensor]:
+        """The outputs of two forwards, which must be the same tensors."""
+        inputs = self.inputs(0)
+        with torch.no_grad(), Seen() as seen:
+            nested = self.file.attempt("forward", lambda: flatten(module(*inputs)))
+        computing = (op for op in seen.names if not any(view in op for view in VIEWS))
+        self.ops = sorted(computing)
+        self.structure, outputs = nested
+        for x in outputs:
+            if type(x) not in (torch.Tensor, nn.Parameter):
+                raise self.file.bad(f"Model returns a {type(x).__name__}, not a tensor")
+            if x.layout != torch.strided or x.is_complex():
+                raise self.file.bad(f"Model returns a tensor of {x.dtype}, {x.layout}")
+        if not outputs:
+            raise self.file.bad("Model returns no tensor")
+        storages = {inputs[i].untyped_storage().data_ptr() for i in self.tensors}
+        self.shares = any(x.untyped_storage().data_ptr() in storages for x in outputs)
+        for i in self.tensors:
+            if first_mismatch(inputs[i].cpu(), self.draws[0][i], exact=True):
+                raise self.file.bad("Model changes its inputs")
+        again = self.run(module, inputs)
+        if any(_difference(*pair) > DIFFERENT for pair in zip(again, outputs, strict=True)):
+            raise self.file.bad("Model gives another result for the same inputs each time")
+        return outputs
+
+    def _float64_note(self, module: nn.Module) -> str:
+        """Why there is no float64 result that eager's can be compared with; "" if there is one."""
+        note = "compared with eager, for its float64 result"
+        inputs = self.inputs(0)
+        eager = self.run(module, inputs)
+        try:
+            exact = self._exact(module, inputs)
+        except reference_file.BadReferenceError:
+            return f"{note} cannot be had"
+        for x, y in zip(eager, exact, strict=True):
+            if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
+                return f"{note} is none"
+            if _difference(x, y) > DIFFERENT:
+                return f"{note} is another"
+        return ""
+
+    def _count_slots(self, module: nn.Module) -> int:
+        """How many inputs can be in the ring."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        parameters = sum(p.numel() * p.element_size() for p in module.parameters())
+        fixed = 9 * self.output_bytes + 8 * parameters + 3 * self.input_bytes
+        draws = DRAWS * self.input_bytes
+        if self.device.type == "cpu":  # which has the draws, and eager in two processes
+            fixed += draws + self.input_bytes
+        else:
+            self._check_memory(draws, torch.device("cpu"))
+        slots, each = RING[self.device.type], 3 * self.input_bytes
+        if fixed + slots * each > LARGEST_SHARE * free_bytes(self.device):
+            slots = 1
+        self._check_memory(fixed + slots * each, self.device)
+        return slots
+
+    def _check_memory(self, need: int, device: torch.device) -> None:
+        free = LARGEST_SHARE * free_bytes(device)
+        if need > free:
+            raise self.file.bad(
+                f"grading needs about {need / 2**30:,.1f} GiB of memory on {device}, and "
+                f"{free / 2**30:,.1f} GiB can be used"
+            )
+
+    def _there(self, x: object) -> object:
+        if not isinstance(x, torch.Tensor):
+            return x
+        there = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=self.device)
+        return there.copy_(x)
+
+
+def _form(inputs: list) -> list[tuple]:
+    return [
+        (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, torch.Tensor) else (x,)
+        for x in inputs
+    ]
+
+
+def _double(x: object) -> object:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def _difference(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The norm of a difference in parts of the second's; of integers, how many differ."""
+    if x.shape != y.shape:
+        return float("inf")
+    if not x.is_floating_point():
+        return (x != y).double().mean().item() if x.numel() else 0.0
+    x, y = (t.double().nan_to_num(0, 0, 0) for t in (x, y))
+    norm = y.norm().item()
+    return (x - y).norm().item() / norm if norm else 0.0

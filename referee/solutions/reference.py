@@ -1,0 +1,357 @@
+"""Files that stand in for the `Model` of a reference file."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from referee import cases, relu
+from referee.child.inputs import ALIGNMENT
+from referee.compare import first_mismatch
+from referee.remote import HALF, RaisedError, dtype_name, pack
+from referee.solutions.baselines import Asked
+from referee.solutions.budget import WORST, Found, Output, grade
+from referee.solutions.feeding import fill_ring, pieces, ranges_of, send
+from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
+from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
+from referee.timing import Names, Rate, Timings
+
+SIGNS = "inputs of both signs"
+LOOKED_AT = 1 << 12  # elements of each output and input, after a timed call
+LARGEST_KEPT = 1 << 28  # bytes of a result that is compared with later ones
+
+
+class Reference(Judge):
+    """Within an error budget, relative to eager's errors."""
+
+    worker = "inputs"
+    names = Names(solution="ModelNew", eager="eager")
+    # A solution need not read all of its inputs, but it writes its outputs.
+    rate = Rate(
+        unit="GB/s",
+        scale=1e9,
+        digits=1,
+        work="bytes",
+        yardstick=relu.COPY,
+        floor="writing its outputs as fast as a copy",
+        margin=relu.RATE.margin,
+    )
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.oracle = self.task.oracle
+        self.library = self.oracle.ops, True
+        self.relative, self.equal = 0.0, True
+        self.stale: nn.Module | None = None
+        self.earlier: list[torch.Tensor] = []
+        self.budgets: list[Output] = []
+        self.turns = 0
+
+    def check_small(self) -> None:
+        oracle = self.oracle
+        self.progress("constructing")
+        seed, args = random.randrange(SEEDS), pack(oracle.args)
+        state = self.remote.ask("new", args=args, seed=seed, dtype=None)["state"]
+        self.module = oracle.construct(seed)
+        names = self._matching(state, self.module.state_dict())
+        self.remote.ask("allocate", slots=1, inputs=oracle.specs)
+        self._feed(oracle.inputs(0))
+        self._check("as constructed", bait=True)
+        if any(True for _ in self.module.parameters()):
+            if names is None:
+                self.verdict.notes.append("its state is not the reference's: none was loaded")
+            else:
+                self._load(names)
+                self._check("a state loaded")
+        for draw in range(1, len(oracle.draws)):
+            self._feed(oracle.inputs(draw))
+            self._check(f"seed {draw + 1}, at the same address", fill=draw > 1)
+        self.remote.put(*self._alter(self.inputs))
+        self.remote.ask("patch", slot=0, changes=self.changes)
+        self._check("a part altered at the same address")
+
+    def check_headline(self) -> None:
+        """Inputs of both signs, on which ReLU is no identity and rounding errors do not cancel."""
+        if self.oracle.floats and self._takes_both_signs():
+            self._feed(self._with_signs())
+            self._check(SIGNS)
+        self.verdict.accuracy = "exact" if self.equal else grade(self.relative)
+        if self.oracle.note:
+            self.verdict.notes.append(self.oracle.note)
+        self.earlier, self.inputs, self.stale = [], [], None
+        self._release()
+
+    def _release(self) -> None:
+        """Gives memory back before eager's process needs it; the warm-up comes after."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _takes_both_signs(self) -> bool:
+        """Whether eager gives finite results; asked of its process, which an assertion may end."""
+        oracle = self.oracle
+        if oracle.both_signs is None:
+            oracle.both_signs = False
+            self._release()
+            self.spared |= self.baselines.start()
+            ask = partial(self.baselines.ask, False)
+            asked = Asked(ask, partial(self.baselines.put, False))
+            try:
+                send(asked, 0, self._with_signs())
+                oracle.both_signs = ask("probe", slot=0)["finite"] is True
+                send(asked, 0, oracle.inputs(0))
+            except FoundError:  # the baselines start again when they are needed
+                pass
+        return oracle.both_signs
+
+    def _with_signs(self) -> list:
+        inputs = self.oracle.inputs(0)
+        for i in self.oracle.floats:
+            signs = torch.empty_like(inputs[i]).uniform_(-1, 1, generator=self.generator).sign_()
+            inputs[i] *= signs
+        return inputs
+
+    def _feed(self, inputs: list) -> None:
+        """The inputs of the next forward, of the solution and of the reference."""
+        self.inputs = inputs
+        send(Asked(self.remote.ask, self.remote.put), 0, inputs)
+
+    def _load(self, names: list[str]) -> None:
+        """Other parameters, for both."""
+        self.stale, self.module = self.module, self.oracle.redraw(self.module, self.generator)
+        values = self.module.state_dict()
+        dense = [torch.empty_like(v, device="cpu").copy_(v) for v in values.values()]
+        specs = [(tuple(v.shape), v.stride(), v.dtype) for v in dense]
+        self.remote.ask("stage", tensors=pack(specs))
+        send(Asked(self.remote.ask, self.remote.put), None, dense)
+        self.remote.ask("load_state", names=names)
+
+    def _matching(self, state: list, values: dict[str, torch.Tensor]) -> list[str] | None:
+        """The solution's names for the reference's state; None if it has another.
+
+        Other names are told by shapes and by what was drawn under the one seed.
+        """
+        left = {str(name): list(shape) for name, shape in state}
+        if left == {name: list(value.shape) for name, value in values.items()}:
+            return list(values)
+        sums = dict(zip(left, self.remote.ask("sums")["sums"], strict=True))
+        names = []
+        for value in values.values():
+            want = value.double().sum().item()
+            same = (n for n, shape in left.items() if shape == list(value.shape))
+            found = next((n for n in same if math.isclose(sums[n], want, abs_tol=1e-9)), None)
+            if found is None:
+                return None
+            names.append(found)
+            del left[found]
+        return None if left else names
+
+    def _check(self, name: str, bait: bool = False, fill: bool = False) -> None:
+        """One forward: forms and values, fresh memory, inputs that stay as they are."""
+        self.progress("checking", name)
+        self.verdict.count += 1
+        oracle = self.oracle
+        expected = oracle.expected(self.module, self.inputs)
+        first = expected[0]
+        there = [first.shape, dtype_name(first.dtype), random.randrange(SEEDS)]
+        there = there if bait and first.dtype.is_floating_point and first.shape else None
+        try:
+            reply = self.remote.ask("forward", bait=there, size=oracle.output_bytes, fill=fill)
+        except RaisedError as raised:
+            if name != SIGNS or of_exception(raised, name)[0] == CHEATING:
+                raise
+            self.verdict.notes.append(f"refuses {SIGNS}")
+            return
+        self._check_forms(name, reply, expected)
+        self._check_inputs(name)
+        for turn, output in enumerate(expected):
+            found = output.compare(self._pieces(turn, output))
+            if found.problem:
+                if name == SIGNS and self._is_other(turn, output, found):
+                    self.verdict.notes.append(f"differs from the reference for {SIGNS}")
+                    return
+                raise FoundError(*self._diagnose(name, turn, output, found, there))
+            self.relative = max(self.relative, found.relative)
+            self.equal = self.equal and found.equal
+        if oracle.output_bytes <= LARGEST_KEPT:
+            self.earlier.append(self._whole(0, first).cpu())
+        if name != SIGNS:  # the timed inputs are like these
+            self.budgets = expected
+        for output in expected:
+            output.forget()
+
+    def _check_forms(self, name: str, reply: dict, expected: list[Output]) -> None:
+        structure, facts = reply["structure"], reply["outputs"]
+        for turn, (fact, output) in enumerate(zip(facts, expected, strict=False)):
+            want = {
+                "dtype": dtype_name(output.dtype),
+                "device": str(self.device),
+                "shape": output.shape,
+            }
+            what = f"{name}, output {turn}: " if len(expected) > 1 else f"{name}: "
+            self.check_form(fact, want, what, False)
+            if fact["shares_input"] is not False and not self.oracle.shares:
+                raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
+            if fact["shares_earlier"] and not self.oracle.shares:
+                raise FoundError(WRONG, f"two outputs share memory: {name}")
+        if structure != self.oracle.structure or len(facts) != len(expected):
+            got = str(structure)[:50]
+            reason = f"{name}: returns {got}, expected {self.oracle.structure}, * being a tensor"
+            raise FoundError(WRONG, reason)
+
+    def _check_inputs(self, name: str) -> None:
+        for i in self.oracle.tensors:
+            for start, mine in pieces(self.inputs[i], HALF):
+                stop = start + len(mine)
+                self.remote.ask("read_input", slot=0, index=i, start=start, stop=stop)
+                after = self.take(0, [len(mine)], torch.uint8)
+                if not torch.equal(after, mine):
+                    raise FoundError(CHEATING, f"changes its input: {name}")
+
+    def _pieces(self, turn: int, output: Output) -> Iterator[tuple[int, torch.Tensor]]:
+        """An output of the solution, in flat pieces."""
+        total, step = output.eager.numel(), HALF // output.dtype.itemsize
+        for start in range(0, total, step):
+            stop = min(start + step, total)
+            self.remote.ask("read", output=turn, start=start, stop=stop)
+            yield start, self.take(0, [stop - start], output.dtype)
+
+    def _whole(self, turn: int, output: Output) -> torch.Tensor:
+        found = [piece for _, piece in self._pieces(turn, output)]
+        return torch.cat(found) if found else output.eager
+
+    def _is_other(self, turn: int, output: Output, found: Found) -> bool:
+        """Whether it is another function there, as an honest file may be, and not a known cheat."""
+        return grade(found.relative) == WORST and not self._cheat(self._whole(turn, output), output)
+
+    def _diagnose(
+        self, name: str, turn: int, output: Output, found: Found, bait: list | None
+    ) -> tuple[str, str]:
+        """The verdict on a wrong result."""
+        got = self._whole(turn, output)
+        if bait and not turn:
+            drawn = torch.empty(output.shape, dtype=output.dtype, device=self.device)
+            if torch.equal(got, cases.draw_rows(drawn, bait[2], unit=True).view(-1)):
+                return CHEATING, f"takes a tensor of the referee's for its result: {name}"
+        self.remote.ask("wait", seconds=LATENESS)
+        is_late = output.compare([(0, got)]).problem is None
+        if is_late or first_mismatch(self._whole(turn, output), got, exact=True):
+            return CHEATING, f"background work: writes its result after the call returned: {name}"
+        if output.dtype.is_floating_point:
+            unwritten = (got.isnan() & ~output.eager.isnan()).double().mean().item()
+            if unwritten > 0.5:
+                return WRONG, f"returns memory that it has not written: {name}"
+        if cheat := self._cheat(got, output):
+            return CHEATING, f"{cheat}: {name}"
+        if not turn and any(torch.equal(got.cpu(), earlier) for earlier in self.earlier):
+            return CHEATING, f"replays the result of an earlier call: {name}"
+        reached = grade(found.relative)
+        if output.dtype == torch.float32 and reached != WORST:
+            return WRONG, f"lower precision than eager's ({reached}): {name}: {found.problem}"
+        return WRONG, f"{name}: {found.problem}"
+
+    def _cheat(self, got: torch.Tensor, output: Output) -> str:
+        """The cheat that gives this result."""
+        guesses = {"returns zeros": torch.zeros_like(output.eager)}
+        for i in self.oracle.tensors:
+            guesses[f"returns a copy of its input {i}"] = self.inputs[i].reshape(-1)
+        for what, guess in guesses.items():
+            same = guess.shape == got.shape and guess.dtype == got.dtype
+            if same and torch.equal(got, guess) and len(got) > 1:
+                return what
+        if self.stale is not None:
+            results = self.oracle.run(self.stale, self.inputs)
+            olds = [Output(result, None) for result in results]
+            same = [old for old in olds if old.shape == output.shape and old.dtype == got.dtype]
+            if any(old.compare([(0, got)]).problem is None for old in same):
+                return "answers with old parameters"
+        return ""
+
+    @staticmethod
+    def prepare_eager(task: Task, eager: Asked, again: bool) -> list[str]:
+        """Gives a process of eager parameters, inputs and yardsticks, whose names it returns."""
+        oracle = task.oracle
+        eager.ask("load_reference", path=str(oracle.file.path.resolve()))
+        args, seed = pack(oracle.args), random.randrange(SEEDS)
+        eager.ask("new", args=args, seed=seed, dtype=None)
+        fill_ring(eager, task)
+        copied = 0 if again else max(1, (oracle.input_bytes + oracle.output_bytes) // 2)
+        return eager.ask("prepare", copied=copied)["names"]
+
+    def prepare_timing(self) -> None:
+        oracle = self.oracle
+        self.slots = [oracle.inputs(slot % len(oracle.draws)) for slot in range(oracle.slots)]
+        fill_ring(Asked(self.remote.ask, self.remote.put), self.task)
+        self.remote.ask("prepare", copied=0)
+
+    def turn(self, name: str, call: str) -> Turn:
+        oracle, is_solution = self.oracle, name == self.names.solution
+        if is_solution:
+            self.turns += 1
+            ask, put, take = self.remote.ask, self.remote.put, self.remote.take
+        else:
+            again, eager = name == self.names.again, self.baselines
+            ask, put, take = (partial(f, again) for f in (eager.ask, eager.put, eager.take))
+        slot = self.turns % oracle.slots
+        put(*self._alter(self.slots[slot] if is_solution else None))
+        ask("patch", slot=slot, changes=self.changes)
+        sample, hidden = self.timed(name, slot=slot, call=call)
+        # The same is done after a call of eager, that the caches are the same for all.
+        problem = self._look(ask, put, take, slot) if call == "module" else None
+        return Turn(sample, hidden, lambda: problem)
+
+    def _look(self, ask: Callable, put: Callable, take: Callable, slot: int) -> str | None:
+        """What is wrong with random elements of the timed call's outputs, and of its inputs."""
+        inputs, tensors = self.slots[slot], self.oracle.tensors
+        eager = self.oracle.run(self.module, inputs)
+        kept = [inputs[i].as_strided((inputs[i].numel(),), (1,)) for i in tensors]
+        flats = [x.contiguous().view(-1) for x in eager] + kept
+        places = [torch.randint(max(len(f), 1), (LOOKED_AT,), dtype=torch.int64) for f in flats]
+        put(*places)
+        counts = {"outputs": len(eager), "inputs": tensors, "count": LOOKED_AT}
+        reply = ask("pick", slot=slot, **counts)
+        shapes = [list(x.shape) for x in eager], [dtype_name(x.dtype) for x in eager]
+        if (reply["structure"], reply["shapes"], reply["dtypes"]) != (
+            self.oracle.structure,
+            *shapes,
+        ):
+            return "a timed call returned another kind of output than before"
+        start = 0
+        for turn, (flat, at) in enumerate(zip(flats, places, strict=True)):
+            some = at[: len(flat)]
+            got = self.take(start, [len(some)], flat.dtype, take)
+            start += -(-got.numel() * got.element_size() // ALIGNMENT) * ALIGNMENT
+            some = some.to(self.device)
+            if turn >= len(eager):
+                if first_mismatch(got, flat[some], exact=True):
+                    return "changes its input in timed calls"
+            elif problem := self.budgets[turn].compare_some(got, flat[some]):
+                return f"a timed call was wrong: {problem}"
+        return None
+
+    def _alter(self, inputs: list | None) -> list[torch.Tensor]:
+        """Overwrites a part of each input with that of another draw.
+
+        Gives the parts, and notes their places in `changes`, for the worker. Of a square matrix
+        the same columns are altered too, so that it stays symmetric or triangular if it was.
+        """
+        self.changes, found = [], []
+        for i in self.oracle.floats or self.oracle.tensors:
+            other = random.choice(self.oracle.draws)[i]
+            for ranges in ranges_of(list(other.shape), other.element_size()):
+                place = tuple(slice(*ends) for ends in ranges)
+                part = other[place].contiguous()
+                if inputs:
+                    inputs[i][place] = part.to(self.device)
+                self.changes.append([i, ranges])
+                data = part.view(-1).view(torch.uint8)
+                found += [data, data.new_zeros(-len(data) % ALIGNMENT)]
+        return found
+
+    def work(self) -> int:
+        return self.oracle.input_bytes + self.oracle.output_bytes
+
+    def fastest(self, timings: Timings) -> float:
+        return relu.fastest_copy(timings) * self.oracle.output_bytes / self.work()

@@ -1,0 +1,295 @@
+"""Problems of one input and one output, a row of which is a function of the input's row.
+
+Inputs are drawn row by row from seeds, in this process and in the solution's.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from referee import cases
+from referee.compare import first_mismatch
+from referee.memory import RING
+from referee.remote import HALF, ForgedError, RaisedError, dtype_name, pack
+from referee.solutions.baselines import Asked
+from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
+from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
+
+# Random rows that are looked at after a timed call.
+SUSPECTS = {"relu": 2, "linear_relu_divide": 13}
+# By which a solution may fall back on the reference's own ReLU.
+LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
+YARDSTICKS = {"relu": "copy", "linear_relu_divide": "product"}
+
+
+class Rows(Judge):
+    """One forward after the other, and what a wrong one tells."""
+
+    worker = "rows"
+    library = LIBRARY, False
+    output_shape: tuple[int, int]
+    scale = 1.0
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.dtype = self.task.dtype
+        self.earlier: dict[tuple, torch.Tensor] = {}
+        self.reference: nn.Module
+
+    def expected(self, x: torch.Tensor) -> torch.Tensor:
+        """The reference's result."""
+        with torch.no_grad():
+            return self.reference(x)
+
+    def mismatch(self, output: torch.Tensor, x: torch.Tensor) -> str | None:
+        """The fault of the values for x, in words."""
+        raise NotImplementedError
+
+    def guesses(self, x: torch.Tensor) -> dict[str, tuple[str, torch.Tensor]]:
+        """Wrong results that tell what was done: the verdict's word and the result, by name."""
+        raise NotImplementedError
+
+    def check(
+        self, name: str, x: torch.Tensor, required: bool, again: bool = False, fill: bool = False
+    ) -> None:
+        """One forward: form and values, fresh memory, an input that stays as it is."""
+        self.progress("checking", name)
+        self.verdict.count += 1
+        flat = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+        spec = {
+            "dtype": dtype_name(x.dtype),
+            "bytes": len(flat),
+            "shape": list(x.shape),
+            "strides": list(x.stride()),
+            "offset": x.storage_offset(),
+        }
+        expected = self.expected(x)
+        bait = [list(expected.shape), random.randrange(SEEDS)]
+        if not (required and expected.numel() and x.is_floating_point()):
+            bait = None
+        self.remote.put(flat)
+        size = expected.numel() * x.element_size()
+        try:
+            reply = self.remote.ask("call", spec=spec, bait=bait, size=size, again=again, fill=fill)
+        except RaisedError as raised:
+            self._refused(name, raised, required)
+            return
+        facts = {
+            "dtype": dtype_name(expected.dtype),
+            "device": str(expected.device),
+            "shape": list(expected.shape),
+            "strides": list(expected.stride()),
+        }
+        compact = x.is_contiguous() and expected.numel() > 0
+        self.check_form(reply, facts, f"{name}: ", compact)
+        output = self.take(0, list(expected.shape), expected.dtype)
+        after = self.take(reply["bytes"], [len(flat)], torch.uint8)
+        if reply["shares_input"] is not False:
+            raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
+        if reply["moved"] is not False or not torch.equal(after, flat):
+            raise FoundError(CHEATING, f"changes its input: {name}")
+        if again and reply["shares_earlier"]:
+            raise FoundError(WRONG, f"two outputs share memory: {name}")
+        if problem := self.mismatch(output, x):
+            raise FoundError(*self._diagnose(name, output, expected, x, bait, problem))
+        if output.numel() > 1:
+            self.earlier[tuple(output.shape)] = output
+
+    def _refused(self, name: str, raised: RaisedError, required: bool) -> None:
+        """Not all kinds of inputs need be taken; those of the problem's kind must be."""
+        about = raised.args[0]
+        _, line = of_exception(raised, name)
+        if about.get("exits") or "CUDA error" in str(about.get("text")):
+            raise raised
+        if not required:
+            kind = name.partition(",")[0]
+            if kind not in self.verdict.refused:
+                self.verdict.refused.append(kind)
+            return
+        if self.verdict.count == 1:  # does it take anything?
+            self._run_whole(random.randrange(SEEDS), True)
+        raise FoundError(WRONG, f"does not take {name}: {line}")
+
+    def _diagnose(
+        self,
+        name: str,
+        output: torch.Tensor,
+        expected: torch.Tensor,
+        x: torch.Tensor,
+        bait: list | None,
+        problem: str,
+    ) -> tuple[str, str]:
+        """The verdict on a wrong result."""
+        if bait:
+            found = torch.empty(bait[0], dtype=output.dtype, device=output.device)
+            if torch.equal(output, cases.draw_rows(found, bait[1], unit=True)):
+                return CHEATING, f"takes a tensor of the referee's for its result: {name}"
+        if output.is_floating_point():
+            unwritten = (output.isnan() & ~expected.isnan()).double().mean().item()
+            if unwritten > 0.5:
+                return WRONG, f"returns memory that it has not written: {name}"
+            if unwritten:
+                problem = f"memory that was not written, or NaN; {problem}"
+        earlier = self.earlier.get(tuple(output.shape))
+        if earlier is not None and earlier.dtype == output.dtype and torch.equal(output, earlier):
+            return CHEATING, f"replays the result of an earlier call: {name}"
+        self.remote.ask("recall", seconds=LATENESS)
+        late = self.take(0, list(output.shape), output.dtype)
+        if not torch.equal(late.nan_to_num(), output.nan_to_num()):
+            return CHEATING, f"background work: writes its result after the call returned: {name}"
+        for what, (word, guess) in self.guesses(x).items():
+            same = guess.shape == output.shape and output.numel() > 1
+            if same and self.agrees(output, guess) and not self.agrees(guess, expected):
+                return word, f"{what}: {name}"
+        return WRONG, f"{name}: {problem}"
+
+    def agrees(self, output: torch.Tensor, guess: torch.Tensor) -> bool:
+        """Whether two results are the same but for rounding."""
+        return torch.equal(output, guess)
+
+    def check_headline(self) -> None:
+        """The timed size, of values as the public harness draws them and of both signs."""
+        for name, unit in (("x in 0..1", True), ("x in -1..1", False)):
+            self.check_whole(f"{list(self.task.shape)}, {name}", unit)
+
+    def check_whole(self, name: str, unit: bool) -> None:
+        """One forward of the timed size; all rows of output and input are looked at."""
+        self.progress("checking", name)
+        self.verdict.count += 1
+        (rows, k), (_, n) = self.task.shape, self.output_shape
+        seed = random.randrange(SEEDS)
+        facts = {
+            "dtype": dtype_name(self.dtype),
+            "device": str(self.device),
+            "shape": [rows, n],
+            "strides": [n, 1],
+        }
+        reply = self._run_whole(seed, unit)
+        self.check_form(reply, facts, f"{name}: ", True)
+        if reply["shares_input"] is not False:
+            raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
+        step = HALF // ((k + n) * self.dtype.itemsize)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            size = self.remote.ask("rows", slot=0, start=start, stop=stop)["bytes"]
+            output = self.take(0, [stop - start, n], self.dtype)
+            after = self.take(size, [stop - start, k], self.dtype)
+            x = torch.empty_like(after)
+            cases.draw_rows(x, seed + start, unit)
+            if first_mismatch(after, x, exact=True):
+                raise FoundError(CHEATING, f"changes its input: {name}")
+            if problem := self.mismatch(output, x, whole=True):
+                expected = self.expected(x)
+                raise FoundError(*self._diagnose(name, output, expected, x, None, problem))
+            self.earlier = {tuple(output.shape): output}
+
+    def _run_whole(self, seed: int, unit: bool) -> dict:
+        self.remote.ask("fill", **_ring(self.task, 1, seed, unit))
+        return self.remote.ask("run", slot=0)
+
+    @staticmethod
+    def prepare_eager(task: Task, eager: Asked, again: bool) -> list[str]:
+        """Gives a process of eager parameters, inputs and yardsticks, whose names it returns."""
+        args, seed = task.problem.get_init_inputs(), random.randrange(SEEDS)
+        dtype = dtype_name(task.dtype)
+        eager.ask("load", path=None, problem=task.name)
+        state = eager.ask("new", args=pack(args), seed=seed, dtype=dtype)["state"]
+        scale, names = 1 / math.sqrt(task.shape[1]), [name for name, _ in state]
+        eager.ask("fill_state", seed=seed, names=names, scale=scale)
+        eager.ask("fill", **_ring(task, RING[task.device.type], seed, False))
+        yardstick = "" if again else YARDSTICKS[task.name]
+        return eager.ask("prepare", yardstick=yardstick)["names"]
+
+    def prepare_timing(self) -> None:
+        self.ring = Ring(RING[self.device.type], self.task.shape[0], random.randrange(SEEDS))
+        self.remote.ask("fill", **_ring(self.task, self.ring.slots, self.ring.seed, False))
+        self.remote.ask("prepare", yardstick="")
+
+    def turn(self, name: str, call: str) -> Turn:
+        if name == self.names.solution:
+            ask, take, ring = self.remote.ask, self.remote.take, self.ring
+        else:
+            again, eager = name == self.names.again, self.baselines
+            ask, take = partial(eager.ask, again), partial(eager.take, again)
+            ring = Ring(self.ring.slots, self.ring.rows, 0)
+        slot, row, column, seed = ring.turn(self.columns())
+        ask("alter", slot=slot, row=row, seed=seed, column=column, scale=self.scale)
+        sample, hidden = self.timed(name, slot=slot, call=call)
+        # Eager's are fetched as well, that the caches are the same for all.
+        looked = ask("suspects", slot=slot, row=row, count=SUSPECTS[self.task.name])
+        check = self._suspects(take, looked, ring, slot, row, (column, seed))
+        return Turn(sample, hidden, check)
+
+    def _suspects(
+        self,
+        take: Callable[..., torch.Tensor],
+        reply: dict,
+        ring: "Ring",
+        slot: int,
+        row: int,
+        altered: tuple[int | None, int],
+    ) -> Callable[[], str | None]:
+        """Takes rows of the last call, which were chosen after it; the result checks them."""
+        rows, count = reply["rows"], SUSPECTS[self.task.name] + 3
+        if reply["type"] != "Tensor" or len(rows) != count or rows[0] != row:
+            return lambda: "a timed call returned another kind of output than before"
+        if not all(type(r) is int and 0 <= r < self.task.shape[0] for r in rows):
+            raise ForgedError
+        n, k = self.output_shape[1], self.task.shape[1]
+        output = self.take(0, [count, n], self.dtype, take)
+        after = self.take(reply["bytes"], [count, k], self.dtype, take)
+        seeds = [ring.seed_of(slot, r) for r in rows]
+
+        def check() -> str | None:
+            x = torch.empty_like(after)
+            for values, seed in zip(x, seeds, strict=True):
+                cases.draw_rows(values[None], seed)
+            if first_mismatch(after, x, exact=True):
+                return "changes its input in timed calls"
+            self.alter_reference(*altered)
+            problem = self.mismatch(output, x)
+            return problem and f"a timed call was wrong, in rows {rows[:4]} ...: {problem}"
+
+        return check
+
+    worker = "rows"
+    library = LIBRARY, False
+    output_shape: tuple[int, int]
+    scale = 1.0
+
+    def columns(self) -> int | None:
+        """How many rows of the weight there are to alter; None without a weight."""
+        return None
+
+    def alter_reference(self, column: int | None, seed: int) -> None:
+        """Draws the row of the reference's weight that was drawn for the solution's."""
+
+
+class Ring:
+    """The seeds of the rows of a ring of inputs."""
+
+    def __init__(self, slots: int, rows: int, seed: int) -> None:
+        self.slots, self.rows, self.seed = slots, rows, seed
+        self._altered: dict[tuple[int, int], int] = {}
+        self._slot = 0
+
+    def turn(self, columns: int | None) -> tuple[int, int, int | None, int]:
+        """The next input, a row of it, a row of the weight, and the seed to draw them with."""
+        self._slot = (self._slot + 1) % self.slots
+        row, seed = random.randrange(self.rows), random.randrange(SEEDS)
+        self._altered[self._slot, row] = seed
+        return self._slot, row, None if columns is None else random.randrange(columns), seed
+
+    def seed_of(self, slot: int, row: int) -> int:
+        """The seed of a row as it is now."""
+        return self._altered.get((slot, row), self.seed + slot * self.rows + row)
+
+
+def _ring(task: Task, slots: int, seed: int, unit: bool) -> dict[str, object]:
+    """The arguments of `RowsWorker.fill`."""
+    shape, dtype = list(task.shape), dtype_name(task.dtype)
+    return {"slots": slots, "shape": shape, "dtype": dtype, "seed": seed, "unit": unit}

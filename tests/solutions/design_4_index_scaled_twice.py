@@ -1,0 +1,39 @@
+"""float4, but the index counts floats already: three quarters lie past the end."""
+
+import torch
+from torch import nn
+from torch.utils.cpp_extension import load_inline
+
+if not torch.cuda.is_available():
+    raise RuntimeError("needs a GPU")
+
+SOURCE = r"""
+#include <torch/extension.h>
+
+__global__ void relu_kernel(const float* x, float* out, int n) {
+  int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) {
+    float4 v = reinterpret_cast<const float4*>(x)[i];
+    v.x = fmaxf(v.x, 0.0f);
+    v.y = fmaxf(v.y, 0.0f);
+    v.z = fmaxf(v.z, 0.0f);
+    v.w = fmaxf(v.w, 0.0f);
+    reinterpret_cast<float4*>(out)[i] = v;
+  }
+}
+
+torch::Tensor relu_forward(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  int n = x.numel();
+  relu_kernel<<<(n / 4 + 255) / 256, 256>>>(x.data_ptr<float>(), out.data_ptr<float>(), n);
+  return out;
+}
+"""
+extension = load_inline(
+    "design_4", "torch::Tensor relu_forward(torch::Tensor x);", SOURCE, functions=["relu_forward"]
+)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return extension.relu_forward(x)
