@@ -131,7 +131,10 @@ def gpu_runs(tools: list[str]) -> list[Run] | str:
     if sanitizer is None:
         return "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
     # Built once, before the runs: the compilers need not be watched.
-    subprocess.run(pytest(["test_relu_forward.py"], "-k", "fresh_memory"), cwd=ROOT, check=True)
+    of_racecheck = {"NVCC_APPEND_FLAGS": "-DKERNELS_RACECHECK"}
+    built = pytest(["test_relu_forward.py"], "-k", "fresh_memory")
+    for extra in ({}, of_racecheck) if "racecheck" in tools else ({},):
+        subprocess.run(built, cwd=ROOT, check=True, env={**os.environ, **extra})
     # Without torch's cache of memory every tensor has bounds of its own.
     # CUDA graphs need the cache.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -142,7 +145,8 @@ def gpu_runs(tools: list[str]) -> list[Run] | str:
             watched = [] if (tool, subset) in WATCHES_ALL else OURS
             tests = pytest(files, "-m", "gpu", "-k", names)
             command = [sanitizer, "--tool", tool, "--report-api-errors", "no", *options, *watched]
-            runs.append(Run(tool, subset, command + tests, environment))
+            extra = of_racecheck if tool == "racecheck" else {}
+            runs.append(Run(tool, subset, command + tests, {**environment, **extra}))
     return runs
 
 

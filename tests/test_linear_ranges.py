@@ -177,8 +177,9 @@ def test_promise_of_few_rows(name, m):
 
 
 # One product is not promoted: its sums are truncated over the whole of K. So are TF32's, but cuBLAS
-# splits some of them. Mean error at [1024, 8192] x [8192, 4096]: 1.05 times TF32's.
-TRUNCATED = ["lognormal", "wide lognormal"]
+# splits some of them, and few tiles that are made again are split too. [1024, 8192] x [8192, 4096]:
+# the mean error of the first two is 1.05 times TF32's, the largest error of the last 1.03 times.
+TRUNCATED = ["lognormal", "wide lognormal", "128 wide rows of the weight"]
 ONE_PRODUCT_CASES = [name for name in CASES if name not in NOT_AS_TF32]
 
 

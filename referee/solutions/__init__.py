@@ -11,8 +11,8 @@ course for a reference file, of which `oracle` knows what is right, and `budget`
 
 from referee.solutions.grade import grade_files
 from referee.solutions.oracle import Oracle
-from referee.solutions.verdict import CORRECT, Task, Verdict
+from referee.solutions.verdict import CHEATING, CORRECT, WRONG, Task, Verdict
 
-__all__ = ["BUFFERS", "CORRECT", "Oracle", "Task", "Verdict", "grade_files"]
+__all__ = ["BUFFERS", "CHEATING", "CORRECT", "WRONG", "Oracle", "Task", "Verdict", "grade_files"]
 
 BUFFERS = {"cpu": 9, "cuda": 10}  # of the input's size that all processes together hold

@@ -170,9 +170,9 @@ struct Accumulators {
 __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragments,
                                               Accumulators& accumulators, uint32_t& stage) {
 #pragma unroll
-  for (int pass = 0; pass < 4; ++pass) {
-    const int half = pass % 2;
-    const bool is_low = pass < 2, is_last = pass == 3;
+  for (int phase = 0; phase < 4; ++phase) {
+    const int half = phase % 2;
+    const bool is_low = phase < 2, is_last = phase == 3;
     uint32_t next = stage;
     if (is_last) {
       next = next_stage(stage);
@@ -184,17 +184,17 @@ __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragmen
     for (int i = 0; i < kFragmentsM; ++i) {
       // load
       if (is_last) copies.copy(i);
-      if (pass == 0 || is_last) fragments.load_b(next, 1 - half, i);
+      if (phase == 0 || is_last) fragments.load_b(next, 1 - half, i);
       if (is_low && i + 1 < kFragmentsM) fragments.load_a(stage, half, i + 1);
-      if ((pass == 0 || is_last) && i + 1 == kFragmentsM) fragments.load_a(next, 1 - half, 0);
+      if ((phase == 0 || is_last) && i + 1 == kFragmentsM) fragments.load_a(next, 1 - half, 0);
       if (is_low) {
         // promote
-        if (pass == 0) accumulators.promote(i);
+        if (phase == 0) accumulators.promote(i);
         // multiply
         accumulators.multiply(fragments, half, i, 0, 1);
         accumulators.multiply(fragments, half, i, 1, 0);
       } else {
-        if (pass == 2) Accumulators::unscale(accumulators.sums[i]);
+        if (phase == 2) Accumulators::unscale(accumulators.sums[i]);
         accumulators.multiply(fragments, half, i, 0, 0);
       }
     }

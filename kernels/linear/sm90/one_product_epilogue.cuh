@@ -21,22 +21,22 @@ namespace kernels::sm90 {
 
 // A warpgroup's sums: 64 features, 16 a warp, and kXRows rows of x.
 constexpr int kFeatures = 64, kXRows = 256;
-// A pass stores kPassBlocks blocks of 8 rows of x, four features of each a thread.
-constexpr int kPassBlocks = 2, kPasses = kXRows / (8 * kPassBlocks);
-// Rows of a pass over half types that can be stored directly.
-constexpr int kHalfPassRows = 64;
+// Results are stored in slabs of kSlabBlocks blocks of 8 rows of x, four features of each a thread.
+constexpr int kSlabBlocks = 2, kSlabs = kXRows / (8 * kSlabBlocks);
+// Rows of a slab of half types that can be stored directly.
+constexpr int kHalfSlabRows = 64;
 
 // Memory in which a warpgroup's sums are transposed: in the registers rows of x are next to each
 // other, in the result features. Whole lines are stored.
-using StagedSums = float4[kPassBlocks][4][33];  // of each lane; 33 avoids bank conflicts
+using StagedSums = float4[kSlabBlocks][4][33];  // of each lane; 33 avoids bank conflicts
 constexpr int kPitch = 4 * 33;
 template <typename T>
 union Staging {
   StagedSums sums;
   struct {
-    uint8_t rows[kHalfPassRows][kFeatures * sizeof(T)];
-    uint16_t mask[kHalfPassRows][kFeatures / 16];
-  } passes[2];
+    uint8_t rows[kHalfSlabRows][kFeatures * sizeof(T)];
+    uint16_t mask[kHalfSlabRows][kFeatures / 16];
+  } slabs[2];
 };
 
 template <>
@@ -93,12 +93,12 @@ __device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feat
   const Reader reader(staging);
   const int feature = first_feature + reader.feature;
 #pragma unroll 1
-  for (int pass = 0; pass < kPasses; ++pass) {
-    stage_pass<0, kPasses, kPassBlocks, kPitch>(own_slot(staging), sums, pass);
+  for (int slab = 0; slab < kSlabs; ++slab) {
+    stage_slab<0, kSlabs, kSlabBlocks, kPitch>(own_slot(staging), sums, slab);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
-    for (int block = 0; block < kPassBlocks; ++block) {
-      const int in_tile = (pass * kPassBlocks + block) * 8 + reader.row, row = first_row + in_tile;
+    for (int block = 0; block < kSlabBlocks; ++block) {
+      const int in_tile = (slab * kSlabBlocks + block) * 8 + reader.row, row = first_row + in_tile;
       float v[4];
       reader.read(v, block);
       uint32_t bits = 0;
@@ -144,16 +144,16 @@ __device__ void store_direct(const Epilogue<float>& p, int first_row, int first_
   float* to = p.out + first;
   uint8_t* mask = p.mask + first / 8;
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    if (pass > 0) ptx::barrier_sync(barrier, 128);
-    stage_blocks<kPassBlocks, kPitch>(own_slot(staging.sums), sums, pass);
+  for (int slab = 0; slab < kSlabs; ++slab) {
+    if (slab > 0) ptx::barrier_sync(barrier, 128);
+    stage_blocks<kSlabBlocks, kPitch>(own_slot(staging.sums), sums, slab);
     ptx::barrier_sync(barrier, 128);
-    float v[kPassBlocks][4];
+    float v[kSlabBlocks][4];
 #pragma unroll
-    for (int block = 0; block < kPassBlocks; ++block) reader.read(v[block], block);
+    for (int block = 0; block < kSlabBlocks; ++block) reader.read(v[block], block);
 #pragma unroll
-    for (int block = 0; block < kPassBlocks; ++block) {
-      const float own_scale = x_scale[(pass * kPassBlocks + block) * 8];
+    for (int block = 0; block < kSlabBlocks; ++block) {
+      const float own_scale = x_scale[(slab * kSlabBlocks + block) * 8];
       float (&out)[4] = v[block];
       uint32_t bits = 0;
 #pragma unroll
@@ -193,16 +193,16 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
   int row = first_row + thread / 8;
   T* to = p.out + static_cast<int64_t>(row) * p.n + feature;
 #pragma unroll
-  for (int pass = 0; pass < kXRows / kHalfPassRows; ++pass) {
-    const int buffer = pass % 2 * sizeof(staging.passes[0]);
+  for (int slab = 0; slab < kXRows / kHalfSlabRows; ++slab) {
+    const int buffer = slab % 2 * sizeof(staging.slabs[0]);
 #pragma unroll
-    for (int pair = 0; pair < kHalfPassRows / 16; ++pair) {  // of blocks
+    for (int pair = 0; pair < kHalfSlabRows / 16; ++pair) {  // of blocks
       uint32_t words[4];      // of the first feature, then of the other: of each block
       uint32_t mask[2] = {};  // of each block: of rows 2 c and 2 c + 1, 16 features each
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int block = i % 2, f = i / 2;
-        const float* const sum = sums + 4 * (pass * kHalfPassRows / 8 + pair * 2 + block) + 2 * f;
+        const float* const sum = sums + 4 * (slab * kHalfSlabRows / 8 + pair * 2 + block) + 2 * f;
         const float z[2] = {fmaf(sum[0], scale, bias[f]), fmaf(sum[1], scale, bias[f])};
         words[i] = kRelu ? ptx::pack_relu<T>(z[0], z[1]) : ptx::pack<T>(z[0], z[1]);
         if constexpr (kMask) mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (f * 8);
@@ -217,23 +217,23 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
         own |= __shfl_xor_sync(0xffffffff, own, 4);
         const int odd = g / 2 % 2;
         if (g % 2 == 0) {
-          staging.passes[pass % 2].mask[pair * 16 + second * 8 + 2 * c + odd][warp] =
+          staging.slabs[slab % 2].mask[pair * 16 + second * 8 + 2 * c + odd][warp] =
               static_cast<uint16_t>(own >> (odd * 16));
         }
       }
     }
-    // All have read the buffer's rows of two passes ago: they have met since.
+    // All have read the buffer's rows of two slabs ago: they have met since.
     ptx::barrier_sync(barrier, 128);
     if constexpr (kMask) {
-      const int mask_row = first_row + pass * kHalfPassRows + thread;
-      if (thread < kHalfPassRows && mask_row < p.m && first_feature < p.n) {
+      const int mask_row = first_row + slab * kHalfSlabRows + thread;
+      if (thread < kHalfSlabRows && mask_row < p.m && first_feature < p.n) {
         const int64_t at = (static_cast<int64_t>(mask_row) * p.n + first_feature) / 8;
         *reinterpret_cast<uint2*>(p.mask + at) =
-            *reinterpret_cast<const uint2*>(staging.passes[pass % 2].mask[thread]);
+            *reinterpret_cast<const uint2*>(staging.slabs[slab % 2].mask[thread]);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kHalfPassRows / 16; ++i, row += 16, to += 16 * static_cast<int64_t>(p.n)) {
+    for (int i = 0; i < kHalfSlabRows / 16; ++i, row += 16, to += 16 * static_cast<int64_t>(p.n)) {
       const float4 v = ptx::load_shared_four(chunk + buffer + i * 16 * 128);
       // Non-temporal, as float32's: 0.6% of an H200's time.
       if (row < p.m && feature < p.n) __stcs(reinterpret_cast<float4*>(to), v);

@@ -65,30 +65,30 @@ __device__ void init_barriers(uint32_t full, uint32_t empty) {
   ptx::cluster_sync();
 }
 
-// The epilogue makes passes over a warpgroup's sums, of kPassBlocks blocks of 8 columns each. A
+// The epilogue stages a warpgroup's sums in slabs, of kSlabBlocks blocks of 8 columns each. A
 // thread has slots of its own for them in shared memory, kPitch apart.
-template <int kPassBlocks, int kPitch, int kSums>
-__device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int pass) {
+template <int kSlabBlocks, int kPitch, int kSums>
+__device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int slab) {
 #pragma unroll
-  for (int j = 0; j < kPassBlocks; ++j) {
-    const float* const sum = sums + 4 * (pass * kPassBlocks + j);
+  for (int j = 0; j < kSlabBlocks; ++j) {
+    const float* const sum = sums + 4 * (slab * kSlabBlocks + j);
     slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
 }
 
-// The same for a pass among kFirst to kLast - 1 that is known at run time: a loop over registers
+// The same for a slab among kFirst to kLast - 1 that is known at run time: a loop over registers
 // would have to be unrolled, and so much code is late from memory whenever L2 has lost it.
-template <int kFirst, int kLast, int kPassBlocks, int kPitch, int kSums>
-__device__ void stage_pass(float4* slot, const float (&sums)[kSums], int pass) {
+template <int kFirst, int kLast, int kSlabBlocks, int kPitch, int kSums>
+__device__ void stage_slab(float4* slot, const float (&sums)[kSums], int slab) {
   if constexpr (kLast - kFirst > 1) {
     constexpr int kMiddle = (kFirst + kLast) / 2;
-    if (pass < kMiddle) {
-      stage_pass<kFirst, kMiddle, kPassBlocks, kPitch>(slot, sums, pass);
+    if (slab < kMiddle) {
+      stage_slab<kFirst, kMiddle, kSlabBlocks, kPitch>(slot, sums, slab);
     } else {
-      stage_pass<kMiddle, kLast, kPassBlocks, kPitch>(slot, sums, pass);
+      stage_slab<kMiddle, kLast, kSlabBlocks, kPitch>(slot, sums, slab);
     }
   } else {
-    stage_blocks<kPassBlocks, kPitch>(slot, sums, kFirst);
+    stage_blocks<kSlabBlocks, kPitch>(slot, sums, kFirst);
   }
 }
 

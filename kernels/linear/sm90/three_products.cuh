@@ -229,7 +229,7 @@ struct Consumer {
 
 // The epilogue of a tile.
 __device__ inline void finish(const SplitProblem& p, const Split::TileEpilogue& tile,
-                              float4 (&staging)[Split::kPassBlocks][128],
+                              float4 (&staging)[Split::kSlabBlocks][128],
                               const float (&sums)[Split::kSums]) {
   using S = Split;
   const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
@@ -243,12 +243,12 @@ __device__ inline void finish(const SplitProblem& p, const Split::TileEpilogue& 
     return;
   }
   const int feature = local_row + fragment_row(g & ~2, 0);
-  constexpr int kPassRows = S::kPassBlocks * 8, kPasses = S::kXRows / kPassRows;
+  constexpr int kSlabRows = S::kSlabBlocks * 8, kSlabs = S::kXRows / kSlabRows;
 #pragma unroll 1
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int row = pass * kPassRows;
+  for (int slab = 0; slab < kSlabs; ++slab) {
+    const int row = slab * kSlabRows;
     if (tile.row + row >= tile.end) break;
-    stage_pass<0, kPasses, S::kPassBlocks, 128>(&staging[0][threadIdx.x % 128], sums, pass);
+    stage_slab<0, kSlabs, S::kSlabBlocks, 128>(&staging[0][threadIdx.x % 128], sums, slab);
     if (p.epilogue.divisor.is_exact) {
       store_pass<true>(p, tile, row, feature, staging);
     } else {
@@ -312,7 +312,7 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
     }
 
     // epilogue
-    ptx::barrier_sync(1 + warpgroup, 128 + 32);
+    meet_loader(warpgroup);
     if (!p.schedule.finishes(part)) {
       store_partial(p, rows, consumer.sums);
     } else {

@@ -30,8 +30,8 @@ struct Split {
   // All tiles of x may have these few rows instead (choose_tiles).
   static constexpr int kMiddle = 128, kSmall = 64;
   static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
-  static constexpr int kPassBlocks = 2;  // blocks of 8 rows that the epilogue stages at a time
-  static_assert(kXRows % (kPassBlocks * 8) == 0, "passes are whole");
+  static constexpr int kSlabBlocks = 2;  // blocks of 8 rows that the epilogue stages at a time
+  static_assert(kXRows % (kSlabBlocks * 8) == 0, "slabs are whole");
   static constexpr int kRowBytes = kK * 4;  // of the weight
   static constexpr int kWeightBytes = kWeightRows * kRowBytes;
   // A row of x has its high pieces and then the low ones, whose descriptor is so much larger.
@@ -58,7 +58,7 @@ struct Split {
   struct Memory {
     uint8_t x[kStages][kXBytes];
     uint8_t weight[kStages][kWeightBytes];
-    float4 staging[kConsumers][kPassBlocks][128];
+    float4 staging[kConsumers][kSlabBlocks][128];
     TileEpilogue epilogues[2];  // of this tile, and of the next
     Barriers<kStages> barriers;
   };
@@ -72,6 +72,19 @@ constexpr int kShortK = 2048, kLongK = 4096;
 // The number of a barrier of both consumer warpgroups. Each has one of its own before it, which it
 // shares with the warp of load_epilogues.
 constexpr int kSecondStarts = 1 + kConsumers;
+
+// Where consumer warpgroups and the warp of load_epilogues meet, tile by tile. compute-sanitizer's
+// racecheck (2025.3) does not follow barriers of parts of a block that one warp meets in turn; for
+// it, one barrier is of all.
+#ifdef KERNELS_RACECHECK
+__device__ inline void meet_loader(int) { ptx::barrier_sync(1, kConsumers * 128 + 32); }
+__device__ inline void meet_consumers() { ptx::barrier_sync(1, kConsumers * 128 + 32); }
+#else
+__device__ inline void meet_loader(int warpgroup) { ptx::barrier_sync(1 + warpgroup, 128 + 32); }
+__device__ inline void meet_consumers() {
+  for (int w = 0; w < kConsumers; ++w) ptx::barrier_sync(1 + w, 128 + 32);
+}
+#endif
 
 // The partial sums of tiles that clusters share.
 struct PartialSums {
@@ -210,7 +223,7 @@ __device__ inline void load_epilogues(const SplitProblem& p, Split::TileEpilogue
       tile.is_direct = is_direct;
     }
     // Both warpgroups have read the one that is written next before they arrive.
-    for (int w = 0; w < kConsumers; ++w) ptx::barrier_sync(1 + w, 128 + 32);
+    meet_consumers();
   });
 }
 
@@ -250,13 +263,13 @@ __device__ inline void mark_overflow(const SplitProblem& p, int column) {
 
 // A thread has staged two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A swap with
 // the thread that has the next two makes that four features of one row, from first_feature on.
-template <bool kExact, int kPassBlocks>
+template <bool kExact, int kSlabBlocks>
 __device__ void store_pass(const SplitProblem& p, const Split::TileEpilogue& tile, int first_row,
-                           int first_feature, const float4 (&staging)[kPassBlocks][128]) {
+                           int first_feature, const float4 (&staging)[kSlabBlocks][128]) {
   const int lane = threadIdx.x % 32;
   const bool is_second = lane & 8;
 #pragma unroll
-  for (int j = 0; j < kPassBlocks; ++j) {
+  for (int j = 0; j < kSlabBlocks; ++j) {
     const float4 own = staging[j][threadIdx.x % 128];
     const float keep[2] = {is_second ? own.y : own.x, is_second ? own.w : own.z};
     const float give[2] = {is_second ? own.x : own.y, is_second ? own.z : own.w};
