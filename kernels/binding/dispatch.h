@@ -13,7 +13,7 @@
 #ifndef KERNELS_BINDING_DISPATCH_H_
 #define KERNELS_BINDING_DISPATCH_H_
 
-#include "binding/torch_python.h"
+#include "binding/torch_declarations.h"
 // Python.h comes first, as it demands.
 
 #include <ATen/PythonTorchFunctionTLS.h>

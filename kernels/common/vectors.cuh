@@ -1,11 +1,17 @@
-// Accesses of 16 bytes, with or without an L2 policy. sm_80 and newer have policies.
+// 16-byte accesses with an L2 policy, the walk over a strided operand, and launches by dtype.
 
 #ifndef KERNELS_COMMON_VECTORS_CUH_
 #define KERNELS_COMMON_VECTORS_CUH_
 
+#include <cudaTypedefs.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "launchers.h"
 
 namespace kernels {
 
@@ -16,16 +22,7 @@ struct alignas(16) Vector {
   T value[kSize];
 };
 
-// The bytes of a value as another type of its size.
-template <typename To, typename From>
-__device__ To bit_cast(const From& from) {
-  static_assert(sizeof(To) == sizeof(From), "every byte is used");
-  To to;
-  memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-// How L2 is to treat the lines of an access.
+// How L2 is to treat the lines of a load. sm_80 and newer; older GPUs load without a policy.
 __device__ inline uint64_t l2_policy(bool evict_last) {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800
@@ -38,13 +35,7 @@ __device__ inline uint64_t l2_policy(bool evict_last) {
   return policy;
 }
 
-// Loads are not ld.global.nc: the operand may be the result (in-place).
-template <typename T>
-__device__ Vector<T> load_vector(const T* address) {
-  const uint4 bits = *reinterpret_cast<const uint4*>(address);
-  return bit_cast<Vector<T>>(bits);
-}
-
+// Not ld.global.nc: the operand may be the result (in-place).
 template <typename T>
 __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
@@ -53,18 +44,23 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
                : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
                : "l"(__cvta_generic_to_global(address)), "l"(policy)
                : "memory");
-  return bit_cast<Vector<T>>(bits);
 #else
-  return load_vector(address);
+  const uint4 bits = *reinterpret_cast<const uint4*>(address);
 #endif
+  Vector<T> vector;
+  static_assert(sizeof(vector) == sizeof(bits), "a vector is one 16-byte access");
+  memcpy(&vector, &bits, sizeof(vector));
+  return vector;
 }
 
 template <typename T>
 __device__ void store_vector(T* address, const Vector<T>& vector) {
-  *reinterpret_cast<uint4*>(address) = bit_cast<uint4>(vector);
+  uint4 bits;
+  memcpy(&bits, &vector, sizeof(bits));
+  *reinterpret_cast<uint4*>(address) = bits;
 }
 
-// A byte of a mask has the policy of the lines that it goes with.
+// A byte of a mask. It goes with lines that are to be evicted last, and is treated like them.
 __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   uint32_t bits;
@@ -90,6 +86,122 @@ __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t poli
 
 inline bool is_vector_aligned(const void* a, const void* b) {
   return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
+}
+
+// A layout of at most kMaxSize elements, for kernels. Division is a loop of some 20 instructions,
+// so it becomes a multiplication: floor(i / size) is the high half of i ceil(2^64 / size), for all
+// i below 2^32 and sizes from 2 on (Lemire, Kaser, Kurz, Softw. Pract. Exp. 49(6), 2019).
+struct Walk {
+  static constexpr int64_t kMaxSize = int64_t{1} << 31;  // the last vector may end behind it
+  int ndim;
+  uint32_t size[kMaxDims];
+  uint64_t reciprocal[kMaxDims];
+  int64_t stride[2][kMaxDims];
+
+  explicit Walk(const Layout& layout) : ndim(layout.ndim) {
+    for (int d = 0; d < ndim; ++d) {
+      size[d] = static_cast<uint32_t>(layout.size[d]);
+      reciprocal[d] = UINT64_MAX / size[d] + 1;
+      for (int k = 0; k < 2; ++k) stride[k][d] = layout.stride[k][d];
+    }
+  }
+};
+
+// Where the operands have an element, and how many elements from it on lie along dimension 0.
+template <int kOperands>
+struct Place {
+  int64_t offset[kOperands] = {};
+  uint32_t run = 0;
+
+  __device__ Place(uint32_t i, const Walk& walk) {
+#pragma unroll 1
+    for (int d = 0; d < walk.ndim; ++d) {
+      uint32_t coordinate = i;
+      if (d < walk.ndim - 1) {
+        const uint64_t high = walk.reciprocal[d] >> 32;
+        const uint32_t low = static_cast<uint32_t>(walk.reciprocal[d]);
+        i = static_cast<uint32_t>((i * high + __umulhi(i, low)) >> 32);
+        coordinate -= i * walk.size[d];
+      }
+      if (d == 0) run = walk.size[0] - coordinate;
+#pragma unroll
+      for (int k = 0; k < kOperands; ++k) offset[k] += coordinate * walk.stride[k][d];
+    }
+  }
+
+  // To the next element, which is element i.
+  __device__ void advance(uint32_t i, const Walk& walk) {
+    if (--run == 0) {
+      *this = Place(i, walk);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kOperands; ++k) offset[k] += walk.stride[k][0];
+    }
+  }
+};
+
+// cuLaunchKernel of the driver that the runtime works with, or null.
+inline PFN_cuLaunchKernel_v4000 find_driver_launch() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuLaunchKernel", &function, 4000,
+                                                              cudaEnableDefault, &found);
+  const bool is_found = status == cudaSuccess && found == cudaDriverEntryPointSuccess;
+  return is_found ? reinterpret_cast<PFN_cuLaunchKernel_v4000>(function) : nullptr;
+}
+
+// A kernel for the driver, in all devices' contexts: a CUkernel.
+inline CUfunction find_function(const void* kernel) {
+  cudaKernel_t function = nullptr;
+  cudaGetKernel(&function, kernel);
+  return reinterpret_cast<CUfunction>(function);
+}
+
+// kernel<<<grid, block, 0, stream>>> and cudaGetLastError, by one call of the driver instead of
+// four of the runtime. Small tensors are bound by the host's time: for 1,024 elements, the
+// runtime's cudaLaunchKernel makes a module's call 2.4% longer than this (H200).
+inline int launch_kernel(const void* kernel, CUfunction function, dim3 grid, int block,
+                         cudaStream_t stream, void** params) {
+  static const PFN_cuLaunchKernel_v4000 driver_launch = find_driver_launch();
+  // The driver wants the device's context to be current. The runtime makes it so: it has a thread's
+  // first launch, and the one after somebody has taken the context away.
+  static thread_local bool has_context = false;
+  if (has_context && driver_launch != nullptr && function != nullptr) {
+    const CUresult status =
+        driver_launch(function, grid.x, grid.y, grid.z, block, 1, 1, 0, stream, params, nullptr);
+    if (status != CUDA_ERROR_INVALID_CONTEXT) return status;  // the runtime has the same numbers
+  }
+  has_context = true;
+  return cudaLaunchKernel(kernel, grid, block, params, 0, stream);
+}
+
+// launch_kernel of a kernel and its arguments. All but these lines is there once: nvcc's host code
+// is not optimised, and was made anew for each of 90 kernels.
+template <auto kKernel, typename... Params>
+int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
+  static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
+                "the arguments have the types of the kernel's parameters");
+  const auto kernel = reinterpret_cast<const void*>(kKernel);
+  static const CUfunction function = find_function(kernel);
+  void* addresses[] = {&params...};
+  return launch_kernel(kernel, function, grid, block, stream, addresses);
+}
+
+// Returns what body makes of a null pointer of the dtype's element type.
+template <typename Body>
+int for_floating(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(static_cast<float*>(nullptr));
+    case DType::kFloat64:
+      return body(static_cast<double*>(nullptr));
+    case DType::kFloat16:
+      return body(static_cast<__half*>(nullptr));
+    case DType::kBFloat16:
+      return body(static_cast<__nv_bfloat16*>(nullptr));
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace kernels

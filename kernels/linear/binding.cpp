@@ -28,7 +28,6 @@
 #include "linear/binding/forward.h"
 // It includes Python.h, which comes first.
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/ones_like.h>
 
 namespace kernels {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/driver_launch.cuh"
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "common/driver_launch.cuh"
 #include "common/launch.cuh"
+#include "common/vectors.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 

@@ -1,12 +1,12 @@
-// torch's Python API, as far as the binding uses it: declarations copied from the public headers
-// torch/csrc/autograd/python_variable.h and torch/csrc/Exceptions.h.
+// Declarations copied from torch's public headers torch/csrc/autograd/python_variable.h,
+// torch/csrc/Exceptions.h and ATen/autocast_mode.h, as far as the binding uses them.
 //
-// Those headers include pybind11, which takes GCC 4 s more than the 9 of all the rest. This is the
-// only copy of torch's declarations. A torch without one of these symbols, or with an object of
-// another size, makes the import fail at once.
+// The first two include pybind11, the last all of ATen: GCC would take 4 s and 2 s more than the 9
+// of all the rest. This is the only copy of torch's declarations. A torch without one of these
+// symbols, or with an object of another size, makes the import fail at once.
 
-#ifndef KERNELS_BINDING_TORCH_PYTHON_H_
-#define KERNELS_BINDING_TORCH_PYTHON_H_
+#ifndef KERNELS_BINDING_TORCH_DECLARATIONS_H_
+#define KERNELS_BINDING_TORCH_DECLARATIONS_H_
 
 #include <Python.h>
 // Python.h comes first, as it demands.
@@ -26,6 +26,10 @@ PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11  // seen there, not looked for before
 PyObject* THPVariable_Wrap(at::TensorBase&& tensor);
 #endif
+namespace at::autocast {
+ScalarType get_autocast_dtype(DeviceType device_type);
+Tensor cached_cast(ScalarType to_type, const Tensor& arg, c10::DeviceType device_type);
+}  // namespace at::autocast
 namespace torch {
 void translate_exception_to_python(const std::exception_ptr& error);
 }
@@ -73,4 +77,4 @@ inline bool is_plain(PyObject* object) {
 
 }  // namespace kernels
 
-#endif  // KERNELS_BINDING_TORCH_PYTHON_H_
+#endif  // KERNELS_BINDING_TORCH_DECLARATIONS_H_
