@@ -43,6 +43,7 @@ def test_import_loads_no_compiler_and_no_dtensor(tmp_path):
     assert python(code, tmp_path).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
     """The text has no __file__, and one process may execute it any number of times."""
     code = f"""

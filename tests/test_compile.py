@@ -346,6 +346,7 @@ def test_exported_and_saved(device, strict, tmp_path):
 # ------------------------------------------------------------------------------------ benchmark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--mode", "reduce-overhead"]])
 def test_benchmark(device, mode, capsys):
     """`python -m referee.compiled`: a line for each of its five comparisons."""

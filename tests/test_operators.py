@@ -207,6 +207,7 @@ def test_programs_of_relu_run_without_these_kernels(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_first_build_serves_the_operators_of_all(tmp_path):
     code = """
         first, second = another_build("relu"), another_build("linear_relu_divide")

@@ -12,7 +12,7 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 def tree():
     """The paths in README's tree."""
-    [block] = re.findall(r"^```\n(.+?)^```", README, re.DOTALL | re.MULTILINE)
+    [block] = re.findall(r"\n\n```\n(model.py .+?)^```", README, re.DOTALL | re.MULTILINE)
     paths, folder = [], Path()
     for line in block.splitlines():
         name = line.split()[0]

@@ -126,6 +126,7 @@ def test_subnormals_under_flush_denormal():
     assert_same_bits(got, relu_by_definition(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 def test_several_threads_and_huge_pages(dtype, three_threads):
     """Outputs of more than 32 MiB, with threads that meet in the middle of a page."""

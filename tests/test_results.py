@@ -346,6 +346,7 @@ def test_sweep_on_a_gpu(tmp_path):
         assert ours["median_ms"] * 1e-3 > forward["roofline_seconds"] / 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["forward", "sweep"])
 def test_interrupts_keep_what_was_measured(moment, tmp_path):
     """A real one, of a real run, which ends at once."""
@@ -520,6 +521,7 @@ def test_agreement(tmp_path, capsys):
     assert capsys.readouterr().err.endswith(": the files have no comparison in common\n")
 
 
+@pytest.mark.slow
 def test_intervals_of_equal_runs_overlap():
     """Nearly all of those that differ in noise alone; none of those that differ by a tenth."""
     draw = random.Random(0)
