@@ -14,7 +14,7 @@ from kernels.build.bundle import bundle
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = ["relu", "linear_relu_divide"]
 
-# What KernelBench's static checker rejects, and of what it warns, once comments are gone.
+# KernelBench's static checker rejects these, or warns of them, once comments are gone.
 REJECTED = [
     r"\btry\s*:",
     r"\bexcept\s*:",
@@ -35,7 +35,7 @@ REJECTED = [
     r"with\s+torch\.cuda\.stream",
     r"\.(wait|record)_stream\s*\(",
 ]
-# Of these it warns where a problem is float32. The product at `highest` is of pairs of float16.
+# It warns of these where a problem is float32. The product at `highest` is of pairs of float16.
 DOWNGRADES = [
     r"__float2half(_rn)?\s*\(",
     r"\(\s*__half\s*\)\s*[\w\->.]+",

@@ -17,7 +17,7 @@ from test_linear_backward import gradients
 
 from model_new import _extension
 
-# Of NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
+# Values of NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 

@@ -25,7 +25,7 @@ LONG = [(1, 513, 1027), (64, 512, 1024), (65, 1001, 1030), (200, 4099, 2053)]
 SHORT = [(1, 1, 1), (1, 3, 7), (64, 17, 65), (65, 129, 300), (200, 513, 129), (200, 1, 1000)]
 # On Hopper: one tile in many parts, some in a few, and what a whole round of tiles leaves.
 SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
-# Of its three products, each has M, N and K that are multiples of nothing.
+# Each of the three products has M, N and K that are multiples of nothing.
 TRAINING = (1030, 1537, 1029)
 
 

@@ -112,7 +112,7 @@ class OneBuffer:
         return self.buffers.setdefault(key, expected).copy_(expected)
 
 
-# What each does, and what the first failure must name.
+# Each cheat, and the words that the first failure must hold.
 CHEATS = {
     "identity": (lambda x: x, "random, seed 5: the output shares memory with the input"),
     "clone": (torch.clone, "random, seed 5: 8,"),
@@ -120,7 +120,7 @@ CHEATS = {
     "in place": (torch.relu_, "random, seed 5: the input's memory was changed"),
     "nan becomes 0": (zero_nan, "special values"),
     "tail skipped": (skip_tail, "special values: 1 of"),
-    # What is seen first depends on what the memory held.
+    # The first failure depends on the memory's content.
     "tail unwritten": (leave_tail_unwritten, "elements differ, the first at"),
     "contiguous strides": (
         lambda x: torch.relu(x).contiguous(),

@@ -1,4 +1,4 @@
-// What every binding does with torch's dispatcher, autograd and Python. An operator is made of
+// Common to all bindings: torch's dispatcher, autograd and Python. An operator is made of
 // these steps; NAME is relu, linear and so on:
 //
 //   NAME_entry      Python's arguments to tensors, the GIL, C++ errors to Python's
@@ -110,7 +110,7 @@ inline Subclass subclass_of(const Tensor& x) {
 // So little work that another thread would not get to run in the meantime.
 inline bool is_short(const Tensor& x) { return x.is_cpu() && x.numel() < kGrain; }
 
-// What a Python function returns: what work() does. Its C++ errors become Python's.
+// Returns to Python what work() returns. Its C++ errors become Python's.
 template <typename Work>
 PyObject* with_python_errors(const Work& work) {
   try {

@@ -1,4 +1,4 @@
-// What every binding does with tensors: dtypes, devices, allocation, layouts, threads and streams.
+// Common to all bindings: dtypes of tensors, devices, allocation, layouts, threads and streams.
 
 #ifndef KERNELS_BINDING_TENSOR_H_
 #define KERNELS_BINDING_TENSOR_H_
