@@ -160,7 +160,7 @@ def change_gradient(x, g):
     return torch.where(x <= 0, 0, g)
 
 
-# What each gives as the input's gradient, and what the first failure must name.
+# The gradient of the input that each gives, and the words that the first failure must hold.
 GRADIENT_CHEATS = {
     "by multiplication": (by_multiplication, "special values: gradient"),
     "passes at 0": (lambda x, g: torch.where(x < 0, 0, g), "special values: gradient"),

@@ -149,7 +149,7 @@ class OtherParameters(LinearReluDivide):
         self.linear.weight.data.mul_(2)
 
 
-# What each does, and what the first failure must name.
+# Each cheat, and the words that the first failure must hold.
 CHEATS = {
     "identity": (cheat(lambda x, m, out: x), "the output"),
     "relu of the input": (

@@ -276,7 +276,7 @@ def test_cheats_are_named(text, named, device, tmp_path):
         assert reason in found["reason"], name
 
 
-# What a file does other than the reference of many outputs, and what its line must say.
+# Each file differs from the reference of many outputs in one thing, which its line must name.
 OTHERWISE = {
     "the same": ("", "", "correct", ""),
     "a list": ("return y, [", "return [y, (", "correct", ""),

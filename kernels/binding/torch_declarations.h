@@ -36,8 +36,8 @@ void translate_exception_to_python(const std::exception_ptr& error);
 
 namespace kernels {
 
-// The content of a torch.Tensor. In torch 2.9 either of the tensor and its Python object may own the
-// other; later versions have removed this, and PyObjectSlot's note of who owns whom.
+// The content of a torch.Tensor. In torch 2.9 either of the tensor and its Python object may own
+// the other; later versions have removed this, and PyObjectSlot's note of who owns whom.
 template <typename Slot, typename = void>
 struct TensorPayload {
   using Type = at::Tensor;
