@@ -205,7 +205,13 @@ def test_promise_of_one_product_of_few_rows(name, m):
 @pytest.mark.parametrize("size", [(1024, 2048, 1024), (300, 256, 2048)], ids=str)
 @pytest.mark.parametrize(
     "name",
-    ["normal", "inf and NaN in x", "inf and NaN in the weight", "outliers in the weight"],
+    [
+        "normal",
+        "inf and NaN in x",
+        "inf and NaN in the weight",
+        "outliers in the weight",
+        "128 wide rows of the weight",  # few tiles to make again, which are cut along K
+    ],
 )
 @PRODUCTS
 def test_results_do_not_vary(product, name, size, precision, path):
