@@ -237,20 +237,22 @@ def grade_by(text: str, files: list[Path], folder: Path, device: str = "cpu"):
     return status, read_verdicts(path)
 
 
+# A timed call shows it, and an earlier call's result is not always known.
+REPLAYED = "replays the result of an earlier call|a timed call was wrong"
 CHEATING = {
     "01_copies_input": ("cheating", "returns a copy of its input"),
     "01_returns_input": ("cheating", "returns its input"),
     "02_changes_input": ("cheating", "changes its input"),
-    "04_counts_calls": ("cheating", "replays the result of an earlier call"),
-    "04_replays_by_address": ("cheating", "replays the result of an earlier call"),
-    "04_replays_by_fingerprint": ("cheating", "replays the result of an earlier call"),
+    "04_counts_calls": ("cheating", REPLAYED),
+    "04_replays_by_address": ("cheating", REPLAYED),
+    "04_replays_by_fingerprint": ("cheating", REPLAYED),
     "08_walks_frames": ("cheating", "takes a tensor of the referee's"),
     "10_lazy_subclass": ("cheating", "returns a tensor subclass, Lazy"),
     "11_stale_memory": ("wrong", "returns memory that it has not written"),
     "13_falls_back": ("cheating", "falls back on the reference's own operators"),
     "15_background_thread": ("cheating", ""),  # late, or wrong in a timed call
     "16_exits": ("cheating", "exits with status 0"),
-    "17_batch_once": ("cheating", "replays the result of an earlier call"),
+    "17_batch_once": ("cheating", REPLAYED),
     "19_takes_threads": ("cheating", "changed the number of threads"),
 }
 CHEATING_LINEAR = {
@@ -273,7 +275,7 @@ def test_cheats_are_named(text, named, device, tmp_path):
     for name, found in verdicts.items():
         word, reason = named[name]
         assert (name, found["verdict"]) == (name, word), found["reason"]
-        assert reason in found["reason"], name
+        assert re.search(reason, found["reason"]), (name, found["reason"])
 
 
 # Each file differs from the reference of many outputs in one thing, which its line must name.
