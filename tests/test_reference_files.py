@@ -1,6 +1,7 @@
 """`run.py --reference`: the error budget, files that are no problems, and grading by them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
