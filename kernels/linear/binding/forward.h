@@ -222,7 +222,7 @@ inline bool may_be_ours(const Tensor& a, const Tensor& b) {
 }
 
 // a [i, j] b [j, k]. Our kernels serve where autograd records nothing of it.
-inline Tensor multiply(const Tensor& a, const Tensor& b) {
+inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
   if (a.is_cuda() && !at::GradMode::is_enabled() && has_only(a.key_set() | b.key_set(), kDense) &&
       !has_tangent(a) && !has_tangent(b) && may_be_ours(a, b)) {
     const DeviceOf device(a);
@@ -238,9 +238,9 @@ inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue)
   const auto& [grad_z, grad_bias] = epilogue;
   Tensor grad_x, grad_weight;
   if (in.weight.defined()) {
-    grad_x = with_rows_of(grad_z, multiply(as_matrix(grad_z), in.weight));
+    grad_x = with_rows_of(grad_z, multiply_matrices(as_matrix(grad_z), in.weight));
   }
-  if (in.x.defined()) grad_weight = multiply(as_matrix(grad_z).t(), as_matrix(in.x));
+  if (in.x.defined()) grad_weight = multiply_matrices(as_matrix(grad_z).t(), as_matrix(in.x));
   return {grad_x, grad_weight, grad_bias};
 }
 
