@@ -19,7 +19,7 @@ from referee.stats import speed_up
 from referee.timing import Names
 
 TRIALS = (20, 100)  # KernelBench's scripts differ
-SLOW = 1.05  # of the median of the later half: by then the driver has dealt with what was freed
+SLOW = 1.05  # of the median of the later half; of 20 trials that half may be slow too
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
