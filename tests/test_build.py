@@ -75,18 +75,21 @@ def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_warm_start_leaves_torchs_build_tools_alone(tmp_path):
     assert python("import model_new", tmp_path).returncode == 0
     code = "import sys, model_new; print('torch.utils.cpp_extension' in sys.modules)"
     assert python(code, tmp_path).stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_a_warm_start_needs_no_tools(tmp_path):
     assert python("import model_new", tmp_path).returncode == 0
     done = python("import model_new", tmp_path, PATH="/nowhere", CUDA_HOME="/nowhere")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_spawned_and_forked_workers(tmp_path):
     (tmp_path / "worker.py").write_text(
         "import torch\n"

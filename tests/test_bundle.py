@@ -127,6 +127,7 @@ assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameter
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_runs_alone(problem, tmp_path):
     """In an empty folder, by exec, with nothing of the project importable."""

@@ -27,6 +27,8 @@ from kernels.build import cache
 from kernels.build import extension as build
 from kernels.build.toolchain import BuildError, cpu_flags, find_toolkit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = """
 #include <Python.h>

@@ -9,6 +9,8 @@ from test_build import python
 
 from model_new import ModelNew
 
+pytestmark = pytest.mark.slow
+
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 # The children start with this: a class for each problem, and outputs of 64 MiB.
 START = """
@@ -134,7 +136,6 @@ print(address_space() - before)
     assert int(run(code, tmp_path)[0]) < 32 << 20
 
 
-@pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(
     "call",
@@ -248,7 +249,6 @@ for name, (case, spare) in cases.items():
 # -------------------------------------------------------------------------------------------- fork
 
 
-@pytest.mark.slow
 @LINUX
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork_while_other_threads_use_the_pool(tmp_path):

@@ -190,6 +190,7 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_of_relu_run_without_these_kernels(tmp_path):
     """So does the linear module as TorchScript, which calls its `linear`."""

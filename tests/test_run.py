@@ -119,6 +119,7 @@ def test_solution_that_is_missing(tmp_path):
     assert line.endswith(": ModuleNotFoundError: No module named 'model_new'")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_user_without_home():
     """And without an entry in the list of users."""
@@ -174,6 +175,7 @@ def test_a_path_that_stdout_cannot_print(tmp_path):
     assert path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stdout", "options", "unbuffered"),
     [
@@ -201,6 +203,7 @@ def test_stdout_that_takes_nothing(stdout, options, unbuffered):
     assert done.stderr == f"run.py: cannot write to stdout: {reason}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "options", "status"),
     [(">&- 2>&-", "--help", 0), ("2>&-", "--rows 0", 2), ("2>/dev/full", "--rows 0", 2)],
@@ -222,6 +225,7 @@ def test_progress_that_nobody_takes(monkeypatch):
         full.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["import", "build"])
 def test_interrupts(moment, tmp_path):
     marks = {"import": ("|     torch._C", "-X", "importtime"), "build": ("building the kernels",)}
@@ -251,6 +255,7 @@ def test_interrupts(moment, tmp_path):
     assert lines_of("".join(said)) == ["run.py: interrupted"]
 
 
+@pytest.mark.slow
 def test_interrupts_that_were_switched_off():
     """As nohup and `&` in a script do."""
     process = subprocess.Popen(
@@ -267,7 +272,8 @@ def test_interrupts_that_were_switched_off():
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("optimize", ["", "2"])  # 2: no assertions, no docstrings
+# 2: no assertions, no docstrings
+@pytest.mark.parametrize("optimize", ["", pytest.param("2", marks=pytest.mark.slow)])
 def test_from_end_to_end(optimize, tmp_path):
     path = tmp_path / "result.json"
     options = ["relu", "--rows", "1", "--trials", "3", "--device", "cpu", "--json", str(path)]
