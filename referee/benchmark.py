@@ -11,7 +11,7 @@ import    seconds to import the solution, beyond torch's
 l2        GPU: how fast an L2-resident loop runs right after each of the two ReLUs
 thp       CPU: ReLU of 1 GiB in a default environment and under THP_MEM_ALLOC_ENABLE=1
 all       all of them, as far as the device goes
-report    the figures of docs/BENCHMARKS.md for this device, in their places; --only takes some
+report    the figures of README and docs for this device, in their places; --only takes some
 """
 
 import argparse
@@ -42,7 +42,7 @@ SIDE = {"cpu": 1024, "cuda": 8192}  # of the square of which there are views
 OFFSET_SIZES = {"cpu": (20, 24), "cuda": (20, 24, 28)}  # exponents of two
 FEATURES = (1024, 4096, 8192)
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
-CELL_SECONDS = {"cpu": 1.0, "cuda": 0.5}  # for each cell of the sweep, and of offsets
+CELL_SECONDS = {"cpu": 1.0, "cuda": 0.25}  # for each cell of the sweep, and of offsets
 # Rows, out_features and in_features of `layouts`, parts of them on a CPU, and how operands lie.
 LAYOUT_SIZES = [(1024, 8192, 8192), (1024, 4096, 4096), (8192, 1024, 8192), (64, 8192, 8192)]
 LAYOUT_PART = {"cpu": 16, "cuda": 1}
@@ -305,18 +305,20 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("what", nargs="?", default="all", choices=[*NAMES, "all", "report"])
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
-    parser.add_argument(
-        "--dtype", choices=list(cases.served(torch.device("cpu"))), default="float32"
-    )
+    parser.add_argument("--dtype", default="float32", metavar="NAME[,NAME]", help="of the figures")
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
     parser.add_argument("--trials", type=int, help="timed pairs of each line of operands")
     parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain this")
     args = parser.parse_args(arguments)
+    args.dtypes = args.dtype.split(",")
+    if unknown := [name for name in args.dtypes if name not in cases.served(torch.device("cpu"))]:
+        known = ", ".join(cases.served(torch.device("cpu")))
+        parser.error(f"--dtype: expected some of {known}, got {', '.join(unknown)}")
     skipped = "thp" if args.device.type == "cuda" else "l2"
     args.todo = [n for n in NAMES if n != skipped] if args.what == "all" else [args.what]
     if skipped in args.todo:
         parser.error(f"{skipped} is no figure of {args.device}")
-    if args.dtype != "float32" and "operands" in args.todo:
+    if args.dtypes != ["float32"] and "operands" in args.todo:
         if args.what != "all":
             parser.error("operands is a figure of float32")
         args.todo.remove("operands")
@@ -328,27 +330,40 @@ def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
     if args.what == "report":
         try:
-            return 1 if figures.measure(figures.BENCHMARKS, args.device.type, args.only) else 0
+            return 1 if figures.measure(figures.Pages(), args.device.type, args.only) else 0
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
     torch.set_float32_matmul_precision(args.precision)
-    device, dtype = args.device, cases.DTYPES[args.dtype]
+    device = args.device
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     about = environment(device)
-    versions = f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}"
-    print(f"{versions}, {args.dtype}, precision {args.precision}")
+    print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}")
 
-    todo = args.todo
-    if "import" in todo:  # first, so that nothing else has built the kernels
+    if "import" in args.todo:  # first, so that nothing else has built the kernels
         import_()
-    if "thp" in todo:
+    if "thp" in args.todo:
         thp()
-    if not set(todo) - {"import", "thp"}:
-        return 0
-    solutions = importlib.import_module("model_new").SOLUTIONS
+    todo = [name for name in args.todo if name not in ("import", "thp")]
+    if todo:
+        solutions = importlib.import_module("model_new").SOLUTIONS
+        for dtype in args.dtypes:
+            precision = f", precision {args.precision}" if dtype == "float32" else ""
+            print(f"\n{dtype}{precision}")
+            measure(todo, solutions, device, cases.DTYPES[dtype], args)
+    return 0
+
+
+def measure(
+    todo: list[str],
+    solutions: dict[str, type[torch.nn.Module]],
+    device: torch.device,
+    dtype: torch.dtype,
+    args: argparse.Namespace,
+) -> None:
+    """Prints the tables of a dtype."""
     relus = Modules(relu.NAMES, *(kind().to(device) for kind in _kinds("relu", solutions)))
     linears = _kinds("linear_relu_divide", solutions)
     if "sizes" in todo:
@@ -383,7 +398,6 @@ def main(arguments: list[str] | None = None) -> int:
     if "l2" in todo:
         print()
         l2(relus, device, dtype)
-    return 0
 
 
 def _step(module: torch.nn.Module, grad_output: torch.Tensor) -> Callable:

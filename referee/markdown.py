@@ -15,43 +15,44 @@ def tables(content: dict) -> str:
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
     what = f"{about['device']}{threads}, torch {about['torch']}{cuda}; `{content['command']}`"
     parts = [f"{what}, {content['date']}.{state}"]
-    make = {"comparison": _comparisons, "grading": _ranking, "sweep": _sizes}[content["kind"]]
+    make = {"comparison": _comparisons, "grading": _ranking, "sweep": _comparisons}[content["kind"]]
     return "\n\n".join(parts + make(content["records"])) + "\n"
 
 
 def _comparisons(records: list[dict]) -> list[str]:
-    """A table for each problem and shape, with a column for each dtype and setting."""
-    groups: dict[tuple, list[dict]] = {}
+    """One table: a line for each problem, shape, dtype and setting."""
+    titles = ["ours", "eager", "`torch.compile`", "fastest yardstick", "eager / ours"]
+    rows = [["x", *titles, "training step"]]
     for record in records:
-        groups.setdefault((record["problem"], tuple(record["shape"])), []).append(record)
-    return [_comparison(*key, group) for key, group in groups.items()]
+        label = f"{record['problem']} `{record['shape']}` {record['dtype']}"
+        if record["verdict"] != "correct":
+            what = f"**{record['verdict']}** {record['reason']}".rstrip()
+            rows.append([label, what, *[""] * 5])
+        for run in record["runs"]:
+            setting = f", `{run['setting']}`" if run["setting"] else ""
+            rows.append([label + setting, *_figures(run)])
+    return [_table(rows)]
 
 
-def _comparison(problem: str, shape: tuple[int, ...], records: list[dict]) -> str:
-    columns = [(record, run) for record in records for run in record["runs"]]
-    wrong = [
-        f"{record['dtype']}: **{record['verdict']}** {record['reason']}".rstrip()
-        for record in records
-        if record["verdict"] != "correct"
+def _figures(run: dict) -> list[str]:
+    """Times and ratios of a run."""
+    summary = run["forward"]["summary"]
+    ours, eager = by_role(summary, "solution"), by_role(summary, "eager")
+    compiled, yardstick = (_fastest(summary, role) for role in ("compiled", "yardstick"))
+    step = run["step"] and by_role(run["step"]["summary"]["step"], "solution")
+    return [
+        _time(run["forward"], ours),
+        milliseconds(eager["median_ms"]),
+        milliseconds(compiled["median_ms"]) if compiled else "",
+        f"{milliseconds(yardstick['median_ms'])}, {yardstick['name']}" if yardstick else "",
+        f"**{ours['ratio']:.3f}** ({_interval(ours)})",
+        f"{step['ratio']:.3f}" if step else "",
     ]
-    title = f"{problem}, x `{list(shape)}`"
-    if not columns:
-        return "\n\n".join([title, *wrong])
-    rows = [[title, *(f"`{r['setting']}`" if r["setting"] else d["dtype"] for d, r in columns)]]
-    forwards = [run["forward"] for _, run in columns]
-    names = dict.fromkeys(row["name"] for f in forwards for row in _shown(f["summary"]))
-    for name in names:
-        cells = [_cell(forward, name) for forward in forwards]
-        rows.append([f"`{name}`", *cells])
-    ratios = [by_role(forward["summary"], "solution") for forward in forwards]
-    eager = by_role(forwards[0]["summary"], "eager")["name"]
-    rows.append([f"**ratio to {eager}**", *(f"**{row['ratio']:.3f}**" for row in ratios)])
-    rows.append(["95% interval", *(_interval(row) for row in ratios)])
-    steps = [run["step"] and run["step"]["summary"]["step"] for _, run in columns]
-    if any(steps):
-        cells = [f"{by_role(rows_, 'solution')['ratio']:.3f}" if rows_ else "" for rows_ in steps]
-        rows.append([f"training step, ratio to {eager}", *cells])
-    return "\n\n".join([_table(rows), *wrong])
+
+
+def _fastest(summary: list[dict], role: str) -> dict | None:
+    rows = (row for row in summary if row["role"] == role)
+    return min(rows, key=lambda row: row["median_ms"], default=None)
 
 
 def _ranking(records: list[dict]) -> list[str]:
@@ -70,46 +71,15 @@ def _ranking(records: list[dict]) -> list[str]:
     return [_table(rows + [row for _, row in sorted(found, key=lambda pair: -pair[0])])]
 
 
-def _sizes(records: list[dict]) -> list[str]:
-    """A table for each problem, a line for each size."""
-    parts = []
-    for problem in dict.fromkeys(record["problem"] for record in records):
-        rows = [[problem, "ours", "eager", "ratio to eager", "95% interval"]]
-        for record in (record for record in records if record["problem"] == problem):
-            setting = " ".join(run["setting"] for run in record["runs"])
-            label = f"`{record['shape']}` {record['dtype']} {setting}".rstrip()
-            if not record["runs"]:
-                rows.append([label, f"{record['verdict']}: {record['reason']}", "", "", ""])
-            for run in record["runs"]:
-                forward = run["forward"]
-                ours, eager = (by_role(forward["summary"], role) for role in ("solution", "eager"))
-                times = [_time(forward, ours), _time(forward, eager)]
-                rows.append([label, *times, f"{ours['ratio']:.3f}", _interval(ours)])
-        parts.append(_table(rows))
-    return parts
-
-
 def _table(rows: Rows) -> str:
     """In Markdown; the first row is the head."""
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-def _shown(summary: list[dict]) -> list[dict]:
-    return [row for row in summary if row["role"] != "control"]
-
-
-def _cell(forward: dict, name: str) -> str:
-    for row in forward["summary"]:
-        if row["name"] == name:
-            return _time(forward, row)
-    return ""
-
-
 def _time(forward: dict, row: dict) -> str:
-    """The median, and our speed."""
-    speed = f", {row['rate']:.4g} {forward['unit']}" if row["role"] == "solution" else ""
-    return f"{milliseconds(row['median_ms'])}{speed}"
+    """The median and the speed."""
+    return f"{milliseconds(row['median_ms'])}, {row['rate']:.4g} {forward['unit']}"
 
 
 def milliseconds(value: float) -> str:

@@ -186,7 +186,8 @@ def test_several_dtypes(tmp_path, capsys):
     options = ["--device", "cpu", "--rows", "2", "--trials", "2", "--dtype", "float32,int8"]
     assert run.main(["relu", *options, "--json", str(path), "--markdown", str(table)]) == 0
     assert [r["dtype"] for r in check_shape(path.read_text())] == ["float32", "int8"]
-    assert "| relu, x `[2, 393216]` | float32 | int8 |\n" in table.read_text()
+    labels = [line.split(" | ")[0] for line in table.read_text().splitlines()[4:]]
+    assert labels == [f"| relu `[2, 393216]` {dtype}" for dtype in ("float32", "int8")]
     assert "\n\nrelu: cpu: " in capsys.readouterr().out
 
 
@@ -237,23 +238,19 @@ def test_markdown():
     )
     assert markdown.tables(document(found)) == (
         "a | GPU, torch 2.13, CUDA 13.0; `python run.py`, now.\n\n"
-        "| relu, x `[4, 8]` | float32 | float16 | bfloat16 |\n"
-        "|---|---|---|---|\n"
-        "| `ModelNew` | 1.500 ms, 4 GB/s | 1.500 ms, 4 GB/s | 1.500 ms, 4 GB/s |\n"
-        "| `torch.relu` | 3.000 ms | 3.000 ms | 3.000 ms |\n"
-        "| `torch.compile` | 2.500 ms | 2.500 ms | 2.500 ms |\n"
-        "| `copy` | 2.000 ms | 2.000 ms | 2.000 ms |\n"
-        "| **ratio to torch.relu** | **2.000** | **2.000** | **2.000** |\n"
-        "| 95% interval | 2.000 to 2.000 | 2.000 to 2.000 | 2.000 to 2.000 |\n"
-        "| training step, ratio to torch.relu |  | 1.500 |  |\n\n"
-        "| linear_relu_divide, x `[4, 8]` | `highest` | `high` |\n"
-        "|---|---|---|\n"
-        "| `LinearReluDivideNew` | 1.500 ms, 0.004 TFLOP/s | 1.500 ms, 0.004 TFLOP/s |\n"
-        "| `eager` | 3.000 ms | 3.000 ms |\n"
-        "| `torch.compile` | 2.500 ms | 2.500 ms |\n"
-        "| `product alone` | 2.000 ms | 2.000 ms |\n"
-        "| **ratio to eager** | **2.000** | **2.000** |\n"
-        "| 95% interval | 2.000 to 2.000 | 2.000 to 2.000 |\n"
+        "| x | ours | eager | `torch.compile` | fastest yardstick | eager / ours "
+        "| training step |\n"
+        "|---|---|---|---|---|---|---|\n"
+        "| relu `[4, 8]` float32 | 1.500 ms, 4 GB/s | 3.000 ms | 2.500 ms | 2.000 ms, copy "
+        "| **2.000** (2.000 to 2.000) |  |\n"
+        "| relu `[4, 8]` float16 | 1.500 ms, 4 GB/s | 3.000 ms | 2.500 ms | 2.000 ms, copy "
+        "| **2.000** (2.000 to 2.000) | 1.500 |\n"
+        "| relu `[4, 8]` bfloat16 | 1.500 ms, 4 GB/s | 3.000 ms | 2.500 ms | 2.000 ms, copy "
+        "| **2.000** (2.000 to 2.000) |  |\n"
+        "| linear_relu_divide `[4, 8]` float32, `highest` | 1.500 ms, 0.004 TFLOP/s | 3.000 ms "
+        "| 2.500 ms | 2.000 ms, product alone | **2.000** (2.000 to 2.000) |  |\n"
+        "| linear_relu_divide `[4, 8]` float32, `high` | 1.500 ms, 0.004 TFLOP/s | 3.000 ms "
+        "| 2.500 ms | 2.000 ms, product alone | **2.000** (2.000 to 2.000) |  |\n"
     )
 
 
@@ -261,7 +258,7 @@ def test_markdown_of_what_is_wrong():
     facts = {"problem": "relu", "shape": (4, 8), "dtype": "int8"}
     found = [records.of_outcome(facts, Outcome(Checks(3, ["one", "two"])), 0.0)]
     text = markdown.tables({**document(found), "complete": False})
-    assert text.endswith("relu, x `[4, 8]`\n\nint8: **wrong** one; two\n")
+    assert text.endswith("| relu `[4, 8]` int8 | **wrong** one; two |  |  |  |  |  |\n")
     assert "Interrupted: not all of it was measured." in text
 
 
@@ -288,7 +285,7 @@ def test_sweep(tmp_path, capsys):
     cases = [line for line in lines if line.startswith("[")]
     assert len(cases) == len(sizes)
     assert {line.index(" [", 8) - line[:70].rindex(" [") for line in cases} == {0}  # aligned
-    assert table.read_text().count("\n| `[") == len(sizes)
+    assert table.read_text().count("\n| ") == 1 + len(sizes)
 
 
 @pytest.mark.usefixtures("quick", "small_sweep")
