@@ -22,6 +22,7 @@ from referee import (
     step,
     timing,
 )
+from referee.child import watch
 from referee.outcome import Run
 from referee.progress import Progress
 
@@ -277,6 +278,19 @@ def test_changed_torch_is_noticed(monkeypatch):
     assert correctness.global_state() == before
     monkeypatch.setattr(torch, "relu", torch.clone)
     assert correctness.global_state() != before
+
+
+def test_the_persisting_l2_is_what_it_was(monkeypatch):
+    """A change is named, not the default of a driver."""
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(watch, "persisting_l2", lambda: 1 << 20)
+    before = watch.state(gpu)
+    assert not any(watch.differs(was, watch.state(gpu)[name]) for name, was in before.items())
+    monkeypatch.setattr(watch, "persisting_l2", lambda: 2 << 20)
+    after = watch.state(gpu)
+    changed = [name for name, was in before.items() if watch.differs(was, after[name])]
+    assert "the L2's persisting part" in changed
+    assert "the L2's persisting part" not in watch.state(CPU)
 
 
 def test_dtypes_are_those_that_torch_takes():

@@ -38,9 +38,11 @@ NAMESPACES = {
 WRAPPED_LATER = ("torch.manual_seed",)
 
 
-def state() -> dict[str, object]:
+def state(device: torch.device) -> dict[str, object]:
     """All that no solution may change: settings, functions, and all that the referee has named."""
     found = correctness.global_state()
+    if device.type == "cuda":
+        found["the L2's persisting part"] = persisting_l2()
     for space, holder in NAMESPACES.items():
         for name in [name for name in dir(holder) if not name.startswith("_")]:
             value = getattr_static(holder, name)

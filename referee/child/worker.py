@@ -59,7 +59,7 @@ class Worker:
         if path is None:
             self.kind = model.PROBLEMS[problem].reference
             return {"seconds": 0.0}
-        self.before = watch.state()
+        self.before = watch.state(self.device)
         self.file = path
         sys.path.insert(0, str(Path(path).parent))
         start = _perf_counter()
@@ -112,10 +112,8 @@ class Worker:
 
     def changes(self) -> dict:
         """The names of what the solution changed that is not its own."""
-        now = watch.state()
+        now = watch.state(self.device)
         changed = [n for n, was in self.before.items() if n in now and watch.differs(was, now[n])]
-        if self.device.type == "cuda" and (size := watch.persisting_l2()):
-            changed.append(f"the L2's persisting part ({size} bytes)")
         return {"changed": changed[:5]}
 
     def time(self, slot: int, call: str) -> dict:
