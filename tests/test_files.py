@@ -256,16 +256,13 @@ def test_killed_while_writing(tmp_path):
         f"while True: files.write(files.Path({str(path)!r}), 'b' * 400_000); "
         f"files.write(files.Path({str(path)!r}), 'a' * 300_000)"
     )
-    inodes = set()
     for _ in range(10):
         writer = subprocess.Popen([sys.executable, "-c", loop], cwd=ROOT)
         before = path.stat().st_ino
-        while path.stat().st_ino == before:
+        while path.stat().st_ino == before:  # until it is replaced
             assert writer.poll() is None
             sleep(0.001)
         sleep(0.01)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         assert path.read_text() in texts
-        inodes.add(path.stat().st_ino)
-    assert len(inodes) > 1
