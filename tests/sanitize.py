@@ -58,9 +58,10 @@ TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # racecheck (2025.3) ends in an internal error at cuBLAS's for half types unless it watches them.
 OURS = ["--kernel-name", "kernel_substring=7kernels"]
 WATCHES_ALL = {("initcheck", subset) for subset in SUBSETS} | {("racecheck", "linear")}
-# Left out for one tool, where other tests reach our kernels. racecheck: what takes it minutes, and
-# cuBLAS's TF32 kernels, which end it like those for half types. initcheck: what cuBLAS stores by
-# TMA, which it does not see, of half types and TF32; and, for time, ReLU of two widths.
+# Left out for one tool. racecheck: what takes it minutes, and cuBLAS's TF32 kernels, which end it
+# like those for half types; other tests reach our kernels. initcheck: half types and TF32, which
+# cuBLAS stores by TMA, unseen by the tool, so that it never runs our kernels for half types; and,
+# for time, ReLU of two widths.
 LEFT_OUT = {
     "racecheck": "promise_of_the_gradients or large_gradients or two_streams",
     "initcheck": "float16 or float64 or large_gradients",
