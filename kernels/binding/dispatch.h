@@ -35,6 +35,9 @@
 
 namespace kernels {
 
+using TwoTensors = std::tuple<Tensor, Tensor>;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+
 // ----------------------------------------------------------------------------------- properties
 
 // The keys of a dense tensor on the CPU or a GPU, with no transform and no mode at work. Whoever
@@ -59,6 +62,9 @@ inline bool wants_gradient(const Tensor& x) {
 }
 
 inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
+
+// Whether derivatives of what is made of x are due, backward or forward.
+inline bool is_tracked(const Tensor& x) { return wants_gradient(x) || has_tangent(x); }
 
 // Whether a transform of torch.func is at work.
 inline bool in_functorch() {
@@ -145,20 +151,19 @@ using torch::jit::Stack;
 class Operator {
  public:
   // Saved programs hold the schema: one that changes gets another name, or another namespace.
-  explicit Operator(const char* text) {
-    c10::FunctionSchema schema = torch::schema(text);
+  explicit Operator(const std::string& text) {
+    const std::string qualified = KERNELS_NAMESPACE "::" + text;
+    c10::FunctionSchema schema = torch::schema(qualified.c_str());
     name_ = schema.name();
-    const auto found =
-        c10::Dispatcher::singleton().findSchema({KERNELS_NAMESPACE "::" + name_, ""});
+    const auto found = c10::Dispatcher::singleton().findSchema({name_, ""});
     is_new_ = !found.has_value();
     if (is_new_) {
       library().def(std::move(schema));
-    } else {
-      schema.setNamespaceIfNotSet(KERNELS_NAMESPACE);
-      if (found->schema() == schema) return;
-      fail("expected the operator " KERNELS_NAMESPACE
-           "::%s, got another library's of that name: load these kernels in a process without it",
-           text);
+    } else if (found->schema() != schema) {
+      fail(
+          "expected the operator %s, got another library's of that name: load these kernels in a "
+          "process without it",
+          qualified.c_str());
     }
   }
 
@@ -203,38 +208,32 @@ struct Problem {
 };
 
 // The problems in this build. Each adds itself by a static variable; module.cpp imports them.
-inline std::vector<Problem>& problems() {
-  static std::vector<Problem> all;
-  return all;
-}
+inline std::vector<Problem> problems;
 inline bool add_problem(PyMethodDef* methods, void (*define_operators)()) {
-  problems().push_back({methods, define_operators});
+  problems.push_back({methods, define_operators});
   return true;
 }
 
 // ------------------------------------------------------------------------------------ autograd
 
-using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 // A std::shared_ptr up to torch 2.12, a c10::intrusive_ptr from 2.13 on.
-using NodePointer = decltype(Edge::function);
+using NodePointer = decltype(torch::autograd::Edge::function);
 
-template <typename Pointer, typename T>
-Pointer own_node(std::unique_ptr<T> node) {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return Pointer(node.release(), [](auto* node) { deleteNode(node); });
-  } else {
-    return Pointer::unsafe_steal_from_new(node.release());
-  }
-}
-
-// Makes a node the one that the gradient of `output` goes to.
-template <typename T>
-Edge edge_to(const Tensor& output, std::unique_ptr<T> node) {
-  const uint32_t output_number = node->add_input_metadata(output);
-  return {own_node<NodePointer>(std::move(node)), output_number};
+// A node whose gradients go where those of the inputs do.
+template <typename T, typename... Inputs>
+auto make_node(const Inputs&... inputs) {
+  const auto node = [] {
+    if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
+      return std::shared_ptr<T>(new T, [](auto* node) { deleteNode(node); });
+    } else {
+      return c10::make_intrusive<T>();
+    }
+  }();
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  return node;
 }
 
 // A mask's bits as elements, [bytes] to [bytes, 8], 0 or 1.

@@ -265,6 +265,7 @@ void launch(const Tensor& x, const Launch& launch, const Work& work) {
 // The same for a kernel that writes the elements of `out`, work being parallel_for_elements's.
 template <typename Launch, typename Work>
 void launch_elements(const Tensor& out, bool is_fresh, const Launch& on_gpu, const Work& work) {
+  if (out.numel() == 0) return;
   launch(out, on_gpu, [&] { parallel_for_elements(out, is_fresh, work); });
 }
 

@@ -35,9 +35,9 @@ namespace {
 
 // -------------------------------------------------------------------------------------- calls
 
-Stack stack_of(const LinearInputs& in) {
-  return {in.x, in.weight, in.bias.defined() ? c10::IValue(in.bias) : c10::IValue(), in.divisor};
-}
+c10::IValue optional(const Tensor& t) { return t.defined() ? c10::IValue(t) : c10::IValue(); }
+
+Stack stack_of(const LinearInputs& in) { return {in.x, in.weight, optional(in.bias), in.divisor}; }
 
 bool any(const LinearInputs& in, bool (*is)(const Tensor&)) {
   return is(in.x) || is(in.weight) || (in.bias.defined() && is(in.bias));
@@ -54,36 +54,30 @@ Tensor call_linear_operator(const LinearInputs& in) {
   return call_operator(KERNELS_NAMESPACE "::linear_relu_divide", stack_of(in))[0].toTensor();
 }
 
-TwoTensors call_epilogue_backward(const EpilogueGradients& in) {
+TwoTensors call_epilogue_backward(const LinearGradients& in) {
   const Stack stack = call_operator(KERNELS_NAMESPACE "::linear_relu_divide_backward",
                                     {in.grad_output, in.mask, in.divisor, in.wants_bias});
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 
 bool any(const LinearGradients& in, bool (*is)(const Tensor&)) {
-  return is(in.epilogue.grad_output) || (in.x.defined() && is(in.x)) ||
+  return is(in.grad_output) || (in.x.defined() && is(in.x)) ||
          (in.weight.defined() && is(in.weight));
 }
 
 ThreeTensors call_linear_backward_operator(const LinearGradients& in) {
-  const EpilogueGradients& first = in.epilogue;
-  const auto optional = [](const Tensor& t) {
-    return t.defined() ? c10::IValue(t) : c10::IValue();
-  };
-  const int64_t outputs = in.weight.defined() | in.x.defined() << 1 | first.wants_bias << 2;
+  const int64_t outputs = in.weight.defined() | in.x.defined() << 1 | in.wants_bias << 2;
   const Stack stack = call_operator(
       KERNELS_NAMESPACE "::linear_relu_divide_gradients",
-      {first.grad_output, first.mask, optional(in.x), optional(in.weight), outputs, first.divisor});
+      {in.grad_output, in.mask, optional(in.x), optional(in.weight), outputs, in.divisor});
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
 
 // Called where autograd records nothing.
 ThreeTensors call_linear_backward(const LinearGradients& in) {
   const auto is_not_dense = [](const Tensor& t) { return !is_dense(t) || has_tangent(t); };
-  if (!is_dense(in.epilogue.mask) || any(in, is_not_dense)) {
-    return call_linear_backward_operator(in);
-  }
-  return multiply_out(in, epilogue_backward(in.epilogue));
+  if (!is_dense(in.mask) || any(in, is_not_dense)) return call_linear_backward_operator(in);
+  return multiply_out(in, epilogue_backward(in));
 }
 
 // ------------------------------------------------------------------------------------- autograd
@@ -110,11 +104,10 @@ struct LinearReluDivideBackward : Node {
     const Tensor bits = mask.unpack();
     const Tensor of_x = wants_weight ? x.unpack() : Tensor();
     const Tensor of_weight = wants_x ? weight.unpack() : Tensor();
-    const LinearGradients in{{grad_output, bits, divisor, wants_bias}, of_x, of_weight};
+    const LinearGradients in{grad_output, bits, divisor, wants_bias, of_x, of_weight};
     auto [grad_x, grad_weight, grad_bias] =
-        at::GradMode::is_enabled()
-            ? multiply_out(in, epilogue_backward_by_signs(in.epilogue, signs_of(in.epilogue)))
-            : call_linear_backward(in);
+        at::GradMode::is_enabled() ? multiply_out(in, epilogue_backward_by_signs(in, signs_of(in)))
+                                   : call_linear_backward(in);
     if (wants_x) result[0] = std::move(grad_x);
     if (wants_weight) result[1] = std::move(grad_weight);
     if (wants_bias) result[2] = std::move(grad_bias);
@@ -122,7 +115,7 @@ struct LinearReluDivideBackward : Node {
   }
 
   // linear_signs, with a gradient of their own.
-  Tensor signs_of(const EpilogueGradients& in);
+  Tensor signs_of(const LinearGradients& in);
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -146,19 +139,19 @@ struct LinearReluBackward : Node {
   }
 };
 
-Tensor LinearReluDivideBackward::signs_of(const EpilogueGradients& in) {
+Tensor LinearReluDivideBackward::signs_of(const LinearGradients& in) {
   Tensor signs;
   if (subclass_of(in.mask) == Subclass::kDTensor) {  // the bits are taken apart where they lie
-    const Tensor ones = at::ones_like(in.grad_output);
-    signs =
-        std::get<0>(call_epilogue_backward({ones, in.mask, /*divisor=*/1.0, /*wants_bias=*/false}));
+    const Tensor ones = at::ones_like(in.grad_output), none;
+    signs = std::get<0>(
+        call_epilogue_backward({ones, in.mask, /*divisor=*/1.0, /*wants_bias=*/false, none, none}));
   } else {
     signs = linear_signs(in).detach();
   }
-  auto node = std::make_unique<LinearReluBackward>();
+  auto node = make_node<LinearReluBackward>();
   node->set_next_edges(torch::autograd::edge_list(next_edges()));
   node->origin = getptr();
-  torch::autograd::impl::set_gradient_edge(signs, edge_to(signs, std::move(node)));
+  torch::autograd::set_history(signs, std::move(node));
   return signs;
 }
 
@@ -189,36 +182,27 @@ Tensor linear_autograd(const LinearInputs& in) {
     const at::AutoDispatchBelowADInplaceOrView below;
     out = with_rows_of(in.x, out);
   }
-  auto node = std::make_unique<LinearReluDivideBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(in.x, in.weight, in.bias));
+  auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
   if (wants_gradient(in.weight)) node->x = SavedVariable(x, /*is_output=*/false);
   if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
-  torch::autograd::impl::set_gradient_edge(out, edge_to(out, std::move(node)));
+  torch::autograd::set_history(out, std::move(node));
   return out;
 }
 
-TwoTensors epilogue_backward_autograd(const EpilogueGradients& in) {
-  if (wants_gradient(in.grad_output) || has_tangent(in.grad_output) || in_functorch()) {
-    return epilogue_backward_composite(in);
-  }
+// A backward operator: by torch's ops where derivatives of the gradients are due.
+template <auto composite, auto call>
+auto backward_autograd(const LinearGradients& in) {
+  if (any(in, is_tracked) || in_functorch()) return composite(in);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return call_epilogue_backward(in);
-}
-
-ThreeTensors linear_backward_autograd(const LinearGradients& in) {
-  if (any(in, wants_gradient) || any(in, has_tangent) || in_functorch()) {
-    return linear_backward_composite(in);
-  }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_linear_backward_operator(in);
+  return call(in);
 }
 
 // As autocast treats nn.Linear: everything in its dtype but float64, which it leaves alone.
-template <at::DeviceType device, DispatchKey key>
 Tensor linear_autocast(const LinearInputs& in) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kAutocast);
+  const at::DeviceType device = in.x.device().type();
   const at::ScalarType type = at::autocast::get_autocast_dtype(device);
   const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
   const Tensor x = cast(in.x), weight = cast(in.weight);
@@ -230,13 +214,15 @@ Tensor linear_autocast(const LinearInputs& in) {
 
 // Whether the argument is a number that x.div takes as a double without loss.
 bool is_number(PyObject* argument, double* value) {
-  if (!PyFloat_Check(argument) && !PyLong_CheckExact(argument)) return false;
-  *value = PyFloat_AsDouble(argument);
-  if (*value == -1.0 && PyErr_Occurred() != nullptr)
-    PyErr_Clear();  // an int out of range
-  else if (PyFloat_Check(argument) || std::abs(*value) < 0x1p53)
+  if (PyFloat_Check(argument)) {
+    *value = PyFloat_AS_DOUBLE(argument);
     return true;
-  return false;
+  }
+  if (!PyLong_CheckExact(argument)) return false;
+  int overflow;
+  const long long whole = PyLong_AsLongLongAndOverflow(argument, &overflow);
+  *value = static_cast<double>(whole);
+  return overflow == 0 && std::abs(*value) < 0x1p53;
 }
 
 // linear_relu_divide(x, weight, bias, divisor): linear_autograd for dense tensors, and the operator
@@ -298,7 +284,7 @@ auto of_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor
 template <auto step>
 TwoTensors of_epilogue(const Tensor& grad_output, const Tensor& mask, double divisor,
                        bool wants_bias) {
-  return step({grad_output, mask, divisor, wants_bias});
+  return step({grad_output, mask, divisor, wants_bias, Tensor(), Tensor()});
 }
 
 template <auto step>
@@ -310,20 +296,16 @@ ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
     fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got %ld",
          output_mask);
   }
-  return step({{grad_output, mask, divisor, (output_mask & 4) != 0},
-               x.value_or(Tensor()),
+  return step({grad_output, mask, divisor, (output_mask & 4) != 0, x.value_or(Tensor()),
                weight.value_or(Tensor())});
 }
 
 void define_linear_operators() {
   Operator("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")
       .dense(of_inputs<linear_forward>)
-      .impl(DispatchKey::Meta, of_inputs<linear_composite>)
       .impl(DispatchKey::Autograd, of_inputs<linear_autograd>)
-      .impl(DispatchKey::AutocastCPU,
-            of_inputs<linear_autocast<at::kCPU, DispatchKey::AutocastCPU>>)
-      .impl(DispatchKey::AutocastCUDA,
-            of_inputs<linear_autocast<at::kCUDA, DispatchKey::AutocastCUDA>>)
+      .impl(DispatchKey::AutocastCPU, of_inputs<linear_autocast>)
+      .impl(DispatchKey::AutocastCUDA, of_inputs<linear_autocast>)
       .impl(DispatchKey::FuncTorchBatched, of_inputs<linear_composite>)
       .impl(DispatchKey::CompositeExplicitAutograd, of_inputs<linear_composite>);
   Operator(
@@ -336,15 +318,19 @@ void define_linear_operators() {
       " -> (Tensor, Tensor)")
       .dense(of_epilogue<epilogue_backward>)
       .impl(DispatchKey::Meta, of_epilogue<epilogue_backward_meta>)
-      .impl(DispatchKey::Autograd, of_epilogue<epilogue_backward_autograd>)
+      .impl(DispatchKey::Autograd,
+            of_epilogue<backward_autograd<epilogue_backward_composite, call_epilogue_backward>>)
       .impl(DispatchKey::FuncTorchBatched, of_epilogue<epilogue_backward_composite>);
   Operator(
       "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, Tensor? weight,"
       " int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
       .dense(of_gradients<linear_backward>)
-      .impl(DispatchKey::Meta, of_gradients<linear_backward_meta>)
-      .impl(DispatchKey::Autograd, of_gradients<linear_backward_autograd>)
-      .impl(DispatchKey::FuncTorchBatched, of_gradients<linear_backward_composite>);
+      .impl(DispatchKey::Meta, of_gradients<linear_backward_by<epilogue_backward_meta>>)
+      .impl(DispatchKey::Autograd,
+            of_gradients<backward_autograd<linear_backward_by<epilogue_backward_composite>,
+                                           call_linear_backward_operator>>)
+      .impl(DispatchKey::FuncTorchBatched,
+            of_gradients<linear_backward_by<epilogue_backward_composite>>);
 }
 
 PyMethodDef linear_methods[] = {

@@ -18,25 +18,22 @@
 
 #include <ATen/Context.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/threshold_backward_meta_dispatch.h>
+#include <c10/core/Contiguity.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 namespace kernels {
 namespace {
-
-using TwoTensors = std::tuple<Tensor, Tensor>;
 
 // ------------------------------------------------------------------------------------- launches
 
 // x may be out, whether dense or not.
 void launch_relu(DType dtype, const Tensor& x, const Tensor& out) {
   const int64_t n = x.numel();
-  if (n == 0) return;
   void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
   const void* from = x.const_data_ptr();
   if (out.is_non_overlapping_and_dense() && same_order(x, out.strides())) {
@@ -57,8 +54,7 @@ void launch_relu(DType dtype, const Tensor& x, const Tensor& out) {
 // x may be out. Both are dense, in one order.
 void launch_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, const Tensor& mask) {
   const int64_t n = x.numel();
-  if (n == 0) return;
-  void* to = out.mutable_data_ptr();  // first: it may move x, where that is a lazy clone
+  void* to = out.mutable_data_ptr();  // first, as above
   const void* from = x.const_data_ptr();
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
   launch_elements(
@@ -70,7 +66,6 @@ void launch_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, cons
 void launch_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
                           at::IntArrayRef stride, const Tensor& grad_input) {
   const int64_t n = grad_output.numel();
-  if (n == 0) return;
   const void* from = grad_output.const_data_ptr();
   const uint8_t* bits = mask.const_data_ptr<uint8_t>();
   void* to = grad_input.mutable_data_ptr();
@@ -142,17 +137,10 @@ Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
   return allocate(grad_output, sizes, grad_input.strides(), type);
 }
 
-// Whether a tensor of these sizes and strides has a place of its own for each element, and no gaps.
 bool is_non_overlapping_and_dense(at::IntArrayRef sizes, at::IntArrayRef stride) {
-  if (std::any_of(stride.begin(), stride.end(), [](auto s) { return s < 0; })) return false;
-  const int64_t n = c10::multiply_integers(sizes);
-  size_t d;
-  for (int64_t expected = 1; expected < n; expected *= sizes[d]) {
-    d = 0;
-    while (d < sizes.size() && !(sizes[d] > 1 && stride[d] == expected)) ++d;
-    if (d == sizes.size()) return false;
-  }
-  return true;
+  return std::all_of(stride.begin(), stride.end(), [](auto s) { return s >= 0; }) &&
+         (c10::multiply_integers(sizes) == 0 ||
+          c10::_compute_non_overlapping_and_dense(sizes, stride));
 }
 
 Tensor relu_backward(const Tensor& grad_output, const Tensor& mask, c10::SymIntArrayRef strides) {
@@ -214,10 +202,15 @@ Tensor call_relu(const Tensor& x) {
   return call_below_autograd(KERNELS_NAMESPACE "::relu", {x})[0].toTensor();
 }
 
+TwoTensors call_relu_with_mask(const Tensor& x) {
+  if (is_dense(x)) return relu_with_mask_forward(x);
+  const Stack stack = call_below_autograd(KERNELS_NAMESPACE "::relu_with_mask", {x});
+  return {stack[0].toTensor(), stack[1].toTensor()};
+}
+
 Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
                           c10::SymIntArrayRef stride) {
-  if (is_dense(grad_output) && is_dense(mask) && !wants_gradient(grad_output) &&
-      !has_tangent(grad_output)) {
+  if (is_dense(grad_output) && is_dense(mask) && !is_tracked(grad_output)) {
     return relu_backward(grad_output, mask, stride);
   }
   return call_operator(KERNELS_NAMESPACE "::relu_backward", {grad_output, mask, stride})[0]
@@ -229,6 +222,11 @@ Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
 struct ReluBackward : Node {
   SavedVariable saved;  // the mask, or the output if there is no stride
   std::optional<c10::SymDimVector> stride;
+
+  void save(const Tensor& mask, c10::SymIntArrayRef output_stride) {
+    saved = SavedVariable(mask, /*is_output=*/false);
+    stride.emplace(output_stride.begin(), output_stride.end());
+  }
 
   std::string name() const override { return "ReluBackward"; }
 
@@ -252,49 +250,29 @@ struct ReluBackward : Node {
   }
 };
 
-// In two steps, for the edges of an input that is overwritten must be taken before it is.
-std::unique_ptr<ReluBackward> backward_of(const Tensor& input) {
-  auto node = std::make_unique<ReluBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  return node;
-}
-
-Edge backward_to(const Tensor& output, const Tensor& mask, c10::SymIntArrayRef stride,
-                 std::unique_ptr<ReluBackward> node) {
-  node->saved = SavedVariable(mask, /*is_output=*/false);
-  node->stride.emplace(stride.begin(), stride.end());
-  return edge_to(output, std::move(node));
-}
-
 Tensor relu_autograd(const Tensor& x) {
   if (x.layout() != at::kStrided || x.is_quantized() || x.is_nested() || has_tangent(x) ||
       in_functorch()) {
     return at::relu(x);
   }
   if (!wants_gradient(x)) return call_relu(x);
+  auto node = make_node<ReluBackward>(x);
+  Tensor out, mask;
   const Subclass subclass = subclass_of(x);
   if (subclass == Subclass::kDTensor || subclass == Subclass::kOther) {
-    const Tensor out = call_relu(x);
-    auto node = backward_of(x);
+    out = call_relu(x);
     node->saved = SavedVariable(out.detach(), /*is_output=*/false);  // as torch does
-    torch::autograd::impl::set_gradient_edge(out, edge_to(out, std::move(node)));
-    return out;
-  }
-  Tensor out, mask;
-  if (is_dense(x)) {
-    std::tie(out, mask) = relu_with_mask_forward(x);
   } else {
-    const Stack stack = call_below_autograd(KERNELS_NAMESPACE "::relu_with_mask", {x});
-    out = stack[0].toTensor(), mask = stack[1].toTensor();
+    std::tie(out, mask) = call_relu_with_mask(x);
+    node->save(mask, out.sym_strides());
   }
-  torch::autograd::impl::set_gradient_edge(
-      out, backward_to(out, mask, out.sym_strides(), backward_of(x)));
+  torch::autograd::set_history(out, std::move(node));
   return out;
 }
 
 Tensor relu_backward_autograd(const Tensor& grad_output, const Tensor& mask,
                               c10::SymIntArrayRef stride) {
-  if (wants_gradient(grad_output) || has_tangent(grad_output) || in_functorch()) {
+  if (is_tracked(grad_output) || in_functorch()) {
     return relu_backward_composite(grad_output, mask, stride);
   }
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -314,7 +292,7 @@ void relu_in_place(const Tensor& x) {
   const bool records = wants_gradient(x);
   torch::autograd::check_inplace(x, records);
   at::assert_no_internal_overlap(x);
-  auto node = records ? backward_of(x) : nullptr;
+  auto node = records ? make_node<ReluBackward>(x) : nullptr;  // before x gets another history
   torch::autograd::impl::bump_version(x);
   if (!records) return launch_relu(*dtype, x, x);
   Tensor out = x, mask;
@@ -325,8 +303,8 @@ void relu_in_place(const Tensor& x) {
     std::tie(out, mask) = relu_with_mask_forward(x);
     launch_relu(*dtype, x, x);
   }
-  torch::autograd::impl::rebase_history(x,
-                                        backward_to(x, mask, out.sym_strides(), std::move(node)));
+  node->save(mask, out.sym_strides());
+  torch::autograd::rebase_history(x, std::move(node));
 }
 
 // ------------------------------------------------------------------------------------- entries
@@ -373,7 +351,6 @@ PyObject* is_recorded_entry(PyObject*, PyObject*) { return PyBool_FromLong(is_re
 void define_relu_operators() {
   Operator("relu(Tensor input) -> Tensor")
       .dense(relu_forward)
-      .impl(DispatchKey::Meta, at::relu)
       .impl(DispatchKey::Autograd, relu_autograd)
       .impl(DispatchKey::FuncTorchBatched, at::relu)
       .impl(DispatchKey::CompositeExplicitAutograd, at::relu);

@@ -13,9 +13,6 @@
 
 namespace kernels {
 
-using TwoTensors = std::tuple<Tensor, Tensor>;
-using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
-
 inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
 
 // ------------------------------------------------------------------------------------- forward
@@ -114,18 +111,22 @@ inline TwoTensors linear_with_mask_meta(const LinearInputs& in) {
   return {out, at::empty_symint(with_last(in.x.sym_sizes(), bytes), options)};
 }
 
-// -------------------------------------------------------- backward, first step: the epilogue's
+// ------------------------------------------------------------------------------------ backward
 
-// To grad_z, the gradient of the product, and to its sum over all rows, which is that of the bias;
-// empty where nobody wants it.
-struct EpilogueGradients {
+// The arguments of the backward operators. x is defined where weight's gradient is wanted, and
+// weight where x's is.
+struct LinearGradients {
   const Tensor& grad_output;
   const Tensor& mask;
   double divisor;
   bool wants_bias;
+  const Tensor& x;
+  const Tensor& weight;
 };
 
-inline TwoTensors epilogue_backward(const EpilogueGradients& in) {
+// The first step is the epilogue's: grad_z, the gradient of the product, and its sum over all rows,
+// which is the gradient of bias; empty where nobody wants it.
+inline TwoTensors epilogue_backward(const LinearGradients& in) {
   const DType dtype = floating_dtype(in.grad_output, "grad_output");
   const Tensor& mask = in.mask;
   if (in.grad_output.dim() == 0) fail("grad_output must have at least one dimension");
@@ -170,14 +171,15 @@ inline TwoTensors epilogue_backward(const EpilogueGradients& in) {
   return {grad_z, grad_bias};
 }
 
-inline TwoTensors epilogue_backward_meta(const EpilogueGradients& in) {
+inline TwoTensors epilogue_backward_meta(const LinearGradients& in) {
+  if (in.grad_output.dim() == 0) fail("grad_output must have at least one dimension");
   const auto options = in.grad_output.options();
   const c10::SymInt n = in.wants_bias ? in.grad_output.sym_size(-1) : c10::SymInt(0);
   return {at::empty_symint(in.grad_output.sym_sizes(), options), at::empty_symint({n}, options)};
 }
 
 // A tensor with the signs of the forward's output, out of the mask.
-inline Tensor linear_signs(const EpilogueGradients& in) {
+inline Tensor linear_signs(const LinearGradients& in) {
   return bits_of(in.mask)
       .flatten(-2)
       .narrow_symint(-1, 0, in.grad_output.sym_size(-1))
@@ -187,25 +189,15 @@ inline Tensor linear_signs(const EpilogueGradients& in) {
 
 // epilogue_backward out of torch's own ops, given such signs, for the transforms that take an
 // operator apart and for gradients of gradients.
-inline TwoTensors epilogue_backward_by_signs(const EpilogueGradients& in, const Tensor& signs) {
+inline TwoTensors epilogue_backward_by_signs(const LinearGradients& in, const Tensor& signs) {
   const Tensor grad_z = at::threshold_backward(in.grad_output.div(in.divisor), signs, 0);
   if (!in.wants_bias) return {grad_z, at::empty_symint({0}, in.grad_output.options())};
   return {grad_z, as_matrix(grad_z).sum(0)};
 }
 
-inline TwoTensors epilogue_backward_composite(const EpilogueGradients& in) {
+inline TwoTensors epilogue_backward_composite(const LinearGradients& in) {
   return epilogue_backward_by_signs(in, linear_signs(in));
 }
-
-// ------------------------------------------------- backward, second step: the two products
-
-// The gradients of x, where weight is defined, of weight, where x is, and of bias, made of the
-// epilogue's.
-struct LinearGradients {
-  EpilogueGradients epilogue;
-  const Tensor& x;
-  const Tensor& weight;
-};
 
 // Whether our kernels may make a product of gradients. In float32 they read a copy of b^T, which at
 // `high` pays where the result is large: on an H200 2^24 elements and more took 0.45 to 0.86 of the
@@ -234,6 +226,7 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
   return with_all_memory([&] { return a.mm(b); });
 }
 
+// The second step: the products for the gradients of x and weight that are wanted.
 inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue) {
   const auto& [grad_z, grad_bias] = epilogue;
   Tensor grad_x, grad_weight;
@@ -244,41 +237,21 @@ inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue)
   return {grad_x, grad_weight, grad_bias};
 }
 
-// An operator returns no undefined tensors: those that nobody wants are empty.
-inline ThreeTensors with_empty(ThreeTensors gradients, const at::TensorOptions& options) {
-  auto& [grad_x, grad_weight, grad_bias] = gradients;
+// Both steps, as operators: they return no undefined tensors, but empty ones.
+template <auto epilogue>
+ThreeTensors linear_backward_by(const LinearGradients& in) {
+  auto [grad_x, grad_weight, grad_bias] = multiply_out(in, epilogue(in));
   for (Tensor* gradient : {&grad_x, &grad_weight}) {
-    if (!gradient->defined()) *gradient = at::empty_symint({0}, options);
+    if (!gradient->defined()) *gradient = at::empty_symint({0}, in.grad_output.options());
   }
-  return gradients;
+  return {grad_x, grad_weight, grad_bias};
 }
 
 inline ThreeTensors linear_backward(const LinearGradients& in) {
   // Whoever runs a graph may have modes on that were off, or other ones, when it was traced.
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(kAutocast);
-  return with_empty(multiply_out(in, epilogue_backward(in.epilogue)),
-                    in.epilogue.grad_output.options());
-}
-
-inline ThreeTensors linear_backward_meta(const LinearGradients& in) {
-  const Tensor& grad_output = in.epilogue.grad_output;
-  if (grad_output.dim() == 0) fail("grad_output must have at least one dimension");
-  const auto options = grad_output.options();
-  Tensor grad_x, grad_weight;
-  if (in.weight.defined()) {
-    grad_x = at::empty_symint(with_last(grad_output.sym_sizes(), in.weight.sym_size(1)), options);
-  }
-  if (in.x.defined()) {
-    grad_weight = at::empty_symint({grad_output.sym_size(-1), in.x.sym_size(-1)}, options);
-  }
-  return with_empty({grad_x, grad_weight, std::get<1>(epilogue_backward_meta(in.epilogue))},
-                    options);
-}
-
-inline ThreeTensors linear_backward_composite(const LinearGradients& in) {
-  return with_empty(multiply_out(in, epilogue_backward_composite(in.epilogue)),
-                    in.epilogue.grad_output.options());
+  return linear_backward_by<epilogue_backward>(in);
 }
 
 }  // namespace kernels
