@@ -1,6 +1,5 @@
-// ReLU on the CPU: forward, forward that also packs the mask for backward,
-// backward; dense or read through a Layout. Each function makes one thread's
-// elements, as launchers.h describes it.
+// ReLU on the CPU: forward, forward that also packs the mask for backward, backward; dense or read
+// through a Layout. Each function makes one thread's elements, as launchers.h describes it.
 
 #include <algorithm>
 #include <cstdint>
@@ -15,9 +14,8 @@ namespace kernels {
 namespace {
 
 constexpr size_t kCacheLine = 64;
-// Bytes that prefetches are ahead: of loads whose results are stored
-// non-temporally, for 0.83 of the time of 1 GiB of float32, and of stores into
-// a cache, for 0.7 of the time of 32 KiB (Xeon).
+// Bytes that prefetches are ahead: of loads whose results are stored non-temporally, for 0.83 of
+// the time of 1 GiB of float32, and of stores into a cache, for 0.7 of the time of 32 KiB (Xeon).
 constexpr int64_t kLoadsAhead = 4096, kStoresAhead = 1024;
 
 // Prefetches a block. kWrites and kLocality are those of __builtin_prefetch.
@@ -29,9 +27,8 @@ void prefetch_block(const T* block) {
   }
 }
 
-// Non-temporal stores of a block, where the machine has them. Ordinary stores
-// first read the lines that they are about to overwrite. 32 bytes at a time
-// take 0.95 of the time of 16 (Xeon).
+// Non-temporal stores of a block, where the machine has them. Ordinary stores first read the lines
+// that they are about to overwrite. 32 bytes at a time take 0.95 of the time of 16 (Xeon).
 template <typename T>
 void store_non_temporal(const T* block, T* out) {
 #if defined(__AVX2__) && !defined(__clang__)
@@ -50,9 +47,9 @@ void store_non_temporal(const T* block, T* out) {
   for (size_t i = 0; i < kBlock * sizeof(T) / sizeof(Vector); ++i) store(to + i, from + i);
 }
 
-// make(i, to) for the elements from i on, a block at a time, of n whose results
-// no cache could hold. Returns how many were made: none in place, where a cache
-// has the lines that the results go to, or where out is not aligned.
+// make(i, to) for the elements from i on, a block at a time, of n whose results no cache could
+// hold. Returns how many were made: none in place, where a cache has the lines that the results go
+// to, or where out is not aligned.
 template <typename T, typename Make>
 int64_t stream_blocks(const T* from, T* out, int64_t n, const Make& make) {
   if (from == out || reinterpret_cast<uintptr_t>(out) % kCacheLine != 0) return 0;
@@ -64,8 +61,7 @@ int64_t stream_blocks(const T* from, T* out, int64_t n, const Make& make) {
     store_non_temporal(block, out + i);
   }
 #ifdef __SSE2__
-  _mm_sfence();  // non-temporal stores are not ordered before what tells other
-                 // threads of them
+  _mm_sfence();  // non-temporal stores are not ordered before what tells other threads of them
 #endif
   return i;
 }
@@ -81,8 +77,7 @@ template <typename Bits>
 __attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits* out, int64_t n) {
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
-    // Not beyond the end, where another thread stores: 0.9 of the time for 2^16
-    // floats.
+    // Not beyond the end, where another thread stores: 0.9 of the time for 2^16 floats.
     constexpr int64_t kAhead = kStoresAhead / static_cast<int64_t>(sizeof(Bits));
     prefetch_block<1, 3>(out + std::min(i + kAhead, n - kBlock));
 #pragma GCC ivdep  // x is out, or apart from it
@@ -95,8 +90,7 @@ __attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits
 template <typename Bits>
 void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask) {
 #ifdef __AVX2__
-  // GCC narrows comparisons of wide elements to bytes, which takes 1.4 to 1.7
-  // times as long.
+  // GCC narrows comparisons of wide elements to bytes, which takes 1.4 to 1.7 times as long.
   if constexpr (sizeof(Bits) >= 4) {
     constexpr size_t kLanes = 32 / sizeof(Bits);
     typedef Bits Lanes __attribute__((vector_size(32)));
@@ -126,34 +120,28 @@ void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* 
   relu_few(order, x, out, kBlock);
 }
 
-// The offsets of an element in both operands of a layout.
-struct Offsets {
-  int64_t first;
-  int64_t second;
-};
-
-// A place among the elements of a layout, which are taken in their order.
+// A place in one operand of a layout, whose elements are taken in the result's order.
 class Cursor {
  public:
-  Cursor(const Layout& layout, int64_t i) : layout_(layout) {
+  Cursor(const Layout& layout, int operand, int64_t i)
+      : layout_(layout), stride_(layout.stride[operand]) {
     for (int d = 0; d < layout.ndim; ++d) {
       coordinate_[d] = i % layout.size[d];
+      offset_ += coordinate_[d] * stride_[d];
       i /= layout.size[d];
-      move(d, coordinate_[d]);
     }
   }
 
-  // body(j, count, offsets) for each row, or part of one, of the next n
-  // elements: for the j-th of them and those after it along dimension 0.
+  // body(j, count, offset) for each row, or part of one, of the next n elements: for the j-th of
+  // them and those after it along dimension 0.
   template <typename Body>
   void next(int64_t n, const Body& body) {
     for (int64_t j = 0; j < n;) {
       Rows rows = take(n - j);
       for (; rows.count > 0; --rows.count) {
-        body(j, rows.size, rows.offsets);
+        body(j, rows.size, rows.offset);
         j += rows.size;
-        rows.offsets.first += rows.step.first;
-        rows.offsets.second += rows.step.second;
+        rows.offset += rows.step;
       }
     }
   }
@@ -162,38 +150,35 @@ class Cursor {
   struct Rows {
     int64_t count;
     int64_t size;
-    Offsets offsets;  // of the first row
-    Offsets step;     // from a row to the next
+    int64_t offset;  // of the first row
+    int64_t step;    // from a row to the next
   };
 
-  // Whole rows of the next n elements, up to the end of dimension 1, or a part
-  // of a row. Not inlined: one copy serves all bodies.
+  // Whole rows of the next n elements, up to the end of dimension 1, or a part of a row. Not
+  // inlined: one copy serves all bodies.
   __attribute__((noinline)) Rows take(int64_t n) {
     const int64_t size = layout_.size[0];
     const int d = layout_.ndim > 1 && coordinate_[0] == 0 && n >= size;
     const int64_t row = d == 1 ? size : std::min(size - coordinate_[0], n);
     const int64_t count = d == 1 ? std::min(layout_.size[1] - coordinate_[1], n / size) : 1;
-    const Rows rows{count, row, offsets_, {layout_.stride[0][d], layout_.stride[1][d]}};
-    const int64_t steps = d == 1 ? count : row;
-    coordinate_[d] += steps;
-    move(d, steps);
+    const Rows rows{count, row, offset_, stride_[d]};
+    move(d, d == 1 ? count : row);
     for (int at = d; at < layout_.ndim - 1 && coordinate_[at] == layout_.size[at]; ++at) {
-      coordinate_[at] = 0;
       move(at, -layout_.size[at]);
-      ++coordinate_[at + 1];
       move(at + 1, 1);
     }
     return rows;
   }
 
   void move(int d, int64_t steps) {
-    offsets_.first += steps * layout_.stride[0][d];
-    offsets_.second += steps * layout_.stride[1][d];
+    coordinate_[d] += steps;
+    offset_ += steps * stride_[d];
   }
 
   const Layout& layout_;
+  const int64_t* stride_;
   int64_t coordinate_[kMaxDims];
-  Offsets offsets_{0, 0};
+  int64_t offset_ = 0;
 };
 
 // Copies count elements that are `stride` apart to adjacent places.
@@ -203,11 +188,10 @@ void copy_strided(const T* row, int64_t stride, T* to, int64_t count) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; ++i) to[i] = row[i * constant];
   };
-  switch (stride) {
+  switch (stride) {  // Shuffles serve constant strides.
     case 0:
-      std::fill_n(to, count, *row);
-      break;
-    case 2:  // Shuffles serve constant strides.
+      return copy_by(std::integral_constant<int64_t, 0>{});
+    case 2:
       return copy_by(std::integral_constant<int64_t, 2>{});
     case 3:
       return copy_by(std::integral_constant<int64_t, 3>{});
@@ -219,23 +203,22 @@ void copy_strided(const T* row, int64_t stride, T* to, int64_t count) {
   }
 }
 
-// Copies the next n elements of `from`, the layout's first operand, to adjacent
-// places.
+// Copies the next n elements of `from`, the layout's first operand, to adjacent places.
 template <typename T>
 void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t n) {
   const int64_t stride = layout.stride[0][0];
   if (stride != 1) {
-    return cursor.next(n, [&](int64_t j, int64_t count, Offsets at) {
-      copy_strided(from + at.first, stride, to + j, count);
+    return cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
+      copy_strided(from + offset, stride, to + j, count);
     });
   }
-  // By whole vectors, which may overrun the row, though not the operand. The
-  // next row overwrites the overrun.
+  // By whole vectors, which may overrun the row, though not the operand. The next row overwrites
+  // the overrun.
   constexpr int64_t kLanes = 32 / sizeof(T);
   const T* end = from + 1;
   for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
-  cursor.next(n, [&](int64_t j, int64_t count, Offsets at) {
-    const T* const row = from + at.first;
+  cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
+    const T* const row = from + offset;
     const int64_t whole = (count + kLanes - 1) / kLanes * kLanes;
     if (row + whole <= end && j + whole <= n) {
       for (int64_t i = 0; i < count; i += kLanes) memcpy(to + j + i, row + i, 32);
@@ -245,30 +228,18 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
   });
 }
 
-// Copies the bits first + i * stride of a mask to the bits to + i, which are 0
-// before.
-inline void gather_bits(const uint8_t* mask, uint64_t first, uint64_t stride, uint8_t* bits,
-                        uint64_t to, uint64_t n) {
-  const uint64_t shift = first % 8;
-  uint64_t i = 0;
-  const auto copy_words = [&](auto word) {
-    constexpr uint64_t kSize = sizeof(word), kBits = 8 * kSize;
-    for (; i + kBits <= n; i += kBits) {
-      const uint8_t* const from = mask + (first + i) / 8;
-      memcpy(&word, from, kSize);
-      if (shift != 0) {
-        word =
-            static_cast<decltype(word)>(word >> shift | uint64_t{from[kSize]} << (kBits - shift));
-      }
-      memcpy(bits + (to + i) / 8, &word, kSize);
+// Copies the bits first + i * stride of a mask to the bits to + i, which are 0 before.
+inline void gather_bits(const uint8_t* mask, int64_t first, int64_t stride, uint8_t* bits,
+                        int64_t to, int64_t n) {
+  int64_t i = 0;
+  if (stride == 1 && to % 8 == 0) {  // by bytes
+    const int shift = first % 8, next = shift != 0;
+    for (const uint8_t* from = mask + first / 8; i + 8 <= n; i += 8, ++from) {
+      bits[(to + i) / 8] = static_cast<uint8_t>(from[0] >> shift | from[next] << (8 - shift));
     }
-  };
-  if (stride == 1 && to % 8 == 0) {
-    copy_words(uint64_t{});
-    copy_words(uint8_t{});
   }
   for (; i < n; ++i) {
-    const uint64_t bit = first + i * stride, place = to + i;
+    const int64_t bit = first + i * stride, place = to + i;
     bits[place / 8] |= static_cast<uint8_t>((mask[bit / 8] >> bit % 8 & 1) << place % 8);
   }
 }
@@ -283,10 +254,9 @@ inline bool has_dense_mask(const Layout& layout) {
   return true;
 }
 
-// Selects by the bits, because a gradient may be NaN or infinite where the mask
-// is 0. A byte of the mask goes to all lanes, and each lane tests its own bit.
-// GCC 12 takes 2 to 13 times as long for loops in place of vectors, and for
-// vectors of 64 bytes.
+// Selects by the bits, because a gradient may be NaN or infinite where the mask is 0. A byte of the
+// mask goes to all lanes, and each lane tests its own bit. GCC 12 takes 2 to 13 times as long for
+// loops in place of vectors, and for vectors of 64 bytes.
 template <typename Bits>
 void relu_backward_dense(const Bits* grad_output, const uint8_t* mask, Bits* grad_input, int64_t n,
                          bool streams) {
@@ -331,13 +301,12 @@ void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t 
     const auto to = static_cast<Bits*>(out);
     const int64_t stride = layout.stride[0][0];
     const bool in_place = x == out;
-    Cursor cursor(layout, begin);
-    // Rows that are not gathered first: 2^15 of 20 floats take 40 us instead
-    // of 66.
+    Cursor cursor(layout, 0, begin);
+    // Rows that are not gathered first: 2^15 of 20 floats take 40 us instead of 66.
     if (in_place || (stride == 1 && layout.size[0] >= 16)) {
-      return cursor.next(end - begin, [&](int64_t j, int64_t count, Offsets at) {
-        const Bits* const row = from + at.first;
-        Bits* const made = to + (in_place ? at.first : begin + j);
+      return cursor.next(end - begin, [&](int64_t j, int64_t count, int64_t offset) {
+        const Bits* const row = from + offset;
+        Bits* const made = to + (in_place ? offset : begin + j);
         if (stride == 1) return relu_few(order, row, made, count);
         for (int64_t k = 0; k < count; ++k) made[k * stride] = order.relu(row[k * stride]);
       });
@@ -386,14 +355,14 @@ void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* 
     const auto from = static_cast<const Bits*>(grad_output);
     const auto to = static_cast<Bits*>(grad_input);
     const bool is_dense = has_dense_mask(layout);
-    Cursor cursor(layout, begin), mask_cursor(layout, begin);
+    Cursor cursor(layout, 0, begin), mask_cursor(layout, 1, begin);
     for (int64_t i = begin; i < end; i += kStrip) {
       const int64_t n = std::min(kStrip, end - i);
       gather(from, layout, cursor, to + i, n);
       uint8_t gathered[kStrip / 8] = {};
       if (!is_dense) {
-        mask_cursor.next(n, [&](int64_t j, int64_t count, Offsets at) {
-          gather_bits(mask, at.second, layout.stride[1][0], gathered, j, count);
+        mask_cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
+          gather_bits(mask, offset, layout.stride[1][0], gathered, j, count);
         });
       }
       relu_backward_dense(to + i, is_dense ? mask + i / 8 : gathered, to + i, n, false);
