@@ -120,8 +120,9 @@ void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, vo
 void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
                            void* grad_input, int64_t begin, int64_t end, const Layout& layout);
 
-// As cuda::linear_epilogue, for m rows of out and of the mask.
-void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n);
+// As cuda::linear_epilogue, for the elements of the bytes begin <= i < end of the mask.
+void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
+                     int64_t begin, int64_t end);
 // As cuda::linear_epilogue_backward, for the columns begin <= j < end of all rows. begin is a
 // multiple of 8; all pointers are those of column 0. sums is uninitialised and holds 2 n elements,
 // double for float64 and float for all else.

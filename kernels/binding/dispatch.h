@@ -144,7 +144,6 @@ void without_gil(bool is_short, const Work& work) {
 #define KERNELS_NAMESPACE "relu_divide_kernels"
 
 using at::DispatchKey;
-using torch::jit::Stack;
 
 // An operator to define, unless another build in this process has defined it: the first build's
 // then serves all others, whose schemas are the same.
@@ -189,16 +188,11 @@ class Operator {
   bool is_new_;
 };
 
-// Calls an operator from the top, autograd included.
-inline Stack call_operator(const char* name, Stack arguments) {
-  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(arguments);
-  return arguments;
-}
-
-// The same for one that autograd records already.
-inline Stack call_below_autograd(const char* name, Stack arguments) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_operator(name, std::move(arguments));
+// Calls an operator from the top, autograd included. Function is the type of its kernels.
+template <typename Function, typename... Arguments>
+auto call_operator(const char* name, const Arguments&... arguments) {
+  const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  return found.template typed<Function>().call(arguments...);
 }
 
 // A problem's functions for Python, which a null one ends, and what defines its operators.

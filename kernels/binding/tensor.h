@@ -72,6 +72,20 @@ inline DType floating_dtype(const Tensor& tensor, const char* name) {
   return *dtype;
 }
 
+// The leading dimensions of x as one.
+inline int64_t rows_of(const Tensor& x) {
+  return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+}
+
+// For the masks that backward operators take.
+inline void check_mask(const Tensor& mask, const Tensor& grad_output, int64_t rows, int64_t bytes) {
+  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() == 0 ||
+      rows_of(mask) != rows || mask.size(-1) != bytes || mask.device() != grad_output.device()) {
+    fail("mask must be contiguous, uint8, on the gradient's device, with %ld rows of %ld", rows,
+         bytes);
+  }
+}
+
 // From this size on a CPU's outputs go to memory, past the caches, and are put in huge pages, which
 // are kept for the next. glibc maps what is larger than this anew each time, and faulting it in by
 // 4 KiB pages takes longer than computing it; smaller blocks come from memory that it has touched

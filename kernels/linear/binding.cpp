@@ -35,42 +35,69 @@ namespace {
 
 // -------------------------------------------------------------------------------------- calls
 
-c10::IValue optional(const Tensor& t) { return t.defined() ? c10::IValue(t) : c10::IValue(); }
+// The dispatcher's functions: the arguments as the structs of the steps.
+template <auto step>
+auto of_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+               double divisor) {
+  return step({x, weight, bias, divisor});
+}
 
-Stack stack_of(const LinearInputs& in) { return {in.x, in.weight, optional(in.bias), in.divisor}; }
+template <auto step>
+TwoTensors of_epilogue(const Tensor& grad_output, const Tensor& mask, double divisor,
+                       bool wants_bias) {
+  return step({grad_output, mask, divisor, wants_bias, std::nullopt, std::nullopt});
+}
+
+template <auto step>
+ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
+                          const std::optional<Tensor>& x, const std::optional<Tensor>& weight,
+                          int64_t output_mask, double divisor) {
+  if (output_mask < 0 || output_mask > 7 || weight.has_value() != (output_mask & 1) ||
+      x.has_value() != (output_mask >> 1 & 1)) {
+    fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got %ld",
+         output_mask);
+  }
+  return step({grad_output, mask, divisor, (output_mask & 4) != 0, x, weight});
+}
 
 bool any(const LinearInputs& in, bool (*is)(const Tensor&)) {
-  return is(in.x) || is(in.weight) || (in.bias.defined() && is(in.bias));
+  return is(in.x) || is(in.weight) || (in.bias && is(*in.bias));
+}
+
+bool any(const LinearGradients& in, bool (*is)(const Tensor&)) {
+  return is(in.grad_output) || (in.x && is(*in.x)) || (in.weight && is(*in.weight));
 }
 
 // Where the dispatcher would do nothing below autograd but call our kernel; linear heeds autocast.
 bool are_dense(const LinearInputs& in) {
   c10::DispatchKeySet keys = in.x.key_set() | in.weight.key_set();
-  if (in.bias.defined()) keys = keys | in.bias.key_set();
+  if (in.bias) keys = keys | in.bias->key_set();
   return has_only(keys, kDense);
 }
 
-Tensor call_linear_operator(const LinearInputs& in) {
-  return call_operator(KERNELS_NAMESPACE "::linear_relu_divide", stack_of(in))[0].toTensor();
+Tensor call_linear(const LinearInputs& in) {
+  return call_operator<decltype(of_inputs<linear_forward>)>(
+      KERNELS_NAMESPACE "::linear_relu_divide", in.x, in.weight, in.bias, in.divisor);
+}
+
+TwoTensors call_linear_with_mask(const LinearInputs& in) {
+  if (are_dense(in)) return linear_with_mask_forward(in);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_operator<decltype(of_inputs<linear_with_mask_forward>)>(
+      KERNELS_NAMESPACE "::linear_relu_divide_with_mask", in.x, in.weight, in.bias, in.divisor);
 }
 
 TwoTensors call_epilogue_backward(const LinearGradients& in) {
-  const Stack stack = call_operator(KERNELS_NAMESPACE "::linear_relu_divide_backward",
-                                    {in.grad_output, in.mask, in.divisor, in.wants_bias});
-  return {stack[0].toTensor(), stack[1].toTensor()};
-}
-
-bool any(const LinearGradients& in, bool (*is)(const Tensor&)) {
-  return is(in.grad_output) || (in.x.defined() && is(in.x)) ||
-         (in.weight.defined() && is(in.weight));
+  return call_operator<decltype(of_epilogue<epilogue_backward>)>(
+      KERNELS_NAMESPACE "::linear_relu_divide_backward", in.grad_output, in.mask, in.divisor,
+      in.wants_bias);
 }
 
 ThreeTensors call_linear_backward_operator(const LinearGradients& in) {
-  const int64_t outputs = in.weight.defined() | in.x.defined() << 1 | in.wants_bias << 2;
-  const Stack stack = call_operator(
-      KERNELS_NAMESPACE "::linear_relu_divide_gradients",
-      {in.grad_output, in.mask, optional(in.x), optional(in.weight), outputs, in.divisor});
-  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
+  const int64_t outputs = in.weight.has_value() | in.x.has_value() << 1 | in.wants_bias << 2;
+  return call_operator<decltype(of_gradients<linear_backward>)>(
+      KERNELS_NAMESPACE "::linear_relu_divide_gradients", in.grad_output, in.mask, in.x, in.weight,
+      outputs, in.divisor);
 }
 
 // Called where autograd records nothing.
@@ -102,8 +129,9 @@ struct LinearReluDivideBackward : Node {
                wants_weight = task.task_should_compute_output(1),
                wants_bias = task.task_should_compute_output(2);
     const Tensor bits = mask.unpack();
-    const Tensor of_x = wants_weight ? x.unpack() : Tensor();
-    const Tensor of_weight = wants_x ? weight.unpack() : Tensor();
+    std::optional<Tensor> of_x, of_weight;
+    if (wants_weight) of_x = x.unpack();
+    if (wants_x) of_weight = weight.unpack();
     const LinearGradients in{grad_output, bits, divisor, wants_bias, of_x, of_weight};
     auto [grad_x, grad_weight, grad_bias] =
         at::GradMode::is_enabled() ? multiply_out(in, epilogue_backward_by_signs(in, signs_of(in)))
@@ -142,9 +170,9 @@ struct LinearReluBackward : Node {
 Tensor LinearReluDivideBackward::signs_of(const LinearGradients& in) {
   Tensor signs;
   if (subclass_of(in.mask) == Subclass::kDTensor) {  // the bits are taken apart where they lie
-    const Tensor ones = at::ones_like(in.grad_output), none;
-    signs = std::get<0>(
-        call_epilogue_backward({ones, in.mask, /*divisor=*/1.0, /*wants_bias=*/false, none, none}));
+    const Tensor ones = at::ones_like(in.grad_output);
+    std::tie(signs, std::ignore) = call_epilogue_backward(
+        {ones, in.mask, /*divisor=*/1.0, /*wants_bias=*/false, std::nullopt, std::nullopt});
   } else {
     signs = linear_signs(in).detach();
   }
@@ -162,7 +190,7 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (!any(in, wants_gradient)) {
     if (are_dense(in)) return linear_forward(in);
     const at::AutoDispatchBelowADInplaceOrView below;
-    return call_linear_operator(in);
+    return call_linear(in);
   }
   // Where only a copy of x is a matrix, the copy is what is kept, as at::linear does: x may change.
   // A DTensor is no matrix where its rows lie in several processes.
@@ -170,14 +198,7 @@ Tensor linear_autograd(const LinearInputs& in) {
                          subclass_of(in.x) != Subclass::kDTensor;
   const Tensor x = is_copied ? as_matrix(in.x) : in.x;
   const LinearInputs kept{x, in.weight, in.bias, in.divisor};
-  Tensor out, mask;
-  if (are_dense(kept)) {
-    std::tie(out, mask) = linear_with_mask_forward(kept);
-  } else {
-    const Stack stack =
-        call_below_autograd(KERNELS_NAMESPACE "::linear_relu_divide_with_mask", stack_of(kept));
-    out = stack[0].toTensor(), mask = stack[1].toTensor();
-  }
+  auto [out, mask] = call_linear_with_mask(kept);
   if (is_copied) {
     const at::AutoDispatchBelowADInplaceOrView below;
     out = with_rows_of(in.x, out);
@@ -206,8 +227,8 @@ Tensor linear_autocast(const LinearInputs& in) {
   const at::ScalarType type = at::autocast::get_autocast_dtype(device);
   const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
   const Tensor x = cast(in.x), weight = cast(in.weight);
-  const Tensor bias = in.bias.defined() ? cast(in.bias) : Tensor();
-  return call_linear_operator({x, weight, bias, in.divisor});
+  const std::optional<Tensor> bias = in.bias ? std::optional(cast(*in.bias)) : std::nullopt;
+  return call_linear({x, weight, bias, in.divisor});
 }
 
 // ------------------------------------------------------------------------------------- entries
@@ -241,11 +262,11 @@ PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   }
   return with_python_errors([&] {
     const Tensor x = unpack(arguments[0]), weight = unpack(arguments[1]);
-    const Tensor bias = has_bias ? unpack(arguments[2]) : Tensor();
+    const auto bias = has_bias ? std::optional(unpack(arguments[2])) : std::nullopt;
     const LinearInputs in{x, weight, bias, divisor};
     Tensor out;
     without_gil(is_short(x) && is_short(weight),
-                [&] { out = are_dense(in) ? linear_autograd(in) : call_linear_operator(in); });
+                [&] { out = are_dense(in) ? linear_autograd(in) : call_linear(in); });
     return THPVariable_Wrap(std::move(out));
   });
 }
@@ -273,32 +294,6 @@ PyObject* get_float32_precision(PyObject*, PyObject*) {
 }
 
 // ----------------------------------------------------------------------------------- operators
-
-// The dispatcher's functions: the arguments as the structs of the steps.
-template <auto step>
-auto of_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-               double divisor) {
-  return step({x, weight, bias.value_or(Tensor()), divisor});
-}
-
-template <auto step>
-TwoTensors of_epilogue(const Tensor& grad_output, const Tensor& mask, double divisor,
-                       bool wants_bias) {
-  return step({grad_output, mask, divisor, wants_bias, Tensor(), Tensor()});
-}
-
-template <auto step>
-ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
-                          const std::optional<Tensor>& x, const std::optional<Tensor>& weight,
-                          int64_t output_mask, double divisor) {
-  if (output_mask < 0 || output_mask > 7 || weight.has_value() != (output_mask & 1) ||
-      x.has_value() != (output_mask >> 1 & 1)) {
-    fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got %ld",
-         output_mask);
-  }
-  return step({grad_output, mask, divisor, (output_mask & 4) != 0, x.value_or(Tensor()),
-               weight.value_or(Tensor())});
-}
 
 void define_linear_operators() {
   Operator("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")

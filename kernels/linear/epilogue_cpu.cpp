@@ -37,20 +37,22 @@ __attribute__((noinline)) void end_run(Sum* run, Sum* total, int64_t n) {
 
 namespace cpu {
 
-void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n) {
+void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
+                     int64_t begin, int64_t end) {
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
-    for (int64_t row = 0; row < m; ++row) {
+    const int64_t row_bytes = (n + 7) / 8;
+    int64_t row = begin / row_bytes, j = begin % row_bytes * 8, strip_end;
+    for (int64_t byte = begin; byte < end; byte += (strip_end - j + 7) / 8, j = strip_end) {
+      if (j == n) ++row, j = 0;
+      strip_end = std::min({n, j + kStrip, j + (end - byte) * 8});
       const auto to = static_cast<typename E::Bits*>(out) + row * n;
-      for (int64_t j = 0; j < n; j += kStrip) {
-        const int64_t end = std::min(j + kStrip, n);
-        if (mask == nullptr) {
-          relu(dtype, to, to, j, end, false);
-        } else {
-          relu_with_mask(dtype, to, to, mask + row * ((n + 7) / 8), j, end, false);
-        }
-        divide<E>(to + j, static_cast<typename E::Sum>(divisor), to + j, end - j);
+      if (mask == nullptr) {
+        relu(dtype, to, to, j, strip_end, false);
+      } else {
+        relu_with_mask(dtype, to, to, mask + row * row_bytes, j, strip_end, false);
       }
+      divide<E>(to + j, static_cast<typename E::Sum>(divisor), to + j, strip_end - j);
     }
   });
 }

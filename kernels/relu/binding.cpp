@@ -146,15 +146,7 @@ bool is_non_overlapping_and_dense(at::IntArrayRef sizes, at::IntArrayRef stride)
 Tensor relu_backward(const Tensor& grad_output, const Tensor& mask, c10::SymIntArrayRef strides) {
   const at::IntArrayRef stride = C10_AS_INTARRAYREF_SLOW(strides);
   const DType dtype = floating_dtype(grad_output, "grad_output");
-  const int64_t bytes = (grad_output.numel() + 7) / 8;
-  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.numel() != bytes) {
-    fail("mask must be contiguous, uint8 and of %ld elements, got %ld of %s", bytes, mask.numel(),
-         c10::toString(mask.scalar_type()));
-  }
-  if (mask.device() != grad_output.device()) {
-    fail("mask must be on the gradient's device, %s, got %s", grad_output.device().str().c_str(),
-         mask.device().str().c_str());
-  }
+  check_mask(mask, grad_output, /*rows=*/1, (grad_output.numel() + 7) / 8);
   if (static_cast<int64_t>(stride.size()) != grad_output.dim()) {
     fail("stride must have %ld entries, got %zu", grad_output.dim(), stride.size());
   }
@@ -199,13 +191,14 @@ Tensor relu_backward_composite(const Tensor& grad_output, const Tensor& mask,
 
 Tensor call_relu(const Tensor& x) {
   if (is_dense(x)) return relu_forward(x);
-  return call_below_autograd(KERNELS_NAMESPACE "::relu", {x})[0].toTensor();
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_operator<decltype(relu_forward)>(KERNELS_NAMESPACE "::relu", x);
 }
 
 TwoTensors call_relu_with_mask(const Tensor& x) {
   if (is_dense(x)) return relu_with_mask_forward(x);
-  const Stack stack = call_below_autograd(KERNELS_NAMESPACE "::relu_with_mask", {x});
-  return {stack[0].toTensor(), stack[1].toTensor()};
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_operator<decltype(relu_with_mask_forward)>(KERNELS_NAMESPACE "::relu_with_mask", x);
 }
 
 Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
@@ -213,8 +206,8 @@ Tensor call_relu_backward(const Tensor& grad_output, const Tensor& mask,
   if (is_dense(grad_output) && is_dense(mask) && !is_tracked(grad_output)) {
     return relu_backward(grad_output, mask, stride);
   }
-  return call_operator(KERNELS_NAMESPACE "::relu_backward", {grad_output, mask, stride})[0]
-      .toTensor();
+  return call_operator<decltype(relu_backward)>(KERNELS_NAMESPACE "::relu_backward", grad_output,
+                                                mask, stride);
 }
 
 // Autograd's record of relu. Written out as a Node, for torch::autograd::Function would take 3 s
@@ -328,7 +321,7 @@ PyObject* relu_entry(PyObject*, PyObject* argument) {
     without_gil(is_short(x), [&] {
       out = is_dense(x)     ? relu_autograd(x)
             : is_recorded() ? at::relu(x)
-                            : call_operator(KERNELS_NAMESPACE "::relu", {x})[0].toTensor();
+                            : call_operator<decltype(relu_forward)>(KERNELS_NAMESPACE "::relu", x);
     });
     return THPVariable_Wrap(std::move(out));
   });

@@ -18,9 +18,7 @@ inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
 // ------------------------------------------------------------------------------------- forward
 
 // torch's product, bias included.
-inline Tensor torch_linear(const LinearInputs& in) {
-  return at::linear(in.x, in.weight, in.bias.defined() ? std::optional(in.bias) : std::nullopt);
-}
+inline Tensor torch_linear(const LinearInputs& in) { return at::linear(in.x, in.weight, in.bias); }
 
 inline Tensor linear_composite(const LinearInputs& in) {
   return torch_linear(in).relu().div(in.divisor);
@@ -31,18 +29,18 @@ inline bool is_left_to_torch(const LinearInputs& in) {
   const auto is_ordinary = [](const Tensor& t) {
     return t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested();
   };
-  const auto is_other = [](const Tensor& t) { return subclass_of(t) == Subclass::kOther; };
-  const auto is_shard = [](const Tensor& t) { return subclass_of(t) == Subclass::kDTensor; };
   const auto is_subclass_for_torch = [&] {
     if (!(in.x.key_set() | in.weight.key_set()).has(DispatchKey::Python)) return false;
-    if (is_shard(in.x) || is_shard(in.weight)) {  // DTensors
-      return ask_python("is_product_of_shards", {&in.x, &in.weight, &in.bias}) <= 0;
+    const Subclass x = subclass_of(in.x), weight = subclass_of(in.weight);
+    if (x == Subclass::kDTensor || weight == Subclass::kDTensor) {
+      const Tensor bias = in.bias.value_or(Tensor());
+      return ask_python("is_product_of_shards", {&in.x, &in.weight, &bias}) <= 0;
     }
-    return is_other(in.x) || is_other(in.weight);
+    return x == Subclass::kOther || weight == Subclass::kOther;
   };
   const std::optional<DType> dtype = kernel_dtype(in.x.scalar_type());
   return !dtype || !at::isFloatingType(in.x.scalar_type()) || in.x.dim() == 0 ||
-         in.weight.dim() != 2 || (in.bias.defined() && in.bias.dim() != 1) || !is_ordinary(in.x) ||
+         in.weight.dim() != 2 || (in.bias && in.bias->dim() != 1) || !is_ordinary(in.x) ||
          !is_ordinary(in.weight) || is_subclass_for_torch();
 }
 
@@ -51,27 +49,19 @@ inline void launch_linear_epilogue(DType dtype, const Tensor& out, double diviso
                                    const Tensor& mask) {
   if (out.numel() == 0) return;
   int64_t m = rows_of(out), n = out.size(-1);
-  char* const data = static_cast<char*>(out.mutable_data_ptr());
+  void* const data = out.mutable_data_ptr();
   uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   if (bits == nullptr || n % 8 == 0) {  // nothing tells the rows apart
     n *= m;
     m = 1;
   }
-  const int64_t size = out.element_size();
-  const auto loop_of_bytes = [=](int64_t begin, int64_t end) {  // of the mask, 8 elements each
-    cpu::linear_epilogue(dtype, data + begin * 8 * size, divisor, bits ? bits + begin : nullptr, 1,
-                         std::min(end * 8, n) - begin * 8);
-  };
-  const auto loop_of_rows = [=](int64_t begin, int64_t end) {
-    cpu::linear_epilogue(dtype, data + begin * n * size, divisor, bits + begin * mask_row_bytes(n),
-                         end - begin, n);
-  };
   launch(
       out,
       [=](auto stream) { return cuda::linear_epilogue(dtype, data, divisor, bits, m, n, stream); },
-      [&] {
-        if (m == 1) return parallel_for(mask_row_bytes(n), kGrain / 8, loop_of_bytes);
-        parallel_for(m, std::max<int64_t>(kGrain / n, 1), loop_of_rows);
+      [=] {
+        parallel_for(m * mask_row_bytes(n), kGrain / 8, [=](int64_t begin, int64_t end) {
+          cpu::linear_epilogue(dtype, data, divisor, bits, n, begin, end);
+        });
       });
 }
 
@@ -113,15 +103,15 @@ inline TwoTensors linear_with_mask_meta(const LinearInputs& in) {
 
 // ------------------------------------------------------------------------------------ backward
 
-// The arguments of the backward operators. x is defined where weight's gradient is wanted, and
-// weight where x's is.
+// The arguments of the backward operators. There is x where weight's gradient is wanted, and weight
+// where x's is.
 struct LinearGradients {
   const Tensor& grad_output;
   const Tensor& mask;
   double divisor;
   bool wants_bias;
-  const Tensor& x;
-  const Tensor& weight;
+  const std::optional<Tensor>& x;
+  const std::optional<Tensor>& weight;
 };
 
 // The first step is the epilogue's: grad_z, the gradient of the product, and its sum over all rows,
@@ -131,12 +121,7 @@ inline TwoTensors epilogue_backward(const LinearGradients& in) {
   const Tensor& mask = in.mask;
   if (in.grad_output.dim() == 0) fail("grad_output must have at least one dimension");
   const int64_t m = rows_of(in.grad_output), n = in.grad_output.size(-1);
-  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() == 0 ||
-      rows_of(mask) != m || mask.size(-1) != mask_row_bytes(n) ||
-      mask.device() != in.grad_output.device()) {
-    fail("mask must be contiguous, uint8, on the gradient's device, with %ld rows of %ld", m,
-         mask_row_bytes(n));
-  }
+  check_mask(mask, in.grad_output, m, mask_row_bytes(n));
   const DeviceOf device(in.grad_output);
   const at::AutoDispatchBelowADInplaceOrView below;
   const Tensor grad_output = in.grad_output.contiguous();
@@ -219,8 +204,8 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
       !has_tangent(a) && !has_tangent(b) && may_be_ours(a, b)) {
     const DeviceOf device(a);
     const at::AutoDispatchBelowADInplaceOrView below;
-    const Tensor none;
-    const Tensor out = launch_linear({a, b.t(), none, /*divisor=*/1.0}, /*relu=*/false, none);
+    const Tensor out =
+        launch_linear({a, b.t(), std::nullopt, /*divisor=*/1.0}, /*relu=*/false, Tensor());
     if (out.defined()) return out;
   }
   return with_all_memory([&] { return a.mm(b); });
@@ -230,10 +215,10 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
 inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue) {
   const auto& [grad_z, grad_bias] = epilogue;
   Tensor grad_x, grad_weight;
-  if (in.weight.defined()) {
-    grad_x = with_rows_of(grad_z, multiply_matrices(as_matrix(grad_z), in.weight));
+  if (in.weight) {
+    grad_x = with_rows_of(grad_z, multiply_matrices(as_matrix(grad_z), *in.weight));
   }
-  if (in.x.defined()) grad_weight = multiply_matrices(as_matrix(grad_z).t(), as_matrix(in.x));
+  if (in.x) grad_weight = multiply_matrices(as_matrix(grad_z).t(), as_matrix(*in.x));
   return {grad_x, grad_weight, grad_bias};
 }
 

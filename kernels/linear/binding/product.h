@@ -15,11 +15,11 @@
 
 namespace kernels {
 
-// The arguments of the operators: x [..., k], weight [n, k], bias [n] or undefined.
+// The arguments of the operators: x [..., k], weight [n, k], bias [n] if there is one.
 struct LinearInputs {
   const Tensor& x;
   const Tensor& weight;
-  const Tensor& bias;
+  const std::optional<Tensor>& bias;
   double divisor;
 };
 
@@ -44,7 +44,7 @@ inline bool is_regular(const LinearInputs& in) {
     return t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
   };
   return is_like_x(in.weight) && in.x.size(-1) == in.weight.size(1) &&
-         (!in.bias.defined() || (is_like_x(in.bias) && in.bias.size(0) == in.weight.size(0))) &&
+         (!in.bias || (is_like_x(*in.bias) && in.bias->size(0) == in.weight.size(0))) &&
          in.x.numel() > 0 && in.weight.numel() > 0;
 }
 
@@ -86,11 +86,6 @@ inline Precision float32_precision() {
 inline std::optional<Path> demanded_path;
 
 // ------------------------------------------------------------------------------------- shapes
-
-// The leading dimensions of x as one.
-inline int64_t rows_of(const Tensor& x) {
-  return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
-}
 
 // x as a matrix of these rows; what autograd records of it is a view, or a copy where there is no
 // view.
@@ -209,7 +204,7 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   linear.m = rows_of(in.x);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
-  const Tensor bias = in.bias.defined() ? in.bias.contiguous() : Tensor();
+  const Tensor bias = in.bias ? in.bias->contiguous() : Tensor();
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(in.divisor);
   linear.relu = relu;
