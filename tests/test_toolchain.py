@@ -18,7 +18,7 @@ from kernels.build.toolchain import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
-    "greet.h": "#ifndef GREET_H_\n#define GREET_H_\n#define ANSWER 42\n#endif\n",
+    "greet.h": "#pragma once\n#define ANSWER 42\n",
     "greet.cpp": '#include "greet.h"\nint answer() { return ANSWER; }\n',
 }
 
@@ -286,6 +286,7 @@ def test_joined_sources_name_their_files():
     assert text.count("#define ANSWER") == 1
     assert text.splitlines()[:2] == ['#line 1 "kernels/greet.cpp"', '#line 1 "kernels/greet.h"']
     assert '#line 2 "kernels/greet.cpp"\nint answer()' in text
+    assert "pragma" not in text
 
 
 def error_of(sources):

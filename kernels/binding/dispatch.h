@@ -10,8 +10,7 @@
 // NAME_meta computes shapes alone, and NAME_composite takes torch's own ops. A step calls the next
 // directly for dense tensors; all others take the way through the dispatcher.
 
-#ifndef KERNELS_BINDING_DISPATCH_H_
-#define KERNELS_BINDING_DISPATCH_H_
+#pragma once
 
 #include "binding/torch_declarations.h"
 // Python.h comes first, as it demands.
@@ -21,12 +20,9 @@
 #include <ATen/ops/arange.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
-#include <memory>
 #include <mutex>
 #include <tuple>
 #include <vector>
@@ -101,6 +97,11 @@ long ask_python(const char* name, const Tensor* const (&tensors)[kCount]) {
   Py_XDECREF(answer);
   PyGILState_Release(gil);
   return number;
+}
+
+// Whether a tensor is none of torch's special kinds, which its own ops serve.
+inline bool is_strided(const Tensor& x) {
+  return x.layout() == at::kStrided && !x.is_quantized() && !x.is_nested();
 }
 
 // Tensors with a Python type of their own. Those that torch traces stand for a dense tensor; a
@@ -237,5 +238,3 @@ inline Tensor bits_of(const Tensor& mask) {
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_BINDING_DISPATCH_H_

@@ -1,7 +1,6 @@
 // Common to all bindings: dtypes of tensors, devices, allocation, layouts, threads and streams.
 
-#ifndef KERNELS_BINDING_TENSOR_H_
-#define KERNELS_BINDING_TENSOR_H_
+#pragma once
 
 #include <Python.h>
 // Python.h comes first, as it demands.
@@ -284,5 +283,3 @@ void launch_elements(const Tensor& out, bool is_fresh, const Launch& on_gpu, con
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_BINDING_TENSOR_H_

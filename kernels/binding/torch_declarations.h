@@ -5,8 +5,7 @@
 // of all the rest. This is the only copy of torch's declarations. A torch without one of these
 // symbols, or with an object of another size, makes the import fail at once.
 
-#ifndef KERNELS_BINDING_TORCH_DECLARATIONS_H_
-#define KERNELS_BINDING_TORCH_DECLARATIONS_H_
+#pragma once
 
 #include <Python.h>
 // Python.h comes first, as it demands.
@@ -76,5 +75,3 @@ inline bool is_plain(PyObject* object) {
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_BINDING_TORCH_DECLARATIONS_H_

@@ -65,8 +65,8 @@ def expand(name: str, sources: dict[str, str], seen: set[str]) -> str:
     lines = [f'#line 1 "kernels/{name}"']
     for number, line in enumerate(sources[name].splitlines(), start=1):
         include = re.fullmatch(r'#include "([\w./]+)"', line)
-        if include is None:
-            lines.append(line)
+        if include is None:  # compilers warn of the pragma outside of a header
+            lines.append("" if line == "#pragma once" else line)
         elif include[1] not in seen:
             lines.append(expand(include[1], sources, seen))
             lines.append(f'#line {number + 1} "kernels/{name}"')

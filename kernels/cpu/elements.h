@@ -1,7 +1,6 @@
 // The elements of the floating dtypes and the bits of a mask, for the CPU kernels.
 
-#ifndef KERNELS_CPU_ELEMENTS_H_
-#define KERNELS_CPU_ELEMENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -85,18 +84,10 @@ constexpr int64_t kStrip = 512;  // elements that stay in L1 between two passes
 // Calls body with the element of a floating dtype.
 template <typename Body>
 void for_floating(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return body(Float32{});
-    case DType::kFloat64:
-      return body(Float64{});
-    case DType::kFloat16:
-      return body(Float16{});
-    case DType::kBFloat16:
-      return body(BFloat16{});
-    default:
-      return;
-  }
+  if (dtype == DType::kFloat32) return body(Float32{});
+  if (dtype == DType::kFloat64) return body(Float64{});
+  if (dtype == DType::kFloat16) return body(Float16{});
+  if (dtype == DType::kBFloat16) return body(BFloat16{});
 }
 
 // Packs kBlock flags of a byte each, 0 or 0xff, into bits.
@@ -119,5 +110,3 @@ inline void pack_flags(const uint8_t* flags, uint8_t* mask) {
 
 }  // namespace
 }  // namespace kernels
-
-#endif  // KERNELS_CPU_ELEMENTS_H_

@@ -244,10 +244,7 @@ struct ReluBackward : Node {
 };
 
 Tensor relu_autograd(const Tensor& x) {
-  if (x.layout() != at::kStrided || x.is_quantized() || x.is_nested() || has_tangent(x) ||
-      in_functorch()) {
-    return at::relu(x);
-  }
+  if (!is_strided(x) || has_tangent(x) || in_functorch()) return at::relu(x);
   if (!wants_gradient(x)) return call_relu(x);
   auto node = make_node<ReluBackward>(x);
   Tensor out, mask;

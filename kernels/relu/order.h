@@ -1,8 +1,7 @@
 // How ReLU compares an element with zero: by its bits, so that one kernel serves all dtypes of a
 // width. For kernels on GPUs and CPUs.
 
-#ifndef KERNELS_RELU_ORDER_H_
-#define KERNELS_RELU_ORDER_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -19,21 +18,10 @@
 namespace kernels {
 
 constexpr int size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kInt8:
-    case DType::kUInt8:
-      return 1;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kInt16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    default:
-      return 8;
-  }
+  constexpr int kSizes[] = {4, 8, 2, 2, 1, 2, 4, 8, 1};  // in the order of DType
+  return kSizes[static_cast<int>(dtype)];
 }
+static_assert(size_of(DType::kBFloat16) == 2 && size_of(DType::kUInt8) == 1, "as DType has them");
 
 // The bits of floats as signed integers: -0 is the least, then come the negative numbers down to
 // -inf, the negative NaNs, and from 0 on the positive numbers. Integer comparison ignores
@@ -60,36 +48,22 @@ template <typename Bits>
 constexpr Order<Bits> order_of(DType dtype) {
   using Signed = typename Order<Bits>::Signed;
   constexpr Signed kLeast = std::numeric_limits<Signed>::min();
-  const auto minus_infinity = [](uint64_t infinity) {
-    return Order<Bits>{1, static_cast<Signed>(kLeast + static_cast<Signed>(infinity))};
-  };
-  switch (dtype) {
-    case DType::kFloat32:
-      return minus_infinity(0x7f800000);
-    case DType::kFloat64:
-      return minus_infinity(0x7ff0000000000000);
-    case DType::kFloat16:
-      return minus_infinity(0x7c00);
-    case DType::kBFloat16:
-      return minus_infinity(0x7f80);
-    case DType::kUInt8:
-      return {0, kLeast};  // none is negative
-    default:
-      return {0, 0};
-  }
+  const uint64_t infinity = dtype == DType::kFloat32    ? 0x7f800000
+                            : dtype == DType::kFloat64  ? 0x7ff0000000000000
+                            : dtype == DType::kFloat16  ? 0x7c00
+                            : dtype == DType::kBFloat16 ? 0x7f80
+                                                        : 0;
+  if (infinity != 0) return {1, static_cast<Signed>(kLeast + static_cast<Signed>(infinity))};
+  return {0, dtype == DType::kUInt8 ? kLeast : Signed{0}};  // no uint8 is negative
 }
 
 // Returns what body makes of the order of a floating dtype's bits.
 template <typename Body>
 auto for_floating_bits(DType dtype, const Body& body) {
-  switch (size_of(dtype)) {
-    case 2:
-      return body(order_of<uint16_t>(dtype));
-    case 4:
-      return body(order_of<uint32_t>(dtype));
-    default:
-      return body(order_of<uint64_t>(dtype));
-  }
+  const int size = size_of(dtype);
+  if (size == 2) return body(order_of<uint16_t>(dtype));
+  if (size == 4) return body(order_of<uint32_t>(dtype));
+  return body(order_of<uint64_t>(dtype));
 }
 
 // The same for every dtype.
@@ -100,5 +74,3 @@ auto for_bits(DType dtype, const Body& body) {
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_RELU_ORDER_H_

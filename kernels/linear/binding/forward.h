@@ -1,7 +1,6 @@
 // Linear -> ReLU -> divide on tensors: the forward, the backward, and both out of torch's own ops.
 
-#ifndef KERNELS_LINEAR_BINDING_FORWARD_H_
-#define KERNELS_LINEAR_BINDING_FORWARD_H_
+#pragma once
 
 #include "linear/binding/product.h"
 // It includes Python.h, which comes first.
@@ -26,9 +25,6 @@ inline Tensor linear_composite(const LinearInputs& in) {
 
 // Whether no kernel of ours takes part: torch's ops then do all the work, or raise their errors.
 inline bool is_left_to_torch(const LinearInputs& in) {
-  const auto is_ordinary = [](const Tensor& t) {
-    return t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested();
-  };
   const auto is_subclass_for_torch = [&] {
     if (!(in.x.key_set() | in.weight.key_set()).has(DispatchKey::Python)) return false;
     const Subclass x = subclass_of(in.x), weight = subclass_of(in.weight);
@@ -40,8 +36,8 @@ inline bool is_left_to_torch(const LinearInputs& in) {
   };
   const std::optional<DType> dtype = kernel_dtype(in.x.scalar_type());
   return !dtype || !at::isFloatingType(in.x.scalar_type()) || in.x.dim() == 0 ||
-         in.weight.dim() != 2 || (in.bias && in.bias->dim() != 1) || !is_ordinary(in.x) ||
-         !is_ordinary(in.weight) || is_subclass_for_torch();
+         in.weight.dim() != 2 || (in.bias && in.bias->dim() != 1) || !is_strided(in.x) ||
+         !is_strided(in.weight) || is_subclass_for_torch();
 }
 
 // In place, out = relu(out) / divisor, and the mask if there is one to write.
@@ -240,5 +236,3 @@ inline ThreeTensors linear_backward(const LinearGradients& in) {
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_LINEAR_BINDING_FORWARD_H_

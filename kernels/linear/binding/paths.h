@@ -37,8 +37,7 @@
 // be read where they are, and in float32 at `high` for results of 2^24 elements and more. Gradients
 // that are differentiated again are torch's.
 
-#ifndef KERNELS_LINEAR_BINDING_PATHS_H_
-#define KERNELS_LINEAR_BINDING_PATHS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -102,5 +101,3 @@ inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) 
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_LINEAR_BINDING_PATHS_H_

@@ -1,7 +1,6 @@
 // One product on a GPU by the kernels of this folder: operands, precision, path, launch.
 
-#ifndef KERNELS_LINEAR_BINDING_PRODUCT_H_
-#define KERNELS_LINEAR_BINDING_PRODUCT_H_
+#pragma once
 
 #include "binding/dispatch.h"
 // It includes Python.h, which comes first.
@@ -177,18 +176,12 @@ inline Gpu gpu_of(const Tensor& x) {
           attribute(cudaDevAttrMultiProcessorCount)};
 }
 
-// Whether a path's kernel takes operands that lie where these do.
+// Whether the kernel of a path but torch's takes operands that lie where these do.
 inline bool serves(Path path, const Linear& linear, const Gpu& gpu) {
-  switch (path) {
-    case Path::kSkinny:
-      return gpu.capability == 90 && cuda::linear_skinny_serves(linear);
-    case Path::kSm90:
-      return gpu.capability == 90 && cuda::linear_sm90_serves(linear);
-    case Path::kSm80:
-      return gpu.capability >= 80 && cuda::linear_sm80_serves(linear);
-    default:
-      return false;
-  }
+  if (path == Path::kSm80) return gpu.capability >= 80 && cuda::linear_sm80_serves(linear);
+  if (gpu.capability != 90) return false;
+  return path == Path::kSm90 ? cuda::linear_sm90_serves(linear)
+                             : cuda::linear_skinny_serves(linear);
 }
 
 // Writes out and mask, if there is one, by the path of choice, on the current device, which is x's.
@@ -258,5 +251,3 @@ inline Tensor launch_linear(const LinearInputs&, bool, const Tensor&) { return {
 #endif
 
 }  // namespace kernels
-
-#endif  // KERNELS_LINEAR_BINDING_PRODUCT_H_
