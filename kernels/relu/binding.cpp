@@ -23,7 +23,6 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/threshold_backward_meta_dispatch.h>
-#include <c10/core/Contiguity.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 namespace kernels {
@@ -137,10 +136,17 @@ Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
   return allocate(grad_output, sizes, grad_input.strides(), type);
 }
 
+// Whether a tensor of these sizes and strides has a place of its own for each element, and no gaps.
 bool is_non_overlapping_and_dense(at::IntArrayRef sizes, at::IntArrayRef stride) {
-  return std::all_of(stride.begin(), stride.end(), [](auto s) { return s >= 0; }) &&
-         (c10::multiply_integers(sizes) == 0 ||
-          c10::_compute_non_overlapping_and_dense(sizes, stride));
+  if (std::any_of(stride.begin(), stride.end(), [](auto s) { return s < 0; })) return false;
+  const int64_t n = c10::multiply_integers(sizes);
+  size_t d;
+  for (int64_t expected = 1; expected < n; expected *= sizes[d]) {
+    d = 0;
+    while (d < sizes.size() && !(sizes[d] > 1 && stride[d] == expected)) ++d;
+    if (d == sizes.size()) return false;
+  }
+  return true;
 }
 
 Tensor relu_backward(const Tensor& grad_output, const Tensor& mask, c10::SymIntArrayRef strides) {

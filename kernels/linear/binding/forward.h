@@ -218,9 +218,11 @@ inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue)
   return {grad_x, grad_weight, grad_bias};
 }
 
-// Both steps, as operators: they return no undefined tensors, but empty ones.
+// Both steps, as operators: they return no undefined tensors, but empty ones. Whoever runs or
+// traces a graph may have autocast on that was off in the forward.
 template <auto epilogue>
 ThreeTensors linear_backward_by(const LinearGradients& in) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kAutocast);
   auto [grad_x, grad_weight, grad_bias] = multiply_out(in, epilogue(in));
   for (Tensor* gradient : {&grad_x, &grad_weight}) {
     if (!gradient->defined()) *gradient = at::empty_symint({0}, in.grad_output.options());
@@ -229,9 +231,7 @@ ThreeTensors linear_backward_by(const LinearGradients& in) {
 }
 
 inline ThreeTensors linear_backward(const LinearGradients& in) {
-  // Whoever runs a graph may have modes on that were off, or other ones, when it was traced.
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kAutocast);
+  const at::NoGradGuard no_grad;  // as autocast, gradients may be on
   return linear_backward_by<epilogue_backward>(in);
 }
 
