@@ -21,12 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from model import PROBLEMS
+import torch
+
+from model import PROBLEMS, Problem
 from referee import devices, files, ours, outputs, plot, ranking, records, report, solutions, sweep
 from referee.cases import DTYPES, name_of
 from referee.progress import Progress
 from referee.records import Document
-from referee.reference_file import BadReferenceError
+from referee.reference_file import BadReferenceError, load, of_problem
 from referee.timing import CPU_SECONDS, Rounds
 
 # Not of the docstring, which `python -OO` removes.
@@ -79,11 +81,12 @@ def main(arguments: list[str] | None = None) -> int:
     if args.solution:
         document.kind = "grading"
         [((name, dtype), (shape, note))] = shapes.items()
-        wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
-        timeout, progress = args.timeout or TIMEOUT, Progress()
-        task = solutions.Task(
-            name, PROBLEMS[name], shape, DTYPES[dtype], device, wanted, timeout, progress
-        )
+        oracle = None
+        if name not in solutions.JUDGES:
+            oracle = solutions.Oracle(of_problem(PROBLEMS[name], shape[0]), device)
+            if oracle.dtype != DTYPES[dtype]:
+                parser.error(f"{name} is graded in the dtype of its inputs alone, not in {dtype}")
+        task = _task(args, name, PROBLEMS[name], shape, DTYPES[dtype], device, oracle)
         work = partial(_solutions, args.solution, task, why, note, document)
     return _finish(args, document, work)
 
@@ -222,6 +225,21 @@ def _writable(text: str) -> Path:
     return path
 
 
+def _task(
+    args: argparse.Namespace,
+    name: str,
+    problem: Problem | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    oracle: solutions.Oracle | None,
+) -> solutions.Task:
+    """The conditions on which files are graded."""
+    wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
+    timeout = args.timeout or TIMEOUT
+    return solutions.Task(name, problem, shape, dtype, device, wanted, timeout, Progress(), oracle)
+
+
 def _solutions(
     paths: list[Path], task: solutions.Task, why: str, note: str, document: Document
 ) -> bool:
@@ -254,12 +272,10 @@ def _reference(args: argparse.Namespace, parser: Parser, arguments: list[str] | 
     try:
         device, why = devices.choose(args.device)
         progress("running the reference")
-        oracle = solutions.Oracle(args.reference, device)
-        wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
-        timeout = args.timeout or TIMEOUT
-        task = solutions.Task(
-            oracle.name, None, oracle.shape, oracle.dtype, device, wanted, timeout, progress, oracle
-        )
+        oracle = solutions.Oracle(load(args.reference), device)
+        progress.clear()
+        name = args.reference.stem
+        task = _task(args, name, None, oracle.shape, oracle.dtype, device, oracle)
         document = Document.start(arguments, "grading", device)
         work = partial(_solutions, args.solution, task, why, "", document)
         return _finish(args, document, work)

@@ -7,14 +7,15 @@ import torch
 from torch import nn
 
 from model import PROBLEMS
-from referee import correctness, ending, linear, records, relu, report, sweep
+from referee import correctness, ending, records, report, sweep
 from referee.cases import DTYPES
 from referee.outcome import Outcome, Task
 from referee.progress import Progress
 from referee.records import Document
 from referee.timing import CPU_SECONDS, Rounds
 
-GRADERS = {"relu": relu, "linear_relu_divide": linear}
+# Each problem's is the module of its name, with the functions `choose_shape`, `grade` and `sweep`.
+GRADERS = {name: importlib.import_module(f"referee.{name}") for name in PROBLEMS}
 
 # The shape of x, and why it is not the headline's, or "", by the names of problem and dtype.
 Shapes = dict[tuple[str, str], tuple[tuple[int, ...], str]]

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from model import Problem
 from referee.error_line import first_error_line
 
 T = TypeVar("T")
@@ -88,6 +90,12 @@ def load(path: Path) -> ReferenceFile:
     if missing := [name for name, value in zip(NAMES, found, strict=True) if not callable(value)]:
         raise file.bad(f"defines no {', no '.join(missing)}")
     return ReferenceFile(path, *found)
+
+
+def of_problem(problem: Problem, rows: int) -> ReferenceFile:
+    """A problem of this project's as if a file defined it."""
+    inputs = partial(problem.get_inputs_at, rows)
+    return ReferenceFile(Path("model.py"), problem.reference, inputs, problem.get_init_inputs)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from test_solutions import CHEATS, DEVICES, SOLUTIONS, read_verdicts
 
 import run
-from referee.reference_file import BadReferenceError
+from referee.reference_file import BadReferenceError, load
 from referee.solutions import oracle
 from referee.solutions.budget import Output, grade
 from referee.structure import flatten
@@ -203,7 +203,7 @@ def test_a_reference_that_does_not_fit(tmp_path, monkeypatch):
     file.write_text(IMPORTS + WIDE)
     monkeypatch.setattr(oracle, "LARGEST_SHARE", 0)
     with pytest.raises(BadReferenceError, match=r"needs about .* of memory on cpu"):
-        oracle.Oracle(file, torch.device("cpu"))
+        oracle.Oracle(load(file), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,20 @@ project's problems, `relu` and `linear` what each asks and how it compares. `ref
 course for a reference file, of which `oracle` knows what is right, and `budget` how nearly.
 """
 
-from referee.solutions.grade import grade_files
+from referee.solutions.grade import JUDGES, grade_files
 from referee.solutions.oracle import Oracle
 from referee.solutions.verdict import CHEATING, CORRECT, WRONG, Task, Verdict
 
-__all__ = ["BUFFERS", "CHEATING", "CORRECT", "WRONG", "Oracle", "Task", "Verdict", "grade_files"]
+__all__ = [
+    "BUFFERS",
+    "CHEATING",
+    "CORRECT",
+    "JUDGES",
+    "WRONG",
+    "Oracle",
+    "Task",
+    "Verdict",
+    "grade_files",
+]
 
 BUFFERS = {"cpu": 9, "cuda": 10}  # of the input's size that all processes together hold

@@ -7,7 +7,8 @@ import random
 import torch
 from torch import nn
 
-from referee import cases, linear, linear_checks, operands
+from referee import cases, linear_checks, operands
+from referee import linear_relu_divide as grader
 from referee.error_line import LONGEST_LINE
 from referee.errors import U32, Allowance, Comparison
 from referee.linear_errors import compare_output, precision
@@ -27,7 +28,7 @@ LOWER = 2.0**-6
 class Linear(Rows):
     """Within the errors of a sum in the dtype, in whatever order."""
 
-    rate, names = linear.RATE, linear.NAMES
+    rate, names = grader.RATE, grader.NAMES
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
@@ -150,7 +151,7 @@ class Linear(Rows):
 
     def _compare(self, output: torch.Tensor, x: torch.Tensor) -> Comparison:
         k = x.shape[-1]
-        allowance = Allowance.of(x.dtype, precision(), k).times(linear.TIMED)
+        allowance = Allowance.of(x.dtype, precision(), k).times(grader.TIMED)
         if x.dtype == torch.float32:
             # A plain sum of K terms: its errors add up as random signs do, six standard
             # deviations of them.
@@ -211,7 +212,7 @@ class Linear(Rows):
         return 2 * math.prod(self.task.shape) * self.output_shape[1]
 
     def fastest(self, timings: Timings) -> float:
-        return linear.fastest_product(timings)
+        return grader.fastest_product(timings)
 
     def _draw(self, *shape: int) -> torch.Tensor:
         return cases.random(shape, self.dtype, self.device, self.generator)

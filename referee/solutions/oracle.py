@@ -2,15 +2,14 @@
 
 import copy
 import random
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from referee import reference_file
 from referee.child.watch import Seen
 from referee.compare import first_mismatch
 from referee.memory import LARGEST_SHARE, RING, free_bytes
+from referee.reference_file import BadReferenceError, ReferenceFile
 from referee.remote import pack
 from referee.solutions.budget import Output
 from referee.structure import flatten
@@ -42,9 +41,8 @@ class Oracle:
         BadReferenceError: the file is no problem that can be graded.
     """
 
-    def __init__(self, path: Path, device: torch.device) -> None:
-        self.device, self.file = device, reference_file.load(path)
-        self.name = path.stem
+    def __init__(self, file: ReferenceFile, device: torch.device) -> None:
+        self.device, self.file = device, file
         self.args = self.file.init_inputs()
         self.file.attempt("pickling its arguments", lambda: pack(self.args))
         self.both_signs: bool | None = None
@@ -160,7 +158,7 @@ class Oracle:
         eager = self.run(module, inputs)
         try:
             exact = self._exact(module, inputs)
-        except reference_file.BadReferenceError:
+        except BadReferenceError:
             return f"{note} cannot be had"
         for x, y in zip(eager, exact, strict=True):
             if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):

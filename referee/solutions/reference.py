@@ -273,7 +273,10 @@ class Reference(Judge):
     def prepare_eager(task: Task, eager: Asked, again: bool) -> list[str]:
         """Gives a process of eager parameters, inputs and yardsticks, whose names it returns."""
         oracle = task.oracle
-        eager.ask("load_reference", path=str(oracle.file.path.resolve()))
+        if task.problem:
+            eager.ask("load", path=None, problem=task.name)
+        else:
+            eager.ask("load_reference", path=str(oracle.file.path.resolve()))
         args, seed = pack(oracle.args), random.randrange(SEEDS)
         eager.ask("new", args=args, seed=seed, dtype=None)
         fill_ring(eager, task)
