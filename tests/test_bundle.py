@@ -155,7 +155,7 @@ def test_runs_alone(problem, tmp_path):
 
 def test_unknown_problem():
     with pytest.raises(ValueError, match="expected a problem among relu"):
-        bundle("gelu")
+        bundle("silu")
 
 
 def test_readme_names_the_bundle_command():

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import run
-from model import Model
+from model import PROBLEMS, Model
 from referee import agreement, markdown, picture, plot, records, relu, sweep, timing
 from referee import linear_relu_divide as linear
 from referee.correctness import Checks
@@ -174,7 +174,7 @@ def test_json_of_problems(names, tmp_path):
     options = ["--device", "cpu", "--rows", "2", "--trials", "3", "--json", str(path)]
     assert run.main([*names, *options]) == 0
     found = check_shape(path.read_text())
-    assert [r["problem"] for r in found] == names or ["relu", "linear_relu_divide"]
+    assert [r["problem"] for r in found] == (names or [*PROBLEMS])
     assert {(r["verdict"], r["file"], r["dtype"]) for r in found} == {("correct", None, "float32")}
     assert all(timed["step"] for r in found for timed in r["runs"])
     command = json.loads(path.read_text())["command"]

@@ -1,0 +1,75 @@
+"""Another problem takes the files of `tests/third_problem`, and nothing else.
+
+Its `model.py` and `model_new.py` are appended to the project's.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # it builds the kernels twice
+
+ROOT = Path(__file__).resolve().parent.parent
+ADDED = ROOT / "tests" / "third_problem"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SIZE = ["--rows", "3", "--trials", "3"]
+HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
+GRADED = {
+    "tanh": 'return nn.functional.gelu(x, approximate="tanh")',
+    "copies": "return x.clone()",
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project, with the problem."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("kernels", "referee"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copytree(ADDED / name, folder / name, ignore=ignored, dirs_exist_ok=True)
+    for name in ("model.py", "model_new.py"):
+        (folder / name).write_text((ROOT / name).read_text() + "\n\n" + (ADDED / name).read_text())
+    shutil.copy(ROOT / "run.py", folder)
+    return folder
+
+
+def run(folder, *arguments, status=0):
+    """What `python run.py gelu` prints."""
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
+    command = [sys.executable, "run.py", "gelu", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_is_compared(project, device):
+    output = run(project, *SIZE, "--device", device)
+    assert "6 cases compared with the reference, none wrong" in output
+    assert "GeluNew " in output
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_files_are_graded(project, device):
+    bundle = project / "bundle.py"
+    run(project, "--bundle", str(bundle))
+    assert "linear/sm90/" not in bundle.read_text()
+    files = [bundle]
+    for name, text in GRADED.items():
+        files.append(project / f"{name}.py")
+        files[-1].write_text(f"{HEAD}    def forward(self, x):\n        {text}\n")
+    options = [*SIZE, "--device", device, "--json", "graded.json", "--solution"]
+    run(project, *options, "model_new.py", *map(str, files), status=1)
+    records = json.loads((project / "graded.json").read_text())["records"]
+    verdicts = {Path(r["file"]).stem: (r["verdict"], r["accuracy"]) for r in records}
+    assert verdicts["model_new"] == verdicts["bundle"] == ("correct", "float32-grade")
+    assert verdicts["tanh"][0] == "wrong"
+    assert verdicts["copies"][0] == "cheating"

@@ -1,0 +1,29 @@
+// GELU on a GPU: one element a thread.
+
+#include <cuda_runtime.h>
+
+#include "gelu/launchers.h"
+
+namespace kernels {
+namespace {
+
+constexpr int kThreads = 256;
+
+// x and out [n].
+__global__ void gelu_kernel(const float* x, float* out, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) out[i] = x[i] * normcdff(x[i]);
+}
+
+}  // namespace
+
+namespace cuda {
+
+int gelu(const float* x, float* out, int64_t n, CUstream_st* stream) {
+  const auto blocks = static_cast<unsigned>((n + kThreads - 1) / kThreads);
+  gelu_kernel<<<blocks, kThreads, 0, stream>>>(x, out, n);
+  return cudaGetLastError();
+}
+
+}  // namespace cuda
+}  // namespace kernels

@@ -1,0 +1,13 @@
+class Gelu(nn.Module):
+    """GELU of a tensor of any shape."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(x)
+
+
+def get_gelu_inputs() -> list[torch.Tensor]:
+    """x `[4096, 393216]`, float32, uniform in 0..1, on the CPU, from the global generator."""
+    return _relu_inputs(batch_size)
+
+
+PROBLEMS["gelu"] = Problem(Gelu, batch_size, get_gelu_inputs, get_init_inputs, _relu_inputs)
