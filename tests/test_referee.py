@@ -1,6 +1,7 @@
 """The referee accepts the reference and fails every cheat; the comparison misses no bit."""
 
 import random
+import statistics
 import subprocess
 import sys
 from time import sleep
@@ -512,9 +513,10 @@ def test_kept_bytes():
 
 
 def test_incredible_times():
-    honest = timings_of("cuda", ModelNew=2.9e-3, copy=3e-3)
+    eager = {"torch.relu": 3e-3, "torch.relu (again)": 3e-3}
+    honest = timings_of("cuda", ModelNew=2.9e-3, copy=3e-3, **eager)
     assert timing.incredible(honest, 3e-3) == []
-    fast = timings_of("cuda", ModelNew=1e-3, copy=3e-3)
+    fast = timings_of("cuda", ModelNew=1e-3, copy=3e-3, **eager)
     fast.wall = honest.wall
     [fast, hidden] = timing.incredible(fast, 3e-3)
     assert "moving its bytes once as fast as a copy takes 3.000 ms: not credible" in fast
@@ -560,12 +562,43 @@ def test_noise_is_not_judged(device, eager, again, note):
 
 @pytest.mark.parametrize("again", [3e-3, 8e-3])
 def test_noise_hides_no_work(again):
-    """Nor does a changed timer, which changes eager's times too."""
-    for late in ({"ModelNew": 2e-3}, {"ModelNew": 2e-3, "torch.relu": 2e-3}):
-        timings = control("cuda", [3e-3] * 3, [again] * 3, **late)
-        timing.judge(timings, 1e-3, "the forward")
-        [problem] = timings.problems
-        assert "busy 2.000 ms longer: work on another stream, or a changed timer" in problem
+    timings = control("cuda", [3e-3] * 3, [again] * 3, ModelNew=2e-3)
+    timing.judge(timings, 1e-3, "the forward")
+    [problem] = timings.problems
+    assert "busy 2.000 ms longer than after eager: work on another stream" in problem
+
+
+def test_calls_wait_where_others_have_the_device():
+    names = relu.NAMES
+    late = {names.solution: 4e-3, names.eager: 4e-3, names.again: 4e-3}
+    timings = control("cuda", [3e-3] * 5, [3e-3] * 5, **late)
+    timing.judge(timings, 1e-3, "the forward")
+    assert timings.problems == []
+    for wait in (0, 1):  # eager did not wait in the other rounds
+        timings.wall[names.eager][wait] = timings.wall[names.again][wait] = 3e-3
+    timing.judge(timings, 1e-3, "the forward")
+    assert timings.problems == []
+
+
+HONEST = [1e-3 + i * 1e-6 for i in range(50)]
+
+
+@pytest.mark.parametrize("false", range(51))
+def test_the_calls_that_decide_the_median(false):
+    """Those with a false time are caught, or the median is above a fifth of the honest ones."""
+    calls = [(0.5e-3, 0.5e-3)] * false + [(seconds, 0.0) for seconds in HONEST[false:]]
+    median = statistics.median(seconds for seconds, _ in calls)
+    found = timing.concealed(calls, median, [0.0] * 8)
+    assert found in (0.0, 0.5e-3)
+    honest = [seconds for seconds, hidden in calls if not hidden]
+    caught = found > 0
+    assert caught or sum(seconds < median for seconds in honest) >= len(honest) / 5
+    assert not caught or false >= 18
+
+
+def test_calls_that_decide_nothing_are_not_looked_at():
+    calls = [(1e-3, 0.0)] * 4 + [(2e-3, 9e-3)] * 4  # delayed, and slow
+    assert timing.concealed(calls, 1.5e-3, [0.0, 1e-4, 0.0, 0.0, 3e-3]) == -1e-4
 
 
 def test_baselines_are_never_wrong():

@@ -431,14 +431,22 @@ def test_ties_and_noise():
 
 def test_the_referees_clock():
     known = timed(ours=[1e-4] * 9, eager=[1e-3] * 9)
-    honest = {"ours": [1e-4] * 9, "eager": [1e-4] * 9, "eager (again)": [1e-4] * 9}
+    honest = {name: [(1e-4, 1e-4)] * 9 for name in ("ours", "eager", "eager (again)")}
     assert judge.wrong_clock(honest, known.timings) is None
-    busy = {**honest, "ours": [9e-4] * 9, "eager": [1e-4] * 4 + [9e-4] * 5}
+    busy = {
+        **honest,
+        "ours": [(1e-4, 9e-4)] * 9,
+        "eager": [(1e-3, 1e-4)] * 4 + [(1e-3, 9e-4)] * 5,
+    }
     assert judge.wrong_clock(busy, known.timings) is None
-    waiting = {**honest, "ours": [1.5e-3] * 9}  # for a CPU
+    waiting = {**honest, "ours": [(1e-4, 1.5e-3)] * 9}  # for a CPU
     assert judge.wrong_clock(waiting, known.timings) is None
-    slowed = {**honest, "ours": [3e-3] * 9}
+    slowed = {**honest, "ours": [(1e-4, 3e-3)] * 9}
     assert "a changed timer" in judge.wrong_clock(slowed, known.timings)
+    often = {**honest, "ours": [(1e-4, 3e-3)] * 5 + [(4e-4, 1e-4)] * 4}  # six of ten calls
+    assert "a changed timer" in judge.wrong_clock(often, known.timings)
+    slow = {**honest, "ours": [(1e-4, 1e-4)] * 5 + [(9e-3, 3e-3)] * 4}  # these decide nothing
+    assert judge.wrong_clock(slow, known.timings) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import monotonic, perf_counter, sleep
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from referee.timing import (
     Rate,
     Samples,
     Timings,
+    concealed,
     judge,
     rounds,
 )
@@ -182,7 +183,7 @@ class Judge:
         called = {names.solution: "module", names.eager: "module", names.again: "module"}
         called |= {name: name for name in self.baselines.names}
         timings.start(called)
-        hidden: dict[str, list[float]] = {name: [] for name in called}
+        turns_of: dict[str, list[Turn]] = {name: [] for name in called}
 
         def one_round() -> tuple[Samples, str | None]:
             samples, checks = {}, []
@@ -191,7 +192,7 @@ class Judge:
                 if turns[0].sample[0] < SHORT[self.device.type]:
                     turns += [self.turn(name, called[name]) for _ in range(REPEATS)]
                 samples[name] = min(turn.sample for turn in turns)
-                hidden[name] += [turn.hidden for turn in turns]
+                turns_of[name] += turns
                 if name == names.solution:
                     checks = [turn.check for turn in turns]
             return samples, next(filter(None, (check() for check in checks)), None)
@@ -200,6 +201,10 @@ class Judge:
             if problem:
                 raise FoundError(CHEATING, problem)
             timings.add(samples)
+        hidden = {
+            name: [(turn.sample[0], turn.hidden) for turn in turns]
+            for name, turns in turns_of.items()
+        }
         if problem := wrong_clock(hidden, timings):
             raise FoundError(CHEATING, problem)
         judge(timings, self.fastest(timings), "the forward")
@@ -221,6 +226,8 @@ class Judge:
         reply = ask("time", **arguments)
         ours = perf_counter() - start - (waited() - before)
         seconds, wall = float(reply["seconds"]), float(reply["wall"])
+        if not (0 <= seconds < math.inf and 0 <= wall < math.inf):
+            raise ForgedError
         return (max(seconds, 1e-9), wall), ours - seconds
 
     def turn(self, name: str, call: str) -> Turn:
@@ -241,19 +248,21 @@ class Judge:
 WAKE_UP = {"cpu": 2e-3, "cuda": 0.0}
 
 
-def wrong_clock(hidden: dict[str, list[float]], timings: Timings) -> str | None:
+def wrong_clock(hidden: dict[str, list[tuple[float, float]]], timings: Timings) -> str | None:
     """Whether calls of the solution last longer by this process's clock than by the child's.
 
-    What messages take is in either. A busy machine delays many of them, but not three in four: the
-    lower quartile is compared with the upper one of eager's.
+    What messages take is in either. See `concealed`.
+
+    Args:
+        hidden: by contestant, of every call, a repeated one too, the seconds that it reports and
+            those beyond.
     """
     names = timings.names
     if len(timings.seconds[names.solution]) < LEAST_JUDGED:
         return None
-    ours, *_ = quantiles(hidden[names.solution], n=4, method="inclusive")
-    *_, usual = quantiles(hidden[names.eager] + hidden[names.again], n=4, method="inclusive")
+    usual = [beyond for name in (names.eager, names.again) for _, beyond in hidden[name]]
     typical = median(timings.seconds[names.solution])
-    beyond = ours - usual
+    beyond = concealed(hidden[names.solution], typical, usual)
     if beyond <= WAKE_UP[timings.device] + 4 * GRAIN + UNSEEN * typical:
         return None
     return (
