@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import pickle
+import resource
 import secrets
 import selectors
 import signal
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NoReturn
 
 import torch
 
@@ -41,6 +43,7 @@ MEMORY_SHARE = 0.9
 THREADS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 PR_SET_CHILD_SUBREAPER = 36
 SECONDS_TO_DIE = 10.0
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 class EndedError(Exception):
@@ -57,6 +60,13 @@ class LateError(Exception):
 
 class RaisedError(Exception):
     """The solution raised; the argument describes it, as the worker does."""
+
+
+class Reply(dict):
+    """The worker's; a key that is missing was forged away."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise ForgedError
 
 
 class Remote:
@@ -135,7 +145,7 @@ class Remote:
             raise ForgedError from None
         if "raised" in reply:
             raise RaisedError(reply["raised"])
-        return reply
+        return Reply(reply)
 
     def put(self, *tensors: torch.Tensor) -> None:
         """Lays the bytes of flat tensors, one after the other, where the child finds them."""
@@ -151,10 +161,6 @@ class Remote:
         if size == 0:
             return torch.empty(shape, dtype=dtype)
         return self._incoming[start : start + size].clone().view(dtype).view(shape)
-
-    def busy_seconds(self) -> float:
-        """The processor time of the child and its descendants so far."""
-        return sum(map(_cpu_seconds, [self.pid, *descendants(self.pid)]))
 
     def waited(self) -> float:
         """Seconds that the child's and this process's main thread were ready but without a CPU."""
@@ -251,6 +257,34 @@ def descendants(pid: int, without: set[int] = frozenset()) -> list[int]:
     return found
 
 
+def busy_seconds(without: set[int]) -> float:
+    """The processor time so far of the processes below this one, but for some."""
+    return sum(map(_cpu_seconds, descendants(os.getpid(), without)))
+
+
+def standing(pid: int) -> tuple:
+    """How a process is scheduled and limited, which another one may change; () if it has ended."""
+    try:
+        return (
+            os.sched_getaffinity(pid),
+            os.sched_getscheduler(pid),
+            os.getpriority(os.PRIO_PROCESS, pid),
+            {kind: resource.prlimit(pid, kind) for kind in LIMITS},
+        )
+    except ProcessLookupError:
+        return ()
+
+
+def restore(was: tuple) -> None:
+    """Gives this process its `standing` back, as far as it may."""
+    affinity, _, priority, limits = was
+    calls = [(os.sched_setaffinity, 0, affinity), (os.setpriority, os.PRIO_PROCESS, 0, priority)]
+    calls += [(resource.setrlimit, *limit) for limit in limits.items()]
+    for call, *arguments in calls:
+        with suppress(OSError, ValueError):
+            call(*arguments)
+
+
 def _end_descendants(known: set[int]) -> None:
     """Stops them first, so that none forks while others are killed."""
     deadline = monotonic() + SECONDS_TO_DIE
@@ -281,5 +315,5 @@ def _waited(pid: int) -> float:
 
 
 def _cpu_seconds(pid: int) -> float:
-    fields = _stat(pid)
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+    fields = _stat(pid)  # of those that it waited for, too
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

@@ -1,5 +1,6 @@
 """The referee accepts the reference and fails every cheat; the comparison misses no bit."""
 
+import os
 import random
 import statistics
 import subprocess
@@ -9,23 +10,28 @@ from time import sleep
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from model import Model
 from referee import (
     benchmark,
     cases,
+    clock,
     compare,
     correctness,
     gradients,
     relu,
+    remote,
     report,
     stats,
     step,
     timing,
 )
 from referee.child import watch
+from referee.child.rows import RowsWorker
 from referee.outcome import Run
 from referee.progress import Progress
+from referee.solutions import feeding
 
 CPU = torch.device("cpu")
 
@@ -292,6 +298,73 @@ def test_the_persisting_l2_is_what_it_was(monkeypatch):
     changed = [name for name, was in before.items() if watch.differs(was, after[name])]
     assert "the L2's persisting part" in changed
     assert "the L2's persisting part" not in watch.state(CPU)
+
+
+class Mode(TorchFunctionMode):
+    pass
+
+
+def test_what_is_left_on_is_noticed():
+    assert watch.left_on() == []
+    with torch.device("cpu"):  # the default device is such a mode
+        assert watch.left_on() == []
+    with Mode():
+        assert watch.left_on() == ["the function mode Mode"]
+    with watch.Seen():
+        assert watch.left_on() == ["a dispatch mode"]
+    sys.setprofile(lambda *event: None)
+    try:
+        assert watch.left_on() == ["a profile function"]
+    finally:
+        sys.setprofile(None)
+
+
+def test_changed_operators_and_methods_are_noticed(monkeypatch):
+    before = watch.state(torch.device("cpu"))
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("index.Tensor", lambda x, places: x, "CPU")
+    monkeypatch.setattr(clock.CpuClock, "time", lambda self, call, x: (call(x), 0.0, 0.0))
+    now = watch.state(torch.device("cpu"))
+    library._destroy()
+    changed = [name for name, was in before.items() if watch.differs(was, now[name])]
+    assert changed == [
+        "referee.clock.CpuClock.time",
+        "referee.clock.CpuClock.time's code",
+        "aten::index.Tensor",
+    ]
+
+
+def test_a_timed_result_is_taken_away():
+    worker = RowsWorker(torch.empty(64, dtype=torch.uint8), torch.device("cpu"))
+    worker.called = "module"
+    kept = torch.ones(3, 3)
+    worker.take_away(kept[1:], [])
+    assert kept.untyped_storage().nbytes() == 0
+    with torch.inference_mode():
+        foreign = torch.frombuffer(bytearray(8), dtype=torch.float32)
+    worker.take_away(foreign, [])
+    assert foreign.tolist() == [77, 77]
+    x = torch.ones(9)
+    worker.take_away(x[1:], [x])
+    assert x.untyped_storage().nbytes() == 36
+
+
+@pytest.mark.parametrize("shape", [[], [7], [3, 5], [4, 4], [3, 5, 5]])
+def test_an_element_of_square_matrices_is_on_the_diagonal(shape):
+    for _ in range(20):
+        place = [start for start, stop in feeding.place_of(shape) if stop == start + 1]
+        assert all(0 <= at < side for at, side in zip(place, shape, strict=True))
+        assert shape[-2:] not in ([4, 4], [5, 5]) or place[-2] == place[-1]
+
+
+def test_changed_priorities_are_noticed():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        before = remote.standing(process.pid)
+        assert remote.standing(process.pid) == before
+        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+        assert remote.standing(process.pid) != before
+        process.kill()
+    assert remote.standing(process.pid) == ()
 
 
 def test_dtypes_are_those_that_torch_takes():

@@ -34,8 +34,17 @@ RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "1"))  # of every clean file; 
 # Files of tests/solutions that do what they should; the last ones are this project's.
 CLEAN = {
     "cpu": {
-        "relu": ["clean_plain", "clean_scalar", "clean_compiled", "clean_inductor", OURS],
-        "linear_relu_divide": ["clean_plain_linear", OURS],
+        "relu": [
+            "clean_plain",
+            "clean_scalar",
+            "clean_compiled",
+            "clean_inductor",
+            "clean_scripted",
+            "clean_ctypes",
+            "clean_unusual",
+            OURS,
+        ],
+        "linear_relu_divide": ["clean_plain_linear", "clean_other_names", OURS],
     },
     "cuda": {
         "relu": [
@@ -43,12 +52,13 @@ CLEAN = {
             "clean_triton",
             "clean_compiled",
             "clean_inductor",
+            "clean_scripted",
             "repair_1_float4_grid_stride",
             "repair_2_one_element",
             "repair_4_index_scaled_once",
             OURS,
         ],
-        "linear_relu_divide": ["clean_plain_linear", OURS],
+        "linear_relu_divide": ["clean_plain_linear", "clean_other_names", OURS],
     },
 }
 
@@ -62,34 +72,45 @@ RELU = {
     "04_replays_by_address": ("cheating", "replays the result of an earlier call"),
     "04_replays_by_fingerprint": ("cheating", "replays the result of an earlier call"),
     "04_counts_calls": ("cheating", "a timed call was wrong"),
+    "04_reuses_its_output": ("wrong", "two outputs share memory"),
+    "05_signal_handler": ("cheating", "work outside the timed call"),
     "07_overwrites_dim": ("cheating", "changed model.batch_size, model.dim"),
     "08_walks_frames": ("cheating", "takes a tensor of the referee's"),
     "08_asks_the_collector": ("cheating", "takes a tensor of the referee's"),
+    "09_another_clock": ("cheating", "changed the referee's clock"),
+    "09_patches_a_class": ("cheating", "changed referee.clock.CpuClock.time"),
     "09_patches_allclose": ("cheating", "changed torch.equal"),
     "09_patches_timers": ("cheating", "changed "),
     "09_slows_the_clock": ("cheating", "a changed timer"),
     "10_lazy_subclass": ("cheating", "returns a tensor subclass, Lazy"),
+    "10_leaves_a_mode_on": ("cheating", "leaves the function mode Late on"),
+    "10_replaces_an_operator": ("cheating", "changed aten::index.Tensor"),
     "11_stale_memory": ("wrong", "returns memory that it has not written"),
     "12_tested_shape_only": ("wrong", "does not take "),
     "12_skips_tails": ("wrong", "elements differ"),
     "13_falls_back": ("cheating", "falls back on aten::relu after AttributeError"),
     "15_background_thread": ("cheating", "background work"),
+    "15_orphan_spins": ("cheating", "background work"),
     "15_spins": ("cheating", "background work"),
     "16_exits": ("cheating", "exits with status 0"),
     "16_forges_replies": ("cheating", "forged a reply"),
     "17_batch_once": ("cheating", "replays the result of an earlier call"),
     "17_first_row_only": ("wrong", "elements differ"),
+    "19_renices_eager": ("cheating", "changed the priority"),
     "19_slows_torch": ("cheating", "changed torch.relu"),
     "19_takes_threads": ("cheating", "changed the number of threads"),
 }
 LINEAR = {
     "03_folds_weights": ("cheating", "answers with old parameters"),
+    "03_keeps_weights_when_timed": ("cheating", "a timed call was wrong"),
+    "06_tf32_when_timed": ("cheating", "a timed call was wrong"),
     "06_half_precision": ("wrong", "lower precision than float32"),
     "06_switches_tf32": ("cheating", "changed the matrix product's precision"),
     "18_drops_bias": ("cheating", "leaves out the bias"),
     "18_returns_zeros": ("cheating", "returns zeros"),
 }
-HOST_CLOCK = {"09_slows_the_clock"}  # which does not time a GPU
+# They do nothing where a GPU is timed.
+HOST = {"09_another_clock", "09_slows_the_clock", "10_replaces_an_operator"}
 ON_GPU = {
     "05_other_stream": ("cheating", "work outside the timed call"),
     "14_persisting_l2": ("cheating", "changed the L2's persisting part"),
@@ -122,6 +143,15 @@ def read_verdicts(path: Path) -> dict[str, dict]:
     return {Path(verdict["file"]).stem: verdict for verdict in verdicts}
 
 
+def found_wrong(verdicts: dict[str, dict]) -> dict[str, str]:
+    """The verdicts on files that are not correct, in words."""
+    return {
+        name: f"{found['verdict']}: {found['reason']}"
+        for name, found in verdicts.items()
+        if found["verdict"] != "correct"
+    }
+
+
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     """The verdicts on all cheats that need no GPU, by the stem of the file."""
@@ -145,7 +175,7 @@ def test_cheats_are_named(name, graded):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", sorted(RELU.keys() - HOST_CLOCK | ON_GPU.keys()))
+@pytest.mark.parametrize("name", sorted(RELU.keys() - HOST | ON_GPU.keys()))
 def test_cheats_are_named_on_a_gpu(name, tmp_path):
     word, reason = (RELU | ON_GPU)[name]
     rows = ["--rows", "1024"] if name in ON_GPU else []  # a millisecond of work
@@ -173,7 +203,7 @@ def test_honest_relu(device, tmp_path, capsys):
     files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["relu"]]
     status, verdicts = grade("relu", files, tmp_path, "--timeout", "600", device=device)
     output = capsys.readouterr().out
-    assert {v["reason"] for v in verdicts.values()} == {""}, output
+    assert found_wrong(verdicts) == {}, output
     assert status == 0
     assert {v["accuracy"] for v in verdicts.values()} == {"exact"}
     assert "fast_1 " in output
@@ -189,7 +219,7 @@ def test_honest_linear(device, tmp_path, monkeypatch):
     files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["linear_relu_divide"]]
     options = ["linear_relu_divide", files, tmp_path, "--timeout", "600"]
     status, verdicts = grade(*options, device=device)
-    assert {v["reason"] for v in verdicts.values()} == {""}
+    assert found_wrong(verdicts) == {}
     assert status == 0
     assert {v["accuracy"] for v in verdicts.values()} == {"float32-grade"}
 

@@ -162,13 +162,14 @@ class InputsWorker(Worker):
         self.clock = clock.CudaClock(self.device) if is_cuda else clock.CpuClock()
         return {"names": [name for name in self.calls if name != "module"]}
 
-    def pick(self, slot: int, outputs: int, inputs: list[int], count: int) -> dict:
+    def pick(self, slot: int, outputs: int, inputs: list[int], count: int, keep: bool) -> dict:
         """Elements of the last timed call's outputs and of its inputs.
 
         Args:
             outputs: how many there are.
             inputs: which are looked at.
             count: of the places that came in for each of all these.
+            keep: outputs may lie in memory that is not theirs.
         """
         structure, leaves = flatten(self.output)
         plain = all(type(leaf) in PLAIN for leaf in leaves)
@@ -181,6 +182,9 @@ class InputsWorker(Worker):
             some = places[turn * count : turn * count + min(count, len(flat))]
             end += self.send(flat[some.to(flat.device)], end)
             end = -(-end // ALIGNMENT) * ALIGNMENT
+        tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
+        for leaf in [] if keep else leaves:
+            self.take_away(leaf, tensors)
         self.output = None
         return {
             "structure": structure,

@@ -111,7 +111,7 @@ class RowsWorker(Worker):
 
     def fill(self, slots: int, shape: list[int], dtype: str, seed: int, unit: bool) -> dict:
         """A ring of inputs, drawn row by row."""
-        self.output = self.earlier = self.x = None
+        self.earlier = self.x = None
         if len(self.ring) != slots or list(self.ring[0].shape) != shape:
             self.ring = []
             for _ in range(slots):
@@ -145,9 +145,8 @@ class RowsWorker(Worker):
         return {"names": [name for name in self.calls if name != "module"]}
 
     def run(self, slot: int) -> dict:
-        """One forward on an input of the ring."""
-        self.output = None
-        self.output = self._forward(self.ring[slot], None)
+        """One forward on an input of the ring, while the output before is still there."""
+        earlier, self.output = self.output, self._forward(self.ring[slot], None)
         output = self.output
         if type(output) not in PLAIN:
             return {"type": type(output).__name__}
@@ -158,6 +157,7 @@ class RowsWorker(Worker):
             "shape": list(output.shape),
             "strides": list(output.stride()),
             "shares_input": share_memory(output, self.ring[slot]),
+            "shares_earlier": type(earlier) in PLAIN and share_memory(output, earlier),
         }
 
     def rows(self, slot: int, start: int, stop: int) -> dict:
@@ -166,12 +166,13 @@ class RowsWorker(Worker):
         self.send(self.ring[slot][start:stop], size)
         return {"bytes": size}
 
-    def alter(self, slot: int, row: int, seed: int, column: int | None, scale: float) -> dict:
-        """Draws a row of an input anew, and a row of the weight."""
-        cases.draw_rows(self.ring[slot].data[row : row + 1], seed)
-        if column is not None:
-            weight = next(iter(self.module.state_dict().values())).data
-            cases.draw_rows(weight[column : column + 1], seed + 1).mul_(scale)
+    def alter(
+        self, slot: int, start: int, stop: int, seed: int, weight: list | None, scale: float
+    ) -> dict:
+        """Draws rows of an input anew, and alters the weight, see `alter_weight`."""
+        cases.draw_rows(self.ring[slot].data[start:stop], seed)
+        if weight:
+            alter_weight(next(iter(self.module.state_dict().values())).data, seed, weight, scale)
         if self.device.type == "cuda":
             synchronize(self.device)
         return {}
@@ -185,11 +186,23 @@ class RowsWorker(Worker):
         rows += (_system_random.randrange(len(x)) for _ in range(count))
         size = self.send(output.detach()[rows], 0)
         self.send(x[rows], size)
+        self.take_away(output, [x])
         self.output = None
         return {"type": "Tensor", "rows": rows, "bytes": size}
 
     def call_once(self) -> None:
         self.module(self.x.clone())
+
+
+def alter_weight(weight: torch.Tensor, seed: int, places: list, scale: float) -> None:
+    """Draws a row of the weight anew, and changes the sign of one element.
+
+    Args:
+        places: the row; row and column of the element, which no look at some elements finds.
+    """
+    row, at, column = places
+    cases.draw_rows(weight[row : row + 1], seed + 1).mul_(scale)
+    weight[at, column].neg_()
 
 
 def _bytes(shape: list[int], dtype: torch.dtype) -> int:

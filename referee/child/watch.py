@@ -4,6 +4,7 @@ import builtins
 import ctypes
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -14,6 +15,9 @@ from types import FrameType, FunctionType
 
 import torch
 from torch import nn
+from torch._C import _len_torch_dispatch_stack
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from referee import correctness
@@ -25,6 +29,7 @@ NAMESPACES = {
     "torch.Tensor": torch.Tensor,
     "torch.nn.functional": nn.functional,
     "torch.cuda": torch.cuda,
+    "torch.cuda.Event": torch.cuda.Event,
     "torch.testing": torch.testing,
     "torch.autograd": torch.autograd,
     "torch.nn.Module": nn.Module,
@@ -36,6 +41,15 @@ NAMESPACES = {
 }
 # Functions that importing torch._dynamo wraps.
 WRAPPED_LATER = ("torch.manual_seed",)
+OPERATORS = [
+    "_local_scalar_dense", "_reshape_alias", "_to_copy", "alias", "as_strided", "clone",
+    "contiguous", "copy_", "detach", "empty", "empty_strided", "fill_", "index", "mul_", "neg_",
+    "random_", "reshape", "resize_", "select", "set_", "slice", "to", "uniform_", "view", "zero_",
+]  # fmt: skip
+META = re.compile(r"^Meta.*\n", re.MULTILINE)
+
+_getprofile, _gettrace = sys.getprofile, sys.gettrace
+_monitoring = getattr(sys, "monitoring", None)
 
 
 def state(device: torch.device) -> dict[str, object]:
@@ -51,12 +65,43 @@ def state(device: torch.device) -> dict[str, object]:
     found["torch.nn.Module.__call__"] = nn.Module.__call__
     for name, module in list(sys.modules.items()):
         if name == "model" or name.split(".")[0] == "referee":
+            found[f"sys.modules[{name!r}]"] = module
             for own, value in list(vars(module).items()):
                 if not own.startswith("__"):
-                    found[f"{name}.{own}"] = value
-                    if isinstance(value, FunctionType):
-                        found[f"{name}.{own}'s code"] = value.__code__
+                    _note(found, f"{name}.{own}", value)
+                    if isinstance(value, type) and value.__module__ == name:
+                        for method in vars(value):
+                            _note(found, f"{name}.{own}.{method}", getattr_static(value, method))
+    return found | operators()
+
+
+def operators() -> dict[str, object]:
+    """The kernels of the operators by which the referee draws inputs and reads results, as texts.
+
+    Those for meta tensors, which only compute shapes, are registered when they are needed.
+    """
+    names = torch._C._dispatch_get_all_op_names()
+    own = {f"aten::{name}" for name in OPERATORS}
+    used = [name for name in names if name.partition(".")[0] in own]
+    return {name: META.sub("", torch._C._dispatch_dump(name)) for name in used}
+
+
+def left_on() -> list[str]:
+    """What is on that could compute when somebody looks at a result."""
+    modes = [type(mode) for mode in _get_current_function_mode_stack()]
+    found = [f"the function mode {kind.__name__}" for kind in modes if kind is not DeviceContext]
+    found += ["a dispatch mode"] * (_len_torch_dispatch_stack() > 0)
+    found += ["a profile function"] * (_getprofile() is not None)
+    found += ["a trace function"] * (_gettrace() is not None)
+    if _monitoring:  # from Python 3.12 on
+        found += ["a monitoring function"] * any(map(_monitoring.get_tool, range(6)))
     return found
+
+
+def _note(found: dict[str, object], name: str, value: object) -> None:
+    found[name] = value
+    if isinstance(value, FunctionType):
+        found[f"{name}'s code"] = value.__code__
 
 
 def differs(was: object, now: object) -> bool:

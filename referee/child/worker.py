@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 import model
-from referee import compare
+from referee import clock, compare
 from referee.child import watch
 
 # The types that an output may have.
 PLAIN = (torch.Tensor, nn.Parameter)
+CLOCKS = (clock.CpuClock, clock.CudaClock)
 
 _perf_counter = time.perf_counter
 _unpickle, _from_base64 = pickle.loads, base64.b64decode
@@ -47,6 +48,7 @@ class Worker:
         self.x = self.output = self.earlier = None
         self.ring: list[torch.Tensor] = []
         self.calls: dict[str, Callable] = {}
+        self.called = ""
         self.clock = None
         # The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows
         # with what was freed, to 32 MiB: all processes are to have the same.
@@ -90,6 +92,9 @@ class Worker:
         dtype = getattr(torch, dtype or "", None)
         self.module.to(self.device, dtype if dtype and dtype.is_floating_point else None)
         state = self.module.state_dict()
+        for value in state.values():  # another kind may see what is altered before a timed call
+            if type(value) not in PLAIN:
+                raise TypeError(f"its state holds a {type(value).__name__}, not a plain tensor")
         return {"state": [[name, list(value.shape)] for name, value in state.items()]}
 
     def library(self, ops: list[str], all_of_them: bool) -> dict:
@@ -114,14 +119,27 @@ class Worker:
         """The names of what the solution changed that is not its own."""
         now = watch.state(self.device)
         changed = [n for n, was in self.before.items() if n in now and watch.differs(was, now[n])]
+        if self.clock and type(self.clock) not in CLOCKS:
+            changed.append("the referee's clock")
+        for own in filter(None, (self, self.clock)):
+            kind = type(own)
+            changed += [f"{kind.__name__}.{name}" for name in vars(own) if hasattr(kind, name)]
         return {"changed": changed[:5]}
 
     def time(self, slot: int, call: str) -> dict:
         """Times one call, with a CPU's threads awake."""
         self.output = None
         self.awake.fill_(0)
+        self.called = call
         self.output, seconds, wall = self.clock.time(self.calls[call], self.ring[slot])
         return {"seconds": seconds, "wall": wall}
+
+    def left_on(self) -> dict:
+        """What a call left on that could compute its result later, when somebody looks at it.
+
+        Nothing is called that it could intercept; and the answer comes when the call is over.
+        """
+        return {"names": watch.left_on()}
 
     def send(self, x: torch.Tensor, start: int) -> int:
         """Writes the elements in order to the outgoing half; how many bytes."""
@@ -129,6 +147,16 @@ class Worker:
         flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
         self.outgoing[start : start + len(flat)].copy_(flat)
         return len(flat)
+
+    def take_away(self, result: torch.Tensor, inputs: list) -> None:
+        """Frees the memory of a module's timed result, for a solution that kept it, too."""
+        if self.called != "module" or any(share_memory(result, x) for x in inputs):
+            return
+        try:
+            result.untyped_storage().resize_(0)
+        except RuntimeError:  # not torch's memory
+            with torch.inference_mode():  # where the result may be from
+                result.fill_(77)
 
     def _note_import(self, kind: type[BaseException]) -> None:
         # A missing module, file or attribute is asked for in honest ways too.

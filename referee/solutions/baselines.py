@@ -1,5 +1,6 @@
 """Eager in processes of its own, beside which a solution is timed."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from referee.error_line import LONGEST_LINE
-from referee.remote import EndedError, ForgedError, RaisedError, Remote
+from referee.remote import EndedError, ForgedError, RaisedError, Remote, restore, standing
 from referee.solutions.verdict import ERROR, FoundError, Task
 
 
@@ -20,7 +21,7 @@ class Asked(NamedTuple):
 
 class Baselines:
     """Eager, and eager again, each in a process of its own; on a GPU, whose memory they share,
-    in one. They start when they are first needed.
+    in one. They start before the first solution does, which might change what they read.
 
     Args:
         worker: of `child`.
@@ -33,6 +34,7 @@ class Baselines:
     ) -> None:
         self._task, self._remotes, self._worker, self._prepare = task, [], worker, prepare
         self.names: list[str] = []
+        self._standing: list[tuple] = []
 
     def start(self) -> set[int]:
         """Starts and fills them, if they are not there; their process ids."""
@@ -41,6 +43,7 @@ class Baselines:
             asked = Asked(partial(self.ask, bool(turn)), self._remotes[-1].put)
             names = self._prepare(self._task, asked, bool(turn))
             self.names = self.names or names
+        self._standing = self._standing or self._stand()
         return {remote.pid for remote in self._remotes}
 
     def ask(self, again: bool, op: str, **arguments: object) -> dict:
@@ -72,4 +75,19 @@ class Baselines:
         """Ends them."""
         for remote in self._remotes:
             remote.close()
-        self._remotes = []
+        self._remotes, self._standing = [], []
+
+    def disturbed(self) -> bool:
+        """Whether somebody changed how they, or this process, are scheduled and limited.
+
+        Then they are of no use any more.
+        """
+        pairs = zip(self._stand(), self._standing, strict=False)
+        changed = any(now != was for now, was in pairs if now)
+        if changed:
+            restore(self._standing[0])
+            self.close()
+        return changed
+
+    def _stand(self) -> list[tuple]:
+        return [standing(pid) for pid in (os.getpid(), *(remote.pid for remote in self._remotes))]

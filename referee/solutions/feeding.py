@@ -21,6 +21,14 @@ def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
         yield start, flat[start : start + size]
 
 
+def place_of(shape: list[int]) -> list[list[int]]:
+    """A random element of an input, as `ranges_of` has it; of square matrices on the diagonal."""
+    place = [random.randrange(side) for side in shape]
+    if len(shape) > 1 and shape[-1] == shape[-2]:
+        place[-1] = place[-2]
+    return [[at, at + 1] for at in place]
+
+
 def ranges_of(shape: list[int], itemsize: int) -> list[list[list[int]]]:
     """Where an input of a shape is altered: the range in each dimension, once or twice."""
     ranges, left = [], itemsize

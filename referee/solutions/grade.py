@@ -1,6 +1,7 @@
 """From files to verdicts."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
@@ -47,9 +48,12 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
         task.progress(f"{file.name}: {what}", detail)
 
     kind = _judge_of(task)
-    with reaping() as spared:
-        remote = Remote(task.device, kind.worker, monotonic() + task.timeout)
+    with reaping() as spared, ExitStack() as stack:
         try:
+            progress("starting eager")
+            spared |= baselines.start()
+            remote = Remote(task.device, kind.worker, monotonic() + task.timeout)
+            stack.callback(remote.close)
             kind(remote, task, verdict, progress, baselines, spared).grade(file)
         except FoundError as found:
             verdict.word, verdict.reason = found.args
@@ -62,8 +66,6 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
             verdict.word, verdict.reason = of_crash(ended.args[0], stage, remote.printed)
         except RaisedError as raised:
             verdict.word, verdict.reason = of_exception(raised, stage)
-        finally:
-            remote.close()
     task.progress.clear()
     return verdict
 

@@ -1,6 +1,7 @@
 """Asks a solution and compares: whatever the problem, from the import to the times."""
 
 import math
+import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from referee.error_line import LONGEST_LINE
-from referee.remote import HALF, ForgedError, RaisedError, Remote
+from referee.remote import HALF, ForgedError, RaisedError, Remote, busy_seconds
 from referee.solutions.baselines import Baselines
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, Verdict
 from referee.timing import (
@@ -31,6 +32,7 @@ from referee.timing import (
 LATENESS = 0.2  # s, after which what a thread still had to write is there
 SETTLING = 15.0  # s, within which an honest program's helpers have started up
 BUSY = 0.1  # of a CPU, that a solution takes while nothing is asked of it
+SLACK = 0.5  # s of a CPU; helpers that start late
 # Calls shorter than this on a CPU, whose threads some other process often holds up by 0.5 ms, are
 # repeated, and the fastest counts.
 SHORT, REPEATS = {"cpu": 2e-3, "cuda": 0.0}, 2
@@ -138,6 +140,8 @@ class Judge:
 
     def check_changes(self) -> None:
         """Functions, settings and names of the referee that the solution changed."""
+        if self.baselines.disturbed():
+            raise FoundError(CHEATING, "changed the priority, CPUs or limits of other processes")
         changed = self.remote.ask("changes")["changed"]
         if changed:
             raise FoundError(CHEATING, f"changed {', '.join(map(str, changed))}"[:LONGEST_LINE])
@@ -163,9 +167,9 @@ class Judge:
         self.progress("waiting until it rests")
         until = monotonic() + SETTLING
         while True:
-            before, start = self.remote.busy_seconds(), monotonic()
+            before, start = self._busy_seconds(), monotonic()
             sleep(LATENESS)
-            share = (self.remote.busy_seconds() - before) / (monotonic() - start)
+            share = (self._busy_seconds() - before) / (monotonic() - start)
             if share < BUSY:
                 return
             if monotonic() > until:
@@ -173,10 +177,27 @@ class Judge:
                     CHEATING, f"background work: {share:.0%} of a CPU while it should rest"
                 )
 
+    def _busy_seconds(self) -> float:
+        """The processor time so far of the solution's process and all that it started."""
+        return busy_seconds(self.spared)
+
+    def _check_idle(self, busy: float, own: float, others: float) -> None:
+        """Whether it computed while the others were timed.
+
+        Args:
+            busy: seconds of processors that it took.
+            own: seconds in which it was asked.
+            others: seconds in which the others were.
+        """
+        beyond = busy - own * len(os.sched_getaffinity(0))
+        if beyond > BUSY * others + SLACK:
+            raise FoundError(
+                CHEATING, f"background work: {beyond:.1f} s of CPUs while eager was timed"
+            )
+
     def time(self) -> None:
         """Times the solution and the baselines, in random order within each round."""
-        self.progress("starting eager")
-        self.spared |= self.baselines.start()
+        self.spared |= self.baselines.start()  # if an input of both signs ended them
         self.prepare_timing()
         task, names = self.task, self.names
         timings = Timings(self.device.type, names, self.rate, self.work())
@@ -184,23 +205,29 @@ class Judge:
         called |= {name: name for name in self.baselines.names}
         timings.start(called)
         turns_of: dict[str, list[Turn]] = {name: [] for name in called}
+        own, busy, start = 0.0, self._busy_seconds(), monotonic()
 
         def one_round() -> tuple[Samples, str | None]:
+            nonlocal own
             samples, checks = {}, []
             for name in random.sample(list(called), len(called)):
+                began = monotonic()
                 turns = [self.turn(name, called[name])]
                 if turns[0].sample[0] < SHORT[self.device.type]:
                     turns += [self.turn(name, called[name]) for _ in range(REPEATS)]
                 samples[name] = min(turn.sample for turn in turns)
                 turns_of[name] += turns
+                own += (monotonic() - began) * (name == names.solution)
                 if name == names.solution:
                     checks = [turn.check for turn in turns]
-            return samples, next(filter(None, (check() for check in checks)), None)
+            problems = [check() for check in checks]
+            return samples, next(filter(None, problems), None)
 
         for samples, problem in rounds(one_round, task.wanted, self.device, "it", self.progress):
             if problem:
                 raise FoundError(CHEATING, problem)
             timings.add(samples)
+        self._check_idle(self._busy_seconds() - busy, own, monotonic() - start - own)
         hidden = {
             name: [(turn.sample[0], turn.hidden) for turn in turns]
             for name, turns in turns_of.items()
@@ -224,10 +251,14 @@ class Judge:
             ask, waited = partial(eager.ask, again), partial(eager.waited, again)
         before, start = waited(), perf_counter()
         reply = ask("time", **arguments)
+        left_on = ask("left_on")["names"]
         ours = perf_counter() - start - (waited() - before)
-        seconds, wall = float(reply["seconds"]), float(reply["wall"])
-        if not (0 <= seconds < math.inf and 0 <= wall < math.inf):
+        seconds, wall = reply["seconds"], reply["wall"]
+        if not all(isinstance(t, float) and math.isfinite(t) for t in (seconds, wall)):
             raise ForgedError
+        if left_on:
+            reason = f"leaves {left_on[0]} on, which may compute a result when it is read"
+            raise FoundError(CHEATING, reason[:LONGEST_LINE])
         return (max(seconds, 1e-9), wall), ours - seconds
 
     def turn(self, name: str, call: str) -> Turn:

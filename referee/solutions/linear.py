@@ -9,6 +9,7 @@ from torch import nn
 
 from referee import cases, linear_checks, operands
 from referee import linear_relu_divide as grader
+from referee.child.rows import alter_weight
 from referee.error_line import LONGEST_LINE
 from referee.errors import U32, Allowance, Comparison
 from referee.linear_errors import compare_output, precision
@@ -201,12 +202,12 @@ class Linear(Rows):
             return WRONG, f"lower precision than float32: {reason}"
         return word, reason
 
-    def columns(self) -> int | None:
-        return self.output_shape[1]
+    def places(self) -> list | None:
+        weight = self.reference.linear.weight
+        return [random.randrange(side) for side in (len(weight), *weight.shape)]
 
-    def alter_reference(self, column: int | None, seed: int) -> None:
-        weight = self.reference.linear.weight.data
-        cases.draw_rows(weight[column : column + 1], seed + 1).mul_(self.scale)
+    def alter_reference(self, seed: int, places: list | None) -> None:
+        alter_weight(self.reference.linear.weight.data, seed, places, self.scale)
 
     def work(self) -> int:
         return 2 * math.prod(self.task.shape) * self.output_shape[1]

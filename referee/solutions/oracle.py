@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from referee.child.watch import Seen
-from referee.compare import first_mismatch
+from referee.compare import first_mismatch, share_memory
 from referee.memory import LARGEST_SHARE, RING, free_bytes
 from referee.reference_file import BadReferenceError, ReferenceFile
 from referee.remote import pack
@@ -31,7 +31,7 @@ class Oracle:
         draws: the inputs, dense and on the CPU.
         slots: how many inputs fit in memory beside everything else.
         structure: the nesting of the outputs.
-        shares: whether an output lies in the memory of an input.
+        shares: whether an output lies in the memory of an input, or of another call's output.
         note: why there is no float64 result, or "".
         ops: the operators that compute.
         both_signs: whether eager's results are finite for inputs of both signs; None as long as
@@ -147,6 +147,7 @@ class Oracle:
             if first_mismatch(inputs[i].cpu(), self.draws[0][i], exact=True):
                 raise self.file.bad("Model changes its inputs")
         again = self.run(module, inputs)
+        self.shares |= any(share_memory(*pair) for pair in zip(again, outputs, strict=True))
         if any(_difference(*pair) > DIFFERENT for pair in zip(again, outputs, strict=True)):
             raise self.file.bad("Model gives another result for the same inputs each time")
         return outputs

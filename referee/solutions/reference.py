@@ -14,7 +14,7 @@ from referee.compare import first_mismatch
 from referee.remote import HALF, RaisedError, dtype_name, pack
 from referee.solutions.baselines import Asked
 from referee.solutions.budget import WORST, Found, Output, grade
-from referee.solutions.feeding import fill_ring, pieces, ranges_of, send
+from referee.solutions.feeding import fill_ring, pieces, place_of, ranges_of, send
 from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
 from referee.timing import Names, Rate, Timings
@@ -314,6 +314,7 @@ class Reference(Judge):
         places = [torch.randint(max(len(f), 1), (LOOKED_AT,), dtype=torch.int64) for f in flats]
         put(*places)
         counts = {"outputs": len(eager), "inputs": tensors, "count": LOOKED_AT}
+        counts["keep"] = self.oracle.shares
         reply = ask("pick", slot=slot, **counts)
         shapes = [list(x.shape) for x in eager], [dtype_name(x.dtype) for x in eager]
         if (reply["structure"], reply["shapes"], reply["dtypes"]) != (
@@ -335,15 +336,19 @@ class Reference(Judge):
         return None
 
     def _alter(self, inputs: list | None) -> list[torch.Tensor]:
-        """Overwrites a part of each input with that of another draw.
+        """Overwrites a part of each input with that of another draw, and an element beside it.
 
+        The element is not found by looking at some of them: a result that is kept is then wrong.
         Gives the parts, and notes their places in `changes`, for the worker. Of a square matrix
         the same columns are altered too, so that it stays symmetric or triangular if it was.
         """
         self.changes, found = [], []
         for i in self.oracle.floats or self.oracle.tensors:
             other = random.choice(self.oracle.draws)[i]
-            for ranges in ranges_of(list(other.shape), other.element_size()):
+            places = ranges_of(list(other.shape), other.element_size())
+            if other.is_floating_point():
+                places.append(place_of(list(other.shape)))
+            for ranges in places:
                 place = tuple(slice(*ends) for ends in ranges)
                 part = other[place].contiguous()
                 if inputs:

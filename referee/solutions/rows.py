@@ -23,6 +23,7 @@ from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exce
 SUSPECTS = {"relu": 2, "linear_relu_divide": 13}
 # By which a solution may fall back on the reference's own ReLU.
 LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
+DRAWN = 1 << 23  # elements, up to which an input is all new in a timed call; else a row of it is
 YARDSTICKS = {"relu": "copy", "linear_relu_divide": "product"}
 
 
@@ -45,8 +46,12 @@ class Rows(Judge):
         with torch.no_grad():
             return self.reference(x)
 
-    def mismatch(self, output: torch.Tensor, x: torch.Tensor) -> str | None:
-        """The fault of the values for x, in words."""
+    def mismatch(self, output: torch.Tensor, x: torch.Tensor, whole: bool = False) -> str | None:
+        """The fault of the values for x, in words.
+
+        Args:
+            whole: it is of the timed size, whose accuracy has a class.
+        """
         raise NotImplementedError
 
     def guesses(self, x: torch.Tensor) -> dict[str, tuple[str, torch.Tensor]]:
@@ -172,6 +177,8 @@ class Rows(Judge):
         self.check_form(reply, facts, f"{name}: ", True)
         if reply["shares_input"] is not False:
             raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
+        if reply["shares_earlier"] is not False:
+            raise FoundError(WRONG, f"two outputs share memory: {name}")
         step = HALF // ((k + n) * self.dtype.itemsize)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
@@ -216,12 +223,14 @@ class Rows(Judge):
             again, eager = name == self.names.again, self.baselines
             ask, take = partial(eager.ask, again), partial(eager.take, again)
             ring = Ring(self.ring.slots, self.ring.rows, 0)
-        slot, row, column, seed = ring.turn(self.columns())
-        ask("alter", slot=slot, row=row, seed=seed, column=column, scale=self.scale)
+        slot, start, stop, seed = ring.turn(math.prod(self.task.shape) <= DRAWN)
+        row, weight = random.randrange(start, stop), self.places()
+        rows = {"start": start, "stop": stop}
+        ask("alter", slot=slot, **rows, seed=seed, weight=weight, scale=self.scale)
         sample, hidden = self.timed(name, slot=slot, call=call)
         # Eager's are fetched as well, that the caches are the same for all.
         looked = ask("suspects", slot=slot, row=row, count=SUSPECTS[self.task.name])
-        check = self._suspects(take, looked, ring, slot, row, (column, seed))
+        check = self._suspects(take, looked, ring, slot, row, (seed, weight))
         return Turn(sample, hidden, check)
 
     def _suspects(
@@ -231,7 +240,7 @@ class Rows(Judge):
         ring: "Ring",
         slot: int,
         row: int,
-        altered: tuple[int | None, int],
+        altered: tuple[int, list | None],
     ) -> Callable[[], str | None]:
         """Takes rows of the last call, which were chosen after it; the result checks them."""
         rows, count = reply["rows"], SUSPECTS[self.task.name] + 3
@@ -251,22 +260,17 @@ class Rows(Judge):
             if first_mismatch(after, x, exact=True):
                 return "changes its input in timed calls"
             self.alter_reference(*altered)
-            problem = self.mismatch(output, x)
+            problem = self.mismatch(output, x, whole=True)
             return problem and f"a timed call was wrong, in rows {rows[:4]} ...: {problem}"
 
         return check
 
-    worker = "rows"
-    library = LIBRARY, False
-    output_shape: tuple[int, int]
-    scale = 1.0
-
-    def columns(self) -> int | None:
-        """How many rows of the weight there are to alter; None without a weight."""
+    def places(self) -> list | None:
+        """Where the weight is to be altered, see `alter_weight`; None without a weight."""
         return None
 
-    def alter_reference(self, column: int | None, seed: int) -> None:
-        """Draws the row of the reference's weight that was drawn for the solution's."""
+    def alter_reference(self, seed: int, places: list | None) -> None:
+        """Alters the reference's weight as the solution's was."""
 
 
 class Ring:
@@ -277,12 +281,17 @@ class Ring:
         self._altered: dict[tuple[int, int], int] = {}
         self._slot = 0
 
-    def turn(self, columns: int | None) -> tuple[int, int, int | None, int]:
-        """The next input, a row of it, a row of the weight, and the seed to draw them with."""
+    def turn(self, whole: bool) -> tuple[int, int, int, int]:
+        """The next input, the range of its rows that are drawn anew, and the seed of the first.
+
+        Args:
+            whole: all rows are; else one is.
+        """
         self._slot = (self._slot + 1) % self.slots
-        row, seed = random.randrange(self.rows), random.randrange(SEEDS)
-        self._altered[self._slot, row] = seed
-        return self._slot, row, None if columns is None else random.randrange(columns), seed
+        count, seed = self.rows if whole else 1, random.randrange(SEEDS)
+        start = random.randrange(self.rows - count + 1)
+        self._altered |= {(self._slot, start + i): seed + i for i in range(count)}
+        return self._slot, start, start + count, seed
 
     def seed_of(self, slot: int, row: int) -> int:
         """The seed of a row as it is now."""
