@@ -95,6 +95,7 @@ RELU = {
     "16_exits": ("cheating", "exits with status 0"),
     "16_forges_replies": ("cheating", "forged a reply"),
     "17_batch_once": ("cheating", "replays the result of an earlier call"),
+    "17_knows_the_rows": ("cheating", "a timed call was wrong"),
     "17_first_row_only": ("wrong", "elements differ"),
     "19_renices_eager": ("cheating", "changed the priority"),
     "19_slows_torch": ("cheating", "changed torch.relu"),

@@ -14,7 +14,7 @@ from torch import nn
 from referee import cases
 from referee.compare import first_mismatch
 from referee.memory import RING
-from referee.remote import HALF, ForgedError, RaisedError, dtype_name, pack
+from referee.remote import HALF, RaisedError, dtype_name, pack
 from referee.solutions.baselines import Asked
 from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
@@ -224,13 +224,15 @@ class Rows(Judge):
             ask, take = partial(eager.ask, again), partial(eager.take, again)
             ring = Ring(self.ring.slots, self.ring.rows, 0)
         slot, start, stop, seed = ring.turn(math.prod(self.task.shape) <= DRAWN)
-        row, weight = random.randrange(start, stop), self.places()
-        rows = {"start": start, "stop": stop}
-        ask("alter", slot=slot, **rows, seed=seed, weight=weight, scale=self.scale)
+        altered = {"start": start, "stop": stop, "seed": seed, "weight": self.places()}
+        ask("alter", slot=slot, **altered, scale=self.scale)
         sample, hidden = self.timed(name, slot=slot, call=call)
         # Eager's are fetched as well, that the caches are the same for all.
-        looked = ask("suspects", slot=slot, row=row, count=SUSPECTS[self.task.name])
-        check = self._suspects(take, looked, ring, slot, row, (seed, weight))
+        total = self.task.shape[0]
+        rows = [random.randrange(start, stop), 0, total - 1]
+        rows += (random.randrange(total) for _ in range(SUSPECTS[self.task.name]))
+        looked = ask("suspects", slot=slot, rows=rows)
+        check = self._suspects(take, looked, ring, slot, rows, altered)
         return Turn(sample, hidden, check)
 
     def _suspects(
@@ -239,18 +241,16 @@ class Rows(Judge):
         reply: dict,
         ring: "Ring",
         slot: int,
-        row: int,
-        altered: tuple[int, list | None],
+        rows: list[int],
+        altered: dict,
     ) -> Callable[[], str | None]:
         """Takes rows of the last call, which were chosen after it; the result checks them."""
-        rows, count = reply["rows"], SUSPECTS[self.task.name] + 3
-        if reply["type"] != "Tensor" or len(rows) != count or rows[0] != row:
-            return lambda: "a timed call returned another kind of output than before"
-        if not all(type(r) is int and 0 <= r < self.task.shape[0] for r in rows):
-            raise ForgedError
         n, k = self.output_shape[1], self.task.shape[1]
-        output = self.take(0, [count, n], self.dtype, take)
-        after = self.take(reply["bytes"], [count, k], self.dtype, take)
+        size = len(rows) * n * self.dtype.itemsize
+        if reply["type"] != "Tensor" or reply["bytes"] != size:
+            return lambda: "a timed call returned another kind of output than before"
+        output = self.take(0, [len(rows), n], self.dtype, take)
+        after = self.take(size, [len(rows), k], self.dtype, take)
         seeds = [ring.seed_of(slot, r) for r in rows]
 
         def check() -> str | None:
@@ -259,7 +259,7 @@ class Rows(Judge):
                 cases.draw_rows(values[None], seed)
             if first_mismatch(after, x, exact=True):
                 return "changes its input in timed calls"
-            self.alter_reference(*altered)
+            self.alter_reference(altered["seed"], altered["weight"])
             problem = self.mismatch(output, x, whole=True)
             return problem and f"a timed call was wrong, in rows {rows[:4]} ...: {problem}"
 
