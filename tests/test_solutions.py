@@ -153,36 +153,48 @@ def found_wrong(verdicts: dict[str, dict]) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def graded(tmp_path_factory):
-    """The verdicts on all cheats that need no GPU, by the stem of the file."""
+def grade_cheats(device: str, factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """The verdicts on all cheats that a device shows, by the stem of the file."""
+    tasks = [("relu", RELU.keys() - (HOST if device == "cuda" else set()), [])]
+    tasks += [("linear_relu_divide", LINEAR.keys(), [])]
+    tasks += [("relu", ON_GPU.keys(), ["--rows", "1024"])] if device == "cuda" else []
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         small_problem(patch)
         patch.setattr(judge, "SETTLING", 2.0)
-        for problem, cheats in (("relu", RELU), ("linear_relu_divide", LINEAR)):
-            files = [CHEATS / f"{name}.py" for name in cheats]
-            status, verdicts = grade(problem, files, tmp_path_factory.mktemp(problem))
+        for problem, cheats, rows in tasks:
+            files = [CHEATS / f"{name}.py" for name in sorted(cheats)]
+            status, verdicts = grade(problem, files, factory.mktemp(problem), *rows, device=device)
             assert status == 1
             found |= verdicts
     return found
 
 
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    return grade_cheats("cpu", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def graded_on_a_gpu(tmp_path_factory):
+    return grade_cheats("cuda", tmp_path_factory)
+
+
+def check_verdict(name: str, found: dict) -> None:
+    word, reason = (RELU | LINEAR | ON_GPU)[name]
+    assert found["verdict"] == word, found["reason"]
+    assert reason in found["reason"]
+
+
 @pytest.mark.parametrize("name", [*RELU, *LINEAR])
 def test_cheats_are_named(name, graded):
-    word, reason = (RELU | LINEAR)[name]
-    assert graded[name]["verdict"] == word, graded[name]["reason"]
-    assert reason in graded[name]["reason"]
+    check_verdict(name, graded[name])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", sorted(RELU.keys() - HOST | ON_GPU.keys()))
-def test_cheats_are_named_on_a_gpu(name, tmp_path):
-    word, reason = (RELU | ON_GPU)[name]
-    rows = ["--rows", "1024"] if name in ON_GPU else []  # a millisecond of work
-    _, verdicts = grade("relu", [CHEATS / f"{name}.py"], tmp_path, *rows, device="cuda")
-    assert verdicts[name]["verdict"] == word, verdicts[name]["reason"]
-    assert reason in verdicts[name]["reason"]
+@pytest.mark.parametrize("name", [name for name in [*RELU, *LINEAR, *ON_GPU] if name not in HOST])
+def test_cheats_are_named_on_a_gpu(name, graded_on_a_gpu):
+    check_verdict(name, graded_on_a_gpu[name])
 
 
 def test_every_cheat_is_tested():

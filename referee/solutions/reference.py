@@ -350,7 +350,7 @@ class Reference(Judge):
                 places.append(place_of(list(other.shape)))
             for ranges in places:
                 place = tuple(slice(*ends) for ends in ranges)
-                part = other[place].contiguous()
+                part = other[place].clone(memory_format=torch.contiguous_format)
                 if inputs:
                     inputs[i][place] = part.to(self.device)
                 self.changes.append([i, ranges])
