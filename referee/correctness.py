@@ -252,6 +252,8 @@ def poison(size: int, device: torch.device) -> None:
     Several of about the size in bytes, since the C library hands small ones out as it likes.
     """
     sizes = range(size, size + 1024, 64) if size < 1 << 20 else [size]
+    if len(sizes) == 1 and size < 1 << 25:  # which it does not map afresh
+        sizes *= 4
     blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
     del blocks
 
