@@ -256,7 +256,8 @@ def concealed(calls: list[tuple[float, float]], typical: float, usual: list[floa
     honest times, above a fifth of them.
 
     Where other programs have the device or the CPU, calls wait, those of eager too: the lower
-    quartile is compared with the upper one of eager's.
+    quartile is compared with the upper one of eager's. That is no less than nothing: where a thread
+    waited within a call, the wait is in the seconds, but may be taken off those beyond.
 
     Args:
         calls: the seconds that each reports, and those beyond them.
@@ -265,7 +266,7 @@ def concealed(calls: list[tuple[float, float]], typical: float, usual: list[floa
     """
     deciding = sorted(hidden for seconds, hidden in calls if seconds <= typical)
     *_, upper = quantiles(usual, n=4, method="inclusive")
-    return deciding[(len(deciding) - 1) // 4] - upper
+    return deciding[(len(deciding) - 1) // 4] - max(upper, 0.0)
 
 
 def _too_fast(timings: Timings, seconds: float, fastest: float) -> bool:

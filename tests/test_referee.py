@@ -672,6 +672,7 @@ def test_the_calls_that_decide_the_median(false):
 def test_calls_that_decide_nothing_are_not_looked_at():
     calls = [(1e-3, 0.0)] * 4 + [(2e-3, 9e-3)] * 4  # delayed, and slow
     assert timing.concealed(calls, 1.5e-3, [0.0, 1e-4, 0.0, 0.0, 3e-3]) == -1e-4
+    assert timing.concealed(calls, 1.5e-3, [-9e-3] * 5) == 0.0  # eager's thread waited
 
 
 def test_baselines_are_never_wrong():

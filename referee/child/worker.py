@@ -55,6 +55,7 @@ class Worker:
         torch.empty(31 << 20, dtype=torch.uint8)
         self.awake = torch.empty(1 << 18, device=device)  # enough for all threads
         self.before: dict[str, object] = {}
+        self.was_on = watch.left_on()
 
     def load(self, path: str | None, problem: str) -> dict:
         """Imports the solution, or without a path takes the reference, and notes what is set."""
@@ -139,7 +140,7 @@ class Worker:
 
         Nothing is called that it could intercept; and the answer comes when the call is over.
         """
-        return {"names": watch.left_on()}
+        return {"names": [name for name in watch.left_on() if name not in self.was_on]}
 
     def send(self, x: torch.Tensor, start: int) -> int:
         """Writes the elements in order to the outgoing half; how many bytes."""

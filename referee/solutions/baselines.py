@@ -43,6 +43,7 @@ class Baselines:
             asked = Asked(partial(self.ask, bool(turn)), self._remotes[-1].put)
             names = self._prepare(self._task, asked, bool(turn))
             self.names = self.names or names
+        torch.zeros(1 << 18)  # where OpenMP's settings say so, it binds this thread now
         self._standing = self._standing or self._stand()
         return {remote.pid for remote in self._remotes}
 
