@@ -1,7 +1,6 @@
 // The seam between the kernels and the binding: raw pointers, sizes and a stream. No torch here.
 
-#ifndef KERNELS_LAUNCHERS_H_
-#define KERNELS_LAUNCHERS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -147,5 +146,3 @@ bool release_memory();
 }  // namespace cpu
 
 }  // namespace kernels
-
-#endif  // KERNELS_LAUNCHERS_H_

@@ -1,8 +1,7 @@
 // Launches beyond <<<>>>: clusters, and programmatic dependent launch (PDL), which lets a kernel
 // start while the one before it in the stream ends, from sm_90 on.
 
-#ifndef KERNELS_COMMON_LAUNCH_CUH_
-#define KERNELS_COMMON_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -107,5 +106,3 @@ __host__ __device__ inline bool has_aligned_rows(const void* first, int64_t stri
 __host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace kernels
-
-#endif  // KERNELS_COMMON_LAUNCH_CUH_

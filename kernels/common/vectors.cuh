@@ -1,7 +1,6 @@
 // 16-byte accesses with an L2 policy, the walk over a strided operand, and launches by dtype.
 
-#ifndef KERNELS_COMMON_VECTORS_CUH_
-#define KERNELS_COMMON_VECTORS_CUH_
+#pragma once
 
 #include <cudaTypedefs.h>
 #include <cuda_bf16.h>
@@ -205,5 +204,3 @@ int for_floating(DType dtype, const Body& body) {
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_COMMON_VECTORS_CUH_

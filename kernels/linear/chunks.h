@@ -1,7 +1,6 @@
 // Products make the rows of x in chunks, so that the workspace has a limit, whatever M is.
 
-#ifndef KERNELS_LINEAR_CHUNKS_H_
-#define KERNELS_LINEAR_CHUNKS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -86,5 +85,3 @@ int for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_LINEAR_CHUNKS_H_

@@ -1,7 +1,6 @@
 // The epilogue of every product: bias, ReLU, a true division in float, and the mask for backward.
 
-#ifndef KERNELS_LINEAR_EPILOGUE_CUH_
-#define KERNELS_LINEAR_EPILOGUE_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -149,5 +148,3 @@ __device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_al
 }
 
 }  // namespace kernels
-
-#endif  // KERNELS_LINEAR_EPILOGUE_CUH_

@@ -1,7 +1,6 @@
 // The order in which the tiles of a result are made.
 
-#ifndef KERNELS_LINEAR_TILES_CUH_
-#define KERNELS_LINEAR_TILES_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -27,5 +26,3 @@ struct TileOrder {
 };
 
 }  // namespace kernels
-
-#endif  // KERNELS_LINEAR_TILES_CUH_

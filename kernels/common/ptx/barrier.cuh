@@ -1,7 +1,6 @@
 // Named barriers and mbarriers, one wrapper for each PTX instruction.
 
-#ifndef KERNELS_COMMON_PTX_BARRIER_CUH_
-#define KERNELS_COMMON_PTX_BARRIER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -64,5 +63,3 @@ __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 }
 
 }  // namespace kernels::ptx
-
-#endif  // KERNELS_COMMON_PTX_BARRIER_CUH_

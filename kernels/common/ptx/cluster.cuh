@@ -1,8 +1,7 @@
 // Clusters of blocks, registers of a warpgroup, and values that a warp has alike: one wrapper for
 // each PTX instruction.
 
-#ifndef KERNELS_COMMON_PTX_CLUSTER_CUH_
-#define KERNELS_COMMON_PTX_CLUSTER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -73,5 +72,3 @@ __device__ inline void setmaxnreg_dec() {
 }
 
 }  // namespace kernels::ptx
-
-#endif  // KERNELS_COMMON_PTX_CLUSTER_CUH_

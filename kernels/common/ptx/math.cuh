@@ -1,7 +1,6 @@
 // Arithmetic that CUDA C++ has no name for, one wrapper for each PTX instruction.
 
-#ifndef KERNELS_COMMON_PTX_MATH_CUH_
-#define KERNELS_COMMON_PTX_MATH_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -43,5 +42,3 @@ __device__ uint32_t pack_relu(float first, float second) {
 }
 
 }  // namespace kernels::ptx
-
-#endif  // KERNELS_COMMON_PTX_MATH_CUH_

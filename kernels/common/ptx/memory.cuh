@@ -1,8 +1,7 @@
 // Loads, stores, copies and flags in shared and global memory, one wrapper for each PTX
 // instruction. Addresses in shared memory are 32 bits wide, as the instructions take them.
 
-#ifndef KERNELS_COMMON_PTX_MEMORY_CUH_
-#define KERNELS_COMMON_PTX_MEMORY_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -115,5 +114,3 @@ __device__ inline unsigned load_acquire(const unsigned* from) {
 }
 
 }  // namespace kernels::ptx
-
-#endif  // KERNELS_COMMON_PTX_MEMORY_CUH_

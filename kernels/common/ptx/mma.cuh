@@ -1,7 +1,6 @@
 // Products of a warp (mma.sync), from sm_80 on.
 
-#ifndef KERNELS_COMMON_PTX_MMA_CUH_
-#define KERNELS_COMMON_PTX_MMA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -16,5 +15,3 @@ __device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t
 }
 
 }  // namespace kernels::ptx
-
-#endif  // KERNELS_COMMON_PTX_MMA_CUH_

@@ -1,7 +1,6 @@
 // Bulk tensor copies (TMA), one wrapper for each PTX instruction.
 
-#ifndef KERNELS_COMMON_PTX_TMA_CUH_
-#define KERNELS_COMMON_PTX_TMA_CUH_
+#pragma once
 
 #include <cuda.h>
 
@@ -60,5 +59,3 @@ __device__ inline void fence_proxy_async_global() {
 }
 
 }  // namespace kernels::ptx
-
-#endif  // KERNELS_COMMON_PTX_TMA_CUH_

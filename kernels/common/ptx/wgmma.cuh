@@ -1,7 +1,6 @@
 // Products of a warpgroup (wgmma), one wrapper for each PTX instruction.
 
-#ifndef KERNELS_COMMON_PTX_WGMMA_CUH_
-#define KERNELS_COMMON_PTX_WGMMA_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -117,5 +116,3 @@ KERNELS_WGMMA_SHARED(Tf32, "k8.f32.tf32.tf32", "")
 #undef KERNELS_WGMMA_SHARED
 
 }  // namespace kernels::ptx
-
-#endif  // KERNELS_COMMON_PTX_WGMMA_CUH_

@@ -8,8 +8,7 @@
 // products first, then the high ones on top of them. The float32 units add up (promote) these sums,
 // and the next sum begins at the rounding error of the last addition.
 
-#ifndef KERNELS_LINEAR_SM80_PRODUCT_CUH_
-#define KERNELS_LINEAR_SM80_PRODUCT_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -322,5 +321,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace kernels::sm80
-
-#endif  // KERNELS_LINEAR_SM80_PRODUCT_CUH_

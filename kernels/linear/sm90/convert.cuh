@@ -1,8 +1,7 @@
 // The weight [n, k] in float32, rounded to scaled fp16 once, while the product is made, by warps
 // that have nothing else to do.
 
-#ifndef KERNELS_LINEAR_SM90_CONVERT_CUH_
-#define KERNELS_LINEAR_SM90_CONVERT_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -267,5 +266,3 @@ __device__ inline int wait_converted(const Conversion& p, int share, int step) {
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_CONVERT_CUH_

@@ -3,8 +3,7 @@
 //
 //   x [m, k], weight [n, k], or their transposes; out [m, n]
 
-#ifndef KERNELS_LINEAR_SM90_ONE_PRODUCT_CUH_
-#define KERNELS_LINEAR_SM90_ONE_PRODUCT_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -428,5 +427,3 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_ONE_PRODUCT_CUH_

@@ -1,8 +1,7 @@
 // The epilogue of one product: scales, bias, ReLU, division and mask on the sums of a warpgroup,
 // which has 64 features (rows of the weight) and 256 rows of x.
 
-#ifndef KERNELS_LINEAR_SM90_ONE_PRODUCT_EPILOGUE_CUH_
-#define KERNELS_LINEAR_SM90_ONE_PRODUCT_EPILOGUE_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -242,5 +241,3 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_ONE_PRODUCT_EPILOGUE_CUH_

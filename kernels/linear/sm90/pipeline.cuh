@@ -1,8 +1,7 @@
 // Parts that the Hopper kernels share: the pipeline's stages and barriers, and the staging of
 // results in shared memory.
 
-#ifndef KERNELS_LINEAR_SM90_PIPELINE_CUH_
-#define KERNELS_LINEAR_SM90_PIPELINE_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -99,5 +98,3 @@ __device__ inline void release(uint32_t empty) {
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_PIPELINE_CUH_

@@ -1,8 +1,7 @@
 // Before both kernels for float32 on Hopper: x [m, k] is split, and the weight [n, k], whose rows
 // they read only once, is sampled for the exponents of its rows.
 
-#ifndef KERNELS_LINEAR_SM90_PREPARE_CUH_
-#define KERNELS_LINEAR_SM90_PREPARE_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -133,5 +132,3 @@ __global__ void __launch_bounds__(split::kThreads)
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_PREPARE_CUH_

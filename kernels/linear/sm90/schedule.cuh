@@ -1,8 +1,7 @@
 // stream-K: which tiles of the result each cluster multiplies, and how clusters share the tiles of
 // the last round along K.
 
-#ifndef KERNELS_LINEAR_SM90_SCHEDULE_CUH_
-#define KERNELS_LINEAR_SM90_SCHEDULE_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -101,5 +100,3 @@ struct Schedule {
 };
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_SCHEDULE_CUH_

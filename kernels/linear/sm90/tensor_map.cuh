@@ -1,7 +1,6 @@
 // Descriptors of matrices for the copy engine (TMA).
 
-#ifndef KERNELS_LINEAR_SM90_TENSOR_MAP_CUH_
-#define KERNELS_LINEAR_SM90_TENSOR_MAP_CUH_
+#pragma once
 
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -71,5 +70,3 @@ inline TensorMap make_map(const split::Operand& operand, int64_t steps, int box_
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_TENSOR_MAP_CUH_

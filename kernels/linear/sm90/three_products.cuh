@@ -13,8 +13,7 @@
 // into the registers that are free by then: each instruction costs nearly a cycle of the tensor
 // cores, waits cost nothing.
 
-#ifndef KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_
-#define KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -362,5 +361,3 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_THREE_PRODUCTS_CUH_

@@ -1,8 +1,7 @@
 // Three products of float32: their tiles, partial sums, and the epilogue: scales, bias, ReLU,
 // division and mask.
 
-#ifndef KERNELS_LINEAR_SM90_THREE_PRODUCTS_EPILOGUE_CUH_
-#define KERNELS_LINEAR_SM90_THREE_PRODUCTS_EPILOGUE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -348,5 +347,3 @@ __device__ void store_direct(const SplitProblem& p, const Split::TileEpilogue& t
 }
 
 }  // namespace kernels::sm90
-
-#endif  // KERNELS_LINEAR_SM90_THREE_PRODUCTS_EPILOGUE_CUH_

@@ -7,8 +7,7 @@
 //
 //   x [m, k], weight [n, k] float32; out [m, n], of which only those results are written
 
-#ifndef KERNELS_LINEAR_SPLIT_NONFINITE_CUH_
-#define KERNELS_LINEAR_SPLIT_NONFINITE_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -244,5 +243,3 @@ inline int multiply(const split::Operand& x, const split::Operand& weight, int64
 }
 
 }  // namespace kernels::nonfinite
-
-#endif  // KERNELS_LINEAR_SPLIT_NONFINITE_CUH_

@@ -5,8 +5,7 @@
 // pair carries v to 2^-22 of itself or 2^-36 of the scaled unit, whichever is more. Rows that hold
 // infinity or NaN are split as zeros; nonfinite.cuh makes their results.
 
-#ifndef KERNELS_LINEAR_SPLIT_PIECES_CUH_
-#define KERNELS_LINEAR_SPLIT_PIECES_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -265,5 +264,3 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
 }
 
 }  // namespace kernels::split
-
-#endif  // KERNELS_LINEAR_SPLIT_PIECES_CUH_
