@@ -1,14 +1,12 @@
-// 16-byte accesses with an L2 policy, the walk over a strided operand, and launches by dtype.
+// 16-byte accesses with an L2 policy, the walk over a strided operand, and element types.
 
 #pragma once
 
-#include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "launchers.h"
 
@@ -138,53 +136,6 @@ struct Place {
     }
   }
 };
-
-// cuLaunchKernel of the driver that the runtime works with, or null.
-inline PFN_cuLaunchKernel_v4000 find_driver_launch() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuLaunchKernel", &function, 4000,
-                                                              cudaEnableDefault, &found);
-  const bool is_found = status == cudaSuccess && found == cudaDriverEntryPointSuccess;
-  return is_found ? reinterpret_cast<PFN_cuLaunchKernel_v4000>(function) : nullptr;
-}
-
-// A kernel for the driver, in all devices' contexts: a CUkernel.
-inline CUfunction find_function(const void* kernel) {
-  cudaKernel_t function = nullptr;
-  cudaGetKernel(&function, kernel);
-  return reinterpret_cast<CUfunction>(function);
-}
-
-// kernel<<<grid, block, 0, stream>>> and cudaGetLastError, by one call of the driver instead of
-// four of the runtime. Small tensors are bound by the host's time: for 1,024 elements, the
-// runtime's cudaLaunchKernel makes a module's call 2.4% longer than this (H200).
-inline int launch_kernel(const void* kernel, CUfunction function, dim3 grid, int block,
-                         cudaStream_t stream, void** params) {
-  static const PFN_cuLaunchKernel_v4000 driver_launch = find_driver_launch();
-  // The driver wants the device's context to be current. The runtime makes it so: it has a thread's
-  // first launch, and the one after somebody has taken the context away.
-  static thread_local bool has_context = false;
-  if (has_context && driver_launch != nullptr && function != nullptr) {
-    const CUresult status =
-        driver_launch(function, grid.x, grid.y, grid.z, block, 1, 1, 0, stream, params, nullptr);
-    if (status != CUDA_ERROR_INVALID_CONTEXT) return status;  // the runtime has the same numbers
-  }
-  has_context = true;
-  return cudaLaunchKernel(kernel, grid, block, params, 0, stream);
-}
-
-// launch_kernel of a kernel and its arguments. All but these lines is there once: nvcc's host code
-// is not optimised, and was made anew for each of 90 kernels.
-template <auto kKernel, typename... Params>
-int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
-  static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
-                "the arguments have the types of the kernel's parameters");
-  const auto kernel = reinterpret_cast<const void*>(kKernel);
-  static const CUfunction function = find_function(kernel);
-  void* addresses[] = {&params...};
-  return launch_kernel(kernel, function, grid, block, stream, addresses);
-}
 
 // Returns what body makes of a null pointer of the dtype's element type.
 template <typename Body>

@@ -69,19 +69,17 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   return best * tiling.rows;
 }
 
-// launch(chunk, is_first) on each chunk of so many rows, until one returns an error.
+// launch(chunk, is_first) on each chunk of so many rows.
 template <typename Launch>
-int for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
+void for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
   const int64_t size = linear.dtype == DType::kFloat32 ? 4 : 2;
   for (int64_t begin = 0; begin < linear.m; begin += rows) {
     Linear chunk = with_rows(linear, std::min(rows, linear.m - begin));
     chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * size;
     chunk.out = static_cast<char*>(linear.out) + begin * linear.n * size;
     if (linear.mask != nullptr) chunk.mask = linear.mask + begin * ((linear.n + 7) / 8);
-    const int status = launch(chunk, begin == 0);
-    if (status != 0) return status;
+    launch(chunk, begin == 0);
   }
-  return 0;
 }
 
 }  // namespace kernels

@@ -210,16 +210,14 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (mask == nullptr) {
-      const int64_t blocks = divide_up(m * n, kVectors * kThreads * Vector<T>::kSize);
-      return launch<plain_kernel<T>>(dim3(static_cast<unsigned>(blocks)), kThreads, stream,
-                                     static_cast<T*>(out), Divisor<Compute<T>>(divisor), m * n,
-                                     has_aligned_rows(out, 0));
+      const int blocks = blocks_of(m * n, kVectors * kThreads * Vector<T>::kSize);
+      return launch<plain_kernel<T>>(blocks, kThreads, stream, static_cast<T*>(out),
+                                     Divisor<Compute<T>>(divisor), m * n, has_aligned_rows(out));
     }
     const int64_t row_bytes = divide_up(n, kColumns);
-    const unsigned grid = static_cast<unsigned>(divide_up(m * row_bytes, kThreads));
-    return launch<forward_kernel<T>>(dim3(grid), kThreads, stream, static_cast<T*>(out),
-                                     Divisor<Compute<T>>(divisor), mask, m, n, row_bytes,
-                                     has_aligned_rows(out, m == 1 ? 0 : n * sizeof(T)));
+    return launch<forward_kernel<T>>(blocks_of(m * row_bytes, kThreads), kThreads, stream,
+                                     static_cast<T*>(out), Divisor<Compute<T>>(divisor), mask, m, n,
+                                     row_bytes, has_aligned_rows(out, m == 1 ? 0 : n * sizeof(T)));
   });
 }
 
@@ -236,8 +234,7 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
     using T = std::remove_pointer_t<decltype(type)>;
     const Chunks chunks(m, n);
     const int64_t row_bytes = divide_up(n, kColumns);
-    const dim3 grid(static_cast<unsigned>(divide_up(row_bytes, kLanes)),
-                    static_cast<unsigned>(chunks.count));
+    const dim3 grid(blocks_of(row_bytes, kLanes), static_cast<unsigned>(chunks.count));
     T* const bias = static_cast<T*>(grad_bias);
     Compute<T>* const sums = bias == nullptr ? nullptr : static_cast<Compute<T>*>(workspace);
     const int status = launch<backward_kernel<T>>(
@@ -245,9 +242,9 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
         Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes, chunks.rows,
         has_aligned_rows(grad_output, n * sizeof(T)) && has_aligned_rows(grad_z, n * sizeof(T)));
     if (status != cudaSuccess || bias == nullptr) return status;
-    return launch<add_partials_kernel<T>>(dim3(static_cast<unsigned>(divide_up(n, kThreads))),
-                                          kThreads, stream, static_cast<const Compute<T>*>(sums),
-                                          chunks.count, n, bias);
+    return launch<add_partials_kernel<T>>(blocks_of(n, kThreads), kThreads, stream,
+                                          static_cast<const Compute<T>*>(sums), chunks.count, n,
+                                          bias);
   });
 }
 

@@ -310,26 +310,23 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
 #endif
 }
 
-constexpr int blocks_of(int size, int block) { return static_cast<int>(divide_up(size, block)); }
-
 // How many clusters of 1 << log_ranks blocks run at once; the runtime is asked once a device.
 template <int kM>
-int count_clusters(int log_ranks, int* clusters) {
+int count_clusters(int log_ranks) {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices][kLogRanks + 1];
   int device;
-  int status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  if (device < kDevices && (*clusters = known[device][log_ranks]) > 0) return cudaSuccess;
-  const unsigned ranks = 1u << log_ranks;
+  check(cudaGetDevice(&device));
+  if (device < kDevices && known[device][log_ranks] > 0) return known[device][log_ranks];
+  const int ranks = 1 << log_ranks;
   const Grid cluster{ranks, kThreads, kBytes, nullptr, /*has_pdl=*/false, ranks};
-  status = kernels::count_clusters(skinny_kernel<kM>, cluster, clusters);
-  if (status == cudaSuccess && device < kDevices) known[device][log_ranks] = *clusters;
-  return status;
+  const int clusters = kernels::count_clusters(skinny_kernel<kM>, cluster);
+  if (device < kDevices) known[device][log_ranks] = clusters;
+  return clusters;
 }
 
 template <int kM>
-int launch(const Linear& linear, cudaStream_t stream) {
+void launch(const Linear& linear, cudaStream_t stream) {
   Problem problem{static_cast<const float*>(linear.x),
                   linear.x_stride,
                   static_cast<const float*>(linear.weight),
@@ -342,19 +339,17 @@ int launch(const Linear& linear, cudaStream_t stream) {
   // Clusters of so many blocks that all groups are done soonest.
   const int all_chunks = blocks_of(problem.k, kChunk);
   int64_t least = INT64_MAX;
-  unsigned ranks = 0, blocks = 0;
+  int ranks = 0, blocks = 0;
   for (int log_ranks = 0; log_ranks <= kLogRanks; ++log_ranks) {
     const int chunks = blocks_of(all_chunks, 1 << log_ranks);
     const bool is_long = sizeof(Sum<kM>) == sizeof(float) && chunks > kMostChunks;
     if (bytes<kM>(chunks) > kBytes || (is_long && log_ranks < kLogRanks)) continue;
-    int clusters;
-    const int status = count_clusters<kM>(log_ranks, &clusters);
-    if (status != cudaSuccess) return status;
+    const int clusters = count_clusters<kM>(log_ranks);
     const int rounds = blocks_of(problem.groups, std::max(clusters / problem.x_tiles, 1));
     const int64_t waves = blocks_of(problem.x_tiles, clusters);
     const int64_t time = waves * rounds * (chunks + kGroupEnd);
     if (time >= least) continue;
-    least = time, ranks = 1u << log_ranks;
+    least = time, ranks = 1 << log_ranks;
     problem.chunks = chunks;
     // As few clusters as it takes for the same number of rounds.
     blocks = problem.x_tiles * blocks_of(problem.groups, rounds) * ranks;
@@ -362,9 +357,8 @@ int launch(const Linear& linear, cudaStream_t stream) {
   if constexpr (kM > 1) {
     if (blocks == 0) return launch<kM / 2>(linear, stream);
   }
-  return launch_grid(
-      {blocks, kThreads, bytes<kM>(problem.chunks), stream, /*has_pdl=*/false, ranks},
-      skinny_kernel<kM>, problem);
+  launch_grid({blocks, kThreads, bytes<kM>(problem.chunks), stream, /*has_pdl=*/false, ranks},
+              skinny_kernel<kM>, problem);
 }
 
 }  // namespace kernels::skinny
@@ -381,11 +375,12 @@ bool linear_skinny_serves(const Linear& linear) {
 }
 
 int linear_skinny(const Linear& linear, CUstream_st* stream) {
-  if (linear.m > 8) return skinny::launch<16>(linear, stream);
-  if (linear.m > 4) return skinny::launch<8>(linear, stream);
-  if (linear.m > 2) return skinny::launch<4>(linear, stream);
-  if (linear.m > 1) return skinny::launch<2>(linear, stream);
-  return skinny::launch<1>(linear, stream);
+  const auto launch = linear.m > 8   ? skinny::launch<16>
+                      : linear.m > 4 ? skinny::launch<8>
+                      : linear.m > 2 ? skinny::launch<4>
+                      : linear.m > 1 ? skinny::launch<2>
+                                     : skinny::launch<1>;
+  return status_of([&] { launch(linear, stream); });
 }
 
 }  // namespace kernels::cuda

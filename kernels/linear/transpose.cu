@@ -65,8 +65,7 @@ namespace kernels::cuda {
 int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
               int64_t columns, CUstream_st* stream) {
   using namespace transpose_tiles;
-  const dim3 grid(static_cast<unsigned>(divide_up(rows, kTile)),
-                  static_cast<unsigned>(divide_up(columns, kTile)));
+  const dim3 grid(blocks_of(rows, kTile), blocks_of(columns, kTile));
   return launch<transpose_kernel>(grid, kThreads, stream, from, from_stride,
                                   has_aligned_rows(from, 4 * from_stride), to, to_stride,
                                   has_aligned_rows(to, 4 * to_stride), rows, columns);

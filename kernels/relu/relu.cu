@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
 #include "relu/order.h"
@@ -16,54 +17,29 @@ namespace {
 // The dense forward compares floats as what they are: one instruction for two half types. All other
 // kernels wait for memory longer, and go by bits.
 
-// x < 0, false for NaN and for -0, which ReLU therefore keeps as they are.
-template <typename T>
-__device__ bool is_negative(T x) {
-  if constexpr (std::is_unsigned_v<T>) {
-    return false;
-  } else {
-    return x < T{0};
-  }
-}
-__device__ bool is_negative(__half x) { return __hlt(x, __ushort_as_half(0)); }
-__device__ bool is_negative(__nv_bfloat16 x) { return __hlt(x, __ushort_as_bfloat16(0)); }
-
-// !(x <= 0), true for NaN: torch lets the gradient through there.
-template <typename T>
-__device__ bool keeps_gradient(T x) {
-  return !(x <= T{0});
-}
-__device__ bool keeps_gradient(__half x) { return !__hle(x, __ushort_as_half(0)); }
-__device__ bool keeps_gradient(__nv_bfloat16 x) { return !__hle(x, __ushort_as_bfloat16(0)); }
-
-template <typename T>
-__device__ T zero() {
-  return T{};
-}
-template <>
-__device__ __half zero() {
-  return __ushort_as_half(0);
-}
-template <>
-__device__ __nv_bfloat16 zero() {
-  return __ushort_as_bfloat16(0);
-}
-
+// x < 0 is false for NaN and for -0, which ReLU therefore keeps as they are.
 template <typename T>
 __device__ T relu_of(T x) {
-  return is_negative(x) ? zero<T>() : x;
+  if constexpr (std::is_unsigned_v<T>) {
+    return x;
+  } else {
+    const T zero{};
+    return x < zero ? zero : x;
+  }
+}
+
+// True for NaN: torch lets the gradient through there.
+template <typename T>
+__device__ bool keeps_gradient(T x) {
+  return !(x <= T{});
 }
 
 constexpr int kBlock = 256;
+// Elements of a block whose threads have a vector each.
+template <typename T>
+constexpr int kBlockElements = kBlock * Vector<T>::kSize;
 // Scalar accesses that a thread keeps in flight where 16-byte accesses are not possible.
 constexpr int kUnroll = 4;
-
-// Blocks of kThreads threads with as many elements each as given.
-template <int kThreads = kBlock>
-unsigned blocks_of(int64_t n, int64_t elements_a_thread) {
-  const int64_t elements = kThreads * elements_a_thread;
-  return static_cast<unsigned>((n + elements - 1) / elements);
-}
 
 // The element that a thread of a one-shot grid starts at.
 template <typename T>
@@ -207,7 +183,7 @@ struct AlignedVectors {
         n(n),
         tail((n + lead + 4 * kSize - 1) / (4 * kSize) * 4 - kTail) {}
 
-  unsigned blocks() const { return 1 + blocks_of(tail - kHead, 1); }
+  int blocks() const { return 1 + blocks_of(tail - kHead, kBlock); }
 
   // The vector of a thread in any block but the first; there is none from `tail` on.
   __device__ int64_t vector() const {
@@ -474,16 +450,16 @@ int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) 
   if (needs_shift(x, out, n)) return relu_shifted(dtype, x, out, nullptr, n, stream);
   return for_any(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int kSize = Vector<T>::kSize, kSmallBlock = kBlock / 2;
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(out);
     const bool aligned = is_vector_aligned(x, out);
+    const int blocks = blocks_of(n, kBlockElements<T>);
     if (n * static_cast<int64_t>(sizeof(T)) < kTwoVectorsBytes) {
-      return launch<relu_kernel<T, kSmallBlock, 2>>(
-          blocks_of<kSmallBlock>(n, 2 * kSize), kSmallBlock, stream, from, to, n, aligned, false);
+      return launch<relu_kernel<T, kBlock / 2, 2>>(blocks, kBlock / 2, stream, from, to, n, aligned,
+                                                   false);
     }
-    return launch<relu_kernel<T, kBlock, 1>>(blocks_of(n, kSize), kBlock, stream, from, to, n,
-                                             aligned, evicts_last<T>(n));
+    return launch<relu_kernel<T, kBlock, 1>>(blocks, kBlock, stream, from, to, n, aligned,
+                                             evicts_last<T>(n));
   });
 }
 
@@ -496,11 +472,11 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
       const Bits* const from = static_cast<const Bits*>(x) + part.offset[0];
       Bits* const to = static_cast<Bits*>(out) + (x == out ? part.offset[0] : part.first);
       if (x == out || part.layout.size[0] < Vector<Bits>::kSize) {
-        return launch<relu_elements_kernel<Bits>>(blocks_of(size, kUnroll), kBlock, stream, order,
-                                                  from, to, size, Walk(part.layout));
+        return launch<relu_elements_kernel<Bits>>(blocks_of(size, kUnroll * kBlock), kBlock, stream,
+                                                  order, from, to, size, Walk(part.layout));
       }
-      return launch<relu_strided_kernel<Bits>>(blocks_of(size, Vector<Bits>::kSize), kBlock, stream,
-                                               order, from, to, size, Walk(part.layout));
+      return launch<relu_strided_kernel<Bits>>(blocks_of(size, kBlockElements<Bits>), kBlock,
+                                               stream, order, from, to, size, Walk(part.layout));
     });
   });
 }
@@ -510,7 +486,7 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
   if (needs_shift(x, out, n)) return relu_shifted(dtype, x, out, mask, n, stream);
   return for_floating(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return launch<relu_with_mask_kernel<T>>(blocks_of(n, Vector<T>::kSize), kBlock, stream,
+    return launch<relu_with_mask_kernel<T>>(blocks_of(n, kBlockElements<T>), kBlock, stream,
                                             static_cast<const T*>(x), static_cast<T*>(out), mask, n,
                                             is_vector_aligned(x, out), evicts_last<T>(n));
   });
@@ -527,7 +503,7 @@ int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, voi
       return launch<relu_backward_shifted_kernel<Bits>>(vectors.blocks(), kBlock, stream, from,
                                                         mask, to, vectors, evicts_last<Bits>(n));
     }
-    return launch<relu_backward_kernel<Bits>>(blocks_of(n, Vector<Bits>::kSize), kBlock, stream,
+    return launch<relu_backward_kernel<Bits>>(blocks_of(n, kBlockElements<Bits>), kBlock, stream,
                                               from, mask, to, n, is_vector_aligned(from, to),
                                               evicts_last<Bits>(n));
   });
@@ -539,7 +515,7 @@ int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* m
     using Bits = decltype(order.offset);
     return for_parts({layout, n}, [&](const Part& part) {
       return launch<relu_backward_strided_kernel<Bits>>(
-          blocks_of(part.size, Vector<Bits>::kSize), kBlock, stream,
+          blocks_of(part.size, kBlockElements<Bits>), kBlock, stream,
           static_cast<const Bits*>(grad_output) + part.offset[0], mask, part.offset[1],
           static_cast<Bits*>(grad_input) + part.first, static_cast<uint32_t>(part.size),
           Walk(part.layout));

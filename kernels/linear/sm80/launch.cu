@@ -80,7 +80,7 @@ int64_t rows_of_chunk(const Linear& linear) {
 
 // A chunk of a product; the first splits the weight for all.
 template <typename Operand>
-int launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
+void launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
   const Workspace workspace(linear);
   const Operand &x = workspace.x, &weight = workspace.weight;
   const Epilogue<float> epilogue(linear);
@@ -89,25 +89,18 @@ int launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
   Operand unsplit = weight;
   if (!is_first) unsplit.rows = 0;
   constexpr int64_t kMaxBlocks = 1 << 20;
-  const unsigned rows = static_cast<unsigned>(std::min(x.rows + unsplit.rows, kMaxBlocks));
-  int status = launch_grid({rows, split::kThreads, 0, stream, /*has_pdl=*/false},
-                           split_rows_kernel<Operand>, x, unsplit, linear.k);
-  if (status != cudaSuccess) return status;
+  const int rows = static_cast<int>(std::min(x.rows + unsplit.rows, kMaxBlocks));
+  launch_grid({rows, split::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Operand>, x,
+              unsplit, linear.k);
 
   // multiply
   const auto kernel = linear_kernel<Operand>;
-  status = allow_shared_memory(kernel, kBytes);
-  if (status != cudaSuccess) return status;
-  bool has_pdl;
-  status = find_pdl(kernel, &has_pdl);
-  if (status != cudaSuccess) return status;
-  const TileOrder tiles{static_cast<int>(divide_up(linear.m, kBlockM)),
-                        static_cast<int>(divide_up(linear.n, kBlockN))};
+  allow_shared_memory(kernel, kBytes);
+  const TileOrder tiles{blocks_of(linear.m, kBlockM), blocks_of(linear.n, kBlockN)};
   const int k = static_cast<int>(split::padded(linear.k));
-  status = launch_grid({static_cast<unsigned>(tiles.count()), kThreads, kBytes, stream, has_pdl},
-                       kernel, x, weight, k, tiles, epilogue);
-  if (status != cudaSuccess) return status;
-  return nonfinite::multiply(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream);
+  launch_grid({tiles.count(), kThreads, kBytes, stream, has_pdl(kernel)}, kernel, x, weight, k,
+              tiles, epilogue);
+  nonfinite::multiply(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream);
 }
 
 }  // namespace kernels::sm80
@@ -133,14 +126,14 @@ size_t linear_sm80_workspace(const Linear& linear) {
 }
 
 int linear_sm80(const Linear& linear, CUstream_st* stream) {
-  const auto launch = [&](const Linear& chunk, bool is_first) -> int {
+  const auto launch = [&](const Linear& chunk, bool is_first) {
     if constexpr (sm80::is_built()) {
-      return sm80::launch_chunk<split::Operand>(chunk, is_first, stream);
+      sm80::launch_chunk<split::Operand>(chunk, is_first, stream);
     } else {
-      return cudaErrorInvalidValue;
+      check(cudaErrorInvalidValue);
     }
   };
-  return for_chunks(linear, sm80::rows_of_chunk(linear), launch);
+  return status_of([&] { for_chunks(linear, sm80::rows_of_chunk(linear), launch); });
 }
 
 }  // namespace kernels::cuda

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cuda.h>
-#include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -11,23 +10,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/launch.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "linear/sm90/one_product.cuh"
 #include "linear/split/pieces.cuh"
 
 namespace kernels::sm90 {
-
-// cuTensorMapEncodeTiled, found at run time so that nothing links against the driver.
-inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-  static const auto encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                                12000, cudaEnableDefault, &result);
-    return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? function : nullptr;
-  }();
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encoder);
-}
 
 template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
@@ -37,19 +25,15 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-struct TensorMap {
-  CUtensorMap map;
-  int status;  // whether there is a map
-};
-
 // A matrix, or many of them, one after the other, in boxes of box_rows rows of 128 bytes. A box is
 // 0 outside of its matrix. stride is in elements.
 template <typename T>
-TensorMap make_map(const T* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows,
-                   int64_t matrices = 0) {
-  TensorMap result{{}, cudaErrorSymbolNotFound};
-  const auto encode = tensor_map_encoder();
-  if (encode == nullptr) return result;
+CUtensorMap make_map(const T* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows,
+                     int64_t matrices = 0) {
+  static const auto encode =
+      find_driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled", 12000);
+  if (encode == nullptr) check(cudaErrorSymbolNotFound);
+  CUtensorMap map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(matrices)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * sizeof(T),
@@ -57,15 +41,15 @@ TensorMap make_map(const T* matrix, int64_t rows, int64_t columns, int64_t strid
   const cuuint32_t box[] = {kRowBytes / sizeof(T), static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   const CUresult status =
-      encode(&result.map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
+      encode(&map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  result.status = status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-  return result;
+  if (status != CUDA_SUCCESS) check(cudaErrorInvalidValue);
+  return map;
 }
 
 // The pieces of an operand that was split stepwise.
-inline TensorMap make_map(const split::Operand& operand, int64_t steps, int box_rows) {
+inline CUtensorMap make_map(const split::Operand& operand, int64_t steps, int box_rows) {
   return make_map(operand.high, operand.rows, split::kStepwise, split::kStepwise, box_rows, steps);
 }
 

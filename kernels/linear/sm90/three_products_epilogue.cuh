@@ -87,10 +87,10 @@ __device__ inline void meet_consumers() {
 
 // The partial sums of tiles that clusters share.
 struct PartialSums {
-  // [clusters]: a cluster's, a part for each of its threads
-  float4 (*sums)[kClusterSize][Split::kSums / 4][128 * kConsumers];
-  // [clusters]: how often each warp has stored its part, 0 at first
-  unsigned (*counts)[kClusterSize][4 * kConsumers];
+  using Sums = float4[kClusterSize][Split::kSums / 4][128 * kConsumers];  // of each thread
+  using Counts = unsigned[kClusterSize][4 * kConsumers];  // how often each warp has stored its part
+  Sums* sums;                                             // [clusters]
+  Counts* counts;                                         // [clusters], 0 at first
 };
 
 // The kernel runs twice. The second run makes again the tiles whose sums are not all finite: the

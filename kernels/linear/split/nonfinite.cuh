@@ -12,6 +12,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/launch.cuh"
@@ -225,21 +226,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-inline int multiply(const split::Operand& x, const split::Operand& weight, int64_t k,
-                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
-                    cudaStream_t stream) {
+inline void multiply(const split::Operand& x, const split::Operand& weight, int64_t k,
+                     const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
+                     cudaStream_t stream) {
   int multiprocessors;
-  int status = device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
-  if (status != cudaSuccess) return status;
-  bool has_pdl;
-  status = find_pdl(nonfinite_kernel, &has_pdl);
-  if (status != cudaSuccess) return status;
+  check(device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors));
   constexpr int64_t kBlocksEach = 4;  // on a multiprocessor
   const int64_t tiles = divide_up(x.rows, kTile) * divide_up(weight.rows, kTile);
-  const int64_t blocks =
-      tiles < kBlocksEach * multiprocessors ? tiles : kBlocksEach * multiprocessors;
-  return launch_grid({static_cast<unsigned>(blocks), kThreads, 0, stream, has_pdl},
-                     nonfinite_kernel, x, weight, k, epilogue, has_nonfinite);
+  const int blocks = static_cast<int>(std::min(tiles, kBlocksEach * multiprocessors));
+  launch_grid({blocks, kThreads, 0, stream, has_pdl(nonfinite_kernel)}, nonfinite_kernel, x, weight,
+              k, epilogue, has_nonfinite);
 }
 
 }  // namespace kernels::nonfinite

@@ -100,7 +100,7 @@ __device__ T reduce_warp(T value, const Op& op) {
 
 // One group of a row, zeros past its end.
 __device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t i, int64_t k) {
-  if (has_aligned_rows(row, 0) && i + kGroup <= k) {
+  if (has_aligned_rows(row) && i + kGroup <= k) {
 #pragma unroll
     for (int j = 0; j < kGroup; j += 4) {
       const float4 four = *reinterpret_cast<const float4*>(row + i + j);
