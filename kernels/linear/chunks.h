@@ -20,8 +20,7 @@ struct Tiling {
   int64_t rows, side_by_side, at_once;
 };
 
-// The parts of a workspace, each aligned to 256 bytes. Without memory it measures: `bytes` is the
-// size of the parts so far.
+// The parts of a workspace, each aligned to 256 bytes, or without memory their size so far.
 class Parts {
  public:
   explicit Parts(void* workspace) : start_(reinterpret_cast<uintptr_t>(workspace)) {}

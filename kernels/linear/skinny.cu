@@ -1,17 +1,13 @@
 // Linear -> ReLU -> divide of few rows of x in float32, on Hopper: bound by reading the weight.
 //
 // No tensor core takes part: in float32 as it is, 16 rows need half of the time that the weight
-// takes to arrive. A cluster's blocks share K, and each keeps its part of x in shared memory. The
-// cluster goes through groups of 32 features: a warp multiplies 4 of them with all rows, its lanes
-// side by side along K, while the next weights are prefetched to registers. The blocks' sums are
-// added up while they work on the next group.
-//
-// Sums of short runs, added up in double, err less than a library's. Up to 4 rows have time for
-// runs in double. The order of all sums is fixed.
+// takes to arrive. A cluster's blocks share K, each with its part of x in shared memory, and go
+// through groups of 32 features: a warp multiplies 4 of them with all rows, its lanes side by side
+// along K, while the next weights are prefetched to registers. The blocks' sums are added up while
+// they work on the next group: short runs, added in double, err less than a library's. Up to 4 rows
+// have time for runs in double. The order of all sums is fixed.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
-
-#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
@@ -37,8 +33,7 @@ constexpr int kBytes = 112 * 1024;                         // of shared memory, 
 constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluster
 // Runs in float are of no more chunks, so that their sums stay short.
 constexpr int kMostChunks = 4;
-// The end of a group costs so many chunks.
-constexpr int kGroupEnd = 1;
+constexpr int kGroupEnd = 1;  // chunks that the end of a group costs
 
 struct Problem {
   const float* x;
@@ -60,7 +55,7 @@ constexpr size_t bytes(int chunks) {
   return kM * (2 * kClusterFeatures * sizeof(double) + chunks * kChunk * sizeof(Sum<kM>));
 }
 
-// The part of K that is whole vectors of four. store_results adds the rest.
+// The part of K that is whole vectors of four. add_blocks adds the rest.
 __device__ inline int whole_k(const Problem& p) { return p.k / 4 * 4; }
 
 // A step of a row of x in shared memory, of which a lane has four: as 16 bytes of each lane, or,

@@ -1,8 +1,6 @@
 // Transposed copies, for products that read along an operand's other dimension: from [columns,
 // rows], to [rows, columns], float32.
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 #include "common/launch.cuh"

@@ -4,8 +4,6 @@
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
@@ -46,8 +44,7 @@ __global__ void __launch_bounds__(split::kThreads)
   }
 }
 
-// The split operands. The weight's parts come first, so that their places do not depend on the rows
-// of x.
+// The split operands: the weight's parts first, whose places do not depend on the rows of x then.
 struct Workspace {
   split::Operand weight, x;
   size_t bytes;

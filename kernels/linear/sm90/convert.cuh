@@ -27,8 +27,7 @@ constexpr int kPieces = 4, kPieceRows = 8;
 constexpr int kConverters = 3;
 using Pieces = float4[kPieces][kPieceRows / 4][2][32];  // of a warp
 using ConverterMemory = Pieces[kConverters];
-// Steps by which a warp's conversion may lead its own block's product: the pieces stay in L2 until
-// they are read.
+// Steps by which a conversion may lead its block's product: the pieces stay in L2 until then.
 constexpr int kLead = 24;
 
 struct Conversion {

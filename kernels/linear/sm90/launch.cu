@@ -1,9 +1,7 @@
-// Linear -> ReLU -> divide on Hopper: TMA, wgmma, and the whole epilogue on the accumulators.
+// Linear -> ReLU -> divide on Hopper: persistent kernels, in clusters of two blocks that share a
+// tile of x. A TMA producer loads, two consumer warpgroups multiply by wgmma.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
-//
-// All kernels are persistent, in clusters of two blocks that share a tile of x: a TMA producer
-// loads, two consumer warpgroups multiply.
 //
 //   float16, bfloat16    one_product.cuh: multiplied as they are, transposed ones too
 //   float32, one product the same; the weight is rounded to scaled fp16 by other warps of the same
@@ -12,12 +10,10 @@
 //   float32, three       three_products.cuh: the weight is split into pairs of fp16 in the
 //                        registers of the warps that multiply it
 //
-// For float32, a kernel before splits x and samples the weight (prepare.cuh). SPLIT.md has the
-// arithmetic.
+// For float32, a kernel before splits x and samples the weight (prepare.cuh; SPLIT.md).
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>

@@ -3,9 +3,6 @@
 
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <type_traits>
 
@@ -25,8 +22,8 @@ constexpr int kSlabBlocks = 2, kSlabs = kXRows / (8 * kSlabBlocks);
 // Rows of a slab of half types that can be stored directly.
 constexpr int kHalfSlabRows = 64;
 
-// Memory in which a warpgroup's sums are transposed: in the registers rows of x are next to each
-// other, in the result features. Whole lines are stored.
+// A warpgroup's sums are transposed here: rows of x are neighbours in registers, features in the
+// result. Whole lines are stored.
 using StagedSums = float4[kSlabBlocks][4][33];  // of each lane; 33 avoids bank conflicts
 constexpr int kPitch = 4 * 33;
 template <typename T>

@@ -1,9 +1,7 @@
-// Before both kernels for float32 on Hopper: x [m, k] is split, and the weight [n, k], whose rows
-// they read only once, is sampled for the exponents of its rows.
+// Before both kernels for float32 on Hopper: x [m, k] is split, and the weight [n, k], which they
+// read only once, is sampled for the exponents of its rows.
 
 #pragma once
-
-#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -53,10 +51,7 @@ __device__ inline void scale_pairs(const split::Operand& weight, int64_t first, 
                                    const float4 (&sample)[kSampledRows]) {
 #pragma unroll
   for (int i = 0; i < kSampledRows; ++i) {
-    float largest = largest_of(sample[i]);
-    for (int bit = 16; bit > 0; bit /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
-    }
+    float largest = split::reduce_warp(largest_of(sample[i]), fmaxf);
     if (first + i >= weight.rows) break;
     if (largest == 0) largest = largest_of_row(weight.from + (first + i) * weight.row_stride, k);
     const int needed = largest > 0 && largest < INFINITY ? kSampledPairs - ilogbf(largest) : 0;
@@ -73,8 +68,7 @@ __device__ inline void scale_high(const split::Operand& weight, int64_t first, i
   constexpr int kLanes = 32 / kSampledPieces;  // of a piece
 #pragma unroll
   for (int i = 0; i < kSampledRows; ++i) {
-    // The exponent of a piece in the high half and 1, its number, in the low; then the sums of
-    // both.
+    // A piece's exponent in the high half and 1, its number, in the low; then the sums of both.
     const auto exponent_of = [](float largest) {
       return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
     };

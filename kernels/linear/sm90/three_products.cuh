@@ -8,14 +8,11 @@
 //
 // A round is 128 of K, four stages. The low products of all four come first, 2^11 times too large.
 // They are scaled, and high products follow on top: those of the second half, then those of the
-// next round's first half. Then the accumulators are added to the float32 sums. For shorter K they
-// are added more often (kShortK, kLongK). While products are made, the next stages are converted
-// into the registers that are free by then: each instruction costs nearly a cycle of the tensor
-// cores, waits cost nothing.
+// next round's first half. Then the accumulators are added to the float32 sums; for shorter K more
+// often (kShortK, kLongK). While products are made, the next stages are converted into the
+// registers that are free: an instruction costs nearly a cycle of the tensor cores, a wait nothing.
 
 #pragma once
-
-#include <cuda_fp16.h>
 
 #include <cstddef>
 #include <type_traits>
@@ -79,6 +76,10 @@ __device__ inline void rescale(const SplitProblem& p) {
   __syncthreads();
 }
 
+// How many rows of x a tile has.
+template <int kRows>
+using Rows = std::integral_constant<int, kRows>;
+
 // A warp's 16 rows of the weight in a stage of K as pairs, operand A.
 struct Fragments {
   uint32_t high[Split::kSteps16][4], low[Split::kSteps16][4];
@@ -128,8 +129,9 @@ struct Consumer {
   }
 
   // x_low w_high + x_high w_low, 2^11 times too large.
-  template <typename Rows>
-  __device__ void multiply_low(Rows rows, const Fragments& f, const Stage& at, bool accumulates) {
+  template <int kRows>
+  __device__ void multiply_low(Rows<kRows> rows, const Fragments& f, const Stage& at,
+                               bool accumulates) {
     const uint64_t x_high = descriptor(at), x_low = x_high + S::kDescriptorLow;
     ptx::wgmma_fence();
 #pragma unroll
@@ -140,8 +142,9 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  template <typename Rows>
-  __device__ void multiply_high(Rows rows, const Fragments& f, const Stage& at, bool accumulates) {
+  template <int kRows>
+  __device__ void multiply_high(Rows<kRows> rows, const Fragments& f, const Stage& at,
+                                bool accumulates) {
     const uint64_t x_high = descriptor(at);
     ptx::wgmma_fence();
 #pragma unroll
@@ -152,11 +155,11 @@ struct Consumer {
   }
 
   // Adds the accumulators to the sums.
-  template <typename Rows>
-  __device__ void promote(Rows) {
+  template <int kRows>
+  __device__ void promote(Rows<kRows>) {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
-    for (int j = 0; j < Rows::value / 2; ++j) sums[j] += d[j];
+    for (int j = 0; j < kRows / 2; ++j) sums[j] += d[j];
   }
 
   __device__ void release(const Stage& at) const {
@@ -168,8 +171,8 @@ struct Consumer {
   }
 
   // The sums of one part, whose stages begin at `ring`.
-  template <typename Rows>
-  __device__ void multiply(Rows rows, int rounds, bool is_first, Stage* ring) {
+  template <int kRows>
+  __device__ void multiply(Rows<kRows> rows, int rounds, bool is_first, Stage* ring) {
     constexpr bool kIsShort = kSegment == 32;
     Fragments f0, f1;
     Stage a = *ring, b = a.next();
@@ -198,7 +201,7 @@ struct Consumer {
       multiply_low(rows, f1, e, true);
       ptx::wgmma_wait_group<0>();
 #pragma unroll
-      for (int j = 0; j < Rows::value / 2; ++j) d[j] *= 1 / split::kLowScale;
+      for (int j = 0; j < kRows / 2; ++j) d[j] *= 1 / split::kLowScale;
 
       // multiply the second half round's high products
       multiply_high(rows, f0, c, true);
@@ -296,18 +299,14 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
     const int rows = TileRows(p, tile).size;
     const int rounds = part.end - part.begin;
     const bool is_first = warpgroup == 0;
-    using Wide = std::integral_constant<int, S::kXRows>;
-    using Narrow = std::integral_constant<int, S::kNarrow>;
-    using Middle = std::integral_constant<int, S::kMiddle>;
-    using Small = std::integral_constant<int, S::kSmall>;
     if (rows == S::kSmall) {
-      consumer.multiply(Small{}, rounds, is_first, &ring);
+      consumer.multiply(Rows<S::kSmall>{}, rounds, is_first, &ring);
     } else if (rows == S::kMiddle) {
-      consumer.multiply(Middle{}, rounds, is_first, &ring);
+      consumer.multiply(Rows<S::kMiddle>{}, rounds, is_first, &ring);
     } else if (kSegment == 128 && rows == S::kNarrow) {  // shorter K has none
-      consumer.multiply(Narrow{}, rounds, is_first, &ring);
+      consumer.multiply(Rows<S::kNarrow>{}, rounds, is_first, &ring);
     } else {
-      consumer.multiply(Wide{}, rounds, is_first, &ring);
+      consumer.multiply(Rows<S::kXRows>{}, rounds, is_first, &ring);
     }
 
     // epilogue
