@@ -34,7 +34,6 @@ int main(int, char** arguments) {
   kernels::for_chunks(linear, rows, [&](const kernels::Linear& chunk, bool is_first) {
     printf(" %lld %lld %lld %lld %d", place(chunk.x), place(chunk.out), place(chunk.mask),
            static_cast<long long>(chunk.m), is_first);
-    return 0;
   });
 }
 """

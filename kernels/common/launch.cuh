@@ -73,37 +73,33 @@ struct Grid {
 };
 
 // A grid as the runtime takes it.
-class LaunchConfig {
- public:
-  explicit LaunchConfig(const Grid& grid) {
-    config_.gridDim = grid.blocks;
-    config_.blockDim = grid.threads;
-    config_.dynamicSmemBytes = grid.bytes;
-    config_.stream = grid.stream;
-    config_.attrs = attributes_;
+struct LaunchConfig : cudaLaunchConfig_t {
+  cudaLaunchAttribute attributes[2];
+
+  explicit LaunchConfig(const Grid& grid) : cudaLaunchConfig_t{} {
+    gridDim = grid.blocks;
+    blockDim = grid.threads;
+    dynamicSmemBytes = grid.bytes;
+    stream = grid.stream;
+    attrs = attributes;
     if (grid.has_pdl) {
-      cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      cudaLaunchAttribute& attribute = attributes[numAttrs++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
     }
     if (grid.cluster > 0) {
-      cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      cudaLaunchAttribute& attribute = attributes[numAttrs++];
       attribute.id = cudaLaunchAttributeClusterDimension;
       attribute.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
     }
   }
   LaunchConfig(const LaunchConfig&) = delete;
-
-  const cudaLaunchConfig_t* get() const { return &config_; }
-
- private:
-  cudaLaunchAttribute attributes_[2];
-  cudaLaunchConfig_t config_ = {};
 };
 
 template <typename... Parameters>
 void launch_grid(const Grid& grid, void (*kernel)(Parameters...), const Parameters&... parameters) {
-  check(cudaLaunchKernelEx(LaunchConfig(grid).get(), kernel, parameters...));
+  const LaunchConfig config(grid);
+  check(cudaLaunchKernelEx(&config, kernel, parameters...));
 }
 
 // Whether a kernel's code for this GPU waits for the previous kernel: a newer GPU may run code that
@@ -125,8 +121,9 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
 template <typename Kernel>
 int count_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.bytes);
+  const LaunchConfig config(grid);
   int clusters;
-  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, LaunchConfig(grid).get()));
+  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
   if (clusters == 0) check(cudaErrorInvalidConfiguration);
   return clusters;
 }

@@ -137,21 +137,14 @@ struct Place {
   }
 };
 
-// Returns what body makes of a null pointer of the dtype's element type.
+// Returns what body makes of a zero of the dtype's element type.
 template <typename Body>
 int for_floating(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return body(static_cast<float*>(nullptr));
-    case DType::kFloat64:
-      return body(static_cast<double*>(nullptr));
-    case DType::kFloat16:
-      return body(static_cast<__half*>(nullptr));
-    case DType::kBFloat16:
-      return body(static_cast<__nv_bfloat16*>(nullptr));
-    default:
-      return cudaErrorInvalidValue;
-  }
+  if (dtype == DType::kFloat32) return body(float{});
+  if (dtype == DType::kFloat64) return body(double{});
+  if (dtype == DType::kFloat16) return body(__half{});
+  if (dtype == DType::kBFloat16) return body(__nv_bfloat16{});
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace kernels

@@ -207,8 +207,8 @@ namespace kernels::cuda {
 int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
                     CUstream_st* stream) {
   using namespace epilogue;
-  return for_floating(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_floating(dtype, [&](auto zero) {
+    using T = decltype(zero);
     if (mask == nullptr) {
       const int blocks = blocks_of(m * n, kVectors * kThreads * Vector<T>::kSize);
       return launch<plain_kernel<T>>(blocks, kThreads, stream, static_cast<T*>(out),
@@ -230,8 +230,8 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
                              double divisor, void* grad_z, void* grad_bias, void* workspace,
                              int64_t m, int64_t n, CUstream_st* stream) {
   using namespace epilogue;
-  return for_floating(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_floating(dtype, [&](auto zero) {
+    using T = decltype(zero);
     const Chunks chunks(m, n);
     const int64_t row_bytes = divide_up(n, kColumns);
     const dim3 grid(blocks_of(row_bytes, kLanes), static_cast<unsigned>(chunks.count));

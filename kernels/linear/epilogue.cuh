@@ -66,16 +66,10 @@ struct Divisor<float> {
   }
 };
 
-// z < 0 is false for NaN and for -0.
-template <typename T>
-__device__ T positive_part(T z) {
-  return z < T{0} ? T{0} : z;
-}
-
-// relu(z) / divisor.
+// relu(z) / divisor. z < 0 is false for NaN and for -0.
 template <typename T>
 __device__ T relu_divide(T z, const Divisor<T>& divisor) {
-  return divisor.quotient(positive_part(z));
+  return divisor.quotient(z < T{0} ? T{0} : z);
 }
 
 // Whether the gradient passes: true for NaN, as in torch.

@@ -414,20 +414,12 @@ int for_parts(const Part& whole, const LaunchPart& launch_part) {
 // for_floating, for every dtype.
 template <typename Body>
 int for_any(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kInt8:
-      return body(static_cast<int8_t*>(nullptr));
-    case DType::kInt16:
-      return body(static_cast<int16_t*>(nullptr));
-    case DType::kInt32:
-      return body(static_cast<int32_t*>(nullptr));
-    case DType::kInt64:
-      return body(static_cast<int64_t*>(nullptr));
-    case DType::kUInt8:
-      return body(static_cast<uint8_t*>(nullptr));
-    default:
-      return for_floating(dtype, body);
-  }
+  if (dtype == DType::kInt8) return body(int8_t{});
+  if (dtype == DType::kInt16) return body(int16_t{});
+  if (dtype == DType::kInt32) return body(int32_t{});
+  if (dtype == DType::kInt64) return body(int64_t{});
+  if (dtype == DType::kUInt8) return body(uint8_t{});
+  return for_floating(dtype, body);
 }
 
 // x may be out, and mask null.
@@ -448,8 +440,8 @@ namespace cuda {
 
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) {
   if (needs_shift(x, out, n)) return relu_shifted(dtype, x, out, nullptr, n, stream);
-  return for_any(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_any(dtype, [&](auto zero) {
+    using T = decltype(zero);
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(out);
     const bool aligned = is_vector_aligned(x, out);
@@ -484,8 +476,8 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
 int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                    CUstream_st* stream) {
   if (needs_shift(x, out, n)) return relu_shifted(dtype, x, out, mask, n, stream);
-  return for_floating(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_floating(dtype, [&](auto zero) {
+    using T = decltype(zero);
     return launch<relu_with_mask_kernel<T>>(blocks_of(n, kBlockElements<T>), kBlock, stream,
                                             static_cast<const T*>(x), static_cast<T*>(out), mask, n,
                                             is_vector_aligned(x, out), evicts_last<T>(n));

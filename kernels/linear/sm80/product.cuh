@@ -201,56 +201,25 @@ __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragmen
   }
 }
 
-// Eight neighbours in a row of the result, whose mask is a byte, with the factors of all their
-// rows.
-struct Columns {
-  static constexpr int kCount = 8;
-  int first;
-  float bias[kCount];
-  int exponent[kCount];  // of the weight's rows
-
-  __device__ Columns(const Epilogue<float>& p, const int* weight_exponent, int first)
-      : first(first) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const bool valid = first + i < p.n;
-      // -0 added to anything is that.
-      bias[i] = valid && p.bias != nullptr ? p.bias[first + i] : -0.0f;
-      exponent[i] = valid ? weight_exponent[first + i] : 0;
-    }
-  }
-
-  // One row's, whose sums were scaled by 2^x_exponent.
-  __device__ void store(const Epilogue<float>& p, const float* sums, int row,
-                        int x_exponent) const {
-    float out[kCount / 4][4];
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float z = split::unscale(sums[i], x_exponent + exponent[i]) + bias[i];
-      bits |= static_cast<uint32_t>(first + i < p.n && mask_bit(z)) << i;
-      out[i / 4][i % 4] = p.finish(z);
-    }
-#pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      const int column = first + 4 * i;
-      if (column < p.n) store_four(p.out_at(row, column), out[i], p.n - column, p.n % 4 == 0);
-    }
-    if (p.mask != nullptr) *p.mask_at(row, first) = static_cast<uint8_t>(bits);
-  }
-};
-
 // The sums go through shared memory, in which every warp has its place: in the registers, a thread
 // has columns 2 t and 2 t + 1 of rows g and g + 8 of a fragment, for t = lane % 4 and g = lane / 4.
-// It reads eight neighbours of a row.
+// It reads eight neighbours of a row, whose mask is a byte.
 __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][kFragmentsN][4],
                                               float* staged, const Epilogue<float>& epilogue,
                                               const int* x_exponent, const int* weight_exponent,
                                               int first_m, int first_n) {
-  const int lane = threadIdx.x % 32;
-  const int staged_row = lane / kFragmentsN, staged_column = lane % kFragmentsN * Columns::kCount;
+  constexpr int kCount = 8;
+  const int lane = threadIdx.x % 32, staged_column = lane % kFragmentsN * kCount;
   const int column = first_n + staged_column;
-  const Columns columns(epilogue, weight_exponent, column);
+  float bias[kCount];
+  int exponent[kCount];  // of the rows of the weight
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const bool exists = column + i < epilogue.n;
+    // -0 added to anything is that.
+    bias[i] = exists && epilogue.bias != nullptr ? epilogue.bias[column + i] : -0.0f;
+    exponent[i] = exists ? weight_exponent[column + i] : 0;
+  }
 #pragma unroll
   for (int first = 0; first < kFragmentsM; first += kStagedFragments) {
 #pragma unroll
@@ -263,10 +232,26 @@ __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][
     }
     __syncwarp();
 #pragma unroll 1
-    for (int row = staged_row; row < kStagedFragments * 16; row += 32 / kFragmentsN) {
+    for (int row = lane / kFragmentsN; row < kStagedFragments * 16; row += 32 / kFragmentsN) {
       const int at = first_m + first * 16 + row;
       if (at >= epilogue.m || column >= epilogue.n) break;
-      columns.store(epilogue, staged + row * kPitch + staged_column, at, x_exponent[at]);
+      const float* const sums = staged + row * kPitch + staged_column;
+      const int of_x = x_exponent[at];
+      float out[kCount / 4][4];
+      uint32_t bits = 0;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float z = split::unscale(sums[i], of_x + exponent[i]) + bias[i];
+        bits |= static_cast<uint32_t>(column + i < epilogue.n && mask_bit(z)) << i;
+        out[i / 4][i % 4] = epilogue.finish(z);
+      }
+#pragma unroll
+      for (int i = 0; i < kCount / 4; ++i) {
+        const int four = column + 4 * i;
+        if (four >= epilogue.n) continue;
+        store_four(epilogue.out_at(at, four), out[i], epilogue.n - four, epilogue.n % 4 == 0);
+      }
+      if (epilogue.mask != nullptr) *epilogue.mask_at(at, column) = static_cast<uint8_t>(bits);
     }
     __syncwarp();
   }

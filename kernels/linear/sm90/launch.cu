@@ -40,7 +40,7 @@ int count_clusters(Kernel* kernel, size_t bytes) {
                                  {kClusterSize, kThreads, bytes, nullptr, /*has_pdl=*/false});
 }
 
-// Splits x and samples the weight. The workspace begins with zeros.
+// Splits x and samples the weight. The first `zeros` bytes of the workspace become 0.
 template <typename Workspace>
 void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
   const int threads = split::threads_of_row(linear.k);
@@ -258,26 +258,18 @@ void launch_split(const Linear& linear, cudaStream_t stream) {
 template <typename T>
 void launch_half_of(const Linear& linear, cudaStream_t stream) {
   if (linear.x_is_transposed || linear.weight_is_transposed || !linear.relu) {
-    launch_half<General<T>>(linear, stream);
-  } else if (linear.mask != nullptr) {
-    launch_half<Half<T, true>>(linear, stream);
-  } else {
-    launch_half<Half<T, false>>(linear, stream);
+    return launch_half<General<T>>(linear, stream);
   }
+  if (linear.mask != nullptr) return launch_half<Half<T, true>>(linear, stream);
+  launch_half<Half<T, false>>(linear, stream);
 }
 
 void launch_chunk(const Linear& linear, cudaStream_t stream) {
-  if (linear.dtype == DType::kFloat16) {
-    launch_half_of<__half>(linear, stream);
-  } else if (linear.dtype == DType::kBFloat16) {
-    launch_half_of<__nv_bfloat16>(linear, stream);
-  } else if (linear.precision == Precision::kHighest) {
-    launch_split(linear, stream);
-  } else if (linear.mask != nullptr) {
-    launch_rounded<true>(linear, stream);
-  } else {
-    launch_rounded<false>(linear, stream);
-  }
+  if (linear.dtype == DType::kFloat16) return launch_half_of<__half>(linear, stream);
+  if (linear.dtype == DType::kBFloat16) return launch_half_of<__nv_bfloat16>(linear, stream);
+  if (linear.precision == Precision::kHighest) return launch_split(linear, stream);
+  if (linear.mask != nullptr) return launch_rounded<true>(linear, stream);
+  launch_rounded<false>(linear, stream);
 }
 
 size_t workspace_bytes(const Linear& linear) {

@@ -27,18 +27,15 @@ constexpr CUtensorMapDataType tensor_map_type() {
 // A matrix, or many of them, one after the other, in boxes of box_rows rows of 128 bytes. A box is
 // 0 outside of its matrix. stride is in elements.
 template <typename T>
-CUtensorMap make_map(const T* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows,
-                     int64_t matrices = 0) {
+CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t stride,
+                     uint32_t box_rows, uint64_t matrices = 0) {
   static const auto encode =
       find_driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled", 12000);
   if (encode == nullptr) check(cudaErrorSymbolNotFound);
   CUtensorMap map;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                              static_cast<cuuint64_t>(matrices)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * sizeof(T),
-                                static_cast<cuuint64_t>(rows * stride) * sizeof(T)};
-  const cuuint32_t box[] = {kRowBytes / sizeof(T), static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t steps[] = {1, 1, 1};
+  const cuuint64_t sizes[] = {columns, rows, matrices};
+  const cuuint64_t strides[] = {stride * sizeof(T), rows * stride * sizeof(T)};
+  const cuuint32_t box[] = {kRowBytes / sizeof(T), box_rows, 1}, steps[] = {1, 1, 1};
   const CUresult status =
       encode(&map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
