@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <type_traits>
 
 namespace kernels {
@@ -41,23 +40,17 @@ __device__ inline void start_next_kernel() {
 
 // --------------------------------------------------------------------------------------- errors
 
-struct LaunchError : std::runtime_error {
-  int status;
-  explicit LaunchError(cudaError_t error)
-      : std::runtime_error(cudaGetErrorString(error)), status(error) {}
-};
-
-inline void check(int status) {
-  if (status != cudaSuccess) throw LaunchError(static_cast<cudaError_t>(status));
+inline void check(cudaError_t status) {
+  if (status != cudaSuccess) throw status;
 }
 
-// The cudaError_t of a body that throws it.
+// The cudaError_t that a body throws, or cudaSuccess.
 template <typename Body>
 int status_of(const Body& body) {
   try {
     body();
-  } catch (const LaunchError& error) {
-    return error.status;
+  } catch (cudaError_t status) {
+    return status;
   }
   return cudaSuccess;
 }
@@ -128,10 +121,10 @@ int count_clusters(Kernel* kernel, const Grid& grid) {
   return clusters;
 }
 
-// An attribute of the current device. Returns the cudaError_t.
-inline int device_attribute(cudaDeviceAttr attribute, int* value) {
+// An attribute of the current device.
+inline cudaError_t device_attribute(cudaDeviceAttr attribute, int* value) {
   int device;
-  const int status = cudaGetDevice(&device);
+  const cudaError_t status = cudaGetDevice(&device);
   return status == cudaSuccess ? cudaDeviceGetAttribute(value, attribute, device) : status;
 }
 
@@ -143,8 +136,8 @@ Function find_driver_function(const char* name, unsigned version) {
   cudaDriverEntryPointQueryResult found;
   const cudaError_t status =
       cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
-  const bool is_found = status == cudaSuccess && found == cudaDriverEntryPointSuccess;
-  return is_found ? reinterpret_cast<Function>(function) : nullptr;
+  if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<Function>(function);
 }
 
 // kernel<<<grid, block, 0, stream>>> and cudaGetLastError, by one call of the driver instead of

@@ -19,6 +19,22 @@ struct alignas(16) Vector {
   T value[kSize];
 };
 
+// Elements i and following of a row of k, zeros past its end.
+template <int kCount>
+__device__ void load_floats(float (&v)[kCount], const float* row, int64_t i, int64_t k,
+                            bool is_aligned) {
+  if (is_aligned && i + kCount <= k) {
+#pragma unroll
+    for (int j = 0; j < kCount; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(row + i + j);
+      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) v[j] = i + j < k ? row[i + j] : 0.0f;
+  }
+}
+
 // How L2 is to treat the lines of a load. sm_80 and newer; older GPUs load without a policy.
 __device__ inline uint64_t l2_policy(bool evict_last) {
   uint64_t policy = 0;

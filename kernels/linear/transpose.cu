@@ -15,16 +15,6 @@ constexpr int kPitch = kTile + 1;              // a column's elements lie in dif
 constexpr int kThreads = 256;                  // each moves four neighbours at a time
 constexpr int kRows = kThreads / (kTile / 4);  // of a tile at once
 
-__device__ inline void load_four(float (&v)[4], const float* from, int64_t count, bool aligned) {
-  if (aligned && count >= 4) {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-  } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = j < count ? from[j] : 0.0f;
-  }
-}
-
 // to [rows, columns] = from [columns, rows]^T. A block a tile.
 __global__ void __launch_bounds__(kThreads)
     transpose_kernel(const float* from, int64_t from_stride, bool from_aligned, float* to,
@@ -38,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t column = first_column + i, row = first_row + across;
     float v[4] = {};
     if (column < columns) {
-      load_four(v, from + column * from_stride + row, rows - row, from_aligned);
+      load_floats(v, from + column * from_stride + row, 0, rows - row, from_aligned);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) tile[i][across + j] = v[j];

@@ -17,26 +17,19 @@ __device__ inline float max_nan(float a, float b) {
   return result;
 }
 
-// Two numbers rounded to a pair of T, the first in the low half.
-template <typename T>
+// Two numbers, or relu of them, rounded to a pair of T, the first in the low half.
+template <typename T, bool kRelu = false>
 __device__ uint32_t pack(float first, float second) {
+  constexpr bool kIsHalf = std::is_same_v<T, __half>;
   uint32_t pair;
-  if constexpr (std::is_same_v<T, __half>) {
+  if constexpr (kIsHalf && kRelu) {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  } else if constexpr (kIsHalf) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  } else if constexpr (kRelu) {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-  }
-  return pair;
-}
-
-// The same of relu.
-template <typename T>
-__device__ uint32_t pack_relu(float first, float second) {
-  uint32_t pair;
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   }
   return pair;
 }

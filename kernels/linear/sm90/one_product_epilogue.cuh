@@ -200,7 +200,7 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
         const int block = i % 2, f = i / 2;
         const float* const sum = sums + 4 * (slab * kHalfSlabRows / 8 + pair * 2 + block) + 2 * f;
         const float z[2] = {fmaf(sum[0], scale, bias[f]), fmaf(sum[1], scale, bias[f])};
-        words[i] = kRelu ? ptx::pack_relu<T>(z[0], z[1]) : ptx::pack<T>(z[0], z[1]);
+        words[i] = ptx::pack<T, kRelu>(z[0], z[1]);
         if constexpr (kMask) mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (f * 8);
       }
       ptx::store_matrices_transposed(matrix + buffer + pair * 16 * 128, words);

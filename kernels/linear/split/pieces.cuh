@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
+#include "common/vectors.cuh"
 
 namespace kernels::split {
 
@@ -100,16 +101,7 @@ __device__ T reduce_warp(T value, const Op& op) {
 
 // One group of a row, zeros past its end.
 __device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t i, int64_t k) {
-  if (has_aligned_rows(row) && i + kGroup <= k) {
-#pragma unroll
-    for (int j = 0; j < kGroup; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(row + i + j);
-      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? row[i + j] : 0.0f;
-  }
+  load_floats(v, row, i, k, has_aligned_rows(row));
 }
 
 // A group in pairs. By all threads of a warp; those that have `exists` store.
