@@ -20,7 +20,12 @@ if not hasattr(kernels, "read_sources"):
 
 from kernels.binding.subclasses import serve_subclasses
 from kernels.build.extension import load
-from kernels.linear.modules import call_column_parallel, is_column_parallel, is_plain_linear
+from kernels.linear.modules import (
+    call_column_parallel,
+    call_reference,
+    is_column_parallel,
+    is_plain_linear,
+)
 from kernels.linear.subclasses import serve_linear
 from kernels.relu.subclasses import serve_relu
 
@@ -138,7 +143,7 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
             return call_column_parallel(linear, x, divisor, fused)
         # Whoever hooked, wrapped or replaced `linear`, or gave it tensors of a class of its own,
         # expects it to be called; torch's ops do all of it, as in the reference.
-        return linear(x).relu() / divisor
+        return call_reference(linear, x, divisor)
 
 
 # bundle: end

@@ -370,6 +370,11 @@ def patch(module):
     module.linear.forward = lambda x: x.sum() + nn.Linear.forward(module.linear, x)
 
 
+def replace_by_function(module):
+    base = module._modules.pop("linear")
+    module.base, module.linear = base, lambda x: base(x) + 1
+
+
 CHANGES = {
     "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
     "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
@@ -378,6 +383,7 @@ CHANGES = {
     "subclass": double,
     "wrapper": wrap,
     "patched forward": patch,
+    "function": replace_by_function,
     "sequential": lambda m: setattr(m, "linear", nn.Sequential(m.linear, nn.Tanh())),
 }
 
@@ -394,6 +400,15 @@ def test_what_is_done_to_linear_is_done(device, modules, change):
         *(torch.autograd.grad(m(x).sum(), list(m.parameters())) for m in modules), strict=True
     ):
         assert_close(got, want)
+
+
+@pytest.mark.parametrize("owner, name", [(nn.Linear, "forward"), (nn.functional, "linear")])
+def test_what_is_done_to_torchs_linear_is_done(modules, owner, name, monkeypatch, device):
+    """Low-rank adapters and other precisions reach all modules so."""
+    x, before = samples(device), getattr(owner, name)
+    plain = modules[0](x)
+    monkeypatch.setattr(owner, name, lambda *args: before(*args) + 1)
+    assert not torch.equal(both(modules, lambda module: module(x)), plain)
 
 
 def test_backward_hooks_and_global_hooks(device, modules):
@@ -440,6 +455,19 @@ def test_subclasses():
     modules[0].linear.weight = weight
     modules[0](x)
     assert nn.functional.linear in Logged.seen
+
+
+class Table(torch.Tensor):
+    """A subclass that serves a few of torch's functions, and no other."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return {nn.functional.linear: cls(), torch.relu: 6.0}.get(function, NotImplemented)
+
+
+def test_subclasses_that_know_torchs_functions_alone():
+    modules = linear_modules(6, 10, 3.0)
+    assert [module(samples().as_subclass(Table)) for module in modules] == [2.0, 2.0]
 
 
 def test_negative_bit_view():

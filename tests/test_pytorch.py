@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import numpy
 import pytest
 import torch
 from tensors import FLOATING, assert_same_bits, draw, recording, targets_of
@@ -148,7 +149,7 @@ def test_make_fx(mode):
 def test_symbolic_trace():
     x = samples()
     graph = torch.fx.symbolic_trace(nn.Sequential(ModelNew()))
-    assert [node.target for node in graph.graph.nodes if node.op == "call_method"] == ["relu"]
+    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [torch.relu]
     assert_same_bits(graph(x), torch.relu(x))
 
 
@@ -310,6 +311,40 @@ def test_subclasses():
     out = ModelNew()(Wrapper(x))
     assert type(out) is Wrapper
     assert_same_bits(out.inner, torch.relu(x))
+
+
+class Table(torch.Tensor):
+    """A subclass that serves a few of torch's functions, and no other."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        served = {torch.relu: "relu", nn.functional.relu: "relu in place"}
+        return served.get(function, NotImplemented)
+
+
+class TableOfOperators(torch.Tensor):
+    """The same one level below."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return {torch.ops.aten.relu.default: cls()}.get(function, NotImplemented)
+
+
+def test_subclasses_that_know_torchs_functions_alone():
+    x = samples()
+    assert ModelNew()(x.as_subclass(Table)) == "relu"
+    assert ModelNew(inplace=True)(x.as_subclass(Table)) == "relu in place"
+    assert type(ModelNew()(x.as_subclass(TableOfOperators))) is TableOfOperators
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("x", [None, [1.0], numpy.ones(2), nn.UninitializedParameter()], ids=type)
+def test_errors_are_torchs(x, inplace):
+    with pytest.raises((TypeError, ValueError)) as want:
+        nn.functional.relu(x, inplace=True) if inplace else torch.relu(x)
+    with pytest.raises(want.type) as got:
+        ModelNew(inplace)(x)
+    assert str(got.value) == str(want.value)
 
 
 def test_gradient_of_a_wrapper_subclass():

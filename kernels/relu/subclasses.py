@@ -4,42 +4,34 @@ import functools
 from types import ModuleType
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch import relu as torch_relu
+from torch.nn import functional
 
 # bundle: skip
-from kernels.binding.subclasses import is_dtensor
+from kernels.binding.subclasses import PLAIN, is_dtensor
 
 # bundle: end
 
 
 def serve_relu(extension: ModuleType) -> None:
-    """Tells the extension what to call for such tensors: the operator, which they can intercept.
+    """Tells the extension what to call for such tensors: the operator, which modes can intercept.
 
-    ReLU of what torch traces, and in place, is torch's own op, which they know.
+    Other subclasses, and graphs, get torch's own functions, which they know. These also raise the
+    errors for what is no tensor.
     """
     operator = extension.operators.relu.default
     shard = functools.cache(register_relu_sharding)
 
     def relu(x: object) -> object:
-        if not hasattr(x, "__torch_function__"):
-            raise TypeError(
-                f"relu(): argument 'input' (position 1) must be Tensor, not {type(x).__name__}"
-            )
-        is_traced = type(x) in (FakeTensor, FunctionalTensor) or isinstance(x, torch.fx.Proxy)
-        if is_traced or extension.is_recorded():
-            return x.relu()
-        if is_dtensor(x):  # it has no rule for an operator that it does not know
+        is_sharded = is_dtensor(x)
+        if not (is_sharded or type(x) in PLAIN) or extension.is_recorded():
+            return torch_relu(x)
+        if is_sharded:  # it has no rule for an operator that it does not know
             shard(operator)
         return operator(x)
 
-    def relu_in_place(x: object) -> object:
-        if not hasattr(x, "__torch_function__"):
-            return relu(x)
-        return x.relu_()
-
     extension.relu_of_subclass = relu
-    extension.relu_of_subclass_in_place = relu_in_place
+    extension.relu_of_subclass_in_place = functools.partial(functional.relu, inplace=True)
 
 
 def register_relu_sharding(operator: torch._ops.OpOverload) -> None:
