@@ -494,6 +494,42 @@ def test_nested_tensors(make):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_in_inference_mode():
+    mine, theirs = linear_modules(6, 10)
+    with torch.inference_mode():
+        x = torch.nested.nested_tensor([samples(), samples()[:2]])
+        for got, want in zip(mine(x).unbind(), theirs(x).unbind(), strict=True):
+            assert_same_bits(got, want)
+
+
+def test_saved_tensor_hooks_that_convert(device, modules):
+    x = samples(device)
+
+    def run(module):
+        leaf = x.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
+            out = module(leaf)
+        out.sum().backward()
+        return leaf.grad
+
+    both(modules, run)
+
+
+def test_a_profiler_sees_the_operator(device, modules):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        modules[0](samples(device))
+    events = {event.key for event in profile.key_averages()}
+    assert "relu_divide_kernels::linear_relu_divide" in events
+
+
+def test_a_default_device_is_no_mode(modules, monkeypatch, device):
+    monkeypatch.setattr(_extension, "linear_of_subclasses", None)
+    x = samples(device)
+    with torch.device("meta"):
+        both(modules, lambda module: module(x))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_sparse_weight():
     modules = linear_modules(6, 10)
     for module in modules:

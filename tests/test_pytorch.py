@@ -218,7 +218,28 @@ def test_modes_see_the_operator():
     assert seen == [_extension.operators.relu.default] * 2
 
 
+def test_a_profiler_sees_the_operator(device):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        ModelNew()(samples(device))
+    assert "relu_divide_kernels::relu" in {event.key for event in profile.key_averages()}
+
+
 # ----------------------------------------------------------------------------- modes and settings
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_default_device_is_no_mode(inplace, monkeypatch):
+    """It changes functions that make tensors, so that the call need not go by Python."""
+    name = "relu_of_subclass" + "_in_place" * inplace
+    called = []
+    monkeypatch.setattr(_extension, name, lambda x: called.append(x) or x)
+    module, x = ModelNew(inplace), samples()
+    with torch.device("meta"):
+        assert_same_bits(module(x.clone()), torch.relu(x))
+        assert not called
+        with torch.overrides.BaseTorchFunctionMode():
+            module(x.clone())
+    assert len(called) == 1
 
 
 def test_inference_mode(device):
@@ -405,6 +426,21 @@ def test_sparse_gradient():
     assert_same_bits(*both(run))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_in_inference_mode():
+    with torch.inference_mode():
+        x = torch.nested.nested_tensor([samples(), samples()[:2]])
+        for got, want in zip(ModelNew()(x).unbind(), torch.relu(x).unbind(), strict=True):
+            assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_gradients_of_dtypes_that_torch_refuses(dtype):
+    for module in (Model(), ModelNew()):
+        with pytest.raises(NotImplementedError):
+            module(samples().to(dtype).requires_grad_())
+
+
 # ---------------------------------------------------------------------------------- the module
 
 
@@ -461,6 +497,15 @@ def test_saved_tensor_hooks(device):
     x = samples(device).requires_grad_()
     with torch.autograd.graph.save_on_cpu():
         out = ModelNew()(x)
+    out.sum().backward()
+    assert_same_bits(x.grad, (x > 0).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_saved_tensor_hooks_that_convert(device, dtype):
+    x = samples(device).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(dtype), lambda t: t.t()):
+        out = ModelNew()(x.view(-1))
     out.sum().backward()
     assert_same_bits(x.grad, (x > 0).float())
 

@@ -18,7 +18,9 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
@@ -99,9 +101,19 @@ long ask_python(const char* name, const Tensor* const (&tensors)[kCount]) {
   return number;
 }
 
+// Whether dimensions have names, which newer versions of torch no longer know.
+template <typename T>
+auto has_names(const T& x, int) -> decltype(x.has_names()) {
+  return x.has_names();
+}
+template <typename T>
+bool has_names(const T&, long) {
+  return false;
+}
+
 // Whether a tensor is none of torch's special kinds, which its own ops serve.
 inline bool is_strided(const Tensor& x) {
-  return x.layout() == at::kStrided && !x.is_quantized() && !x.is_nested();
+  return x.layout() == at::kStrided && !x.is_quantized() && !x.is_nested() && !has_names(x, 0);
 }
 
 // Tensors with a Python type of their own. Those that torch traces stand for a dense tensor; a
@@ -112,6 +124,18 @@ enum class Subclass : long { kNone, kTraced, kDTensor, kOther };
 inline Subclass subclass_of(const Tensor& x) {
   if (!x.key_set().has(at::DispatchKey::Python)) return Subclass::kNone;
   return static_cast<Subclass>(ask_python("subclass_of", {&x}));
+}
+
+// Whether a mode may do something with a call. The one of torch.device and set_default_device, for
+// which this is false, changes functions that make tensors.
+inline bool has_function_mode() {
+  using at::impl::PythonTorchFunctionTLS;
+  if (!at::impl::torch_function_mode_enabled()) return false;
+  if (PythonTorchFunctionTLS::stack_len() != 1) return true;
+  PyObject* const mode = PythonTorchFunctionTLS::get_stack_at(0)->ptr(getPyInterpreter());
+  PyObject* const type = PyObject_GetAttrString(extension, "device_context");
+  Py_XDECREF(type);
+  return reinterpret_cast<PyObject*>(Py_TYPE(mode)) != type;
 }
 
 // So little work that another thread would not get to run in the meantime.
@@ -229,6 +253,12 @@ auto make_node(const Inputs&... inputs) {
   }();
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
   return node;
+}
+
+// A mask that was saved. Hooks may give it back in another dtype or layout.
+inline Tensor unpack_mask(const SavedVariable& saved) {
+  const Tensor mask = saved.unpack();
+  return mask.scalar_type() == at::kByte ? mask.contiguous() : mask.to(at::kByte).contiguous();
 }
 
 // A mask's bits as elements, [bytes] to [bytes, 8], 0 or 1.

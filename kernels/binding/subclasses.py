@@ -6,6 +6,7 @@ from types import ModuleType
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._device import DeviceContext
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -14,6 +15,7 @@ def serve_subclasses(extension: ModuleType) -> None:
     """Gives the extension the operators, and what it asks of such tensors."""
     extension.operators = torch.ops.relu_divide_kernels
     extension.subclass_of = subclass_of
+    extension.device_context = DeviceContext
 
 
 def is_dtensor(x: object) -> bool:

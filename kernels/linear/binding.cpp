@@ -128,7 +128,7 @@ struct LinearReluDivideBackward : Node {
     const bool wants_x = task.task_should_compute_output(0),
                wants_weight = task.task_should_compute_output(1),
                wants_bias = task.task_should_compute_output(2);
-    const Tensor bits = mask.unpack();
+    const Tensor bits = unpack_mask(mask);
     std::optional<Tensor> of_x, of_weight;
     if (wants_weight) of_x = x.unpack();
     if (wants_x) of_weight = weight.unpack();
@@ -247,7 +247,7 @@ bool is_number(PyObject* argument, double* value) {
 }
 
 // linear_relu_divide(x, weight, bias, divisor): linear_autograd for dense tensors, and the operator
-// for all others. NotImplemented for divisors that are no numbers.
+// for all others, and where a profiler looks on. NotImplemented for divisors that are no numbers.
 PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 4) {
     PyErr_Format(PyExc_TypeError, "linear_relu_divide() takes 4 arguments, not %zd", count);
@@ -257,7 +257,7 @@ PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   if (!is_number(arguments[3], &divisor)) Py_RETURN_NOTIMPLEMENTED;
   const bool has_bias = arguments[2] != Py_None;
   if (!is_plain(arguments[0]) || !is_plain(arguments[1]) || (has_bias && !is_plain(arguments[2])) ||
-      at::impl::torch_function_mode_enabled()) {
+      has_function_mode()) {
     return call_python("linear_of_subclasses", arguments, 4);
   }
   return with_python_errors([&] {
@@ -265,8 +265,12 @@ PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     const auto bias = has_bias ? std::optional(unpack(arguments[2])) : std::nullopt;
     const LinearInputs in{x, weight, bias, divisor};
     Tensor out;
-    without_gil(is_short(x) && is_short(weight),
-                [&] { out = are_dense(in) ? linear_autograd(in) : call_linear(in); });
+    without_gil(is_short(x) && is_short(weight), [&] {
+      const auto is_special = [](const Tensor& t) { return !is_strided(t); };
+      out = are_dense(in) && !at::hasCallbacks() ? linear_autograd(in)
+            : any(in, is_special)                ? linear_composite(in)
+                                                 : call_linear(in);
+    });
     return THPVariable_Wrap(std::move(out));
   });
 }

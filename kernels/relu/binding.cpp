@@ -232,7 +232,7 @@ struct ReluBackward : Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {Tensor()};
     const std::lock_guard<std::mutex> lock(mutex_);
-    const Tensor tensor = saved.unpack();
+    const Tensor tensor = stride ? unpack_mask(saved) : saved.unpack();
     const bool again = at::GradMode::is_enabled();  // this gradient is to be differentiated
     if (stride && !again) return {call_relu_backward(grads[0], tensor, *stride)};
     Tensor out = stride ? relu_signs(grads[0], tensor, *stride) : tensor;
@@ -250,7 +250,9 @@ struct ReluBackward : Node {
 };
 
 Tensor relu_autograd(const Tensor& x) {
-  if (!is_strided(x) || has_tangent(x) || in_functorch()) return at::relu(x);
+  if (!is_strided(x) || !kernel_dtype(x.scalar_type()) || has_tangent(x) || in_functorch()) {
+    return at::relu(x);
+  }
   if (!wants_gradient(x)) return call_relu(x);
   auto node = make_node<ReluBackward>(x);
   Tensor out, mask;
@@ -312,19 +314,20 @@ bool is_recorded() {
          c10::impl::TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value();
 }
 
-// relu(x): relu_autograd for a dense tensor, and the operator for all others. Graphs hold torch's
-// own relu: compilers fuse it, and programs run without these kernels.
+// relu(x): relu_autograd for a dense tensor, and the operator for all others, and where a profiler
+// looks on. Graphs hold torch's own relu: compilers fuse it, and programs run without our kernels.
 PyObject* relu_entry(PyObject*, PyObject* argument) {
-  if (!is_plain(argument) || at::impl::torch_function_mode_enabled()) {
+  if (!is_plain(argument) || has_function_mode()) {
     return call_python("relu_of_subclass", &argument, 1);
   }
   return with_python_errors([&] {
     const Tensor x = unpack(argument);  // its own reference: another thread may swap the tensor
     Tensor out;
     without_gil(is_short(x), [&] {
-      out = is_dense(x)     ? relu_autograd(x)
-            : is_recorded() ? at::relu(x)
-                            : call_operator<decltype(relu_forward)>(KERNELS_NAMESPACE "::relu", x);
+      out = is_dense(x) && !at::hasCallbacks() ? relu_autograd(x)
+            : is_recorded() || !is_strided(x)
+                ? at::relu(x)
+                : call_operator<decltype(relu_forward)>(KERNELS_NAMESPACE "::relu", x);
     });
     return THPVariable_Wrap(std::move(out));
   });
@@ -332,7 +335,7 @@ PyObject* relu_entry(PyObject*, PyObject* argument) {
 
 // relu_(x): in place; returns x.
 PyObject* relu_in_place_entry(PyObject*, PyObject* argument) {
-  if (!is_plain(argument) || at::impl::torch_function_mode_enabled()) {
+  if (!is_plain(argument) || has_function_mode()) {
     return call_python("relu_of_subclass_in_place", &argument, 1);
   }
   return with_python_errors([&] {

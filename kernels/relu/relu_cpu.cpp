@@ -79,7 +79,7 @@ __attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits
   for (; i + kBlock <= n; i += kBlock) {
     // Not beyond the end, where another thread stores: 0.9 of the time for 2^16 floats.
     constexpr int64_t kAhead = kStoresAhead / static_cast<int64_t>(sizeof(Bits));
-    prefetch_block<1, 3>(out + std::min(i + kAhead, n - kBlock));
+    if (x != out) prefetch_block<1, 3>(out + std::min(i + kAhead, n - kBlock));
 #pragma GCC ivdep  // x is out, or apart from it
     for (int64_t j = 0; j < kBlock; ++j) out[i + j] = order.relu(x[i + j]);
   }

@@ -37,7 +37,7 @@ inline bool is_left_to_torch(const LinearInputs& in) {
   const std::optional<DType> dtype = kernel_dtype(in.x.scalar_type());
   return !dtype || !at::isFloatingType(in.x.scalar_type()) || in.x.dim() == 0 ||
          in.weight.dim() != 2 || (in.bias && in.bias->dim() != 1) || !is_strided(in.x) ||
-         !is_strided(in.weight) || is_subclass_for_torch();
+         !is_strided(in.weight) || (in.bias && !is_strided(*in.bias)) || is_subclass_for_torch();
 }
 
 // In place, out = relu(out) / divisor, and the mask if there is one to write.
