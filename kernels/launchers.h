@@ -122,12 +122,16 @@ void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* 
 // As cuda::linear_epilogue, for the elements of the bytes begin <= i < end of the mask.
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                      int64_t begin, int64_t end);
-// As cuda::linear_epilogue_backward, for the columns begin <= j < end of all rows. begin is a
-// multiple of 8; all pointers are those of column 0. sums is uninitialised and holds 2 n elements,
-// double for float64 and float for all else.
+// As cuda::linear_epilogue_backward, for the pieces begin <= i < end, of which there are as many as
+// runs of rows times strips of columns. sums [runs, n], double for float64 and float for all else,
+// gets the column sums of each run, where it is not null; the last function makes grad_bias of
+// them.
+int64_t linear_epilogue_backward_runs(int64_t m);
+int64_t linear_epilogue_backward_strips(int64_t n);
 void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                              double divisor, void* grad_z, void* grad_bias, void* sums, int64_t m,
-                              int64_t n, int64_t begin, int64_t end);
+                              double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
+                              int64_t begin, int64_t end);
+void linear_epilogue_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m, int64_t n);
 
 constexpr size_t kHugePage = 2 << 20;
 

@@ -264,17 +264,19 @@ void relu_backward_dense(const Bits* grad_output, const uint8_t* mask, Bits* gra
   typedef Bits Lanes __attribute__((vector_size(kLanes * sizeof(Bits))));
   Lanes own_bit;
   for (int lane = 0; lane < kLanes; ++lane) own_bit[lane] = static_cast<Bits>(1 << lane);
+  const auto select = [&](int64_t i, Bits* to) {
+    const Bits bits = static_cast<Bits>(mask[i / 8] >> (i % 8));
+    Lanes lanes;
+    memcpy(&lanes, grad_output + i, sizeof(lanes));
+    lanes &= reinterpret_cast<Lanes>((own_bit & bits) == own_bit);
+    memcpy(to, &lanes, sizeof(lanes));
+  };
   const auto block = [&](int64_t i, Bits* to) {
-    for (uint64_t j = 0; j < kBlock; j += kLanes) {
-      const Bits bits = static_cast<Bits>(mask[(i + j) / 8] >> (j % 8));
-      Lanes lanes;
-      memcpy(&lanes, grad_output + i + j, sizeof(lanes));
-      lanes &= reinterpret_cast<Lanes>((own_bit & bits) == own_bit);
-      memcpy(to + j, &lanes, sizeof(lanes));
-    }
+    for (int64_t j = 0; j < kBlock; j += kLanes) select(i + j, to + j);
   };
   int64_t i = streams ? stream_blocks(grad_output, grad_input, n, block) : 0;
   for (; i + kBlock <= n; i += kBlock) block(i, grad_input + i);
+  for (; i + kLanes <= n; i += kLanes) select(i, grad_input + i);
   for (; i < n; ++i) grad_input[i] = mask[i / 8] >> (i % 8) & 1 ? grad_output[i] : Bits{0};
 }
 

@@ -141,13 +141,16 @@ inline TwoTensors epilogue_backward(const LinearGradients& in) {
                                               workspace.mutable_data_ptr(), m, n, stream);
       },
       [&] {
-        const Tensor workspace = vector(2 * n, type == at::kDouble ? at::kDouble : at::kFloat);
-        void* const partial = workspace.mutable_data_ptr();
-        const int64_t grain = std::max<int64_t>(kGrain / 8 / std::max<int64_t>(m, 1), 1);
-        parallel_for(mask_row_bytes(n), grain, [&](int64_t begin, int64_t end) {
-          cpu::linear_epilogue_backward(dtype, from, bits, in.divisor, to, sums, partial, m, n,
-                                        begin * 8, std::min(end * 8, n));
+        const int64_t runs = cpu::linear_epilogue_backward_runs(m);
+        const int64_t pieces = runs * cpu::linear_epilogue_backward_strips(n);
+        const Tensor workspace = vector(runs * n, type == at::kDouble ? at::kDouble : at::kFloat);
+        void* const run_sums = in.wants_bias ? workspace.mutable_data_ptr() : nullptr;
+        const int64_t grain = std::max<int64_t>(kGrain * pieces / std::max<int64_t>(m * n, 1), 1);
+        parallel_for(pieces, grain, [&](int64_t begin, int64_t end) {
+          cpu::linear_epilogue_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
+                                        end);
         });
+        if (in.wants_bias) cpu::linear_epilogue_backward_sum(dtype, run_sums, sums, m, n);
       });
   return {grad_z, grad_bias};
 }
