@@ -7,11 +7,11 @@
 namespace kernels {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kGeluThreads = 256;
 
 // x and out [n].
 __global__ void gelu_kernel(const float* x, float* out, int64_t n) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t i = int64_t{blockIdx.x} * kGeluThreads + threadIdx.x;
   if (i < n) out[i] = x[i] * normcdff(x[i]);
 }
 
@@ -20,8 +20,8 @@ __global__ void gelu_kernel(const float* x, float* out, int64_t n) {
 namespace cuda {
 
 int gelu(const float* x, float* out, int64_t n, CUstream_st* stream) {
-  const auto blocks = static_cast<unsigned>((n + kThreads - 1) / kThreads);
-  gelu_kernel<<<blocks, kThreads, 0, stream>>>(x, out, n);
+  const auto blocks = static_cast<unsigned>((n + kGeluThreads - 1) / kGeluThreads);
+  gelu_kernel<<<blocks, kGeluThreads, 0, stream>>>(x, out, n);
   return cudaGetLastError();
 }
 
