@@ -1,4 +1,4 @@
-"""What counts in a long message."""
+"""The line that counts in a long message."""
 
 import re
 

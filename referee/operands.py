@@ -690,7 +690,7 @@ def operands(
 
 
 def _values(choose: random.Random, draw: Draw, rows: int, k: int) -> tuple[list[str], Tensor]:
-    """What one side is made of, and its values before scaling."""
+    """The parts of one side, and its values before scaling."""
     name = choose.choice(list(DISTRIBUTIONS))
     parts, values = [name], DISTRIBUTIONS[name](draw, rows, k)
     if choose.random() < 0.2:

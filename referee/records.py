@@ -41,7 +41,7 @@ class Document:
 
     @staticmethod
     def start(arguments: list[str] | None, kind: str, device: torch.device) -> "Document":
-        """Of a command of run.py that begins; `arguments` are by default the process's."""
+        """For a command of run.py that begins; `arguments` are by default the process's."""
         command = shlex.join(["run.py", *(sys.argv[1:] if arguments is None else arguments)])
         return Document(f"python {command}", kind, report.environment(device))
 
@@ -176,7 +176,7 @@ def _with_role(row: dict, timings: Timings) -> dict:
 
 
 def _word(low: float, high: float) -> str:
-    """What an interval of the ratio says."""
+    """The word for an interval of the ratio."""
     if low <= 1 <= high:
         return "a tie"
     return "faster" if low > 1 else "slower"

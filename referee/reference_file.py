@@ -25,7 +25,7 @@ class BadReferenceError(Exception):
 
 @dataclass(frozen=True)
 class ReferenceFile:
-    """What the file defines; each method raises `BadReferenceError` where the file raises."""
+    """The file's names; each method raises `BadReferenceError` where the file raises."""
 
     path: Path
     model: Callable[..., nn.Module]

@@ -1,7 +1,7 @@
 """A solution in a process of its own, which can be asked, is killed in time, and leaves nothing.
 
 The child may do what it likes: crash, hang, fork, flood its output, write to the pipe of replies.
-What arrives from it is JSON with this side's token, within limits, or the bytes of a tensor in a
+Its messages are JSON with this side's token, within limits, or the bytes of a tensor in a
 mapped file that it can neither shrink nor grow.
 """
 

@@ -27,7 +27,7 @@ from referee.timing import (
 
 @dataclass(frozen=True)
 class Pace:
-    """What the halves of a step are held against: the work of a forward at the highest rate.
+    """The measure for the halves of a step: the work of a forward at the highest rate.
 
     Attributes:
         call: does this work on an input. It is timed in every round, for the device may have become

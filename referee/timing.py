@@ -39,17 +39,17 @@ class Inputs(Protocol):
         """The next input of the ring, freshly altered."""
 
     def wrong(self, output: torch.Tensor) -> str | None:
-        """What is wrong with the output for that input, in words."""
+        """The fault of the output for that input, in words."""
 
     def wrong_gradient(
         self, output: torch.Tensor, gradients: Sequence[torch.Tensor], grad_output: torch.Tensor
     ) -> str | None:
-        """What is wrong with the gradients of that input and of the parameters, in words."""
+        """The fault of the gradients of that input and of the parameters, in words."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the contestants are called that every comparison has."""
+    """The names of the contestants that every comparison has."""
 
     solution: str
     eager: str
@@ -131,7 +131,7 @@ class Timings:
             del times[rounds:]
 
     def calls(self, name: str) -> list[tuple[float, float]]:
-        """Of every call the seconds by the device's clock, and those that the host saw beyond."""
+        """Each call's seconds by the device's clock, and those that the host saw beyond."""
         pairs = zip(self.seconds[name], self.wall[name], strict=True)
         return [(seconds, wall - seconds) for seconds, wall in pairs]
 
@@ -180,7 +180,7 @@ def rounds(
     what: str,
     progress: Progress,
 ) -> Iterator[tuple[T, str | None]]:
-    """What the rounds after the warm-up give, until a problem."""
+    """The results of the rounds after the warm-up, until a problem."""
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
@@ -195,8 +195,8 @@ def rounds(
 def judge(timings: Timings, fastest: float, what: str) -> None:
     """Adds what is `incredible` to the problems, or to the notes why that cannot be told.
 
-    A busy host delays some calls and not others. What it does to the eager reference, timed twice,
-    it may do to any two contestants: where the control breaks the floor of its own slow calls,
+    A busy host delays some calls and not others, and it may do to any two contestants as it does
+    to the eager reference, timed twice: where the control breaks the floor of its own slow calls,
     there is no floor.
     """
     timings.floor = fastest

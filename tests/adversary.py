@@ -52,7 +52,7 @@ def _beginning(count: int, k: int, seed: int, device: str) -> tuple[Tensor, Tens
 
 
 def _places(d: Draw, rows: int, k: int) -> Tensor:
-    """Of each row a run of columns, or some at random, or both."""
+    """A run of columns of each row, or some at random, or both."""
     length = d.powers(0, 7, rows, 1)
     first = (d.uniform(rows, 1) * k).floor()
     first = torch.where(d.choice(0.5, rows, 1), first, (first / length).floor() * length)

@@ -71,7 +71,7 @@ def few_terms_in_all(name: str) -> float:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of the finite results: maximum, mean, and maximum relative to |x| |weight|^T + |bias|."""
+    """Errors where results are finite: maximum, mean, and maximum relative to |x| |weight|^T + |bias|."""
 
     max: float
     mean: float
@@ -102,7 +102,7 @@ class Reference:
         self.bound += 2.0**-40 * k * largest / abs(divisor) + 2.0**-149
 
     def errors(self, out: Tensor) -> Errors:
-        """Of out where out and the reference are finite."""
+        """The errors of out where out and the reference are finite."""
         assert out.shape == self.out.shape
         finite = torch.isfinite(out) & torch.isfinite(self.out)
         error = (out.double() - self.out).abs()[finite]
@@ -140,7 +140,7 @@ def broken_promises(
     slack: float = 1.0,
     few_terms: float = 0.0,
 ) -> list[str]:
-    """What out does worse than slack times trusted, in words; empty if it keeps the promise.
+    """The errors of out beyond slack times trusted, in words; empty if it keeps the promise.
 
     Errors may be larger if, relative to |x| |weight|^T + |bias|, none is more than few_terms.
     """

@@ -81,7 +81,7 @@ def one_product(split: Split) -> Split:
 
 
 def segment_length(k: int, split: Split) -> int:
-    """What a sum of k is promoted every."""
+    """The length of K after which a sum is promoted."""
     if not split.promotes:
         return k + -k % STEP
     if split.segment:
@@ -100,7 +100,7 @@ def maxima(rows: Tensor) -> Tensor:
 
 
 def sampled_maxima(rows: Tensor) -> Tensor:
-    """Of a sample of each row; of all of the row where the sample is zero."""
+    """The maximum of a sample of each row; of all of the row where the sample is zero."""
     seen = maxima(rows[:, sampled(rows.shape[1])])
     return torch.where(seen == 0, maxima(rows), seen)
 

@@ -23,7 +23,7 @@ def gradients(module, x, grad_output):
 
 
 def exact_gradients(module, x, grad_z):
-    """What the gradients of x, weight and bias are for that of the product, in float64."""
+    """The gradients of x, weight and bias for that of the product, in float64."""
     weight = module.linear.weight.double()
     rows, grads = x.double().flatten(0, -2), grad_z.double().flatten(0, -2)
     return (grads @ weight).view(x.shape), grads.t() @ rows, grads.sum(0)

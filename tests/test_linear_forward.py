@@ -368,7 +368,7 @@ def test_integers(dtype):
 
 
 def test_weights_of_other_shapes():
-    """What torch makes of a vector for a weight, and of a bias of one element."""
+    """A vector for a weight, and a bias of one element, are as torch takes them."""
     x = torch.randn(4, 6)
     for weight, bias in ((torch.randn(6), None), (torch.randn(5, 6), torch.randn(1))):
         mine, theirs = linear_modules(6, 5)

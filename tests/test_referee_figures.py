@@ -53,7 +53,7 @@ def test_a_block_whose_command_fails_stays(pages):
 
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_readmes_block_gets_tables_and_a_picture(pages, tmp_path, is_complete):
-    """Of the results that the command is asked to write."""
+    """They are those of the results that the command writes."""
     content = document([record(*key) for key in HEADLINE[: None if is_complete else 3]])
     (tmp_path / "content.json").write_text(json.dumps(content))
     code = "import shutil, sys; shutil.copy({!r}, sys.argv[2]); print(6 * 7)"

@@ -214,7 +214,7 @@ def in_float64(x, module, expected):
 
 
 def by_reciprocal(x, module, expected):
-    """What is right to a rounding, where the reciprocal itself is in range."""
+    """The result is right to a rounding, where the reciprocal itself is in range."""
     if not module.divisor or not math.isfinite(module.divisor):
         return expected
     return torch.relu(module.linear(x)) * (1 / module.divisor)

@@ -502,7 +502,7 @@ def test_files_of_others(command, text, tmp_path, capsys):
 
 
 def test_agreement(tmp_path, capsys):
-    """Of runs whose noise alone differs; and not of others."""
+    """Runs whose noise alone differs agree; others do not."""
     paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
     for path, seed, ratio in zip(paths, (1, 2, 3), (2.0, 2.0, 2.1), strict=True):
         found = [record(relu, ratio=ratio, noise=0.02, seed=seed), record(linear, seed=seed)]

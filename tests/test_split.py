@@ -71,7 +71,7 @@ EXACT = [
 
 
 def ulp(x):
-    """Of float32 values, as float64."""
+    """The unit in the last place of float32 values, as float64."""
     return torch.ldexp(torch.ones_like(x.double()), torch.frexp(x).exponent - 24)
 
 
@@ -216,7 +216,7 @@ def test_one_product_errs_no_more_than_tf32(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_cases_measure_something(name):
-    """What is meant to be finite is, and float32 errs, except where it is exact."""
+    """Results meant to be finite are, and float32 errs, except where it is exact."""
     x, weight, bias = named(name, 24, 1024, 32)
     trusted = cublas(x, weight, bias, DIVISOR)
     assert torch.isfinite(trusted).all() == ("inf " not in name and name != "overflow")
@@ -502,7 +502,7 @@ def test_promotion_bounds_what_truncation_takes():
 
 @pytest.mark.parametrize("cores", [AMPERE, HOPPER])
 def test_an_addition_truncates_at_most_ten_units(cores):
-    """As the derivation of the bound says. What comes near: small terms beside a large sum."""
+    """As the derivation of the bound says. Small terms beside a large sum come near it."""
     last = 2.0 ** -(23 + cores.alignment)  # that is kept, of a sum in [1, 2)
     ends_in_ones = [1.999] * (2**cores.alignment - 1)
     small = [0.999] * (cores.terms - len(ends_in_ones))

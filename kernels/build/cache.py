@@ -65,7 +65,7 @@ def intruder(path: Path) -> str:
 
     They may where `path`, or a folder above, belongs to them or is writable by others or by a group
     that has others in it; but not below a folder that only its owner may enter. A folder with the
-    sticky bit, such as /tmp, lets them add files, not touch ours. What lies above a home is the
+    sticky bit, such as /tmp, lets them add files, not touch ours. The folders above a home are the
     system's business. The folder KERNELS_TRUSTED_FOLDER, and all in it, is trusted as it is.
     """
     trusted = os.environ.get("KERNELS_TRUSTED_FOLDER")

@@ -1,4 +1,4 @@
-"""What a solution changes that is not its own, and what it calls and catches."""
+"""The things that a solution changes and are not its own; the ones that it calls and catches."""
 
 import builtins
 import ctypes
@@ -87,7 +87,7 @@ def operators() -> dict[str, object]:
 
 
 def left_on() -> list[str]:
-    """What is on that could compute when somebody looks at a result."""
+    """The modes and hooks that are on: they could compute when a result is read."""
     modes = [type(mode) for mode in _get_current_function_mode_stack()]
     found = [f"the function mode {kind.__name__}" for kind in modes if kind is not DeviceContext]
     found += ["a dispatch mode"] * (_len_torch_dispatch_stack() > 0)

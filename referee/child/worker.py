@@ -32,7 +32,7 @@ def unpack(text: str) -> object:
 
 
 class Worker:
-    """What a request's `op` names is a method here; what it returns is the reply.
+    """Each method is a request, by its name; the dictionary that it returns is the reply.
 
     Args:
         arena: the mapped file as bytes.
@@ -136,7 +136,7 @@ class Worker:
         return {"seconds": seconds, "wall": wall}
 
     def left_on(self) -> dict:
-        """What a call left on that could compute its result later, when somebody looks at it.
+        """The modes and hooks that a call left on: they could compute its result when it is read.
 
         Nothing is called that it could intercept; and the answer comes when the call is over.
         """

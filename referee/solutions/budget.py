@@ -111,7 +111,7 @@ class Output:
         return Found(self._problem(beyond, first, total / max(count, 1)), relative, equal)
 
     def compare_some(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
-        """What is wrong with elements of another result, compared with eager's, by this budget."""
+        """The fault of elements of another result, compared with eager's, by this budget."""
         if not self.dtype.is_floating_point:
             mismatch = first_mismatch(got, eager)
             return str(mismatch) if mismatch else None

@@ -55,7 +55,7 @@ class Turn(NamedTuple):
 
 
 class Judge:
-    """What all problems have in common."""
+    """The course that all problems have in common."""
 
     worker: str
     names: Names

@@ -1,4 +1,4 @@
-"""What a reference file has to say: inputs, parameters, and results with their error budgets."""
+"""A reference file's problem: inputs, parameters, and results with their error budgets."""
 
 import copy
 import random
@@ -72,7 +72,7 @@ class Oracle:
 
     @property
     def input_bytes(self) -> int:
-        """Of all inputs together."""
+        """The bytes of all inputs together."""
         inputs = (self.draws[0][i] for i in self.tensors)
         return sum(x.numel() * x.element_size() for x in inputs)
 

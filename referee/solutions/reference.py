@@ -306,7 +306,7 @@ class Reference(Judge):
         return Turn(sample, hidden, lambda: problem)
 
     def _look(self, ask: Callable, put: Callable, take: Callable, slot: int) -> str | None:
-        """What is wrong with random elements of the timed call's outputs, and of its inputs."""
+        """The fault of random elements of the timed call's outputs, or of its inputs, in words."""
         inputs, tensors = self.slots[slot], self.oracle.tensors
         eager = self.oracle.run(self.module, inputs)
         kept = [inputs[i].as_strided((inputs[i].numel(),), (1,)) for i in tensors]
@@ -339,7 +339,7 @@ class Reference(Judge):
         """Overwrites a part of each input with that of another draw, and an element beside it.
 
         The element is not found by looking at some of them: a result that is kept is then wrong.
-        Gives the parts, and notes their places in `changes`, for the worker. Of a square matrix
+        Gives the parts, and notes their places in `changes`, for the worker. In a square matrix
         the same columns are altered too, so that it stays symmetric or triangular if it was.
         """
         self.changes, found = [], []

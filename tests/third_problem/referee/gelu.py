@@ -20,7 +20,7 @@ ROUNDINGS = 8  # of the result, or of 2^-6 where that is smaller
 
 
 def mismatch(output: torch.Tensor, x: torch.Tensor) -> str | None:
-    """What is wrong with the result for x, in words."""
+    """The fault of the result for x, in words."""
     if output.shape != x.shape or output.dtype != x.dtype:
         return f"the output is {list(output.shape)} {output.dtype}"
     want = nn.functional.gelu(x.double())
