@@ -71,7 +71,7 @@ def few_terms_in_all(name: str) -> float:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors where results are finite: maximum, mean, and maximum relative to |x| |weight|^T + |bias|."""
+    """Maximum, mean, and maximum relative to |x| |weight|^T + |bias|, of what is finite."""
 
     max: float
     mean: float
