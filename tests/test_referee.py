@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -317,6 +318,11 @@ def test_what_is_left_on_is_noticed():
         assert watch.left_on() == ["a profile function"]
     finally:
         sys.setprofile(None)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 600)
+    try:
+        assert watch.left_on() == ["a timer"]
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def test_changed_operators_and_methods_are_noticed(monkeypatch):

@@ -73,7 +73,7 @@ RELU = {
     "04_replays_by_fingerprint": ("cheating", "replays the result of an earlier call"),
     "04_counts_calls": ("cheating", "a timed call was wrong"),
     "04_reuses_its_output": ("wrong", "two outputs share memory"),
-    "05_signal_handler": ("cheating", "work outside the timed call"),
+    "05_signal_handler": ("cheating", "leaves a timer on"),
     "07_overwrites_dim": ("cheating", "changed model.batch_size, model.dim"),
     "08_walks_frames": ("cheating", "takes a tensor of the referee's"),
     "08_asks_the_collector": ("cheating", "takes a tensor of the referee's"),

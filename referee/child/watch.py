@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import re
+import signal
 import statistics
 import sys
 import time
@@ -48,7 +49,7 @@ OPERATORS = [
 ]  # fmt: skip
 META = re.compile(r"^Meta.*\n", re.MULTILINE)
 
-_getprofile, _gettrace = sys.getprofile, sys.gettrace
+_getprofile, _gettrace, _getitimer = sys.getprofile, sys.gettrace, signal.getitimer
 _monitoring = getattr(sys, "monitoring", None)
 
 
@@ -87,12 +88,14 @@ def operators() -> dict[str, object]:
 
 
 def left_on() -> list[str]:
-    """The modes and hooks that are on: they could compute when a result is read."""
+    """The modes, hooks and timers that are on: they could compute when a result is read."""
     modes = [type(mode) for mode in _get_current_function_mode_stack()]
     found = [f"the function mode {kind.__name__}" for kind in modes if kind is not DeviceContext]
     found += ["a dispatch mode"] * (_len_torch_dispatch_stack() > 0)
     found += ["a profile function"] * (_getprofile() is not None)
     found += ["a trace function"] * (_gettrace() is not None)
+    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+    found += ["a timer"] * any(_getitimer(timer)[0] for timer in timers)
     if _monitoring:  # from Python 3.12 on
         found += ["a monitoring function"] * any(map(_monitoring.get_tool, range(6)))
     return found

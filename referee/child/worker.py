@@ -136,7 +136,7 @@ class Worker:
         return {"seconds": seconds, "wall": wall}
 
     def left_on(self) -> dict:
-        """The modes and hooks that a call left on: they could compute its result when it is read.
+        """The modes, hooks and timers that a call left on: they could compute its result later.
 
         Nothing is called that it could intercept; and the answer comes when the call is over.
         """
