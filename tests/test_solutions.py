@@ -264,6 +264,8 @@ def test_clean_files_are_never_accused(device, problem, name, tmp_path, monkeypa
 def test_clean_files_are_never_accused_beside_busy_loops(
     device, problem, name, tmp_path, monkeypatch, busy_loops
 ):
+    if not (RUNS or name.startswith("clean_plain") or name == OURS):
+        pytest.skip("KERNELS_GRADING_RUNS grades all of them")
     never_accused(device, problem, name, tmp_path, monkeypatch, max(RUNS, 1))
 
 
