@@ -30,12 +30,13 @@ __attribute__((noinline)) void add(const T* x, typename E::Sum* sum, int64_t row
   }
 }
 
-// A row of a mask begins with a byte of its own; in a strip of several rows, the bits of one follow
-// those of the other. How many rows of n columns make up a strip:
+// How many rows of n columns make up a strip. Each row of a mask begins with a byte of its own; in
+// a strip of several rows, the bits of one follow those of the other.
 int64_t rows_of_strip(int64_t n) { return n < kBlock ? kStrip / n : 1; }
 constexpr int64_t kStripBytes = kStrip / 8 + 1;
 
-// Calls body(bits of the row, how many, place in the strip) for each byte of each row of a mask.
+// Calls body(byte, count, place) for each byte of the rows of a mask: count of its bits are used,
+// and the first of them is at this place in the strip.
 template <typename Body>
 void for_bytes(int64_t rows, int64_t n, const Body& body) {
   for (int64_t row = 0, byte = 0; row < rows; ++row) {
