@@ -537,6 +537,7 @@ def test_intervals_of_equal_runs_overlap():
 @pytest.mark.gpu
 def test_two_runs_agree(tmp_path, capsys):
     """Those of the headline ReLU, each in a process of its own."""
+    torch.cuda.empty_cache()  # the sweep's memory, which they need
     paths = [str(tmp_path / name) for name in ("first.json", "second.json")]
     for path in paths:
         command = [sys.executable, run.__file__, "relu", "--json", path]
