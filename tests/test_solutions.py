@@ -496,6 +496,17 @@ def test_the_referees_clock():
 
 
 @pytest.mark.parametrize(
+    ("answers", "word"), [(["late", None], "correct"), (["late"] * 2, "cheating")]
+)
+def test_incredible_times_are_taken_again(answers, word, tmp_path, monkeypatch):
+    monkeypatch.setattr(judge, "CONFIRMATION", timing.Rounds(5))
+    monkeypatch.setattr(judge, "wrong_clock", lambda *_: answers.pop(0))
+    _, verdicts = grade("relu", [SOLUTIONS / "clean_plain.py"], tmp_path)
+    assert verdicts["clean_plain"]["verdict"] == word
+    assert answers == []
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [
         ("one\ntwo", "one"),

@@ -17,11 +17,14 @@ from referee.remote import HALF, ForgedError, RaisedError, Remote, busy_seconds
 from referee.solutions.baselines import Baselines
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, Verdict
 from referee.timing import (
+    CONFIRMATION,
     GRAIN,
     LEAST_JUDGED,
     UNSEEN,
+    Findings,
     Names,
     Rate,
+    Rounds,
     Samples,
     Timings,
     concealed,
@@ -196,10 +199,21 @@ class Judge:
             )
 
     def time(self) -> None:
-        """Times the solution and the baselines, in random order within each round."""
+        """Times the solution and the baselines."""
         self.spared |= self.baselines.start()  # if an input of both signs ended them
         self.prepare_timing()
-        task, names = self.task, self.names
+        for wanted in (self.task.wanted, CONFIRMATION):
+            timings, found = self._time(wanted)
+            if not found.problems:
+                break
+        else:
+            raise FoundError(CHEATING, found.problems[0])
+        timings.add_findings(found)
+        self.verdict.timings = timings
+
+    def _time(self, wanted: Rounds) -> tuple[Timings, Findings]:
+        """The times of all contestants, in random order within each round."""
+        names = self.names
         timings = Timings(self.device.type, names, self.rate, self.work())
         called = {names.solution: "module", names.eager: "module", names.again: "module"}
         called |= {name: name for name in self.baselines.names}
@@ -223,7 +237,7 @@ class Judge:
             problems = [check() for check in checks]
             return samples, next(filter(None, problems), None)
 
-        for samples, problem in rounds(one_round, task.wanted, self.device, "it", self.progress):
+        for samples, problem in rounds(one_round, wanted, self.device, "it", self.progress):
             if problem:
                 raise FoundError(CHEATING, problem)
             timings.add(samples)
@@ -233,11 +247,8 @@ class Judge:
             for name, turns in turns_of.items()
         }
         if problem := wrong_clock(hidden, timings):
-            raise FoundError(CHEATING, problem)
-        judge(timings, self.fastest(timings), "the forward")
-        if timings.problems:
-            raise FoundError(CHEATING, timings.problems[0])
-        self.verdict.timings = timings
+            return timings, Findings([problem])
+        return timings, judge(timings, self.fastest(timings), "the forward")
 
     def prepare_timing(self) -> None:
         """Gives the solution the inputs of the timed calls."""
