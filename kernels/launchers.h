@@ -51,7 +51,8 @@ struct Linear {
   int64_t x_stride;
   const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
   int64_t weight_stride;
-  // linear_sm90, half types: whether the operand is [k, m], or [k, n], instead.
+  // linear_sm90: whether the operand is [k, m], or [k, n], instead. In float32 that may be the
+  // weight alone, at kHigh.
   bool x_is_transposed, weight_is_transposed;
   const void* bias;  // [n], or null
   float divisor;
@@ -87,9 +88,10 @@ bool linear_skinny_serves(const Linear& linear);
 int linear_skinny(const Linear& linear, CUstream_st* stream);
 
 // to [rows, columns] = from [columns, rows]^T; both have adjacent columns and rows as far apart as
-// their strides say. columns is at most 2^21.
+// their strides say. is_needed may be null; where it points to a 0, in the GPU's memory, nothing is
+// done. With it, capability is 9.0 or more.
 int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
-              int64_t columns, CUstream_st* stream);
+              int64_t columns, const unsigned* is_needed, CUstream_st* stream);
 
 // In place, out [m, n] being the finished product, bias included: out = relu(out) / divisor. mask
 // may be null. Any floating dtype.

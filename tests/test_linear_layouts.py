@@ -1,13 +1,20 @@
-"""Half types on Hopper: operands of which either dimension is adjacent, forward and gradients."""
+"""Operands on Hopper of which either dimension is adjacent: half types, and float32 at `high`."""
 
 import itertools
 
 import pytest
 import torch
-from tensors import assert_as_accurate, assert_same_bits, linear_modules, linear_path
+from tensors import (
+    assert_as_accurate,
+    assert_same_bits,
+    float32_precision,
+    linear_modules,
+    linear_path,
+)
 from torch import nn
 
 from model_new import _extension
+from referee.operands import named
 
 pytestmark = pytest.mark.gpu
 
@@ -251,3 +258,46 @@ def test_cuda_graph(dtype, turned):
         graph.replay()
         for got, want in zip(results, step(module, x, grad_output), strict=True):
             assert_same_bits(got, want)
+
+
+# Whole units of the conversion, its edges, and units of which a part is beyond the weight.
+@pytest.mark.parametrize(
+    "shape",
+    [(300, 512, 1024), (257, 1000, 1001), (64, 40, 72), (33, 1056, 260), (1024, 4096, 2048)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "normal",
+        "lognormal",
+        "outlier rows",
+        "outliers in the weight",  # some overflow fp16
+        "inf and NaN in the weight",
+        "128 wide rows of the weight",  # some of them have too many subnormals
+        "sparse weight, 1 in 100",  # the sample of some rows is zero
+    ],
+)
+def test_a_turned_weight_changes_no_bit_at_high(name, shape):
+    m, n, k = shape
+    x, weight, bias = named(name, m, k, n, device="cuda")
+    grad_output = torch.randn(m, n, device="cuda")
+    with float32_precision("high"):
+        by_rows, by_columns = (
+            step(module_of(laid_out(weight, is_turned, 4), bias, 2.0), x, grad_output)
+            for is_turned in (False, True)
+        )
+    for a, b in zip(by_columns, by_rows, strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("fill", [0.0, 1e-30, 1e30, float("inf")])
+def test_a_turned_weight_whose_sample_is_zero(fill):
+    """Rows of zeros but for one element, which is no part of the sample."""
+    x, weight = torch.randn(300, 1024, device="cuda"), torch.zeros(512, 1024, device="cuda")
+    weight[:, 77] = fill
+    weight[::3, 77] = 1.0
+    want = (x.double() @ weight.double().t()).relu()
+    with float32_precision("high"), torch.no_grad():
+        out = module_of(weight.t().contiguous().t(), None, 1.0)(x)
+    torch.testing.assert_close(out.double(), want, rtol=1e-3, atol=0, equal_nan=True)

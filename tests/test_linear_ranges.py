@@ -195,6 +195,18 @@ def test_promise_of_one_product(name, precision, path, size):
     assert broken == []
 
 
+@pytest.mark.parametrize("product", GRADIENTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ONE_PRODUCT_CASES)
+def test_promise_of_one_product_of_gradients(name, product):
+    slack = 1.1 if name in TRUNCATED else ONE_PRODUCT_SLACK
+    drawn = named(name, *SIZES[0], device="cuda")
+    with float32_precision("high"), linear_path("sm90"):
+        broken = judge(*drawn, slack=slack, product=product)
+    if name in NOT_RELATIVE_TO_ITSELF:
+        broken = [promise for promise in broken if not promise.startswith("relative")]
+    assert broken == []
+
+
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 24, 32])
 @pytest.mark.parametrize("name", ONE_PRODUCT_CASES)
 def test_promise_of_one_product_of_few_rows(name, m):

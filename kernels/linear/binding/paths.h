@@ -30,12 +30,12 @@
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
-// Half types' kSm90 reads operands with adjacent rows as it reads those with adjacent columns; all
-// other paths copy what has no adjacent columns.
+// Half types' kSm90 reads operands with adjacent rows as it reads those with adjacent columns, and
+// so does float32's at `high` the weight; all others copy what has no adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
-// be read where they are, and in float32 at `high` for results of 2^24 elements and more. Gradients
-// that are differentiated again are torch's.
+// be read where they are, and in float32 at `high` from twice as large an m n k on. Gradients that
+// are differentiated again are torch's.
 
 #pragma once
 
@@ -54,8 +54,6 @@ struct Gpu {
 
 // Elements of a result that half types and one product of float32 need to win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;
-// The same of a gradient in float32 at `high`, for which operands are copied.
-constexpr int64_t kLargeGradient = int64_t{1} << 24;
 
 // The share that the result fills of the rounds of tiles that it is made in.
 inline double fill(const Linear& linear, const Gpu& gpu) {
@@ -93,7 +91,8 @@ inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) 
         (gpu.capability == 80 || gpu.capability == 100) && size >= kLargeResult && k >= 1024;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
-  const int64_t least = int64_t{1} << (linear.m > linear.n ? 34 : 33);
+  // A product of gradients copies an operand.
+  const int64_t least = int64_t{linear.relu ? 1 : 2} << (linear.m > linear.n ? 34 : 33);
   const bool is_large =
       size >= kLargeResult && (!is_float32 || (linear.m > 512 && size >= least / k));
   const bool is_sm90s = is_hopper && is_large && fill(linear, gpu) >= (is_float32 ? 0.6 : 0.9);

@@ -1,5 +1,5 @@
-// The weight [n, k] in float32, rounded to scaled fp16 once, while the product is made, by warps
-// that have nothing else to do.
+// The weight [n, k] in float32, or its transpose, rounded to scaled fp16 once, while the product is
+// made, by warps that have nothing else to do.
 
 #pragma once
 
@@ -22,10 +22,11 @@ constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
 constexpr int kShareRows = 128;
 constexpr int kUnitsOfShare = kShareRows / kUnitRows;
-// Pieces of 8 rows and 64 of K that a warp copies to shared memory at a time.
-constexpr int kPieces = 4, kPieceRows = 8;
+// Pieces of 8 rows and 64 of K that a warp copies to shared memory at a time; of a transposed
+// weight, of 32 rows and 16 of K.
+constexpr int kPieces = 4, kPieceRows = 8, kPieceDepth = 16;
 constexpr int kConverters = 3;
-using Pieces = float4[kPieces][kPieceRows / 4][2][32];  // of a warp
+using Pieces = float4[kPieces][kPieceRows / 2][32];  // of a warp
 using ConverterMemory = Pieces[kConverters];
 // Steps by which a conversion may lead its block's product: the pieces stay in L2 until then.
 constexpr int kLead = 24;
@@ -116,31 +117,45 @@ __device__ inline void spoil_rows(const Conversion& p, int64_t k, int64_t first_
 }
 
 // Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
-// fourth row. `barrier` is of the warp. Returns whether anything was counted.
-__device__ inline bool convert_unit(const Conversion& p, int64_t row, int step, Pieces& pieces,
-                                    int barrier) {
+// fourth row, or of a transposed weight every sixteenth. `barrier` is of the warp. Returns whether
+// anything was counted.
+template <bool kTransposed>
+__device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, Pieces& pieces,
+                             int barrier) {
   constexpr int kOfStep = kUnitRows / kPieceRows;  // pieces of a step
+  static_assert(kOfStep * kPieceDepth == kStepK, "a step has as many pieces either way");
   constexpr int kAll = kUnitSteps * kOfStep;
   constexpr int kPasses = kPieceRows / 4;
-  const int lane = threadIdx.x % 32;
+  constexpr int kScales = kTransposed ? kPasses : kOfStep * kPasses;
+  const int lane = threadIdx.x % 32, half = lane / 16;
   const int64_t stride = p.weight.row_stride, of_step = p.weight.rows * kStepK;
-  __half* to = p.weight.high + step * of_step + row * kStepK + lane % 8 * split::kGroup;
+  const int64_t k = static_cast<int64_t>(step) * kStepK;
+  __half* const first_of_step = p.weight.high + step * of_step;
+  __half* const place =  // of the lane's first elements
+      kTransposed ? first_of_step + (first_row + lane % 16) * kStepK + half * split::kGroup
+                  : first_of_step + (first_row + lane / 8) * kStepK + lane % 8 * split::kGroup;
   const uint64_t policy = ptx::evict_first();
-  // Sixteen lanes copy a row.
-  const float* const row_start = p.weight.from + (row - lane / 8) * stride +
-                                 static_cast<int64_t>(step) * kStepK + lane / 16 * stride +
-                                 lane % 16 * 4;
+  // Sixteen lanes copy a row; or eight copy 32 rows, adjacent, of a place in K.
+  const float* const start =
+      kTransposed ? p.weight.from + (k + lane / 8) * stride + first_row + lane % 8 * 4
+                  : p.weight.from + (first_row + half) * stride + k + lane % 16 * 4;
   const auto load = [&](int piece) {
-    const float* at = row_start + piece / kOfStep * kStepK + piece % kOfStep * kPieceRows * stride;
+    const float* at =
+        start + (kTransposed ? piece * kPieceDepth * stride
+                             : piece / kOfStep * kStepK + piece % kOfStep * kPieceRows * stride);
 #pragma unroll
-    for (int i = 0; i < 2 * kPasses; ++i, at += 2 * stride) {
-      ptx::copy_async(&pieces[piece % kPieces][i / 2][i % 2][lane], at, policy);
+    for (int i = 0; i < 2 * kPasses; ++i, at += (kTransposed ? 4 : 2) * stride) {
+      // The second eight of a transposed piece have the halves of their rows swapped: lanes that
+      // read both eights at once meet in no bank.
+      const int to = kTransposed && i >= kPasses ? lane ^ 4 : lane;
+      ptx::copy_async(&pieces[piece % kPieces][i][to], at, policy);
     }
   };
-  float scale[kOfStep * kPasses];
+  float scale[kScales];
 #pragma unroll
-  for (int i = 0; i < kOfStep * kPasses; ++i) {
-    scale[i] = split::power_of_two(__ldg(p.weight.exponent + row + 4 * i));
+  for (int i = 0; i < kScales; ++i) {
+    const int64_t row = first_row + (kTransposed ? lane % 16 + 16 * i : lane / 8 + 4 * i);
+    scale[i] = split::power_of_two(__ldg(p.weight.exponent + row));
   }
 #pragma unroll
   for (int piece = 0; piece < kPieces - 1; ++piece) {
@@ -149,6 +164,7 @@ __device__ inline bool convert_unit(const Conversion& p, int64_t row, int step, 
   }
   uint32_t with_subnormals = 0;  // pieces, a bit each
   static_assert(kAll <= 32, "pieces have a bit each");
+  __half* to = place;
 #pragma unroll 1
   for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
 #pragma unroll
@@ -159,39 +175,52 @@ __device__ inline bool convert_unit(const Conversion& p, int64_t row, int step, 
       ptx::barrier_sync(barrier, 32);
       if (piece + kPieces - 1 < kAll) load(piece + kPieces - 1);
       ptx::commit_copies();
+      const auto& loaded = pieces[piece % kPieces];
       LeastSubnormal subnormal;
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
-        const float4* const group = &pieces[piece % kPieces][i][lane / 16][lane % 16 * 2];
-        const float4 a = group[0], b = group[1];
-        const float v[split::kGroup] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        *reinterpret_cast<uint4*>(to + (part * kPieceRows + 4 * i) * kStepK) =
-            round_group(v, scale[part * kPasses + i], &subnormal);
+        alignas(16) float v[split::kGroup];
+        if constexpr (kTransposed) {
+          const float* const column = &loaded[half * kPasses][0].x + (i ^ half) * 16 + lane % 16;
+#pragma unroll
+          for (int j = 0; j < split::kGroup; ++j) v[j] = column[j * kUnitRows];
+          *reinterpret_cast<uint4*>(to + i * 16 * kStepK + part * kPieceDepth) =
+              round_group(v, scale[i], &subnormal);
+        } else {
+          const float4* const group = &loaded[2 * i + half][lane % 16 * 2];
+          *reinterpret_cast<float4*>(v) = group[0], *reinterpret_cast<float4*>(v + 4) = group[1];
+          *reinterpret_cast<uint4*>(to + (part * kPieceRows + 4 * i) * kStepK) =
+              round_group(v, scale[part * kPasses + i], &subnormal);
+        }
       }
-      if (subnormal.any()) with_subnormals |= 1u << piece;
+      // Subnormals are counted by rows: a transposed piece has parts of all.
+      if (subnormal.any()) with_subnormals |= kTransposed ? 15u << first : 1u << piece;
     }
   }
   // At the end, as the code of count_subnormals in every part would slow the kernel down.
   with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
   const bool counts = with_subnormals != 0;
-  to -= kUnitSteps * of_step;
+  if (kTransposed && counts) __syncwarp();  // other lanes have written what is read
 #pragma unroll 1
   for (; with_subnormals != 0; with_subnormals &= with_subnormals - 1) {
-    const int piece = __ffs(with_subnormals) - 1, first = piece % kOfStep * kPieceRows;
-    const __half* const from = to + piece / kOfStep * of_step + first * kStepK;
+    const int piece = __ffs(with_subnormals) - 1;
+    const int64_t row = first_row + piece % kOfStep * kPieceRows + lane / 8;
+    const __half* const from =
+        first_of_step + piece / kOfStep * of_step + row * kStepK + lane % 8 * split::kGroup;
     uint4 groups[kPasses];
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       groups[i] = *reinterpret_cast<const uint4*>(from + 4 * i * kStepK);
     }
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) count_subnormals(p, row + first + 4 * i, groups[i]);
+    for (int i = 0; i < kPasses; ++i) count_subnormals(p, row + 4 * i, groups[i]);
   }
   return counts;
 }
 
 // The same at the weight's edges.
-__device__ inline bool convert_edge(const Conversion& p, int64_t k, int64_t row, int step) {
+template <bool kTransposed>
+__device__ bool convert_edge(const Conversion& p, int64_t k, int64_t row, int step) {
   const int64_t padded_k = split::padded(k);
   bool counts = false;
 #pragma unroll 1
@@ -204,7 +233,13 @@ __device__ inline bool convert_edge(const Conversion& p, int64_t k, int64_t row,
     uint4 group = {};
     if (at < p.weight.rows && column < padded_k) {
       float v[split::kGroup];
-      split::load_group(v, p.weight.from + at * p.weight.row_stride, column, k);
+      if constexpr (kTransposed) {
+        for (int j = 0; j < split::kGroup; ++j) {
+          v[j] = column + j < k ? p.weight.from[(column + j) * p.weight.row_stride + at] : 0;
+        }
+      } else {
+        split::load_group(v, p.weight.from + at * p.weight.row_stride, column, k);
+      }
       group = round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &subnormal);
       __half* const to = p.weight.high + (own_step * p.weight.rows + at) * kStepK;
       *reinterpret_cast<uint4*>(to + column % kStepK) = group;
@@ -219,8 +254,9 @@ __device__ inline bool convert_edge(const Conversion& p, int64_t k, int64_t row,
 
 // Converts units until all are converted. progress, in shared memory, is the step that this block's
 // copies have reached; pieces and barrier are the warp's.
-__device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
-                               Pieces& pieces, int barrier, int* progress) {
+template <bool kTransposed>
+__device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
+                        Pieces& pieces, int barrier, int* progress) {
   const int lane = threadIdx.x % 32;
   const int shares = weight_tiles * kClusterSize;
   const unsigned units =
@@ -237,8 +273,8 @@ __device__ inline void convert(const Conversion& p, int64_t k, int weight_tiles,
     const int64_t row = static_cast<int64_t>(unit.share) * kShareRows + unit.row;
     const bool is_whole = row + kUnitRows <= p.weight.rows &&
                           static_cast<int64_t>(unit.step + kUnitSteps) * kStepK <= k;
-    const bool counts = is_whole ? convert_unit(p, row + lane / 8, unit.step, pieces, barrier)
-                                 : convert_edge(p, k, row + lane / 8, unit.step);
+    const bool counts = is_whole ? convert_unit<kTransposed>(p, row, unit.step, pieces, barrier)
+                                 : convert_edge<kTransposed>(p, k, row + lane / 8, unit.step);
     if (counts) spoil_rows(p, k, row, unit.step);
     ptx::fence_proxy_async_global();
     __syncwarp();

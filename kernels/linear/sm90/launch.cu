@@ -4,9 +4,9 @@
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
 //   float16, bfloat16    one_product.cuh: multiplied as they are, transposed ones too
-//   float32, one product the same; the weight is rounded to scaled fp16 by other warps of the same
-//                        kernel, just ahead of the product (convert.cuh). Tiles that fp16 does not
-//                        carry are made again by the same kernel from TF32
+//   float32, one product the same; the weight, transposed or not, is rounded to scaled fp16 by
+//                        other warps of the same kernel, just ahead of the product (convert.cuh).
+//                        Tiles that fp16 does not carry are made again by the same kernel from TF32
 //   float32, three       three_products.cuh: the weight is split into pairs of fp16 in the
 //                        registers of the warps that multiply it
 //
@@ -45,7 +45,8 @@ template <typename Workspace>
 void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
   const int threads = split::threads_of_row(linear.k);
   const int blocks = static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows * threads / 32);
-  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/false}, prepare_kernel, workspace.x,
+  const auto kernel = linear.weight_is_transposed ? prepare_kernel<true> : prepare_kernel<false>;
+  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/false}, kernel, workspace.x,
               workspace.weight, linear.k, static_cast<unsigned*>(linear.workspace),
               static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
 }
@@ -104,11 +105,14 @@ struct RoundedWorkspace {
   split::Operand x, weight;
   Conversion conversion{};
   TileList redo;
+  float* copy;  // of a transposed weight, [n, k], for what is made again
+  int64_t copy_stride;
   size_t zeros, bytes;
 
   explicit RoundedWorkspace(const Linear& linear)
       : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
         weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
+    weight.is_transposed = linear.weight_is_transposed;
     const int64_t padded_k = split::padded(linear.k), steps = padded_k / kStepK;
     const int64_t shares = blocks_of(linear.n, kShareRows * kClusterSize) * kClusterSize;
     const int64_t tiles = product_tiles(linear).count();
@@ -127,16 +131,18 @@ struct RoundedWorkspace {
     }
     conversion.weight = weight;
     conversion.steps = static_cast<int>(steps);
+    copy_stride = split::padded(linear.k);
+    copy = parts.add<float>(weight.is_transposed ? linear.n * copy_stride : 0);
     bytes = parts.bytes();
   }
 };
 
-template <bool kMask>
+template <typename Kind>
 void launch_rounded(const Linear& linear, cudaStream_t stream) {
-  using Kind = Rounded<kMask>;
   const RoundedWorkspace workspace(linear);
+  const int64_t together = linear.mask != nullptr ? 8 : 4;
   prepare(linear, workspace, stream);
-  auto product = make_product<Kind>(linear, kMask ? 8 : 4);
+  auto product = make_product<Kind>(linear, together);
   const int tiles = product.tiles.count();
   const int clusters = std::min(count_clusters(product_kernel<Kind>, sizeof(Memory<Kind>)), tiles);
   product.redo = workspace.redo;
@@ -148,12 +154,20 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
   launch_product(product, clusters, make_map(workspace.x, steps, kXShare),
                  make_map(workspace.weight, steps, kWeightRows), stream);
 
-  // The tiles that fp16 does not carry.
-  using Again = Redo<kMask>;
-  auto redo = make_product<Again>(linear, kMask ? 8 : 4);
+  // The tiles that fp16 does not carry. TF32 is not read transposed.
+  Linear again = linear;
+  if constexpr (Kind::kIsTransposed) {
+    check(static_cast<cudaError_t>(cuda::transpose(workspace.weight.from, linear.weight_stride,
+                                                   workspace.copy, workspace.copy_stride, linear.n,
+                                                   linear.k, workspace.redo.count, stream)));
+    again.weight = workspace.copy;
+    again.weight_stride = workspace.copy_stride;
+    again.weight_is_transposed = false;
+  }
+  auto redo = make_product<Redo>(again, together);
   redo.redo = workspace.redo;
-  const int most = count_clusters(product_kernel<Again>, sizeof(Memory<Again>));
-  launch_product(redo, std::min(most, tiles), linear, stream);
+  const int most = count_clusters(product_kernel<Redo>, sizeof(Memory<Redo>));
+  launch_product(redo, std::min(most, tiles), again, stream);
 }
 
 // ------------------------------------------------------------------------------- three products
@@ -260,16 +274,17 @@ void launch_half_of(const Linear& linear, cudaStream_t stream) {
   if (linear.x_is_transposed || linear.weight_is_transposed || !linear.relu) {
     return launch_half<General<T>>(linear, stream);
   }
-  if (linear.mask != nullptr) return launch_half<Half<T, true>>(linear, stream);
-  launch_half<Half<T, false>>(linear, stream);
+  if (linear.mask != nullptr) return launch_half<Half<T, Mask::kWanted>>(linear, stream);
+  launch_half<Half<T, Mask::kNone>>(linear, stream);
 }
 
 void launch_chunk(const Linear& linear, cudaStream_t stream) {
   if (linear.dtype == DType::kFloat16) return launch_half_of<__half>(linear, stream);
   if (linear.dtype == DType::kBFloat16) return launch_half_of<__nv_bfloat16>(linear, stream);
   if (linear.precision == Precision::kHighest) return launch_split(linear, stream);
-  if (linear.mask != nullptr) return launch_rounded<true>(linear, stream);
-  launch_rounded<false>(linear, stream);
+  if (linear.weight_is_transposed) return launch_rounded<RoundedTransposed>(linear, stream);
+  if (linear.mask != nullptr) return launch_rounded<Rounded<Mask::kWanted>>(linear, stream);
+  launch_rounded<Rounded<Mask::kNone>>(linear, stream);
 }
 
 size_t workspace_bytes(const Linear& linear) {
@@ -289,8 +304,12 @@ int64_t rows_of_chunk(const Linear& linear) {
     tiling = {kXRows, product_tiles(linear).weight_tiles,
               std::max(multiprocessors / kClusterSize, 1)};
   }
-  return kernels::rows_of_chunk(
-      linear.m, tiling, [&](int64_t rows) { return workspace_bytes(with_rows(linear, rows)); });
+  // A transposed weight's copy is in the workspace and not in its limit, as other copies are.
+  return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {
+    Linear chunk = with_rows(linear, rows);
+    chunk.weight_is_transposed = false;
+    return workspace_bytes(chunk);
+  });
 }
 
 }  // namespace kernels::sm90

@@ -22,33 +22,39 @@
 namespace kernels::sm90 {
 
 enum class Mode {
-  kPlain,    // operands as they are
-  kGeneral,  // operands of which either dimension is adjacent
-  kConvert,  // x scaled and rounded before, the weight in the same kernel
-  kRedo,     // the tiles of kConvert that fp16 does not carry
+  kPlain,              // operands as they are
+  kGeneral,            // operands of which either dimension is adjacent
+  kConvert,            // x scaled and rounded before, the weight in the same kernel
+  kConvertTransposed,  // the same of a weight that is [k, n]
+  kRedo,               // the tiles of both that fp16 does not carry
 };
 
-// Masks are compiled apart, as their code slows down the kernel without.
-template <typename OperandType, typename OutType, Mode kMode, bool kHasMask>
+// Masks: those of the kernels that users wait for most are compiled apart, as their code slows down
+// the kernel without.
+enum class Mask { kNone, kWanted, kAtRunTime };
+
+template <typename OperandType, typename OutType, Mode kMode, Mask kMask_>
 struct ProductKind {
   using Operand = OperandType;
   using Out = OutType;
-  static constexpr bool kConverts = kMode == Mode::kConvert, kIsRedo = kMode == Mode::kRedo;
-  static constexpr bool kIsGeneral = kMode == Mode::kGeneral, kMask = kHasMask;
+  static constexpr bool kIsTransposed = kMode == Mode::kConvertTransposed;
+  static constexpr bool kConverts = kMode == Mode::kConvert || kIsTransposed;
+  static constexpr bool kIsRedo = kMode == Mode::kRedo, kIsGeneral = kMode == Mode::kGeneral;
+  static constexpr Mask kMask = kMask_;
 };
 
 // float16 and bfloat16.
-template <typename T, bool kMask>
+template <typename T, Mask kMask>
 using Half = ProductKind<T, T, Mode::kPlain, kMask>;
 // The kernel for transposed operands and for gradients, which have no ReLU. Layouts, ReLU and mask
 // are chosen at run time, once a tile: compiled in a quarter of the time.
 template <typename T>
-using General = ProductKind<T, T, Mode::kGeneral, true>;
+using General = ProductKind<T, T, Mode::kGeneral, Mask::kAtRunTime>;
 // float32.
-template <bool kMask>
+template <Mask kMask>
 using Rounded = ProductKind<__half, float, Mode::kConvert, kMask>;
-template <bool kMask>
-using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo, kMask>;
+using RoundedTransposed = ProductKind<__half, float, Mode::kConvertTransposed, Mask::kAtRunTime>;
+using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo, Mask::kAtRunTime>;
 
 // A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which the two blocks
 // of a cluster have in common. Rows in shared memory are as long as the widest swizzle.
@@ -317,11 +323,12 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
       if (p.floor < 0) {
         return store_direct<false, false>(p, row, feature, sums, scales, staging, barrier);
       }
-      if (p.mask == nullptr) {
-        return store_direct<false>(p, row, feature, sums, scales, staging, barrier);
-      }
     }
-    store_direct<Kind::kMask>(p, row, feature, sums, scales, staging, barrier);
+    if (Kind::kMask == Mask::kAtRunTime && p.mask == nullptr) {
+      return store_direct<false>(p, row, feature, sums, scales, staging, barrier);
+    }
+    constexpr bool kMask = Kind::kMask != Mask::kNone;
+    store_direct<kMask>(p, row, feature, sums, scales, staging, barrier);
   } else if (p.divisor.is_exact) {
     store_staged<true>(p, row, feature, sums, scales, staging.sums, barrier);
   } else {
@@ -415,8 +422,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       produce(base, x_map, weight_map, p, &shared.progress);
     } else if constexpr (Kind::kConverts) {  // convert
       const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
-      convert(p.conversion, p.k, p.tiles.weight_tiles, gridDim.x / kClusterSize,
-              shared.converters[converter], 1 + kConsumers + converter, &shared.progress);
+      convert<Kind::kIsTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
+                                   gridDim.x / kClusterSize, shared.converters[converter],
+                                   1 + kConsumers + converter, &shared.progress);
     }
   } else {  // multiply
     ptx::setmaxnreg_inc<kProductRegisters>();

@@ -42,6 +42,23 @@ __device__ inline float largest_of_row(const float* row, int64_t k) {
   return __uint_as_float(min(largest, 0x7f800000u));
 }
 
+// The same of the first kSampledRows of some columns. NaN does not count: its row of the weight is
+// made again with any exponent.
+__device__ inline void find_largest_of_columns(float (&largest)[kSampledRows], const float* first,
+                                               int64_t stride, int64_t columns, int64_t k) {
+#pragma unroll
+  for (float& of_column : largest) of_column = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x % 32; i < k; i += 32) {
+#pragma unroll
+    for (int j = 0; j < kSampledRows; ++j) {
+      if (j < columns) largest[j] = fmaxf(largest[j], fabsf(first[i * stride + j]));
+    }
+  }
+#pragma unroll
+  for (float& of_column : largest) of_column = split::reduce_warp(of_column, fmaxf);
+}
+
 __device__ inline float largest_of(const float4& v) {
   return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
@@ -63,9 +80,12 @@ __device__ inline void scale_pairs(const split::Operand& weight, int64_t first, 
 }
 
 // The same for a lone high.
-__device__ inline void scale_high(const split::Operand& weight, int64_t first, int64_t k,
-                                  const float4 (&sample)[kSampledRows]) {
+template <bool kTransposed>
+__device__ void scale_high(const split::Operand& weight, int64_t first, int64_t k,
+                           const float4 (&sample)[kSampledRows]) {
   constexpr int kLanes = 32 / kSampledPieces;  // of a piece
+  const float* const from = weight.from;
+  float of_columns[kSampledRows] = {-1};  // not read
 #pragma unroll
   for (int i = 0; i < kSampledRows; ++i) {
     // A piece's exponent in the high half and 1, its number, in the low; then the sums of both.
@@ -80,7 +100,15 @@ __device__ inline void scale_high(const split::Operand& weight, int64_t first, i
     for (int bit = kLanes; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
     if (first + i >= weight.rows) break;
     if (sum == 0) {
-      sum = exponent_of(largest_of_row(weight.from + (first + i) * weight.row_stride, k));
+      if constexpr (kTransposed) {
+        if (of_columns[0] < 0) {
+          find_largest_of_columns(of_columns, from + first, weight.row_stride, weight.rows - first,
+                                  k);
+        }
+        sum = exponent_of(of_columns[i]);
+      } else {
+        sum = exponent_of(largest_of_row(from + (first + i) * weight.row_stride, k));
+      }
     }
     const int mean = sum != 0 ? static_cast<int>((sum >> 16) / (sum & 0xffff)) - 127 : 0;
     if (threadIdx.x % 32 == 0) {
@@ -91,6 +119,7 @@ __device__ inline void scale_high(const split::Operand& weight, int64_t first, i
 
 // The first blocks sample the weight, whose reads are the more scattered: kSampledRows rows a warp.
 // Then each block splits a row of x. `zeros` are set to 0.
+template <bool kTransposed>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
@@ -113,15 +142,23 @@ __global__ void __launch_bounds__(split::kThreads)
   float4 sample[kSampledRows] = {};
 #pragma unroll
   for (int i = 0; i < kSampledRows; ++i) {
-    const float* const row = weight.from + (first + i) * weight.row_stride;
-    if (first + i < weight.rows && at + 4 <= k) {
-      sample[i] = *reinterpret_cast<const float4*>(row + at);
+    if constexpr (kTransposed) {
+      const int64_t stride = weight.row_stride;
+      const float* const v = weight.from + at * stride + first + i;
+      if (first + i < weight.rows && at + 4 <= k) {
+        sample[i] = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
+      }
+    } else {
+      const float* const row = weight.from + (first + i) * weight.row_stride;
+      if (first + i < weight.rows && at + 4 <= k) {
+        sample[i] = *reinterpret_cast<const float4*>(row + at);
+      }
     }
   }
   if (x.low != nullptr) {
     scale_pairs(weight, first, k, sample);
   } else {
-    scale_high(weight, first, k, sample);
+    scale_high<kTransposed>(weight, first, k, sample);
   }
 }
 

@@ -40,6 +40,7 @@ struct Operand {
   // share few slices of L2. With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a
   // thread that holds a fragment of the other operand has four neighbours of each 16 in it.
   bool is_stepwise;
+  bool is_transposed;  // from is [k, rows]: k row_stride elements apart, rows adjacent
 };
 
 // Elements of a row that a thread splits at a time: 16 bytes of fp16.
