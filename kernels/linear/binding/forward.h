@@ -213,11 +213,10 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
 inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue) {
   const auto& [grad_z, grad_bias] = epilogue;
   Tensor grad_x, grad_weight;
-  // The copy of grad_z^T finds grad_z in L2.
-  if (in.x) grad_weight = multiply_matrices(as_matrix(grad_z).t(), as_matrix(*in.x));
   if (in.weight) {
     grad_x = with_rows_of(grad_z, multiply_matrices(as_matrix(grad_z), *in.weight));
   }
+  if (in.x) grad_weight = multiply_matrices(as_matrix(grad_z).t(), as_matrix(*in.x));
   return {grad_x, grad_weight, grad_bias};
 }
 
