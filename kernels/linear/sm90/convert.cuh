@@ -131,7 +131,7 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, P
   const int64_t stride = p.weight.row_stride, of_step = p.weight.rows * kStepK;
   const int64_t k = static_cast<int64_t>(step) * kStepK;
   __half* const first_of_step = p.weight.high + step * of_step;
-  __half* const place =  // of the lane's first elements
+  __half* to =  // the place of the lane's first elements
       kTransposed ? first_of_step + (first_row + lane % 16) * kStepK + half * split::kGroup
                   : first_of_step + (first_row + lane / 8) * kStepK + lane % 8 * split::kGroup;
   const uint64_t policy = ptx::evict_first();
@@ -164,7 +164,6 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, P
   }
   uint32_t with_subnormals = 0;  // pieces, a bit each
   static_assert(kAll <= 32, "pieces have a bit each");
-  __half* to = place;
 #pragma unroll 1
   for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
 #pragma unroll
