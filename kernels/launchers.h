@@ -116,6 +116,9 @@ void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t 
                   const Layout& layout);
 void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
                     int64_t end, bool streams);
+// relu_strided, out of place, then relu_with_mask of what it made.
+void relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
+                            int64_t end, const Layout& layout);
 void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
                    int64_t begin, int64_t end, bool streams);
 void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,

@@ -62,6 +62,26 @@ void launch_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, cons
       [=](auto... range) { cpu::relu_with_mask(dtype, from, to, bits, range...); });
 }
 
+// The same where x is not dense, or in another order than out. The mask is in the output's order,
+// so it is read off the output: relu(x) > 0 where x > 0.
+void launch_relu_with_mask_strided(DType dtype, const Tensor& x, const Tensor& out,
+                                   const Tensor& mask) {
+  const int64_t n = x.numel();
+  const void* from = x.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
+  const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
+  launch_elements(
+      out, /*is_fresh=*/true,
+      [&](auto stream) {
+        const int status = cuda::relu_strided(dtype, from, to, n, layout, stream);
+        return status != 0 ? status : cuda::relu_with_mask(dtype, to, to, bits, n, stream);
+      },
+      [=, &layout](int64_t begin, int64_t end, bool) {
+        cpu::relu_with_mask_strided(dtype, from, to, bits, begin, end, layout);
+      });
+}
+
 void launch_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
                           at::IntArrayRef stride, const Tensor& grad_input) {
   const int64_t n = grad_output.numel();
@@ -107,13 +127,8 @@ TwoTensors relu_with_mask_forward(const Tensor& x) {
   const DeviceOf device(x);
   Tensor out = allocate_output(x);
   Tensor mask = allocate_mask(x);
-  if (same_order(x, out.strides())) {
-    launch_relu_with_mask(dtype, x, out, mask);
-  } else {
-    // The mask is in the output's order, so it is read off the output: relu(x) > 0 where x > 0.
-    launch_relu(dtype, x, out);
-    launch_relu_with_mask(dtype, out, out, mask);
-  }
+  const bool is_dense = same_order(x, out.strides());
+  (is_dense ? launch_relu_with_mask : launch_relu_with_mask_strided)(dtype, x, out, mask);
   return {out, mask};
 }
 

@@ -18,6 +18,32 @@ constexpr size_t kCacheLine = 64;
 // the time of 1 GiB of float32, and of stores into a cache, for 0.7 of the time of 32 KiB (Xeon).
 constexpr int64_t kLoadsAhead = 4096, kStoresAhead = 1024;
 
+// 32 bytes of elements, and the same as signed integers.
+template <typename Bits>
+struct Vector {
+  typedef Bits Lanes __attribute__((vector_size(32)));
+  typedef typename Order<Bits>::Signed Signed __attribute__((vector_size(32)));
+};
+
+// Maps of an element and of a vector.
+template <typename Bits>
+struct Relu {
+  using Lanes = typename Vector<Bits>::Lanes;
+  using Signed = typename Vector<Bits>::Signed;
+  Order<Bits> order;
+
+  Bits operator()(Bits x) const { return order.relu(x); }
+  void operator()(Lanes* v) const { *v &= (Lanes)((Signed)(*v - order.offset) >= order.limit); }
+};
+struct Copy {
+  template <typename Bits>
+  Bits operator()(Bits x) const {
+    return x;
+  }
+  template <typename Lanes>
+  void operator()(Lanes*) const {}
+};
+
 // Prefetches a block. kWrites and kLocality are those of __builtin_prefetch.
 template <int kWrites, int kLocality, typename T>
 void prefetch_block(const T* block) {
@@ -86,15 +112,15 @@ __attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits
   relu_few(order, x + i, out + i, n - i);
 }
 
-// ReLU of kBlock elements, and their mask. x may be out.
-template <typename Bits>
+// ReLU of kBlock elements, and their mask; or the mask alone. x may be out.
+template <bool kMaskAlone = false, typename Bits>
 void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask) {
 #ifdef __AVX2__
   // GCC narrows comparisons of wide elements to bytes, which takes 1.4 to 1.7 times as long.
   if constexpr (sizeof(Bits) >= 4) {
-    constexpr size_t kLanes = 32 / sizeof(Bits);
-    typedef Bits Lanes __attribute__((vector_size(32)));
-    typedef typename Order<Bits>::Signed Signed __attribute__((vector_size(32)));
+    using Lanes = typename Vector<Bits>::Lanes;
+    using Signed = typename Vector<Bits>::Signed;
+    constexpr size_t kLanes = sizeof(Lanes) / sizeof(Bits);
     typedef float Floats __attribute__((vector_size(32)));
     typedef double Doubles __attribute__((vector_size(32)));
     uint64_t bits = 0;
@@ -107,7 +133,8 @@ void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* 
       const uint64_t signs = sizeof(Bits) == 4 ? __builtin_ia32_movmskps256((Floats)keeps)
                                                : __builtin_ia32_movmskpd256((Doubles)keeps);
       bits |= signs << i;
-      v &= (Lanes)((Signed)(v - order.offset) >= order.limit);  // as is_negative
+      if (kMaskAlone) continue;
+      Relu<Bits>{order}(&v);
       memcpy(out + i, &v, sizeof(v));
     }
     memcpy(mask, &bits, sizeof(bits));
@@ -117,7 +144,7 @@ void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* 
   uint8_t flags[kBlock];
   for (int64_t i = 0; i < kBlock; ++i) flags[i] = order.keeps_gradient(x[i]) ? 0xff : 0;
   pack_flags(flags, mask);
-  relu_few(order, x, out, kBlock);
+  if (!kMaskAlone) relu_few(order, x, out, kBlock);
 }
 
 // A place in one operand of a layout, whose elements are taken in the result's order.
@@ -181,49 +208,72 @@ class Cursor {
   int64_t offset_ = 0;
 };
 
-// Copies count elements that are `stride` apart to adjacent places.
-template <typename T>
-void copy_strided(const T* row, int64_t stride, T* to, int64_t count) {
-  const auto copy_by = [=](auto constant) {
+// to[i] = map(row[i * stride]).
+template <typename T, typename Map>
+void map_strided(const T* row, int64_t stride, T* to, int64_t count, const Map& map) {
+  const auto map_by = [&](auto constant) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < count; ++i) to[i] = row[i * constant];
+    for (int64_t i = 0; i < count; ++i) to[i] = map(row[i * constant]);
   };
   switch (stride) {  // Shuffles serve constant strides.
-    case 0:
-      return copy_by(std::integral_constant<int64_t, 0>{});
+    case 1:
+      return map_by(std::integral_constant<int64_t, 1>{});
     case 2:
-      return copy_by(std::integral_constant<int64_t, 2>{});
+      return map_by(std::integral_constant<int64_t, 2>{});
     case 3:
-      return copy_by(std::integral_constant<int64_t, 3>{});
+      return map_by(std::integral_constant<int64_t, 3>{});
     case 4:
-      return copy_by(std::integral_constant<int64_t, 4>{});
+      return map_by(std::integral_constant<int64_t, 4>{});
     default:
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < count; ++i) to[i] = row[i * stride];
+      for (int64_t i = 0; i < count; ++i) to[i] = map(row[i * stride]);
   }
 }
 
-// Copies the next n elements of `from`, the layout's first operand, to adjacent places.
-template <typename T>
-void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t n) {
+// Puts map of the next n elements of `from`, the layout's first operand, to adjacent places.
+template <typename T, typename Map>
+void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t n, const Map& map) {
   const int64_t stride = layout.stride[0][0];
-  if (stride != 1) {
+  if (stride != 0 && stride != 1) {
     return cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
-      copy_strided(from + offset, stride, to + j, count);
+      map_strided(from + offset, stride, to + j, count, map);
     });
   }
   // By whole vectors, which may overrun the row, though not the operand. The next row overwrites
   // the overrun.
-  constexpr int64_t kLanes = 32 / sizeof(T);
+  using Lanes = typename Vector<T>::Lanes;
+  constexpr int64_t kLanes = sizeof(Lanes) / sizeof(T);
   const T* end = from + 1;
   for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
+  T last[kLanes];  // the last elements of the row at held, behind which the operand ends
+  const T* held = nullptr;
   cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
     const T* const row = from + offset;
-    const int64_t whole = (count + kLanes - 1) / kLanes * kLanes;
-    if (row + whole <= end && j + whole <= n) {
-      for (int64_t i = 0; i < count; i += kLanes) memcpy(to + j + i, row + i, 32);
+    T* const made = to + j;
+    const int64_t whole = count / kLanes * kLanes;
+    const bool has_room = whole < count && j + whole + kLanes <= n;
+    int64_t i = 0;
+    if (stride == 0) {
+      const Lanes lanes = Lanes{} + map(*row);
+      for (; i < (has_room ? count : whole); i += kLanes) memcpy(made + i, &lanes, sizeof(lanes));
+      for (; i < count; ++i) made[i] = lanes[0];
+      return;
+    }
+    const auto map_lanes = [&](const T* of) {
+      Lanes lanes;
+      memcpy(&lanes, of, sizeof(lanes));
+      map(&lanes);
+      memcpy(made + i, &lanes, sizeof(lanes));
+    };
+    for (; i < whole; i += kLanes) map_lanes(row + i);
+    if (!has_room) {
+      for (; i < count; ++i) made[i] = map(row[i]);
+    } else if (row + whole + kLanes <= end) {
+      map_lanes(row + i);
     } else {
-      memcpy(to + j, row, count * sizeof(T));
+      if (row != held) std::copy(row + whole, row + count, last);
+      held = row;
+      map_lanes(last);
     }
   });
 }
@@ -301,23 +351,15 @@ void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t 
     using Bits = decltype(order.offset);
     const auto from = static_cast<const Bits*>(x);
     const auto to = static_cast<Bits*>(out);
-    const int64_t stride = layout.stride[0][0];
-    const bool in_place = x == out;
     Cursor cursor(layout, 0, begin);
-    // Rows that are not gathered first: 2^15 of 20 floats take 40 us instead of 66.
-    if (in_place || (stride == 1 && layout.size[0] >= 16)) {
-      return cursor.next(end - begin, [&](int64_t j, int64_t count, int64_t offset) {
-        const Bits* const row = from + offset;
-        Bits* const made = to + (in_place ? offset : begin + j);
-        if (stride == 1) return relu_few(order, row, made, count);
-        for (int64_t k = 0; k < count; ++k) made[k * stride] = order.relu(row[k * stride]);
-      });
-    }
-    for (int64_t i = begin; i < end; i += kStrip) {
-      const int64_t n = std::min(kStrip, end - i);
-      gather(from, layout, cursor, to + i, n);
-      relu_dense(order, to + i, to + i, n);
-    }
+    const Relu<Bits> relu{order};
+    if (x != out) return gather(from, layout, cursor, to + begin, end - begin, relu);
+    const int64_t stride = layout.stride[0][0];
+    cursor.next(end - begin, [&](int64_t, int64_t count, int64_t offset) {
+      Bits* const row = to + offset;
+      if (stride == 1) return relu_few(order, row, row, count);
+      for (int64_t k = 0; k < count; ++k) row[k * stride] = order.relu(row[k * stride]);
+    });
   });
 }
 
@@ -341,6 +383,23 @@ void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_
   });
 }
 
+void relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
+                            int64_t end, const Layout& layout) {
+  constexpr int64_t kStep = 4 * kStrip;
+  for_floating_bits(dtype, [&](auto order) {
+    const auto made = static_cast<decltype(order.offset)*>(out);
+    for (int64_t i = begin; i < end;) {  // the mask is read off the output, still in L1
+      const int64_t next = std::min(i + kStep, end);
+      relu_strided(dtype, x, out, i, next, layout);
+      for (; i + kBlock <= next; i += kBlock) {
+        relu_with_mask_block</*kMaskAlone=*/true>(order, made + i, made + i, mask + i / 8);
+      }
+      if (i < next) relu_with_mask(dtype, out, out, mask, i, next, /*streams=*/false);
+      i = next;
+    }
+  });
+}
+
 void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
                    int64_t begin, int64_t end, bool streams) {
   for_floating_bits(dtype, [&](auto order) {
@@ -360,7 +419,7 @@ void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* 
     Cursor cursor(layout, 0, begin), mask_cursor(layout, 1, begin);
     for (int64_t i = begin; i < end; i += kStrip) {
       const int64_t n = std::min(kStrip, end - i);
-      gather(from, layout, cursor, to + i, n);
+      gather(from, layout, cursor, to + i, n, Copy{});
       uint8_t gathered[kStrip / 8] = {};
       if (!is_dense) {
         mask_cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
