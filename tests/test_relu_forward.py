@@ -36,6 +36,17 @@ def test_sizes(device, dtype):
         assert_same_bits(x, before)
 
 
+@pytest.mark.parametrize("width", range(2, 10))
+def test_windows(device, width):
+    """Rows that overlap, whole and in parts: the masks' rows are made by strips of 2048 elements."""
+    for rows in range(2048 // width, 2048 // width + 20):
+        memory = draw((rows + width - 1,), torch.float32, device)
+        x = memory.as_strided((rows, width), (1, 1))
+        want = relu_by_definition(x.contiguous())
+        assert_same_bits(ModelNew()(x), want)
+        assert_same_bits(ModelNew()(x.requires_grad_()).detach(), want)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts(device, dtype):
     for name, x in views(dtype, device):

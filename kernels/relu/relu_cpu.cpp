@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "cpu/elements.h"
 #include "launchers.h"
@@ -251,8 +252,9 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
   constexpr int64_t kLanes = sizeof(Lanes) / sizeof(T), kLong = 4 * kLanes;
   const T* end = from + 1;
   for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
-  T last[kLanes];  // the last elements of the row at held, behind which the operand ends
-  const T* held = nullptr;
+  // The last elements of a row behind which the operand ends; broadcast rows are the same ones.
+  T last[kLanes];
+  std::pair<const T*, int64_t> held{};  // that row, and its size
   cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
     const T* const row = from + offset;
     T* const made = to + j;
@@ -278,8 +280,8 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
     } else if (row + whole + kLanes <= end) {
       map_lanes(row + i);
     } else {
-      if (row != held) std::copy(row + whole, row + count, last);
-      held = row;
+      if (held != std::pair(row, count)) std::copy(row + whole, row + count, last);
+      held = {row, count};
       map_lanes(last);
     }
   });
