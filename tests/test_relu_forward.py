@@ -38,7 +38,7 @@ def test_sizes(device, dtype):
 
 @pytest.mark.parametrize("width", range(2, 10))
 def test_windows(device, width):
-    """Rows that overlap, whole and in parts: the masks' rows are made by strips of 2048 elements."""
+    """Rows that overlap, whole and in parts: with a mask, 2048 elements are made at a time."""
     for rows in range(2048 // width, 2048 // width + 20):
         memory = draw((rows + width - 1,), torch.float32, device)
         x = memory.as_strided((rows, width), (1, 1))
