@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from referee.clock import CpuClock, CudaClock
+from referee.draws import Draw, cross_entropy_gradient, one_hot
 from referee.errors import U32, Comparison
 from referee.linear_errors import (
     clear_of_zero,
@@ -20,7 +21,7 @@ from referee.linear_errors import (
     compare_output,
     differentiate,
 )
-from referee.operands import CASES, Draw, Operands, cross_entropy_gradient, one_hot
+from referee.operands import CASES, Operands
 from referee.pairs import alternate, columns
 from referee.report import table
 

@@ -1,106 +1,19 @@
-"""Operands of a float32 product x weight^T + bias: named cases, and random compositions of them.
+"""Operands of a float32 product x weight^T + bias: named cases.
 
 All are float32: x `[m, k]`, weight `[n, k]`, bias `[n]`.
 """
 
-import random
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from referee.draws import Draw, blocks, cross_entropy_gradient, few, in_range, one_hot, whole
+
 Operands = tuple[Tensor, Tensor, Tensor]
 
 INF, NAN = float("inf"), float("nan")
 
-# The nonzero elements of a row of a composition are at most so many powers of two apart.
-RANGE = 24
-
-
-class Draw:
-    """Tensors on one device, from one seed."""
-
-    def __init__(self, seed: int, device: str = "cpu") -> None:
-        generator = torch.Generator(device).manual_seed(seed)
-        self.options = {"generator": generator, "device": device}
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, **self.options)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(shape, **self.options)
-
-    def lognormal(self, sigma: float, *shape: int) -> Tensor:
-        """Values of both signs."""
-        return self.normal(*shape).sign() * (self.normal(*shape) * sigma).exp()
-
-    def student(self, *shape: int) -> Tensor:
-        """Student's t with 2 degrees of freedom: heavy tails."""
-        return self.normal(*shape) / self.normal(2, *shape).square().mean(0).sqrt()
-
-    def zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, device=self.options["device"])
-
-    def choice(self, share: float, *shape: int) -> Tensor:
-        """True with the probability share."""
-        return self.uniform(*shape) < share
-
-    def powers(self, low: int, high: int, *shape: int) -> Tensor:
-        """2^low .. 2^high, whole exponents."""
-        return torch.randint(low, high + 1, shape, **self.options).float().exp2()
-
-    def columns(self, count: int, k: int) -> Tensor:
-        """Indices of `count` different columns."""
-        return torch.randperm(k, **self.options)[:count]
-
-    def grades(self, span: int, k: int, shuffled: bool) -> Tensor:
-        """2^-span .. 2^span along k, rising or in random order."""
-        exponents = torch.linspace(-span, span, k, device=self.options["device"]).round()
-        if shuffled:
-            exponents = exponents[self.columns(k, k)]
-        return exponents.exp2()
-
-    def column(self, k: int) -> int:
-        return int(torch.randint(k, (), **self.options))
-
-    def index(self, count: int) -> Tensor:
-        return torch.arange(count, device=self.options["device"])
-
-
-def _few(d: Draw, rows: int, k: int, count: int) -> Tensor:
-    """True at `count` places of every row, drawn for each."""
-    kept = torch.zeros(rows, k, dtype=torch.bool, device=d.options["device"])
-    return kept.scatter_(1, d.uniform(rows, k).topk(min(count, k)).indices, True)
-
-
-def one_hot(d: Draw, rows: int, k: int) -> Tensor:
-    """A single 1 in every row."""
-    return _few(d, rows, k, 1).float()
-
-
-def cross_entropy_gradient(d: Draw, rows: int, k: int) -> Tensor:
-    """softmax - one-hot."""
-    return (3 * d.normal(rows, k)).softmax(1) - one_hot(d, rows, k)
-
-
-def _blocks(d: Draw, rows: int, k: int) -> Tensor:
-    """True in 8 blocks along the diagonal."""
-    return d.index(rows)[:, None] * 8 // rows == d.index(k) * 8 // k
-
-
-def _in_range(rows: Tensor) -> Tensor:
-    """With zeros for elements below 2^-RANGE of their row's largest."""
-    magnitude = rows.abs()
-    return rows * (magnitude >= magnitude.amax(1, keepdim=True) * 2.0**-RANGE)
-
-
-def _whole(rows: Tensor, largest: int) -> Tensor:
-    """Whole numbers up to `largest`, which each row has."""
-    maximum = rows.abs().amax(1, keepdim=True)
-    return (rows * (largest / torch.where(maximum == 0, 1.0, maximum))).round()
-
-
-# ------------------------------------------------------------------------------------ named cases
 
 CASES: dict[str, Callable[[Draw, int, int, int], Operands]] = {}
 
@@ -528,8 +441,8 @@ def _(d, m, k, n):
 
 @case("one-hot x, scaled columns of the weight")
 def _(d, m, k, n):
-    weight = _in_range(d.normal(n, k) * d.grades(10, k, True))
-    return _few(d, m, k, 1) * d.normal(m, 1), weight, d.zeros(n)
+    weight = in_range(d.normal(n, k) * d.grades(10, k, True))
+    return few(d, m, k, 1) * d.normal(m, 1), weight, d.zeros(n)
 
 
 @case("one-hot x meets a tiny column")  # the weight gradient where a row of x is tiny
@@ -552,7 +465,7 @@ def _(d, m, k, n):
 
 @case("block-diagonal weight")
 def _(d, m, k, n):
-    return d.uniform(m, k), d.uniform(n, k) * _blocks(d, n, k), d.zeros(n)
+    return d.uniform(m, k), d.uniform(n, k) * blocks(d, n, k), d.zeros(n)
 
 
 @case("dropout of relu")
@@ -578,12 +491,12 @@ def _(d, m, k, n):
 
 @case("int8 weight")
 def _(d, m, k, n):
-    return d.normal(m, k), _whole(d.normal(n, k), 127), d.zeros(n)
+    return d.normal(m, k), whole(d.normal(n, k), 127), d.zeros(n)
 
 
 @case("12-bit integers")  # low pieces on both sides
 def _(d, m, k, n):
-    return _whole(d.normal(m, k), 4095), _whole(d.normal(n, k), 4095), d.zeros(n)
+    return whole(d.normal(m, k), 4095), whole(d.normal(n, k), 4095), d.zeros(n)
 
 
 @case("integers, larger ones in the sample")
@@ -596,115 +509,3 @@ def _(d, m, k, n):
 @case("large bias")
 def _(d, m, k, n):
     return d.normal(m, k), d.normal(n, k), d.zeros(n) + 1e6
-
-
-# ----------------------------------------------------------------------------- random compositions
-
-DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
-    "normal": lambda d, r, k: d.normal(r, k),
-    "uniform": lambda d, r, k: d.uniform(r, k),
-    "signed uniform": lambda d, r, k: 2 * d.uniform(r, k) - 1,
-    "lognormal": lambda d, r, k: d.lognormal(1, r, k),
-    "wide lognormal": lambda d, r, k: d.lognormal(2, r, k),
-    "positive lognormal": lambda d, r, k: d.lognormal(1, r, k).abs(),
-    "student": lambda d, r, k: d.student(r, k),
-    "relu": lambda d, r, k: d.normal(r, k).relu(),
-    "softmax": lambda d, r, k: (3 * d.normal(r, k)).softmax(1),
-    "around 3": lambda d, r, k: 3 + d.normal(r, k),
-    "ones": lambda d, r, k: 1 + d.zeros(r, k),
-    "powers of 2": lambda d, r, k: d.powers(-8, 8, r, k) * d.normal(r, k).sign(),
-}
-
-
-KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
-    "1/2 kept": lambda d, r, k: d.choice(0.5, r, k),
-    "1/10 kept": lambda d, r, k: d.choice(0.1, r, k),
-    "1/100 kept": lambda d, r, k: d.choice(0.01, r, k),
-    "columns from K/4": lambda d, r, k: d.index(k) >= k // 4,
-    "columns from 7K/8": lambda d, r, k: d.index(k) >= 7 * k // 8,
-    "1/2 of the columns": lambda d, r, k: d.choice(0.5, k),
-    "1/16 of the columns": lambda d, r, k: d.choice(1 / 16, k),
-    "8 blocks": _blocks,
-    "one-hot": lambda d, r, k: _few(d, r, k, 1),
-    "4 in a row": lambda d, r, k: _few(d, r, k, 4),
-    "32 in a row": lambda d, r, k: _few(d, r, k, 32),
-    "some rows": lambda d, r, k: d.choice(0.7, r, 1),
-}
-
-COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
-    "one column large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(1, k), 1e4),
-    "last column large": lambda d, k: torch.where(d.index(k) == k - 1, 1e4, 1.0),
-    "16 columns large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(16, k), 300.0),
-    "columns graded": lambda d, k: d.grades(10, k, False),
-    "columns scaled": lambda d, k: d.powers(-6, 6, k) ** 2,
-}
-
-ROW_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
-    "rows scaled": lambda d, r: d.powers(-2, 2, r, 1) ** 15,
-    "some rows large": lambda d, r: torch.where(d.choice(0.3, r, 1), 1e4, 1.0),
-}
-
-GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "float16": lambda rows: rows.clamp(-6e4, 6e4).half().float(),
-    "bfloat16": lambda rows: rows.bfloat16().float(),
-    "int8": lambda rows: _whole(rows, 127),
-    "12 bits": lambda rows: _whole(rows, 4095),
-}
-
-
-def operands(
-    seed: int, m: int, k: int, n: int, device: str = "cpu"
-) -> tuple[str, Tensor, Tensor, Tensor]:
-    """Name, x, weight and bias of one composition.
-
-    Each side has a distribution or a mixture of two, and at random a grid of values, zeros, and
-    scales of its rows; columns are scaled on one side, on both, or on one against the other. The
-    seed alone decides what is composed; the values depend on the device too.
-    """
-    choose, draw = random.Random(seed), Draw(seed, device)
-    names, sides = [], []
-    for rows in (m, n):
-        parts, values = _values(choose, draw, rows, k)
-        names.append(parts)
-        sides.append(values)
-    if choose.random() < 0.4:
-        name = choose.choice(list(COLUMN_SCALES))
-        scale = COLUMN_SCALES[name](draw, k)
-        for i, power in enumerate(choose.choice([(1, 0), (0, 1), (1, 1), (1, -1)])):
-            if power:
-                sides[i] = sides[i] * scale**power
-                names[i].append(name if power > 0 else f"{name}, inverse")
-    for i, rows in enumerate((m, n)):
-        if choose.random() < 0.2:
-            name = choose.choice(list(ROW_SCALES))
-            sides[i] = sides[i] * ROW_SCALES[name](draw, rows)
-            names[i].append(name)
-    x, weight = (_in_range(side) for side in sides)
-    if choose.random() < 0.1:  # the second half of x repeats the first, that of weight undoes it
-        half = k // 2
-        x[:, half : 2 * half] = x[:, :half]
-        weight[:, half : 2 * half] = -weight[:, :half]
-        names.append(["cancelling halves"])
-    bias = draw.normal(n) * choose.choice([0.0, 1.0])
-    return "; ".join(", ".join(parts) for parts in names), x, weight, bias
-
-
-def _values(choose: random.Random, draw: Draw, rows: int, k: int) -> tuple[list[str], Tensor]:
-    """The parts of one side, and its values before scaling."""
-    name = choose.choice(list(DISTRIBUTIONS))
-    parts, values = [name], DISTRIBUTIONS[name](draw, rows, k)
-    if choose.random() < 0.2:
-        name, share = choose.choice(list(DISTRIBUTIONS)), choose.choice([0.001, 0.03, 0.5])
-        factor = 2.0 ** choose.randint(-10, 10)
-        other = factor * DISTRIBUTIONS[name](draw, rows, k)
-        values = torch.where(draw.choice(share, rows, k), other, values)
-        parts.append(f"{share} of it {factor:g} {name}")
-    if choose.random() < 0.2:
-        name = choose.choice(list(GRIDS))
-        values = GRIDS[name](values)
-        parts.append(name)
-    if choose.random() < 0.4:
-        name = choose.choice(list(KEPT))
-        values = values * KEPT[name](draw, rows, k)
-        parts.append(name)
-    return parts, values

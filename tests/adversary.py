@@ -6,7 +6,8 @@ import torch
 from ranges import Reference, of_bound
 from torch import Tensor
 
-from referee.operands import Draw, operands
+from referee.compositions import operands
+from referee.draws import Draw
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 COMPOSITIONS = 8  # that the search begins with

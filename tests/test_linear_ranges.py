@@ -28,7 +28,8 @@ from tensors import float32_precision, linear_path
 
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew
-from referee.operands import CASES, named, operands
+from referee.compositions import operands
+from referee.operands import CASES, named
 
 pytestmark = pytest.mark.gpu
 

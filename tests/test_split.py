@@ -49,7 +49,8 @@ from split_twin import (
 )
 from tensors import assert_same_bits
 
-from referee.operands import CASES, INF, NAN, named, operands, sampled
+from referee.compositions import operands
+from referee.operands import CASES, INF, NAN, named, sampled
 
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
 IDS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}

@@ -18,7 +18,7 @@ constexpr size_t kCacheLine = 64;
 // Bytes that prefetches are ahead: of loads whose results are stored non-temporally, for 0.83 of
 // the time of 1 GiB of float32, and of stores into L2, for 0.7 of the time of 32 KiB (Xeon).
 constexpr int64_t kLoadsAhead = 4096, kStoresAhead = 1024;
-// Stores of a thread that are prefetched: for 16 MiB it takes 1.2 times as long (EPYC 9005).
+// Bytes up to which a thread's stores are prefetched: 16 MiB take 1.2 times as long (EPYC 9005).
 constexpr int64_t kPrefetchedBytes = 256 << 10;
 
 // 32 bytes of elements, and the same as signed integers.
@@ -237,7 +237,9 @@ void map_strided(const T* row, int64_t stride, T* to, int64_t count, const Map& 
   }
 }
 
-// Puts map of the next n elements of `from`, the layout's first operand, to adjacent places.
+// Puts map of the next n elements of `from`, the layout's first operand, to adjacent places. Rows
+// of less than four vectors go by vectors, not by a loop, most of which would be its beginning and
+// end.
 template <typename T, typename Map>
 void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t n, const Map& map) {
   const int64_t stride = layout.stride[0][0];
@@ -246,8 +248,7 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
       map_strided(from + offset, stride, to + j, count, map);
     });
   }
-  // By whole vectors, which may overrun the row, though not the operand. The next row overwrites
-  // the overrun.
+  // Vectors may overrun the row, though not the operand. The next row overwrites the overrun.
   using Lanes = typename Vector<T>::Lanes;
   constexpr int64_t kLanes = sizeof(Lanes) / sizeof(T), kLong = 4 * kLanes;
   const T* end = from + 1;

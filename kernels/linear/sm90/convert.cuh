@@ -193,7 +193,8 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, P
         }
       }
       // Subnormals are counted by rows: a transposed piece has parts of all.
-      if (subnormal.any()) with_subnormals |= kTransposed ? 15u << first : 1u << piece;
+      constexpr uint32_t kWholeStep = (1u << kOfStep) - 1;
+      if (subnormal.any()) with_subnormals |= kTransposed ? kWholeStep << first : 1u << piece;
     }
   }
   // At the end, as the code of count_subnormals in every part would slow the kernel down.
