@@ -46,7 +46,7 @@ void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stre
   const int threads = split::threads_of_row(linear.k);
   const int blocks = static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows * threads / 32);
   const auto kernel = linear.weight_is_transposed ? prepare_kernel<true> : prepare_kernel<false>;
-  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/false}, kernel, workspace.x,
+  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, kernel, workspace.x,
               workspace.weight, linear.k, static_cast<unsigned*>(linear.workspace),
               static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
 }

@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(split::kThreads)
                    const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
                    int64_t zeros_size) {
   start_next_kernel();
+  wait_for_previous_kernel();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < zeros_size;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     zeros[i] = 0;
