@@ -51,8 +51,7 @@ struct Linear {
   int64_t x_stride;
   const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
   int64_t weight_stride;
-  // linear_sm90: whether the operand is [k, m], or [k, n], instead. In float32 that may be the
-  // weight alone, at kHigh.
+  // linear_sm90: whether the operand is [k, m], or [k, n], instead. Not in float32 at kHighest.
   bool x_is_transposed, weight_is_transposed;
   const void* bias;  // [n], or null
   float divisor;
@@ -60,6 +59,16 @@ struct Linear {
   void* out;        // [m, n], contiguous
   uint8_t* mask;    // [m, (n + 7) / 8], or null
   void* workspace;  // as many bytes as *_workspace says, aligned to 256, uninitialised
+};
+
+// to [rows, columns] = from [columns, rows]^T, float32; both have adjacent columns and rows as far
+// apart as their strides say.
+struct Transposition {
+  const float* from;
+  int64_t from_stride;
+  float* to;
+  int64_t to_stride;
+  int64_t rows, columns;
 };
 
 namespace cuda {
@@ -87,11 +96,10 @@ int linear_sm80(const Linear& linear, CUstream_st* stream);
 bool linear_skinny_serves(const Linear& linear);
 int linear_skinny(const Linear& linear, CUstream_st* stream);
 
-// to [rows, columns] = from [columns, rows]^T; both have adjacent columns and rows as far apart as
-// their strides say. is_needed may be null; where it points to a 0, in the GPU's memory, nothing is
-// done. With it, capability is 9.0 or more.
-int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
-              int64_t columns, const unsigned* is_needed, CUstream_st* stream);
+int transpose(const Transposition& transposition, CUstream_st* stream);
+// Both, unless is_needed points to a 0 in the GPU's memory. Capability 9.0 and newer.
+int transpose_if(const unsigned* is_needed, const Transposition& first, const Transposition& second,
+                 CUstream_st* stream);
 
 // In place, out [m, n] being the finished product, bias included: out = relu(out) / divisor. mask
 // may be null. Any floating dtype.

@@ -220,13 +220,13 @@ def test_the_path_of_choice(dtype):
             assert ("aten::mm" not in ops) == is_ours
 
 
-def test_what_was_written_just_before_is_read(dtype, turned):
+def check_what_was_written_just_before(dtype, turned):
     """The kernels start before the kernel in front of them has ended."""
     x, weight = laid_out(integers((520, 1024), dtype), turned[0]), integers((776, 1024), dtype)
     weight = laid_out(weight, turned[1])
     module = module_of(weight, None, 2.0)
     grad_output = torch.zeros(520, 776, device="cuda", dtype=dtype)
-    for i in range(20):
+    for _ in range(20):
         x.copy_(integers(x.shape, dtype))
         weight.copy_(integers(weight.shape, dtype))
         grad_output.copy_(2 * integers(grad_output.shape, dtype))
@@ -236,7 +236,16 @@ def test_what_was_written_just_before_is_read(dtype, turned):
         assert_same_bits(out + 0, (z.relu() / 2).to(dtype) + 0)
         assert_same_bits(grad_x + 0, (grad_z @ weight.double()).to(dtype) + 0)
         assert_same_bits(grad_weight + 0, (grad_z.t() @ x.double()).to(dtype) + 0)
-        print(i)
+
+
+def test_what_was_written_just_before_is_read(dtype, turned):
+    check_what_was_written_just_before(dtype, turned)
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_float32_written_just_before_is_read(precision, turned):
+    with float32_precision(precision):
+        check_what_was_written_just_before(torch.float32, turned)
 
 
 def test_cuda_graph(dtype, turned):
@@ -278,17 +287,28 @@ def test_cuda_graph(dtype, turned):
         "sparse weight, 1 in 100",  # the sample of some rows is zero
     ],
 )
-def test_a_turned_weight_changes_no_bit_at_high(name, shape):
+def test_the_layout_changes_no_bit_at_high(name, shape, turned):
     m, n, k = shape
     x, weight, bias = named(name, m, k, n, device="cuda")
     grad_output = torch.randn(m, n, device="cuda")
     with float32_precision("high"):
-        by_rows, by_columns = (
-            step(module_of(laid_out(weight, is_turned, 4), bias, 2.0), x, grad_output)
-            for is_turned in (False, True)
+        want, got = (
+            step(module_of(laid_out(weight, w, 4), bias, 2.0), laid_out(x, x_, 4), grad_output)
+            for x_, w in ((False, False), turned)
         )
-    for a, b in zip(by_columns, by_rows, strict=True):
+    for a, b in zip(got, want, strict=True):
         assert_same_bits(a, b)
+
+
+def test_a_turned_x_in_chunks():
+    """So many rows that x is multiplied in parts."""
+    x, weight = integers((1 << 17, 1160), torch.float32), integers((264, 1160), torch.float32)
+    with float32_precision("high"), torch.no_grad():
+        module = module_of(weight, None, 2.0)
+        want, got = (module(laid_out(x, is_turned, 4)) for is_turned in (False, True))
+    assert_same_bits(got, want)
+    rows = slice(-300, None)
+    assert_same_bits(got[rows] + 0, ((x[rows] @ weight.t()).relu() / 2) + 0)
 
 
 @pytest.mark.parametrize("fill", [0.0, 1e-30, 1e30, float("inf")])

@@ -74,7 +74,8 @@ void for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
   const int64_t size = linear.dtype == DType::kFloat32 ? 4 : 2;
   for (int64_t begin = 0; begin < linear.m; begin += rows) {
     Linear chunk = with_rows(linear, std::min(rows, linear.m - begin));
-    chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * size;
+    const int64_t apart = linear.x_is_transposed ? 1 : linear.x_stride;
+    chunk.x = static_cast<const char*>(linear.x) + begin * apart * size;
     chunk.out = static_cast<char*>(linear.out) + begin * linear.n * size;
     if (linear.mask != nullptr) chunk.mask = linear.mask + begin * ((linear.n + 7) / 8);
     launch(chunk, begin == 0);

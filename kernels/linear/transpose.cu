@@ -19,17 +19,15 @@ constexpr int kRows = kThreads / (kTile / 4);  // of a tile at once
 // Blocks of a copy that is seldom needed: most only find that out.
 constexpr int64_t kFewBlocks = 256;
 
-// to [rows, columns] = from [columns, rows]^T, unless is_needed points to a 0. A block a tile at a
-// time.
-__global__ void __launch_bounds__(kThreads)
-    transpose_kernel(const float* from, int64_t from_stride, bool from_aligned, float* to,
-                     int64_t to_stride, bool to_aligned, int64_t rows, int64_t columns,
-                     const unsigned* is_needed) {
-  __shared__ float tile[kTile][kPitch];
-  start_next_kernel();
-  wait_for_previous_kernel();
-  if (is_needed != nullptr && *is_needed == 0) return;
-  const int64_t tiles_down = divide_up(rows, kTile), tiles = tiles_down * divide_up(columns, kTile);
+__host__ __device__ inline int64_t count_tiles(const Transposition& t) {
+  return divide_up(t.rows, kTile) * divide_up(t.columns, kTile);
+}
+
+// A block a tile at a time.
+__device__ inline void transpose(const Transposition& t, float (&tile)[kTile][kPitch]) {
+  const bool from_aligned = has_aligned_rows(t.from, 4 * t.from_stride);
+  const bool to_aligned = has_aligned_rows(t.to, 4 * t.to_stride);
+  const int64_t tiles_down = divide_up(t.rows, kTile), tiles = count_tiles(t);
   const int across = threadIdx.x % (kTile / 4) * 4, down = threadIdx.x / (kTile / 4);
   for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
     const int64_t first_row = at % tiles_down * kTile, first_column = at / tiles_down * kTile;
@@ -37,8 +35,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = down; i < kTile; i += kRows) {
       const int64_t column = first_column + i, row = first_row + across;
       float v[4] = {};
-      if (column < columns) {
-        load_floats(v, from + column * from_stride + row, 0, rows - row, from_aligned);
+      if (column < t.columns) {
+        load_floats(v, t.from + column * t.from_stride + row, 0, t.rows - row, from_aligned);
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) tile[i][across + j] = v[j];
@@ -47,31 +45,51 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = down; i < kTile; i += kRows) {
       const int64_t row = first_row + i, column = first_column + across;
-      if (row >= rows) continue;
+      if (row >= t.rows) continue;
       float v[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) v[j] = tile[across + j][i];
-      const int64_t count = columns - column;
-      store_four(to + row * to_stride + column, v, count, to_aligned && count >= 4);
+      const int64_t count = t.columns - column;
+      store_four(t.to + row * t.to_stride + column, v, count, to_aligned && count >= 4);
     }
     __syncthreads();  // before the next tile takes the place of this one
   }
+}
+
+// Both copies, unless is_needed points to a 0.
+__global__ void __launch_bounds__(kThreads)
+    transpose_kernel(const __grid_constant__ Transposition first,
+                     const __grid_constant__ Transposition second, const unsigned* is_needed) {
+  __shared__ float tile[kTile][kPitch];
+  start_next_kernel();
+  wait_for_previous_kernel();
+  if (is_needed != nullptr && *is_needed == 0) return;
+  transpose(first, tile);
+  transpose(second, tile);
 }
 
 }  // namespace kernels::transpose_tiles
 
 namespace kernels::cuda {
 
-int transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
-              int64_t columns, const unsigned* is_needed, CUstream_st* stream) {
+int transpose(const Transposition& transposition, CUstream_st* stream) {
   using namespace transpose_tiles;
-  const bool is_sure = is_needed == nullptr;
-  const int64_t tiles = divide_up(rows, kTile) * divide_up(columns, kTile);
-  const int blocks = static_cast<int>(std::min<int64_t>(tiles, is_sure ? INT_MAX : kFewBlocks));
+  const int64_t tiles = count_tiles(transposition);
+  const int blocks = static_cast<int>(std::min<int64_t>(tiles, INT_MAX));
   return status_of([&] {
-    launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/!is_sure}, transpose_kernel, from,
-                from_stride, has_aligned_rows(from, 4 * from_stride), to, to_stride,
-                has_aligned_rows(to, 4 * to_stride), rows, columns, is_needed);
+    launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/false}, transpose_kernel, transposition,
+                Transposition{}, static_cast<const unsigned*>(nullptr));
+  });
+}
+
+int transpose_if(const unsigned* is_needed, const Transposition& first, const Transposition& second,
+                 CUstream_st* stream) {
+  using namespace transpose_tiles;
+  const int64_t tiles = std::max(count_tiles(first), count_tiles(second));
+  const int blocks = static_cast<int>(std::min(tiles, kFewBlocks));
+  return status_of([&] {
+    launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/true}, transpose_kernel, first, second,
+                is_needed);
   });
 }
 

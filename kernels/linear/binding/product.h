@@ -148,15 +148,13 @@ inline Operand readable(const Tensor& x, int64_t alignment, bool takes_transpose
   const Tensor copy = padded.narrow(1, 0, columns);
   if (x.scalar_type() == at::kFloat && has_columns(matrix, size)) {
     // 163 us where torch's copy takes 466: [8192, 8192], H200
-    const float* const from = matrix.const_data_ptr<float>();
-    float* const to = copy.mutable_data_ptr<float>();
-    launch(
-        x,
-        [&](auto stream) {
-          return cuda::transpose(from, matrix.stride(1), to, stride, rows, columns,
-                                 /*is_needed=*/nullptr, stream);
-        },
-        [] {});
+    const Transposition transposition{matrix.const_data_ptr<float>(),
+                                      matrix.stride(1),
+                                      copy.mutable_data_ptr<float>(),
+                                      stride,
+                                      rows,
+                                      columns};
+    launch(x, [&](auto stream) { return cuda::transpose(transposition, stream); }, [] {});
   } else {
     copy.copy_(matrix);
   }
@@ -212,7 +210,7 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   const int64_t size = in.x.element_size(), alignment = path == Path::kSm80 ? size : 16;
   const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
   const bool takes_transposed = path == Path::kSm90 && !is_split;
-  const Operand x = readable(in.x, is_split ? size : alignment, takes_transposed && !is_float32);
+  const Operand x = readable(in.x, is_split ? size : alignment, takes_transposed);
   const Operand weight = readable(in.weight, alignment, takes_transposed);
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;

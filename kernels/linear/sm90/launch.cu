@@ -43,10 +43,16 @@ int count_clusters(Kernel* kernel, size_t bytes) {
 // Splits x and samples the weight. The first `zeros` bytes of the workspace become 0.
 template <typename Workspace>
 void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
-  const int threads = split::threads_of_row(linear.k);
-  const int blocks = static_cast<int>(linear.m) + blocks_of(linear.n, kSampledRows * threads / 32);
-  const auto kernel = linear.weight_is_transposed ? prepare_kernel<true> : prepare_kernel<false>;
-  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, kernel, workspace.x,
+  const bool has_lines = linear.x_is_transposed, is_turned = linear.weight_is_transposed;
+  const int threads = has_lines ? split::kThreads : split::threads_of_row(linear.k);
+  const int blocks = blocks_of(linear.m, has_lines ? kLineRows : 1) +
+                     blocks_of(linear.n, kSampledRows * threads / 32);
+  const size_t bytes = has_lines ? sizeof(LinesMemory) : 0;
+  const auto kernel = has_lines
+                          ? is_turned ? prepare_kernel<true, true> : prepare_kernel<true, false>
+                      : is_turned ? prepare_kernel<false, true>
+                                  : prepare_kernel<false, false>;
+  launch_grid({blocks, threads, bytes, stream, /*has_pdl=*/true}, kernel, workspace.x,
               workspace.weight, linear.k, static_cast<unsigned*>(linear.workspace),
               static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
 }
@@ -105,13 +111,14 @@ struct RoundedWorkspace {
   split::Operand x, weight;
   Conversion conversion{};
   TileList redo;
-  float* copy;  // of a transposed weight, [n, k], for what is made again
-  int64_t copy_stride;
   size_t zeros, bytes;
+  // Copies of transposed operands, for what is made again.
+  Transposition x_copy{}, weight_copy{};
 
   explicit RoundedWorkspace(const Linear& linear)
       : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
         weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
+    x.is_transposed = linear.x_is_transposed;
     weight.is_transposed = linear.weight_is_transposed;
     const int64_t padded_k = split::padded(linear.k), steps = padded_k / kStepK;
     const int64_t shares = blocks_of(linear.n, kShareRows * kClusterSize) * kClusterSize;
@@ -131,8 +138,12 @@ struct RoundedWorkspace {
     }
     conversion.weight = weight;
     conversion.steps = static_cast<int>(steps);
-    copy_stride = split::padded(linear.k);
-    copy = parts.add<float>(weight.is_transposed ? linear.n * copy_stride : 0);
+    const auto add_copy = [&](const split::Operand& of) -> Transposition {
+      if (!of.is_transposed) return {};
+      return {of.from,  of.row_stride, parts.add<float>(of.rows * padded_k),
+              padded_k, of.rows,       linear.k};
+    };
+    x_copy = add_copy(x), weight_copy = add_copy(weight);
     bytes = parts.bytes();
   }
 };
@@ -156,13 +167,15 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
 
   // The tiles that fp16 does not carry. TF32 is not read transposed.
   Linear again = linear;
-  if constexpr (Kind::kIsTransposed) {
-    check(static_cast<cudaError_t>(cuda::transpose(workspace.weight.from, linear.weight_stride,
-                                                   workspace.copy, workspace.copy_stride, linear.n,
-                                                   linear.k, workspace.redo.count, stream)));
-    again.weight = workspace.copy;
-    again.weight_stride = workspace.copy_stride;
-    again.weight_is_transposed = false;
+  again.x_is_transposed = again.weight_is_transposed = false;
+  const Transposition &x_copy = workspace.x_copy, &weight_copy = workspace.weight_copy;
+  if (linear.x_is_transposed) again.x = x_copy.to, again.x_stride = x_copy.to_stride;
+  if (linear.weight_is_transposed) {
+    again.weight = weight_copy.to, again.weight_stride = weight_copy.to_stride;
+  }
+  if (linear.x_is_transposed || linear.weight_is_transposed) {
+    check(static_cast<cudaError_t>(
+        cuda::transpose_if(workspace.redo.count, x_copy, weight_copy, stream)));
   }
   auto redo = make_product<Redo>(again, together);
   redo.redo = workspace.redo;
@@ -304,10 +317,10 @@ int64_t rows_of_chunk(const Linear& linear) {
     tiling = {kXRows, product_tiles(linear).weight_tiles,
               std::max(multiprocessors / kClusterSize, 1)};
   }
-  // A transposed weight's copy is in the workspace and not in its limit, as other copies are.
+  // Copies of transposed operands are in the workspace and not in its limit, as other copies are.
   return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {
     Linear chunk = with_rows(linear, rows);
-    chunk.weight_is_transposed = false;
+    chunk.x_is_transposed = chunk.weight_is_transposed = false;
     return workspace_bytes(chunk);
   });
 }

@@ -117,9 +117,90 @@ __device__ void scale_high(const split::Operand& weight, int64_t first, int64_t 
   }
 }
 
+// Rows of a transposed x that a block splits together: at each k, they are one line of memory.
+constexpr int kLineRows = 32;
+
+// Dynamic shared memory, so that it leaves room for the next kernel's where there is no such x.
+struct LinesMemory {
+  float4 tiles[2][split::kStepwise][kLineRows / 4];
+  uint32_t largest[split::kWarps][kLineRows];  // of each warp's lines
+};
+
+// The rows from `first` on of a transposed operand of which high is all, by split::kThreads
+// threads. They read it twice, for each row's largest and for the pieces, which take another order
+// in shared memory.
+__device__ inline void split_lines(const split::Operand& operand, int64_t first, int64_t k) {
+  extern __shared__ __align__(1024) uint8_t dynamic_memory[];
+  LinesMemory& shared = *reinterpret_cast<LinesMemory*>(dynamic_memory);
+  constexpr int kDepth = split::kStepwise;            // of K, in a tile
+  constexpr int kVectors = kLineRows / 4;             // in a line
+  constexpr int kLines = split::kThreads / kVectors;  // that the threads read at once
+  static_assert(kVectors == kDepth / split::kGroup, "a thread reads and writes the same amount");
+  const int vector = threadIdx.x % kVectors, line = threadIdx.x / kVectors;
+  const auto load = [&](float (&v)[4], int64_t at) {
+    load_floats(v, operand.from + at * operand.row_stride, first + vector * 4,
+                at < k ? operand.rows : 0, /*is_aligned=*/true);
+  };
+
+  // the largest
+  uint32_t largest[4] = {};
+#pragma unroll 8
+  for (int64_t at = line; at < k; at += kLines) {
+    float v[4];
+    load(v, at);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) largest[j] = max(largest[j], __float_as_uint(fabsf(v[j])));
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    for (int lane = kVectors; lane < 32; lane *= 2) {
+      largest[j] = max(largest[j], __shfl_xor_sync(0xffffffff, largest[j], lane));
+    }
+    shared.largest[threadIdx.x / 32][vector * 4 + j] = largest[j];
+  }
+  __syncthreads();
+
+  // the pieces: a group of a row each
+  const int row = threadIdx.x / kVectors, group = threadIdx.x % kVectors;
+  const bool exists = first + row < operand.rows;
+  uint32_t largest_of_row = 0;
+  for (const auto& of_warp : shared.largest) largest_of_row = max(largest_of_row, of_warp[row]);
+  const split::RowScale scale(largest_of_row, /*is_pair=*/false);
+  const int64_t end = split::padded(k);
+  split::Losses losses;
+  float next[2][4];
+  load(next[0], line), load(next[1], line + kLines);
+  for (int64_t at = 0; at < end; at += kDepth) {
+    auto& tile = shared.tiles[at / kDepth % 2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Vectors change places, so that groups are read without bank conflicts.
+      const int depth = line + i * kLines;
+      tile[depth][vector ^ depth / split::kGroup] =
+          make_float4(next[i][0], next[i][1], next[i][2], next[i][3]);
+      load(next[i], at + kDepth + depth);
+    }
+    __syncthreads();
+    float v[split::kGroup];
+#pragma unroll
+    for (int j = 0; j < split::kGroup; ++j) {
+      const float4& four = tile[group * split::kGroup + j][row / 4 ^ group];
+      v[j] = reinterpret_cast<const float*>(&four)[row % 4];
+    }
+    split::split_group(operand, first + row, at + group * split::kGroup, exists ? end : 0, v, scale,
+                       &losses);
+  }
+#pragma unroll
+  for (int lane = 1; lane < kVectors; lane *= 2) {
+    losses.nonzeros += __shfl_xor_sync(0xffffffff, losses.nonzeros, lane);
+    losses.subnormals += __shfl_xor_sync(0xffffffff, losses.subnormals, lane);
+  }
+  if (group == 0 && exists) split::store_exponent(operand, first + row, scale, losses);
+}
+
 // The first blocks sample the weight, whose reads are the more scattered: kSampledRows rows a warp.
-// Then each block splits a row of x. `zeros` are set to 0.
-template <bool kTransposed>
+// Then each block splits a row of x, or kLineRows of a transposed x. `zeros` are set to 0.
+template <bool kXIsTransposed, bool kWeightIsTransposed>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
@@ -131,9 +212,13 @@ __global__ void __launch_bounds__(split::kThreads)
     zeros[i] = 0;
   }
   const int rows = blockDim.x / 32 * kSampledRows;
-  const int64_t x_row = blockIdx.x - divide_up(weight.rows, rows);
-  if (x_row >= 0) {
-    split::split_row(x, x_row, k);
+  const int64_t x_block = blockIdx.x - divide_up(weight.rows, rows);
+  if (x_block >= 0) {
+    if constexpr (kXIsTransposed) {
+      split_lines(x, x_block * kLineRows, k);
+    } else {
+      split::split_row(x, x_block, k);
+    }
     return;
   }
   const int lane = threadIdx.x % 32;
@@ -141,15 +226,20 @@ __global__ void __launch_bounds__(split::kThreads)
   const int64_t piece = lane / (32 / kSampledPieces);
   const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
   float4 sample[kSampledRows] = {};
+  if constexpr (kWeightIsTransposed) {
+    float v[4][kSampledRows];
 #pragma unroll
-  for (int i = 0; i < kSampledRows; ++i) {
-    if constexpr (kTransposed) {
-      const int64_t stride = weight.row_stride;
-      const float* const v = weight.from + at * stride + first + i;
-      if (first + i < weight.rows && at + 4 <= k) {
-        sample[i] = make_float4(v[0], v[stride], v[2 * stride], v[3 * stride]);
-      }
-    } else {
+    for (int j = 0; j < 4; ++j) {
+      load_floats(v[j], weight.from + (at + j) * weight.row_stride, first,
+                  at + 4 <= k ? weight.rows : 0, /*is_aligned=*/true);
+    }
+#pragma unroll
+    for (int i = 0; i < kSampledRows; ++i) {
+      sample[i] = make_float4(v[0][i], v[1][i], v[2][i], v[3][i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSampledRows; ++i) {
       const float* const row = weight.from + (first + i) * weight.row_stride;
       if (first + i < weight.rows && at + 4 <= k) {
         sample[i] = *reinterpret_cast<const float4*>(row + at);
@@ -159,7 +249,7 @@ __global__ void __launch_bounds__(split::kThreads)
   if (x.low != nullptr) {
     scale_pairs(weight, first, k, sample);
   } else {
-    scale_high<kTransposed>(weight, first, k, sample);
+    scale_high<kWeightIsTransposed>(weight, first, k, sample);
   }
 }
 

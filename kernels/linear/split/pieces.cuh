@@ -203,6 +203,14 @@ __device__ inline void split_group(const Operand& operand, int64_t row, int64_t 
   if (is_pair) store_group(operand.low + at, low, is_interleaved, i < padded_k);
 }
 
+// The exponent of a row of which high is all.
+__device__ inline void store_exponent(const Operand& operand, int64_t row, const RowScale& scale,
+                                      const Losses& losses) {
+  const bool is_carried =
+      scale.is_carried && !has_many_subnormals(losses.subnormals, losses.nonzeros);
+  operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
+}
+
 // A row, by all threads of the block, which are kThreads at most.
 __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
   constexpr int kGroups = kKept / kGroup;
@@ -250,10 +258,7 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
     return;
   }
   losses.reduce_block();
-  if (threadIdx.x != 0) return;
-  const bool is_carried =
-      scale.is_carried && !has_many_subnormals(losses.subnormals, losses.nonzeros);
-  operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
+  if (threadIdx.x == 0) store_exponent(operand, row, scale, losses);
 }
 
 }  // namespace kernels::split
