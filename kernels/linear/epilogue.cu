@@ -16,105 +16,7 @@ namespace kernels::epilogue {
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The `count` elements at an address, in 16-byte accesses where all rows allow them. The rest of
-// the kColumns is 0.
-template <typename T, int kColumns>
-__device__ void load_columns(const T* address, int count, bool aligned,
-                             Compute<T> (&value)[kColumns]) {
-  if (aligned && count == kColumns) {
-    constexpr int kSize = Vector<T>::kSize;
-    const uint64_t policy = l2_policy(false);
-#pragma unroll
-    for (int i = 0; i < kColumns; i += kSize) {
-      const Vector<T> v = load_vector(address + i, policy);
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) value[i + j] = static_cast<Compute<T>>(v.value[j]);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j)
-      value[j] = j < count ? static_cast<Compute<T>>(address[j]) : Compute<T>{0};
-  }
-}
-
-template <typename T, int kColumns>
-__device__ void store_columns(T* address, int count, bool aligned,
-                              const Compute<T> (&value)[kColumns]) {
-  if (aligned && count == kColumns) {
-    constexpr int kSize = Vector<T>::kSize;
-#pragma unroll
-    for (int i = 0; i < kColumns; i += kSize) {
-      Vector<T> v;
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) v.value[j] = static_cast<T>(value[i + j]);
-      store_vector(address + i, v);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      if (j < count) address[j] = static_cast<T>(value[j]);
-    }
-  }
-}
-
-constexpr int kThreads = 256;
-// Where there is a mask, a thread handles the columns of one of its bytes.
-constexpr int kColumns = 8;
-
-constexpr int kVectors = 2;  // of a thread, where there is none
-
-// out [n]. Neighbouring threads have neighbouring vectors: two of one thread side by side would
-// read every sector of memory twice.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    plain_kernel(T* out, const Divisor<Compute<T>> divisor, int64_t n, bool aligned) {
-  constexpr int kSize = Vector<T>::kSize;
-  const int64_t first =
-      (static_cast<int64_t>(blockIdx.x) * kVectors * kThreads + threadIdx.x) * kSize;
-  Compute<T> z[kVectors][kSize];
-  int count[kVectors];
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int64_t at = first + i * kThreads * kSize;
-    count[i] = static_cast<int>(max(int64_t{0}, min(n - at, int64_t{kSize})));
-    load_columns(out + at, count[i], aligned, z[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-    for (Compute<T>& element : z[i]) element = relu_divide(element, divisor);
-    store_columns(out + first + i * kThreads * kSize, count[i], aligned, z[i]);
-  }
-}
-
-// out [m, n], mask [m, row_bytes].
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t m, int64_t n,
-                   int64_t row_bytes, bool aligned) {
-  const int64_t byte = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t bytes = m * row_bytes;
-  if (byte >= bytes) return;
-  const int64_t row = bytes <= UINT32_MAX
-                          ? static_cast<uint32_t>(byte) / static_cast<uint32_t>(row_bytes)
-                          : byte / row_bytes;
-  const int64_t column = (byte - row * row_bytes) * kColumns;
-  const int count = static_cast<int>(min(n - column, static_cast<int64_t>(kColumns)));
-  T* const address = out + row * n + column;
-
-  Compute<T> z[kColumns];
-  load_columns(address, count, aligned, z);
-  uint32_t bits = 0;
-#pragma unroll
-  for (int j = 0; j < kColumns; ++j) {
-    bits |= static_cast<uint32_t>(mask_bit(z[j])) << j;  // 0 past the last column, where z is 0
-    z[j] = relu_divide(z[j], divisor);
-  }
-  mask[byte] = static_cast<uint8_t>(bits);
-  store_columns(address, count, aligned, z);
-}
-
-// ------------------------------------------------------------------------------------- backward
+constexpr int kMaskColumns = 8;  // of a byte
 
 // The first `count` elements of a vector, the others 0.
 template <typename T>
@@ -134,6 +36,45 @@ __device__ void store_some(T* address, const Vector<T>& v, int count, bool align
     if (j < count) address[j] = v.value[j];
   }
 }
+
+constexpr int kThreads = 256;
+
+// -------------------------------------------------------------------------------------- forward
+
+// out [rows, n], mask [rows, row_vectors * kSize / 8]; or null, and all of out is one row. A thread
+// makes one vector: two side by side would read every sector of memory twice.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t n,
+                   int64_t row_vectors, int64_t vectors, bool aligned) {
+  constexpr int kSize = Vector<T>::kSize, kOfByte = kMaskColumns / kSize;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t row = mask == nullptr ? 0
+                      : vectors <= UINT32_MAX
+                          ? static_cast<uint32_t>(at) / static_cast<uint32_t>(row_vectors)
+                          : at / row_vectors;
+  const int64_t column = (at - row * row_vectors) * kSize;
+  const int count = at < vectors ? static_cast<int>(min(n - column, int64_t{kSize})) : 0;
+  T* const address = out + row * n + column;
+
+  Vector<T> z = load_some(address, count, aligned);
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) {
+    const auto element = static_cast<Compute<T>>(z.value[j]);
+    bits |= static_cast<uint32_t>(mask_bit(element)) << j;  // 0 past the last column, where z is 0
+    z.value[j] = static_cast<T>(relu_divide(element, divisor));
+  }
+  store_some(address, z, count, aligned);
+  if (mask == nullptr) return;
+  const int in_byte = static_cast<int>(at % kOfByte);
+  bits <<= in_byte * kSize;
+#pragma unroll
+  for (int lane = 1; lane < kOfByte; lane *= 2) bits |= __shfl_xor_sync(0xffffffff, bits, lane);
+  if (in_byte == 0 && at < vectors) mask[at / kOfByte] = static_cast<uint8_t>(bits);
+}
+
+// ------------------------------------------------------------------------------------- backward
 
 // A block makes kRows rows at a time. Each of its kLanes lanes makes a vector of each: neighbouring
 // threads have neighbouring vectors, as above.
@@ -177,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach<T>)
   const int64_t end = count > 0 ? min((blockIdx.y + int64_t{1}) * rows, m) : 0;
   const int64_t step = kRows * n, mask_step = kRows * row_bytes;
   grad_output += begin * n + column, grad_z += begin * n + column;
-  mask += begin * row_bytes + column / 8;
+  mask += begin * row_bytes + column / kMaskColumns;
 
   Compute<T> total[kSize] = {}, run[kSize] = {};
   int batches = 0;
@@ -189,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach<T>)
     for (int i = 0; i < kBatch; ++i) {
       if (i >= left) continue;
       grad[i] = load_some(grad_output + i * step, count, aligned);
-      bits[i] = mask[i * mask_step] >> column % 8;
+      bits[i] = mask[i * mask_step] >> column % kMaskColumns;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -250,15 +191,15 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
   using namespace epilogue;
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (mask == nullptr) {
-      const int blocks = blocks_of(m * n, kVectors * kThreads * Vector<T>::kSize);
-      return launch<plain_kernel<T>>(blocks, kThreads, stream, static_cast<T*>(out),
-                                     Divisor<Compute<T>>(divisor), m * n, has_aligned_rows(out));
-    }
-    const int64_t row_bytes = divide_up(n, kColumns);
-    return launch<forward_kernel<T>>(blocks_of(m * row_bytes, kThreads), kThreads, stream,
-                                     static_cast<T*>(out), Divisor<Compute<T>>(divisor), mask, m, n,
-                                     row_bytes, has_aligned_rows(out, m == 1 ? 0 : n * sizeof(T)));
+    // Without a mask, rows are as good as one, and all vectors are whole but the last.
+    const int64_t rows = mask == nullptr ? 1 : m, columns = m * n / rows;
+    const int64_t row_vectors =
+        divide_up(columns, kMaskColumns) * (kMaskColumns / Vector<T>::kSize);
+    const int64_t vectors = rows * row_vectors;
+    return launch<forward_kernel<T>>(blocks_of(vectors, kThreads), kThreads, stream,
+                                     static_cast<T*>(out), Divisor<Compute<T>>(divisor), mask,
+                                     columns, row_vectors, vectors,
+                                     has_aligned_rows(out, rows == 1 ? 0 : n * sizeof(T)));
   });
 }
 
@@ -279,7 +220,7 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
     const Chunks chunks(m, n, sizeof(T));
-    const int64_t row_bytes = divide_up(n, kColumns);
+    const int64_t row_bytes = divide_up(n, kMaskColumns);
     const dim3 grid(static_cast<unsigned>(chunks.columns), static_cast<unsigned>(chunks.count));
     T* const bias = static_cast<T*>(grad_bias);
     Compute<T>* const sums = bias == nullptr ? nullptr : static_cast<Compute<T>*>(workspace);
