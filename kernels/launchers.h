@@ -51,7 +51,8 @@ struct Linear {
   int64_t x_stride;
   const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
   int64_t weight_stride;
-  // linear_sm90: whether the operand is [k, m], or [k, n], instead. Not in float32 at kHighest.
+  // linear_sm90: whether the operand is [k, m], or [k, n], instead. In float32 at kHighest that may
+  // be x alone.
   bool x_is_transposed, weight_is_transposed;
   const void* bias;  // [n], or null
   float divisor;

@@ -287,11 +287,12 @@ def test_cuda_graph(dtype, turned):
         "sparse weight, 1 in 100",  # the sample of some rows is zero
     ],
 )
-def test_the_layout_changes_no_bit_at_high(name, shape, turned):
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_the_layout_changes_no_bit_in_float32(precision, name, shape, turned):
     m, n, k = shape
     x, weight, bias = named(name, m, k, n, device="cuda")
     grad_output = torch.randn(m, n, device="cuda")
-    with float32_precision("high"):
+    with float32_precision(precision):
         want, got = (
             step(module_of(laid_out(weight, w, 4), bias, 2.0), laid_out(x, x_, 4), grad_output)
             for x_, w in ((False, False), turned)

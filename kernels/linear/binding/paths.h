@@ -30,8 +30,8 @@
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
-// Half types' kSm90 reads operands with adjacent rows as it reads those with adjacent columns, and
-// so does float32's at `high` the weight; all others copy what has no adjacent columns.
+// kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but for the
+// weight of float32 at `highest`. All others copy what has no adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
 // be read where they are, and in float32 at `high` from twice as large an m n k on. Gradients that
@@ -91,7 +91,7 @@ inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) 
         (gpu.capability == 80 || gpu.capability == 100) && size >= kLargeResult && k >= 1024;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
-  // A product of gradients copies an operand.
+  // Products of gradients win from twice as many multiplications on.
   const int64_t least = int64_t{linear.relu ? 1 : 2} << (linear.m > linear.n ? 34 : 33);
   const bool is_large =
       size >= kLargeResult && (!is_float32 || (linear.m > 512 && size >= least / k));

@@ -209,9 +209,9 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   // An x for three products is split first, wherever its rows begin.
   const int64_t size = in.x.element_size(), alignment = path == Path::kSm80 ? size : 16;
   const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
-  const bool takes_transposed = path == Path::kSm90 && !is_split;
-  const Operand x = readable(in.x, is_split ? size : alignment, takes_transposed);
-  const Operand weight = readable(in.weight, alignment, takes_transposed);
+  const bool is_sm90 = path == Path::kSm90;
+  const Operand x = readable(in.x, is_split ? size : alignment, /*takes_transposed=*/is_sm90);
+  const Operand weight = readable(in.weight, alignment, is_sm90 && !is_split);
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
   linear.x_is_transposed = x.is_transposed;

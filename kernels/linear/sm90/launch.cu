@@ -197,6 +197,7 @@ struct SplitWorkspace {
       : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
         weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
     constexpr int64_t kClusters = Schedule::kMostClusters;
+    x.is_transposed = linear.x_is_transposed;
     Parts parts(linear.workspace);
     partials[0].counts = parts.add<PartialSums::Counts>(2 * kClusters);
     partials[1].counts = partials[0].counts + kClusters;

@@ -126,9 +126,8 @@ struct LinesMemory {
   uint32_t largest[split::kWarps][kLineRows];  // of each warp's lines
 };
 
-// The rows from `first` on of a transposed operand of which high is all, by split::kThreads
-// threads. They read it twice, for each row's largest and for the pieces, which take another order
-// in shared memory.
+// The rows from `first` on of a transposed operand, by split::kThreads threads. They read it twice,
+// for each row's largest and for the pieces, which take another order in shared memory.
 __device__ inline void split_lines(const split::Operand& operand, int64_t first, int64_t k) {
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   LinesMemory& shared = *reinterpret_cast<LinesMemory*>(dynamic_memory);
@@ -137,9 +136,11 @@ __device__ inline void split_lines(const split::Operand& operand, int64_t first,
   constexpr int kLines = split::kThreads / kVectors;  // that the threads read at once
   static_assert(kVectors == kDepth / split::kGroup, "a thread reads and writes the same amount");
   const int vector = threadIdx.x % kVectors, line = threadIdx.x / kVectors;
+  const int64_t stride = operand.row_stride;
+  const bool is_aligned = has_aligned_rows(operand.from, stride * sizeof(float));
   const auto load = [&](float (&v)[4], int64_t at) {
-    load_floats(v, operand.from + at * operand.row_stride, first + vector * 4,
-                at < k ? operand.rows : 0, /*is_aligned=*/true);
+    load_floats(v, operand.from + at * stride, first + vector * 4, at < k ? operand.rows : 0,
+                is_aligned);
   };
 
   // the largest
@@ -165,7 +166,7 @@ __device__ inline void split_lines(const split::Operand& operand, int64_t first,
   const bool exists = first + row < operand.rows;
   uint32_t largest_of_row = 0;
   for (const auto& of_warp : shared.largest) largest_of_row = max(largest_of_row, of_warp[row]);
-  const split::RowScale scale(largest_of_row, /*is_pair=*/false);
+  const split::RowScale scale(largest_of_row, /*is_pair=*/operand.low != nullptr);
   const int64_t end = split::padded(k);
   split::Losses losses;
   float next[2][4];

@@ -45,9 +45,8 @@ struct Groups {
                        int64_t k) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const int64_t r = first_row + row(i);
-      const float* const from = operand.from + min(r, operand.rows - 1) * operand.row_stride;
-      split::load_group(v[i], from, first_k + column(), k);
+      const int64_t r = min(first_row + row(i), operand.rows - 1);
+      split::load_group(v[i], operand, r, first_k + column(), k);
     }
   }
 
@@ -85,12 +84,11 @@ __device__ inline bool counts(const bool (&is_nonfinite)[kTile], const split::Op
                               int64_t first_row, int64_t first_k, int64_t k) {
   for (int i = 0; i < kTile; ++i) {
     if (!is_nonfinite[i]) continue;
-    const float* const from = operand.from + (first_row + i) * operand.row_stride;
     bool is_found = false;
 #pragma unroll
     for (int j = 0; j < kK; j += split::kGroup) {
       float v[split::kGroup];
-      split::load_group(v, from, first_k + j, k);
+      split::load_group(v, operand, first_row + i, first_k + j, k);
 #pragma unroll
       for (const float element : v) is_found |= !isfinite(element);
     }

@@ -105,6 +105,15 @@ __device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t 
   load_floats(v, row, i, k, has_aligned_rows(row));
 }
 
+// The same of an operand's row, transposed or not.
+__device__ inline void load_group(float (&v)[kGroup], const Operand& operand, int64_t row,
+                                  int64_t i, int64_t k) {
+  const int64_t stride = operand.row_stride;
+  if (!operand.is_transposed) return load_group(v, operand.from + row * stride, i, k);
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? operand.from[(i + j) * stride + row] : 0.0f;
+}
+
 // A group in pairs. By all threads of a warp; those that have `exists` store.
 __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bool is_interleaved,
                                    bool exists) {
@@ -203,9 +212,14 @@ __device__ inline void split_group(const Operand& operand, int64_t row, int64_t 
   if (is_pair) store_group(operand.low + at, low, is_interleaved, i < padded_k);
 }
 
-// The exponent of a row of which high is all.
+// How a row was split, for the product. The losses are of a row of which high is all.
 __device__ inline void store_exponent(const Operand& operand, int64_t row, const RowScale& scale,
                                       const Losses& losses) {
+  if (operand.low != nullptr) {
+    operand.exponent[row] = scale.exponent;
+    operand.state[row] = scale.is_carried ? kCarried : kNonfinite;
+    return;
+  }
   const bool is_carried =
       scale.is_carried && !has_many_subnormals(losses.subnormals, losses.nonzeros);
   operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
@@ -251,13 +265,7 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
     split_group(operand, row, first + start, padded_k, v, scale, &losses);
   }
 
-  if (is_pair) {
-    if (threadIdx.x != 0) return;
-    operand.exponent[row] = scale.exponent;
-    operand.state[row] = scale.is_carried ? kCarried : kNonfinite;
-    return;
-  }
-  losses.reduce_block();
+  if (!is_pair) losses.reduce_block();
   if (threadIdx.x == 0) store_exponent(operand, row, scale, losses);
 }
 
