@@ -272,7 +272,14 @@ def test_cuda_graph(dtype, turned):
 # Whole units of the conversion, its edges, and units of which a part is beyond the weight.
 @pytest.mark.parametrize(
     "shape",
-    [(300, 512, 1024), (257, 1000, 1001), (64, 40, 72), (33, 1056, 260), (1024, 4096, 2048)],
+    [
+        (300, 512, 1024),
+        (257, 1000, 1001),
+        (64, 40, 72),
+        (33, 1056, 260),
+        (1024, 4096, 2048),
+        (4100, 4097, 260),  # an x of so many rows is split where it lies, as is its gradient's
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
-// kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but for the
-// weight of float32 at `highest`. All others copy what has no adjacent columns.
+// kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but in float32
+// an x of few rows, and the weight at `highest`. All others copy what has no adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
 // be read where they are, and in float32 at `high` from twice as large an m n k on. Gradients that
@@ -51,6 +51,10 @@ struct Gpu {
   int capability;  // 10 times the major number, plus the minor one
   int multiprocessors;
 };
+
+// Rows of a transposed float32 x that are split where they lie. Fewer are copied first: a block
+// splits 32, and there would be few blocks.
+constexpr int64_t kManyRows = 4096;
 
 // Elements of a result that half types and one product of float32 need to win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;

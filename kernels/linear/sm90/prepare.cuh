@@ -145,7 +145,7 @@ __device__ inline void split_lines(const split::Operand& operand, int64_t first,
 
   // the largest
   uint32_t largest[4] = {};
-#pragma unroll 8
+#pragma unroll 16
   for (int64_t at = line; at < k; at += kLines) {
     float v[4];
     load(v, at);
@@ -169,27 +169,35 @@ __device__ inline void split_lines(const split::Operand& operand, int64_t first,
   const split::RowScale scale(largest_of_row, /*is_pair=*/operand.low != nullptr);
   const int64_t end = split::padded(k);
   split::Losses losses;
-  float next[2][4];
-  load(next[0], line), load(next[1], line + kLines);
-  for (int64_t at = 0; at < end; at += kDepth) {
-    auto& tile = shared.tiles[at / kDepth % 2];
+  float next[2][2][4];  // of two tiles
+  const auto load_tile = [&](float (&lines)[2][4], int64_t at) {
+    load(lines[0], at + line), load(lines[1], at + line + kLines);
+  };
+  load_tile(next[0], 0), load_tile(next[1], kDepth);
+  for (int64_t start = 0; start < end; start += 2 * kDepth) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Vectors change places, so that groups are read without bank conflicts.
-      const int depth = line + i * kLines;
-      tile[depth][vector ^ depth / split::kGroup] =
-          make_float4(next[i][0], next[i][1], next[i][2], next[i][3]);
-      load(next[i], at + kDepth + depth);
-    }
-    __syncthreads();
-    float v[split::kGroup];
+      const int64_t at = start + i * kDepth;
+      if (at >= end) continue;
+      auto& tile = shared.tiles[i];
 #pragma unroll
-    for (int j = 0; j < split::kGroup; ++j) {
-      const float4& four = tile[group * split::kGroup + j][row / 4 ^ group];
-      v[j] = reinterpret_cast<const float*>(&four)[row % 4];
+      for (int j = 0; j < 2; ++j) {
+        // Vectors change places, so that groups are read without bank conflicts.
+        const int depth = line + j * kLines;
+        const float (&v)[4] = next[i][j];
+        tile[depth][vector ^ depth / split::kGroup] = make_float4(v[0], v[1], v[2], v[3]);
+      }
+      load_tile(next[i], at + 2 * kDepth);
+      __syncthreads();
+      float v[split::kGroup];
+#pragma unroll
+      for (int j = 0; j < split::kGroup; ++j) {
+        const float4& four = tile[group * split::kGroup + j][row / 4 ^ group];
+        v[j] = reinterpret_cast<const float*>(&four)[row % 4];
+      }
+      split::split_group(operand, first + row, at + group * split::kGroup, exists ? end : 0, v,
+                         scale, &losses);
     }
-    split::split_group(operand, first + row, at + group * split::kGroup, exists ? end : 0, v, scale,
-                       &losses);
   }
 #pragma unroll
   for (int lane = 1; lane < kVectors; lane *= 2) {
