@@ -278,7 +278,10 @@ def test_cuda_graph(dtype, turned):
         (64, 40, 72),
         (33, 1056, 260),
         (1024, 4096, 2048),
-        (4100, 4097, 260),  # an x of so many rows is split where it lies, as is its gradient's
+        # A transposed x of 8,192 rows is split where it lies: x, or the product's gradient.
+        (8200, 264, 260),
+        (520, 8196, 260),
+        (520, 8193, 260),
     ],
     ids=str,
 )

@@ -31,7 +31,8 @@
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
 // kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but in float32
-// an x of few rows, and the weight at `highest`. All others copy what has no adjacent columns.
+// the weight at `highest`, and an x of few rows or many elements. All others copy what has no
+// adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
 // be read where they are, and in float32 at `high` from twice as large an m n k on. Gradients that
@@ -52,9 +53,10 @@ struct Gpu {
   int multiprocessors;
 };
 
-// Rows of a transposed float32 x that are split where they lie. Fewer are copied first: a block
-// splits 32, and there would be few blocks.
-constexpr int64_t kManyRows = 4096;
+// A transposed float32 x is split where it lies if it has so many rows, of which a block splits 32,
+// and if L2 keeps it, for it is read twice. With half as many rows, or 8 times the elements, the
+// copy is the faster one.
+constexpr int64_t kManyRows = 8192, kSmallOperand = int64_t{1} << 23;
 
 // Elements of a result that half types and one product of float32 need to win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;
@@ -73,6 +75,12 @@ inline bool is_skinny(const Linear& linear) {
       m * n <= 1 << 16 && (n < 32 || m * n * k <= 1 << 28) && m <= 1 << 12 && n >= 8;
   const bool has_few_rows = m <= 16 || (m <= 32 && n * k < 1 << 25);
   return linear.precision == Precision::kHighest && k >= 256 && (has_few_rows || is_small);
+}
+
+// Whether kSm90 reads a transposed x, or else a copy.
+inline bool reads_transposed_x(const Linear& linear) {
+  return linear.dtype != DType::kFloat32 ||
+         (linear.m >= kManyRows && linear.m * linear.k <= kSmallOperand);
 }
 
 // The path to try for `linear`, of which dtype, precision, relu, m, n and k are set. has_vectors:
