@@ -6,6 +6,7 @@ often, and that often again beside two busy loops.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,8 +63,8 @@ CLEAN = {
     },
 }
 
-# The verdict on each of the cheats, and what its reason must name. The numbers are those of the
-# list of kinds in docs/DESIGN.md.
+# The verdict on each of the cheats, and what its reason must name, as a regular expression. The
+# numbers are those of the list of kinds in docs/DESIGN.md.
 RELU = {
     "01_returns_input": ("cheating", "returns its input"),
     "01_copies_input": ("cheating", "returns a copy of its input"),
@@ -113,7 +114,7 @@ LINEAR = {
 # They do nothing where a GPU is timed.
 HOST = {"09_another_clock", "09_slows_the_clock", "10_replaces_an_operator"}
 ON_GPU = {
-    "05_other_stream": ("cheating", "work outside the timed call"),
+    "05_other_stream": ("cheating", "work outside the timed call|not credible"),
     "14_persisting_l2": ("cheating", "changed the L2's persisting part"),
 }
 
@@ -183,7 +184,7 @@ def graded_on_a_gpu(tmp_path_factory):
 def check_verdict(name: str, found: dict) -> None:
     word, reason = (RELU | LINEAR | ON_GPU)[name]
     assert found["verdict"] == word, found["reason"]
-    assert reason in found["reason"]
+    assert re.search(reason, found["reason"])
 
 
 @pytest.mark.parametrize("name", [*RELU, *LINEAR])
