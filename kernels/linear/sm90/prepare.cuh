@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
                    int64_t zeros_size) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
   wait_for_previous_kernel();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < zeros_size;
@@ -260,6 +261,7 @@ __global__ void __launch_bounds__(split::kThreads)
   } else {
     scale_high<kWeightIsTransposed>(weight, first, k, sample);
   }
+#endif
 }
 
 }  // namespace kernels::sm90
