@@ -248,17 +248,17 @@ void map_strided(const T* row, int64_t stride, T* to, int64_t count, const Map& 
 }
 
 // Rows of `size` elements, `step` apart, or each of one element alone, to adjacent places by
-// kVectors vectors each. They may overrun the row: the next one overwrites that.
-template <int kVectors, typename T, typename Map>
-void map_short_rows(const T* row, int64_t step, bool is_constant, T* to, int64_t size,
-                    int64_t count, const Map& map) {
+// `vectors` vectors each. They may overrun the row: the next one overwrites that.
+template <typename Count, typename T, typename Map>
+void map_short_rows(Count vectors, const T* row, int64_t step, bool is_constant, T* to,
+                    int64_t size, int64_t count, const Map& map) {
   using Lanes = typename Vector<T>::Lanes;
   constexpr size_t kLanes = sizeof(Lanes) / sizeof(T);
   if (is_constant) {
     for (; count > 0; --count, row += step, to += size) {
       Lanes lanes = Lanes{} + *row;
       map(&lanes);
-      for (int i = 0; i < kVectors; ++i) memcpy(to + i * kLanes, &lanes, sizeof(lanes));
+      for (int64_t i = 0; i < vectors; ++i) memcpy(to + i * kLanes, &lanes, sizeof(lanes));
     }
     return;
   }
@@ -266,10 +266,10 @@ void map_short_rows(const T* row, int64_t step, bool is_constant, T* to, int64_t
   for (; count > 0; --count, row += step, to += size) {
     const auto next = reinterpret_cast<const char*>(row + ahead);
     __builtin_prefetch(next);
-    if (kVectors > 2) __builtin_prefetch(next + kCacheLine);
-    if (kVectors > 1) __builtin_prefetch(next + bytes - 1);
+    if (vectors > 2) __builtin_prefetch(next + kCacheLine);
+    if (vectors > 1) __builtin_prefetch(next + bytes - 1);
 #pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i) {
+    for (int64_t i = 0; i < vectors; ++i) {
       Lanes lanes;
       memcpy(&lanes, row + i * kLanes, sizeof(lanes));
       map(&lanes);
@@ -279,7 +279,7 @@ void map_short_rows(const T* row, int64_t step, bool is_constant, T* to, int64_t
 }
 
 // Puts map of the next n elements of `from`, the layout's first operand, to adjacent places. Rows
-// of up to four vectors go by vectors, not by a loop, most of which would be its beginning and
+// of up to eight vectors go by vectors, not by a loop, most of which would be its beginning and
 // end.
 template <typename T, typename Map>
 void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t n, const Map& map) {
@@ -289,7 +289,7 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
       map_strided(from + offset, stride, to + j, count, map);
     });
   }
-  constexpr int64_t kLanes = sizeof(typename Vector<T>::Lanes) / sizeof(T), kLong = 4 * kLanes;
+  constexpr int64_t kLanes = sizeof(typename Vector<T>::Lanes) / sizeof(T), kLong = 8 * kLanes;
   const T* end = from + 1;  // of the operand
   for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
   const int64_t row_bytes = layout.size[0] * static_cast<int64_t>(sizeof(T));
@@ -308,12 +308,13 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
       i = rest < 0 ? 0 : std::min(rest / step + 1, i);
     }
     const auto map_by = [&](auto constant) {
-      map_short_rows<constant>(row, step, stride == 0, to + j, size, i, map);
+      map_short_rows(constant, row, step, stride == 0, to + j, size, i, map);
     };
     if (vectors == 1) map_by(std::integral_constant<int, 1>{});
     if (vectors == 2) map_by(std::integral_constant<int, 2>{});
     if (vectors == 3) map_by(std::integral_constant<int, 3>{});
     if (vectors == 4) map_by(std::integral_constant<int, 4>{});
+    if (vectors > 4) map_by(vectors);
     for (; i < count; ++i) {
       const T* const at = row + i * step;
       T* const made = to + j + i * size;
