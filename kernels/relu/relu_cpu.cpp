@@ -123,7 +123,8 @@ __attribute__((noinline)) void relu_dense(Order<Bits> order, const Bits* x, Bits
   relu_few(order, x + i, out + i, n - i);
 }
 
-// ReLU of kBlock elements, and their mask; or the mask alone. x may be out.
+// ReLU of kBlock elements, and their mask; or the mask alone, of an x that is relu's output. x may
+// be out.
 template <bool kMaskAlone = false, typename Bits>
 void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask) {
 #ifdef __AVX2__
@@ -140,14 +141,16 @@ void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* 
     for (size_t i = 0; i < kBlock; i += kLanes) {
       Lanes v;
       memcpy(&v, x + i, sizeof(v));
-      const Signed keeps = ((Signed)v > order.limit) & (v != 0);  // as keeps_gradient
-      const uint64_t signs = sizeof(Bits) == 4 ? __builtin_ia32_movmskps256((Floats)keeps)
-                                               : __builtin_ia32_movmskpd256((Doubles)keeps);
+      // Those that keeps_gradient; or, of relu's output, the others: the zeros of both signs.
+      const Signed found = kMaskAlone ? (Signed)(v + v == 0) : ((Signed)v > order.limit) & (v != 0);
+      const uint64_t signs = sizeof(Bits) == 4 ? __builtin_ia32_movmskps256((Floats)found)
+                                               : __builtin_ia32_movmskpd256((Doubles)found);
       bits |= signs << i;
       if (kMaskAlone) continue;
       Relu<Bits>{order}(&v);
       memcpy(out + i, &v, sizeof(v));
     }
+    if (kMaskAlone) bits = ~bits;
     memcpy(mask, &bits, sizeof(bits));
     return;
   }
@@ -446,10 +449,13 @@ void relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask
                             int64_t end, const Layout& layout) {
   constexpr int64_t kStep = 4 * kStrip;
   for_floating_bits(dtype, [&](auto order) {
-    const auto made = static_cast<decltype(order.offset)*>(out);
+    using Bits = decltype(order.offset);
+    const auto from = static_cast<const Bits*>(x);
+    const auto made = static_cast<Bits*>(out);
+    Cursor cursor(layout, 0, begin);
     for (int64_t i = begin; i < end;) {  // the mask is read off the output, still in L1
       const int64_t next = std::min(i + kStep, end);
-      relu_strided(dtype, x, out, i, next, layout);
+      gather(from, layout, cursor, made + i, next - i, Relu<Bits>{order});
       for (; i + kBlock <= next; i += kBlock) {
         relu_with_mask_block</*kMaskAlone=*/true>(order, made + i, made + i, mask + i / 8);
       }
