@@ -124,11 +124,20 @@ def _forward(timings: Timings, setting: str) -> str:
     names, rate = timings.names, timings.rate
     of = rate.yardstick.split()[0]
     title = f"forward, {setting}" if setting else "forward"
-    rows = [[title, "median ms", "p10 - p90 ms", rate.unit, f"of {of}", f"{names.eager} / this"]]
+    header = [
+        title,
+        "median ms",
+        "p10 - p90 ms",
+        rate.unit,
+        f"of {of}",
+        f"{names.eager} / this",
+        "",
+    ]
+    rows = [header]
     by_name = {row["name"]: row for row in rates(timings)}
     for name, row in by_name.items():
         speed, percent = f"{row['rate']:.{rate.digits}f}", f"{row['percent_of_yardstick']:.1f}%"
-        rows.append([name, *_times(row), speed, percent, interval(row)])
+        rows.append([name, *_times(row), speed, percent, interval(row), _tie(row, names.eager)])
     rounds = len(timings.seconds[names.eager])
     lines = [
         table(rows),
@@ -143,10 +152,11 @@ def _step(step: Step, setting: str) -> str:
     """The table of the training step, and what was kept for its backward."""
     names = step.forward.names
     title = f"training step, {setting}" if setting else "training step"
-    rows = [[title, "median ms", "p10 - p90 ms", f"{names.eager} / this"]]
+    rows = [[title, "median ms", "p10 - p90 ms", f"{names.eager} / this", ""]]
     for half, timed in step.seconds().items():
         for row in summary(timed, names.eager):
-            rows.append([f"{half}, {row['name']}", *_times(row), interval(row)])
+            name, tie = f"{half}, {row['name']}", _tie(row, names.eager)
+            rows.append([name, *_times(row), interval(row), tie])
     ours, eager = step.kept[names.solution], step.kept[names.eager]
     part = f" (1/{eager / ours:.4g})" if ours else ""
     rounds = len(step.forward.seconds[names.eager])
@@ -161,6 +171,11 @@ def _step(step: Step, setting: str) -> str:
 
 def _times(row: dict) -> list[str]:
     return [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
+
+
+def _tie(row: dict, eager: str) -> str:
+    """Whether a row's interval includes 1, in words."""
+    return "a tie" * (row["name"] != eager and row["ratio_low"] <= 1 <= row["ratio_high"])
 
 
 def interval(row: dict) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from time import sleep
 
+import documents
 import pytest
 import torch
 from candidates import GradientCheat
@@ -88,6 +89,16 @@ def test_timing_takes_every_round():
     assert {len(times) for times in timings.seconds.values()} == {5}
     assert timings.work == 2 * 4 * 64 * 4
     assert relu.NAMES.again in report.results(Run("", timings))
+
+
+@pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
+def test_ties_are_printed(ratio, noise, is_tie):
+    """Eager's second time is one always, the solution where it is as fast."""
+    text = report.results(Run("", documents.timings(relu, ratio, noise=noise)))
+    rows = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert rows[relu.NAMES.again].endswith("a tie")
+    assert rows[relu.NAMES.solution].endswith("a tie") == is_tie
+    assert not rows[relu.NAMES.eager].endswith("a tie")
 
 
 def test_replay_is_caught_while_timing():
