@@ -127,7 +127,7 @@ def _run(run: Run) -> dict:
     [ours] = (row for row in forward["summary"] if row["role"] == "solution")
     return {
         "setting": run.setting,
-        "time": _word(ours["ratio_low"], ours["ratio_high"]),
+        "time": _word(ours),
         "forward": forward,
         "step": _step(run.step) if run.step else None,
     }
@@ -175,8 +175,8 @@ def _with_role(row: dict, timings: Timings) -> dict:
     return {"name": row["name"], "role": roles.get(row["name"], "yardstick"), **row}
 
 
-def _word(low: float, high: float) -> str:
-    """The word for an interval of the ratio."""
-    if low <= 1 <= high:
+def _word(row: dict) -> str:
+    """The word for the interval of a row's ratio."""
+    if report.is_tie(row):
         return "a tie"
-    return "faster" if low > 1 else "slower"
+    return "faster" if row["ratio_low"] > 1 else "slower"

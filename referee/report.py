@@ -173,9 +173,13 @@ def _times(row: dict) -> list[str]:
     return [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
 
 
+def is_tie(row: dict) -> bool:
+    """Whether the interval of a row's ratio includes 1."""
+    return row["ratio_low"] <= 1 <= row["ratio_high"]
+
+
 def _tie(row: dict, eager: str) -> str:
-    """Whether a row's interval includes 1, in words."""
-    return "a tie" * (row["name"] != eager and row["ratio_low"] <= 1 <= row["ratio_high"])
+    return "a tie" * (row["name"] != eager and is_tie(row))
 
 
 def interval(row: dict) -> str:

@@ -47,6 +47,21 @@ def test_windows(device, width):
         assert_same_bits(ModelNew()(x.requires_grad_()).detach(), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+def test_rows_of_few_vectors(device, dtype):
+    """Vectors may overrun a row, but neither the operand, which ends its memory, nor the result."""
+    memory = draw((70_000,), dtype, device)
+    for width in (2, 3, 7, 9, 31, 33, 63, 65, 255, 257):
+        rows = 70_000 // (width + 3)
+        gapped = memory[-rows * (width + 3) :].view(rows, width + 3)
+        column, row = memory[-rows:, None], memory[None, -width:]
+        for x in (gapped[:, 3:], gapped[:, :-3], column.expand(-1, width), row.expand(rows, -1)):
+            want = relu_by_definition(x.contiguous())
+            assert_same_bits(ModelNew()(x), want)
+            if dtype.is_floating_point:
+                assert_same_bits(ModelNew()(x.detach().requires_grad_()).detach(), want)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts(device, dtype):
     for name, x in views(dtype, device):

@@ -316,8 +316,8 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
     } else if (stride == 1) {
       i = rest < 0 ? 0 : std::min(rest / step + 1, i);
     }
-    const auto map_by = [&](auto constant) {
-      map_short_rows(constant, row, step, stride == 0, to + j, size, i, map);
+    const auto map_by = [&](auto number) {
+      map_short_rows(number, row, step, stride == 0, to + j, size, i, map);
     };
     if (vectors == 1) map_by(std::integral_constant<int, 1>{});
     if (vectors == 2) map_by(std::integral_constant<int, 2>{});
