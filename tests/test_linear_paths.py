@@ -107,6 +107,8 @@ TABLE = [
     ((1024, 8192, 8192), HALF, "sm90"),
     ((1024, 8192, 1024), HALF, "sm90"),
     ((1024, 8192, 1023), HALF, "torch"),
+    ((1024, 8192, 256), {**HALF, **GRADIENT}, "sm90"),
+    ((1024, 8192, 255), {**HALF, **GRADIENT}, "torch"),
     ((1024, 4095, 8192), HALF, "torch"),
     ((1024, 4096, 8192), HALF, "sm90"),  # 64 tiles of 256 x 256 for 66 pairs
     ((1024, 4608, 8192), HALF, "torch"),  # 72: a second round

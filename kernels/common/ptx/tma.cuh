@@ -53,6 +53,27 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int colu
       : "memory");
 }
 
+// A box out of this block's shared memory. What is outside of the tensor is not written.
+__device__ inline void store_tensor(const CUtensorMap* map, int column, int row, uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(column), "r"(row), "r"(from)
+      : "memory");
+}
+
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until all but kPending of this thread's committed groups have read their boxes.
+template <int kPending>
+__device__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Orders ordinary writes of shared memory before bulk copies that read it.
+__device__ inline void fence_proxy_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Orders ordinary writes of global memory before bulk copies that read it, in the threads of both.
 __device__ inline void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -8,7 +8,8 @@
 //   float32, highest   9.0          m <= 16, or m <= 32 and n k < 2^25; or    kSkinny
 //                                   m n <= 2^16, m <= 2^12, n >= 8, and
 //                                   n < 32 or m n k <= 2^28; all: k >= 256
-//   float16, bfloat16  9.0          m n >= 2^22, k >= 1024, fill 0.9          kSm90
+//   float16, bfloat16  9.0          m n >= 2^22, k >= 1024 (256 in            kSm90
+//                                   gradients), fill 0.9
 //   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 256,       kSm90
 //                                   m >= 17 (96 where a copy of the weight is
 //                                   read, as in gradients), n >= 32
@@ -93,7 +94,8 @@ inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) 
     return Path::kSkinny;
   }
   const bool is_split = is_float32 && linear.precision == Precision::kHighest;
-  if (linear.dtype == DType::kFloat64 || k < (is_split ? 256 : 1024)) return Path::kTorch;
+  const bool takes_short_k = is_split || (!is_float32 && !linear.relu);
+  if (linear.dtype == DType::kFloat64 || k < (takes_short_k ? 256 : 1024)) return Path::kTorch;
   if (is_split) {
     // torch's product of rows with adjacent features is the faster one below 96 rows.
     const int64_t least_rows = linear.relu && has_vectors ? 17 : 96;

@@ -24,6 +24,7 @@ namespace kernels::sm90 {
 enum class Mode {
   kPlain,              // operands as they are
   kGeneral,            // operands of which either dimension is adjacent
+  kGradient,           // the same; out [n, m] is the product as it is, without an epilogue
   kConvert,            // x scaled and rounded before, the weight in the same kernel
   kConvertTransposed,  // the same of a weight that is [k, n]
   kRedo,               // the tiles of both that fp16 does not carry
@@ -39,17 +40,20 @@ struct ProductKind {
   using Out = OutType;
   static constexpr bool kIsTransposed = kMode == Mode::kConvertTransposed;
   static constexpr bool kConverts = kMode == Mode::kConvert || kIsTransposed;
-  static constexpr bool kIsRedo = kMode == Mode::kRedo, kIsGeneral = kMode == Mode::kGeneral;
+  static constexpr bool kIsRedo = kMode == Mode::kRedo, kIsGradient = kMode == Mode::kGradient;
+  static constexpr bool kIsGeneral = kMode == Mode::kGeneral || kIsGradient;
   static constexpr Mask kMask = kMask_;
 };
 
 // float16 and bfloat16.
 template <typename T, Mask kMask>
 using Half = ProductKind<T, T, Mode::kPlain, kMask>;
-// The kernel for transposed operands and for gradients, which have no ReLU. Layouts, ReLU and mask
-// are chosen at run time, once a tile: compiled in a quarter of the time.
+// The kernels for transposed operands and for gradients. Layouts are chosen at run time, once a
+// step: compiled in a quarter of the time.
 template <typename T>
 using General = ProductKind<T, T, Mode::kGeneral, Mask::kAtRunTime>;
+template <typename T>
+using Gradient = ProductKind<T, T, Mode::kGradient, Mask::kNone>;
 // float32.
 template <Mask kMask>
 using Rounded = ProductKind<__half, float, Mode::kConvert, kMask>;
@@ -70,6 +74,8 @@ static_assert(kBoxRows == kStepK && kFeatures == kBoxRows, "a warpgroup multipli
 constexpr int kSums = kXRows / 2;  // a thread
 constexpr int kStages = 4;
 constexpr int kWorkerRegisters = 88, kProductRegisters = 208;
+// Packed results take registers from the producer.
+constexpr int kGradientWorkerRegisters = 24, kGradientProductRegisters = 240;
 
 template <typename Kind>
 struct Memory {
@@ -247,31 +253,80 @@ struct ThreadScales {
   }
 };
 
-// A warpgroup's sums over a tile's steps, from the stages that begin at x and weight.
+// Begins the products of a step, whose stage begins at x and weight.
 template <typename Kind, ptx::Major kX, ptx::Major kWeight>
-__device__ __forceinline__ void multiply(float (&d)[kSums], Ring<kStages>& ring, int steps,
-                                         uint32_t x, uint32_t weight, uint32_t full,
-                                         uint32_t empty) {
-  using ptx::Major;
-  constexpr auto step_of = [](Major major) {
-    return major == Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
+__device__ __forceinline__ void multiply_step(float (&d)[kSums], uint32_t x, uint32_t weight,
+                                              bool accumulates) {
+  constexpr auto step_of = [](ptx::Major major) {
+    return major == ptx::Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
   };
-  for (int step = 0; step < steps; ++step, ring.advance()) {
-    ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    const uint64_t a =
-        ptx::matrix_descriptor<kRowBytes, kWeight, kBoxBytes>(weight + ring.stage * kWeightBytes);
-    const uint64_t b = ptx::matrix_descriptor<kRowBytes, kX, kBoxBytes>(x + ring.stage * kXBytes);
-    ptx::wgmma_fence();
+  const uint64_t a = ptx::matrix_descriptor<kRowBytes, kWeight, kBoxBytes>(weight);
+  const uint64_t b = ptx::matrix_descriptor<kRowBytes, kX, kBoxBytes>(x);
+  ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < kRowBytes / 32; ++s) {
-      ptx::wgmma<kWeight, kX>(typename Kind::Operand{}, d, a + s * step_of(kWeight),
-                              b + s * step_of(kX), step > 0 || s > 0);
+  for (int s = 0; s < kRowBytes / 32; ++s) {
+    ptx::wgmma<kWeight, kX>(typename Kind::Operand{}, d, a + s * step_of(kWeight),
+                            b + s * step_of(kX), accumulates || s > 0);
+  }
+  ptx::wgmma_commit_group();
+}
+
+template <typename Kind>
+__device__ __forceinline__ void multiply_step(const Product<Kind>& p, float (&d)[kSums], uint32_t x,
+                                              uint32_t weight, bool accumulates) {
+  using ptx::Major;
+  if constexpr (Kind::kIsGeneral) {
+    if (p.x_is_transposed && p.weight_is_transposed) {
+      multiply_step<Kind, Major::kMN, Major::kMN>(d, x, weight, accumulates);
+    } else if (p.x_is_transposed) {
+      multiply_step<Kind, Major::kMN, Major::kK>(d, x, weight, accumulates);
+    } else if (p.weight_is_transposed) {
+      multiply_step<Kind, Major::kK, Major::kMN>(d, x, weight, accumulates);
+    } else {
+      multiply_step<Kind, Major::kK, Major::kK>(d, x, weight, accumulates);
     }
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<1>();
-    if (step > 0) release(empty + 8 * ring.previous());
+  } else {
+    multiply_step<Kind, Major::kK, Major::kK>(d, x, weight, accumulates);
   }
 }
+
+// A consumer warpgroup's place in the block's memory and in the result.
+template <typename Kind>
+struct ProductConsumer {
+  const Product<Kind>& p;
+  int warpgroup, rank;
+  uint32_t full, empty, x, weight;
+  Ring<kStages> ring;
+
+  __device__ ProductConsumer(const Product<Kind>& p, uint32_t base, int warpgroup)
+      : p(p),
+        warpgroup(warpgroup),
+        rank(ptx::cluster_ctarank()),
+        full(base + offsetof(Memory<Kind>, barriers.full)),
+        empty(base + offsetof(Memory<Kind>, barriers.empty)),
+        x(base + offsetof(Memory<Kind>, x)),
+        weight(base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes) {}
+
+  __device__ int row(const Tile& tile) const { return tile.x * kXRows; }
+  __device__ int feature(const Tile& tile) const {
+    return (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
+  }
+
+  // The products of a tile's next step. Those of the step before are complete then.
+  __device__ __forceinline__ void multiply(float (&d)[kSums], int step) {
+    ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
+    multiply_step(p, d, x + ring.stage * kXBytes, weight + ring.stage * kWeightBytes, step > 0);
+    ptx::wgmma_wait_group<1>();
+    if (step > 0) release(empty + 8 * ring.previous());
+    ring.advance();
+  }
+
+  // Waits for the products of a tile's last step.
+  __device__ void complete() const {
+    ptx::wgmma_wait_group<0>();
+    release(empty + 8 * ring.previous());
+  }
+};
 
 // visit(sum, place in the result) for a thread's sums that are in the result. A lane has features g
 // and g + 8 of its warp's 16, and of every 8 rows of x 2 c and 2 c + 1.
@@ -319,11 +374,6 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
   Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
   const int barrier = 1 + warpgroup;
   if (is_direct) {
-    if constexpr (Kind::kIsGeneral) {
-      if (p.floor < 0) {
-        return store_direct<false, false>(p, row, feature, sums, scales, staging, barrier);
-      }
-    }
     if (Kind::kMask == Mask::kAtRunTime && p.mask == nullptr) {
       return store_direct<false>(p, row, feature, sums, scales, staging, barrier);
     }
@@ -336,43 +386,23 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
   }
 }
 
-// A consumer warpgroup.
 template <typename Kind>
 __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, Memory<Kind>& shared,
                                         int warpgroup) {
-  using ptx::Major;
-  const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
-  const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
-  const uint32_t x = base + offsetof(Memory<Kind>, x);
-  const uint32_t weight = base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
-  const int rank = ptx::cluster_ctarank(), parts = p.parts(), count = p.count() * parts;
-  Ring<kStages> ring;
+  const int parts = p.parts(), count = p.count() * parts;
+  ProductConsumer<Kind> consumer(p, base, warpgroup);
   float d[kSums];
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
     const int part = i % parts;
     const int steps = p.steps() * (part + 1) / parts - p.steps() * part / parts;
     const Tile tile = p.find(i / parts);
-    const int row = tile.x * kXRows;
-    const int feature = (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
+    const int row = consumer.row(tile), feature = consumer.feature(tile);
     const ThreadScales<Kind> own(p, row, feature);
 
     // multiply
-    if constexpr (Kind::kIsGeneral) {
-      if (p.x_is_transposed && p.weight_is_transposed) {
-        multiply<Kind, Major::kMN, Major::kMN>(d, ring, steps, x, weight, full, empty);
-      } else if (p.x_is_transposed) {
-        multiply<Kind, Major::kMN, Major::kK>(d, ring, steps, x, weight, full, empty);
-      } else if (p.weight_is_transposed) {
-        multiply<Kind, Major::kK, Major::kMN>(d, ring, steps, x, weight, full, empty);
-      } else {
-        multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
-      }
-    } else {
-      multiply<Kind, Major::kK, Major::kK>(d, ring, steps, x, weight, full, empty);
-    }
+    for (int step = 0; step < steps; ++step) consumer.multiply(d, step);
     const bool is_direct = own.share(p.epilogue, &shared.scales[warpgroup], 1 + warpgroup);
-    ptx::wgmma_wait_group<0>();
-    release(empty + 8 * ring.previous());
+    consumer.complete();
 
     // epilogue
     if constexpr (Kind::kConverts) {
@@ -390,10 +420,38 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
   }
 }
 
+// The same for gradients: the results of a tile are stored while the next one is multiplied.
+template <typename Kind>
+__device__ __forceinline__ void consume_gradient(const Product<Kind>& p, const CUtensorMap& out_map,
+                                                 uint32_t base, Memory<Kind>& shared,
+                                                 int warpgroup) {
+  const int steps = p.steps(), count = p.count(), clusters = gridDim.x / kClusterSize;
+  ProductConsumer<Kind> consumer(p, base, warpgroup);
+  PackedResults<typename Kind::Out> packed;
+  float d[kSums];
+  int i = blockIdx.x / kClusterSize;
+  const auto store_next = [&] {
+    const Tile tile = p.find(i - clusters);
+    packed.store_next(out_map, consumer.row(tile), consumer.feature(tile),
+                      shared.staging[warpgroup]);
+  };
+  for (; i < count; i += clusters) {
+    for (int step = 0; step < steps; ++step) {
+      consumer.multiply(d, step);
+      while (packed.stored * steps < packed.kEach * (step + 1)) store_next();
+    }
+    consumer.complete();
+    packed.pack(d);
+  }
+  while (packed.stored < packed.kEach) store_next();
+  packed.wait();
+}
+
 template <typename Kind>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ CUtensorMap x_map,
                    const __grid_constant__ CUtensorMap weight_map,
+                   const __grid_constant__ CUtensorMap out_map,
                    const __grid_constant__ Product<Kind> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
@@ -417,7 +475,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   if constexpr (Kind::kIsGeneral) start_next_kernel();
 
   if (warpgroup >= kConsumers) {
-    ptx::setmaxnreg_dec<kWorkerRegisters>();
+    ptx::setmaxnreg_dec<Kind::kIsGradient ? kGradientWorkerRegisters : kWorkerRegisters>();
     if (threadIdx.x < kConsumers * 128 + 32) {  // load
       produce(base, x_map, weight_map, p, &shared.progress);
     } else if constexpr (Kind::kConverts) {  // convert
@@ -427,8 +485,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
                                    1 + kConsumers + converter, &shared.progress);
     }
   } else {  // multiply
-    ptx::setmaxnreg_inc<kProductRegisters>();
-    consume(p, base, shared, warpgroup);
+    ptx::setmaxnreg_inc<Kind::kIsGradient ? kGradientProductRegisters : kProductRegisters>();
+    if constexpr (Kind::kIsGradient) {
+      consume_gradient(p, out_map, base, shared, warpgroup);
+    } else {
+      consume(p, base, shared, warpgroup);
+    }
   }
   ptx::cluster_sync();  // a block that has ended can't be copied to
 #endif

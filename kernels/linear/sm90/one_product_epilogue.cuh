@@ -9,6 +9,7 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/pieces.cuh"
@@ -17,6 +18,7 @@ namespace kernels::sm90 {
 
 // A warpgroup's sums: 64 features, 16 a warp, and kXRows rows of x.
 constexpr int kFeatures = 64, kXRows = 256;
+constexpr int kWarpFeatures = kFeatures / 4;
 // Results are stored in slabs of kSlabBlocks blocks of 8 rows of x, four features of each a thread.
 constexpr int kSlabBlocks = 2, kSlabs = kXRows / (8 * kSlabBlocks);
 // Rows of a slab of half types that can be stored directly.
@@ -26,9 +28,13 @@ constexpr int kHalfSlabRows = 64;
 // result. Whole lines are stored.
 using StagedSums = float4[kSlabBlocks][4][33];  // of each lane; 33 avoids bank conflicts
 constexpr int kPitch = 4 * 33;
+// Gradients are stored by TMA, in boxes of a warp's features and kBoxColumns rows of x, which are a
+// line of memory; a warp has kBoxes.
+constexpr int kBoxColumns = 64, kBoxes = 2;
 template <typename T>
-union Staging {
+union alignas(1024) Staging {
   StagedSums sums;
+  uint8_t boxes[4][kBoxes][kWarpFeatures][kBoxColumns * sizeof(T)];
   struct {
     uint8_t rows[kHalfSlabRows][kFeatures * sizeof(T)];
     uint16_t mask[kHalfSlabRows][kFeatures / 16];
@@ -36,7 +42,7 @@ union Staging {
 };
 
 template <>
-union Staging<float> {
+union alignas(16) Staging<float> {
   StagedSums sums;
 };
 
@@ -172,8 +178,8 @@ __device__ void store_direct(const Epilogue<float>& p, int first_row, int first_
   }
 }
 
-// The same for half types, with ReLU or without. The bias has been divided.
-template <bool kMask, bool kRelu = true, typename T, int kSums>
+// The same for half types. The bias has been divided.
+template <bool kMask, typename T, int kSums>
 __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feature,
                              const float (&sums)[kSums], const Scales<T>& scales,
                              Staging<T>& staging, int barrier) {
@@ -200,7 +206,7 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
         const int block = i % 2, f = i / 2;
         const float* const sum = sums + 4 * (slab * kHalfSlabRows / 8 + pair * 2 + block) + 2 * f;
         const float z[2] = {fmaf(sum[0], scale, bias[f]), fmaf(sum[1], scale, bias[f])};
-        words[i] = ptx::pack<T, kRelu>(z[0], z[1]);
+        words[i] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
         if constexpr (kMask) mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (f * 8);
       }
       ptx::store_matrices_transposed(matrix + buffer + pair * 16 * 128, words);
@@ -236,5 +242,62 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
     }
   }
 }
+
+// A thread's share of a tile of a gradient, out [n, m]: packed when the sums are complete, and
+// stored, a box at a time, while the next tile is multiplied. 8% of the time of a gradient with a K
+// of 1024 on an H200.
+template <typename T>
+struct PackedResults {
+  static constexpr int kEach = kXRows / kBoxColumns, kPairs = kBoxColumns / 16;  // of blocks
+  uint32_t words[kEach][kPairs][4];  // of the first feature, then of the other: of each block
+  int stored = kEach;                // boxes
+
+  template <int kSums>
+  __device__ void pack(const float (&sums)[kSums]) {
+    stored = 0;
+#pragma unroll
+    for (int i = 0; i < kSums / 2; ++i) {
+      const float* const two = sums + i / 4 * 8 + i % 2 * 4 + i / 2 % 2 * 2;
+      words[i / 16][i / 4 % 4][i % 4] = ptx::pack<T>(two[0], two[1]);
+    }
+  }
+
+  // Until the boxes' memory can be left.
+  __device__ void wait() const {
+    if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
+  }
+
+  // Registers have no addresses: the code is there once for each box.
+  __device__ void store_next(const CUtensorMap& map, int row, int feature, Staging<T>& staging) {
+    switch (stored++) {
+      case 0: return store<0>(map, row, feature, staging);
+      case 1: return store<1>(map, row, feature, staging);
+      case 2: return store<2>(map, row, feature, staging);
+      case 3: return store<3>(map, row, feature, staging);
+    }
+  }
+
+  template <int kBox>
+  __device__ void store(const CUtensorMap& map, int row, int feature, Staging<T>& staging) const {
+    static_assert(kBox < kEach);
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t box = ptx::shared_address(staging.boxes[warp][kBox % kBoxes]);
+    // stmatrix stores matrices of 8 features and 8 rows. Chunks of 16 bytes are swizzled.
+    const int line = lane / 16 * 8 + lane % 8;
+    if (lane == 0) ptx::wait_stores_read<kBoxes - 1>();
+    __syncwarp();
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int chunk = (pair * 2 + lane / 8 % 2) ^ lane % 8;
+      ptx::store_matrices(box + line * 128 + chunk * 16, words[kBox][pair]);
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) {
+      ptx::store_tensor(&map, row + kBox * kBoxColumns, feature + warp * kWarpFeatures, box);
+      ptx::commit_stores();
+    }
+  }
+};
 
 }  // namespace kernels::sm90
