@@ -34,6 +34,7 @@ struct Layout {
 //   relu_strided           the same with x read through layout.stride[0], and written through it
 //                          where x is out
 //   relu_with_mask         relu, and mask bit i = !(x[i] <= 0), which is true for NaN
+//   relu_with_mask_strided relu_strided, out of place, and the mask in the result's order
 //   relu_backward          grad_input[i] = mask bit i ? grad_output[i] : 0. They may be the same.
 //   relu_backward_strided  the same with grad_output read through layout.stride[0] and the mask
 //                          through layout.stride[1]
@@ -80,6 +81,8 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
                  CUstream_st* stream);
 int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                    CUstream_st* stream);
+int relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
+                           const Layout& layout, CUstream_st* stream);
 int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
                   int64_t n, CUstream_st* stream);
 int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
@@ -125,7 +128,6 @@ void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t 
                   const Layout& layout);
 void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
                     int64_t end, bool streams);
-// relu_strided, out of place, then relu_with_mask of what it made.
 void relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
                             int64_t end, const Layout& layout);
 void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,

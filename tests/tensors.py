@@ -110,6 +110,16 @@ def misaligned(dtype, device="cpu"):
             yield memory, memory[offset : offset + size]
 
 
+def short_views(dtype, device="cpu"):
+    """Views of many short rows with gaps, in planes and more, in the order of memory and not."""
+    for sizes in ((3,), (15,), (3, 3), (2, 2), (2, 3, 2), (3, 1, 3, 2), (2, 2, 2, 2, 2)):
+        for count in (1, 7, 1001, 4096):
+            base = draw([count, *(size + 1 for size in sizes)], dtype, device)
+            x = base[(slice(None), *(slice(size) for size in sizes))]
+            yield x
+            yield x.movedim(-1, 1)
+
+
 def random_views(count, dtype, device="cpu", seed=0):
     """Views of random rank, shape, order, steps and offset, some expanded."""
     choose = random.Random(seed)

@@ -8,6 +8,7 @@ from tensors import (
     draw,
     misaligned,
     random_views,
+    short_views,
     special_values,
     views,
 )
@@ -70,6 +71,16 @@ def test_special_values(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_short_rows(device, dtype):
+    for x in short_views(dtype, device):
+        print(tuple(x.shape), x.stride())
+        dense = draw(x.shape, dtype, device)
+        assert_same_gradient(x, dense)
+        assert_same_gradient(dense, x)
+        assert_same_gradient(x, x)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_layouts(device, dtype):
     for name, x in views(dtype, device):
         print(name, tuple(x.shape), x.stride())
@@ -127,8 +138,8 @@ def test_misaligned_gradient_and_input(device, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_large_misaligned_gradient(dtype):
-    """Below and above 64 MiB, from where on loads have an L2 policy."""
-    for size in (48_000_003, 100_000_003):
+    """From 8 MiB on all are vectors, from 64 MiB on loads have an L2 policy."""
+    for size in (8_388_700, 8_389_999, 8_390_848, 48_000_003, 100_000_003):
         x = draw((size // dtype.itemsize,), dtype, "cuda")
         for first, second in ((x[1:], x[:-1]), (x[:-1], x[1:]), (x[1:], x[1:])):
             assert_same_gradient(first, second)

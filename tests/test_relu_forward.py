@@ -17,6 +17,7 @@ from tensors import (
     misaligned,
     random_views,
     relu_by_definition,
+    short_views,
     special_values,
     views,
 )
@@ -63,6 +64,13 @@ def test_rows_of_few_vectors(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_short_rows(device, dtype):
+    for x in short_views(dtype, device):
+        print(tuple(x.shape), x.stride())
+        assert_is_relu(ModelNew()(x), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts(device, dtype):
     for name, x in views(dtype, device):
         print(name, tuple(x.shape), x.stride())
@@ -83,10 +91,11 @@ def test_misaligned_input(device, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int8])
 def test_large_misaligned_input(dtype):
-    """Below and above 64 MiB, from where on loads have an L2 policy; in place too."""
+    """Below and above 64 MiB, from where on loads have an L2 policy and all are vectors; in place
+    too."""
     last = 16 // dtype.itemsize - 1
     views = (lambda x: x[1:], lambda x: x[last:-2], lambda x: x.chunk(3)[1])
-    for size, view in itertools.product((48_000_075, 100_000_003), views):
+    for size, view in itertools.product((48_000_075, 67_109_108, 67_109_348, 100_000_003), views):
         memory = draw((size // dtype.itemsize,), dtype, "cuda")
         x = view(memory)
         assert x.data_ptr() % 16 != 0

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "launchers.h"
@@ -110,6 +111,10 @@ struct Walk {
   uint32_t size[kMaxDims];
   uint64_t reciprocal[kMaxDims];
   int64_t stride[2][kMaxDims];
+  // Offsets to the next element where it is the next of dimension d, and the dimensions before are
+  // at their ends.
+  static constexpr int kSteps = 3;
+  int64_t step[2][kSteps] = {};
 
   explicit Walk(const Layout& layout) : ndim(layout.ndim) {
     for (int d = 0; d < ndim; ++d) {
@@ -117,14 +122,21 @@ struct Walk {
       reciprocal[d] = UINT64_MAX / size[d] + 1;
       for (int k = 0; k < 2; ++k) stride[k][d] = layout.stride[k][d];
     }
+    for (int k = 0; k < 2; ++k) {
+      int64_t back = 0;
+      for (int d = 0; d < std::min(ndim, kSteps); ++d) {
+        step[k][d] = stride[k][d] - back;
+        back += (layout.size[d] - 1) * stride[k][d];
+      }
+    }
   }
 };
 
-// Where the operands have an element, and how many elements from it on lie along dimension 0.
+// Where the operands have an element, and how many lie along each dimension from it on.
 template <int kOperands>
 struct Place {
   int64_t offset[kOperands] = {};
-  uint32_t run = 0;
+  uint32_t left[Walk::kSteps] = {1, 1, 1};
 
   __device__ Place(uint32_t i, const Walk& walk) {
 #pragma unroll 1
@@ -136,7 +148,10 @@ struct Place {
         i = static_cast<uint32_t>((i * high + __umulhi(i, low)) >> 32);
         coordinate -= i * walk.size[d];
       }
-      if (d == 0) run = walk.size[0] - coordinate;
+#pragma unroll
+      for (int e = 0; e < Walk::kSteps; ++e) {
+        if (d == e) left[e] = walk.size[e] - coordinate;
+      }
 #pragma unroll
       for (int k = 0; k < kOperands; ++k) offset[k] += coordinate * walk.stride[k][d];
     }
@@ -144,12 +159,19 @@ struct Place {
 
   // To the next element, which is element i.
   __device__ void advance(uint32_t i, const Walk& walk) {
-    if (--run == 0) {
-      *this = Place(i, walk);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kOperands; ++k) offset[k] += walk.stride[k][0];
+    int d = 0;
+    if (--left[0] == 0) {
+      d = 1, left[0] = walk.size[0];
+      if (--left[1] == 0) {
+        d = 2, left[1] = walk.size[1];
+        if (--left[2] == 0) {
+          *this = Place(i, walk);
+          return;
+        }
+      }
     }
+#pragma unroll
+    for (int k = 0; k < kOperands; ++k) offset[k] += walk.step[k][d];
   }
 };
 

@@ -62,8 +62,7 @@ void launch_relu_with_mask(DType dtype, const Tensor& x, const Tensor& out, cons
       [=](auto... range) { cpu::relu_with_mask(dtype, from, to, bits, range...); });
 }
 
-// The same where x is not dense, or in another order than out. The mask is in the output's order,
-// so it is read off the output: relu(x) > 0 where x > 0.
+// The same where x is not dense, or in another order than out, which is the mask's too.
 void launch_relu_with_mask_strided(DType dtype, const Tensor& x, const Tensor& out,
                                    const Tensor& mask) {
   const int64_t n = x.numel();
@@ -74,8 +73,7 @@ void launch_relu_with_mask_strided(DType dtype, const Tensor& x, const Tensor& o
   launch_elements(
       out, /*is_fresh=*/true,
       [&](auto stream) {
-        const int status = cuda::relu_strided(dtype, from, to, n, layout, stream);
-        return status != 0 ? status : cuda::relu_with_mask(dtype, to, to, bits, n, stream);
+        return cuda::relu_with_mask_strided(dtype, from, to, bits, n, layout, stream);
       },
       [=, &layout](int64_t begin, int64_t end, bool) {
         cpu::relu_with_mask_strided(dtype, from, to, bits, begin, end, layout);
