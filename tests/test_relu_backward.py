@@ -109,6 +109,15 @@ def test_random_layouts(device):
         assert_same_gradient(x, draw([x.shape[d] for d in order], x.dtype, device).permute(back))
 
 
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("shape", [(256, 8), (512, 264), (2048, 1000), (3, 512, 16), (1024, 9)])
+def test_transposed_gradient(device, dtype, shape):
+    """In whole tiles and not."""
+    x = draw(shape, dtype, device)
+    assert_same_gradient(x, draw(x.mT.shape, dtype, device).mT)
+    assert_same_gradient(x.mT, draw(shape, dtype, device).mT.contiguous())
+
+
 def test_gradient_of_a_sum_where_a_dimension_is_1(device):
     """The stride of that dimension is torch's too."""
     for size, stride in ((1, 4), (1, 2)), ((3, 1), (2, 7)), ((2, 1, 3), (3, 5, 1)):

@@ -389,30 +389,55 @@ __global__ void __launch_bounds__(kBlock)
 
 // The same in place, where there are no vectors to write: neighbours in neighbouring threads.
 template <typename Bits>
-__global__ void __launch_bounds__(kBlock)
-    relu_elements_kernel(Order<Bits> order, const Bits* x, Bits* out, uint32_t n,
+__global__ void __launch_bounds__(kScalarBlock)
+    relu_elements_kernel(Order<Bits> order, Bits* x, uint32_t n,
                          const __grid_constant__ Walk walk) {
-  const uint32_t start = blockIdx.x * (kBlock * kUnroll) + threadIdx.x;
+  const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
   int64_t offset[kUnroll];
   Bits value[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    if (start + u * kBlock >= n) break;
-    offset[u] = Place<1>(start + u * kBlock, walk).offset[0];
+    const uint32_t i = start + u * kScalarBlock;
+    if (i >= n) break;
+    offset[u] = Place<1>(i, walk).offset[0];
     value[u] = x[offset[u]];
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    if (start + u * kBlock >= n) break;
-    out[x == out ? offset[u] : start + u * kBlock] = order.relu(value[u]);
+    if (start + u * kScalarBlock < n) x[offset[u]] = order.relu(value[u]);
   }
+}
+
+// Where an operand is transposed, a block makes a tile of kTileRows rows of vectors, and
+// neighbouring threads read neighbours along dimension 1.
+constexpr uint32_t kTileRows = 8, kTileVectors = kBlock / kTileRows;
+
+// The element that a thread starts at; row_vectors: of a row, along dimension 0, or 0 for no tiles.
+template <typename T>
+__device__ int64_t first_element_of_tile(uint32_t row_vectors) {
+  if (row_vectors == 0) return first_element<T>();
+  const uint32_t tiles = row_vectors / kTileVectors;  // side by side
+  const uint32_t row = blockIdx.x / tiles * kTileRows + threadIdx.x % kTileRows;
+  const uint32_t vector = blockIdx.x % tiles * kTileVectors + threadIdx.x / kTileRows;
+  return (int64_t{row} * row_vectors + vector) * Vector<T>::kSize;
+}
+
+template <typename T>
+uint32_t row_vectors_of_tiles(const Layout& layout) {
+  const auto is_transposed = [&](const int64_t* stride) { return stride[0] > 1 && stride[1] == 1; };
+  const int64_t row_vectors = layout.size[0] / Vector<T>::kSize;
+  const bool fits = layout.ndim > 1 && layout.size[0] % (kTileVectors * Vector<T>::kSize) == 0 &&
+                    layout.size[1] % kTileRows == 0;
+  if (!fits || !(is_transposed(layout.stride[0]) || is_transposed(layout.stride[1]))) return 0;
+  return static_cast<uint32_t>(row_vectors);
 }
 
 template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
     relu_backward_strided_kernel(const Bits* grad_output, const uint8_t* mask, int64_t first_bit,
-                                 Bits* grad_input, uint32_t n, const __grid_constant__ Walk walk) {
-  const int64_t i = first_element<Bits>();
+                                 Bits* grad_input, uint32_t n, uint32_t row_vectors,
+                                 const __grid_constant__ Walk walk) {
+  const int64_t i = first_element_of_tile<Bits>(row_vectors);
   if (i >= n) return;
   constexpr int kSize = Vector<Bits>::kSize;
   Vector<Bits> v;
@@ -533,15 +558,15 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
     using Bits = decltype(order.offset);
     return for_parts({layout, n}, [&](const Part& part) {
       const uint32_t size = static_cast<uint32_t>(part.size);
-      const Bits* const from = static_cast<const Bits*>(x) + part.offset[0];
-      Bits* const to = static_cast<Bits*>(out) + (x == out ? part.offset[0] : part.first);
       if (x == out) {
-        return launch<relu_elements_kernel<Bits>>(blocks_of(size, kUnroll * kBlock), kBlock, stream,
-                                                  order, from, to, size, Walk(part.layout));
+        return launch<relu_elements_kernel<Bits>>(
+            blocks_of(size, kUnroll * kScalarBlock), kScalarBlock, stream, order,
+            static_cast<Bits*>(out) + part.offset[0], size, Walk(part.layout));
       }
-      return launch<relu_strided_kernel<Bits, false>>(blocks_of(size, kBlockElements<Bits>), kBlock,
-                                                      stream, order, from, to, mask, size,
-                                                      Walk(part.layout));
+      return launch<relu_strided_kernel<Bits, false>>(
+          blocks_of(size, kBlockElements<Bits>), kBlock, stream, order,
+          static_cast<const Bits*>(x) + part.offset[0], static_cast<Bits*>(out) + part.first, mask,
+          size, Walk(part.layout));
     });
   });
 }
@@ -602,7 +627,7 @@ int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* m
           blocks_of(part.size, kBlockElements<Bits>), kBlock, stream,
           static_cast<const Bits*>(grad_output) + part.offset[0], mask, part.offset[1],
           static_cast<Bits*>(grad_input) + part.first, static_cast<uint32_t>(part.size),
-          Walk(part.layout));
+          row_vectors_of_tiles<Bits>(part.layout), Walk(part.layout));
     });
   });
 }

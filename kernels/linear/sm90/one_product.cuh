@@ -76,6 +76,9 @@ constexpr int kStages = 4;
 constexpr int kWorkerRegisters = 88, kProductRegisters = 208;
 // Packed results take registers from the producer.
 constexpr int kGradientWorkerRegisters = 24, kGradientProductRegisters = 240;
+static_assert(kGradientWorkerRegisters + kConsumers * kGradientProductRegisters <=
+                  168 * (kConsumers + 1),
+              "a block is launched with 168 registers a thread");
 
 template <typename Kind>
 struct Memory {
