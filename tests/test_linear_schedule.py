@@ -1,5 +1,6 @@
 """How clusters share the tiles of Hopper's split product: its host code, compiled and run alone."""
 
+import math
 import shutil
 import subprocess
 from itertools import pairwise
@@ -9,7 +10,7 @@ import pytest
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 WIDE, NARROW = 176, 160
-LEAST, SLIVER, WORTH = 2, 2, 3  # as in linear/sm90/schedule.cuh
+LEAST, SLIVER, WORTH, OVERHEAD, ADDING = 2, 2, 3, 80, 2  # as in linear/sm90/schedule.cuh
 
 # Prints how many clusters have work, the whole rounds, and where each cluster's share begins.
 PROGRAM = r"""
@@ -69,6 +70,12 @@ def test_every_step_is_someones_and_loads_are_even(plan, tiles, pairs, clusters)
     # A cluster takes what the one before it leaves of a tile, so that one must have some of it.
     assert all(a < b or a % pairs == 0 for a, b in pairwise(begin))
 
+    # Few clusters share a tile: its sums are added one after the other.
+    least = max(LEAST, math.isqrt(pairs * ADDING * WIDE // (WIDE + OVERHEAD)))
+    for tile in range(tiles - first):
+        shares = [(a, b) for a, b in pairwise(begin) if a < (tile + 1) * pairs and b > tile * pairs]
+        assert len(shares) <= pairs / least + 2
+
     # Tiles of the last round are cut where that pays, and not near their ends.
     cuts = {b % pairs for b in begin} - {0}
     assert all(SLIVER <= cut <= pairs - SLIVER for cut in cuts)
@@ -85,7 +92,7 @@ def test_every_step_is_someones_and_loads_are_even(plan, tiles, pairs, clusters)
     fair = total / clusters
     whole = max(sum(map(rows_of, range(c, first, clusters))) for c in range(clusters)) * pairs
     if cuts:
-        assert max(loads) <= max(fair, whole, LEAST * WIDE) + (SLIVER + LEAST) * WIDE
+        assert max(loads) <= max(fair, whole + least * WIDE) + (SLIVER + LEAST) * WIDE
     else:
         assert max(loads) <= uncut
     if rounds == 0 and pairs >= 16 and uncut - fair >= WORTH * WIDE:

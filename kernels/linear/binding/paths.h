@@ -12,10 +12,10 @@
 //                                   gradients), fill 0.9
 //   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 256,       kSm90
 //                                   m >= 17 (96 where a copy of the weight is
-//                                   read, as in gradients), n >= 32
+//                                   read), n >= 64
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
-//                                   m n k >= 2^33 (2^34 if m > n), fill 0.6
+//                                   m k (n - 768) >= 5 * 2^30, fill 0.6
 //   all else                                                                  kTorch
 //
 //   kSkinny       the kernel of skinny.cu, without tensor cores: for products with ReLU, of
@@ -36,8 +36,9 @@
 // adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
-// be read where they are, and in float32 at `high` from twice as large an m n k on. Gradients that
-// are differentiated again are torch's.
+// be read where they are, in float32 at `highest` where also m n >= 200 m + 100 n + 2^29 / k, and at
+// `high` from 10 * 2^30 on: the conversion of x takes as long as so much of torch's product, and the
+// copy of the weight besides. Gradients that are differentiated again are torch's.
 
 #pragma once
 
@@ -97,18 +98,18 @@ inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) 
   const bool takes_short_k = is_split || (!is_float32 && !linear.relu);
   if (linear.dtype == DType::kFloat64 || k < (takes_short_k ? 256 : 1024)) return Path::kTorch;
   if (is_split) {
-    // torch's product of rows with adjacent features is the faster one below 96 rows.
     const int64_t least_rows = linear.relu && has_vectors ? 17 : 96;
-    const bool is_sm90s = is_hopper && linear.m >= least_rows && linear.n >= 32 &&
-                          size >= 1 << 15 && linear.n * k >= 1 << 18;
+    const int64_t least_size =
+        linear.relu ? 1 << 15 : 200 * linear.m + 100 * linear.n + (1 << 29) / k;
+    const bool is_sm90s = is_hopper && linear.m >= least_rows && linear.n >= 64 &&
+                          size >= least_size && linear.n * k >= 1 << 18;
     const bool is_sm80s =
         (gpu.capability == 80 || gpu.capability == 100) && size >= kLargeResult && k >= 1024;
     return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
   }
-  // Products of gradients win from twice as many multiplications on.
-  const int64_t least = int64_t{linear.relu ? 1 : 2} << (linear.m > linear.n ? 34 : 33);
-  const bool is_large =
-      size >= kLargeResult && (!is_float32 || (linear.m > 512 && size >= least / k));
+  const int64_t least = int64_t{linear.relu ? 5 : 10} << 30;
+  const bool pays = linear.m > 512 && (linear.n - 768) * linear.m >= least / k;
+  const bool is_large = size >= kLargeResult && (!is_float32 || pays);
   const bool is_sm90s = is_hopper && is_large && fill(linear, gpu) >= (is_float32 ? 0.6 : 0.9);
   return is_sm90s ? Path::kSm90 : Path::kTorch;
 }

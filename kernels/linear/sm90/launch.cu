@@ -229,18 +229,21 @@ struct SplitTiles {
   int wide, rows;
 };
 
-// All tiles have fewer rows where that saves time. A tile costs as much as its rows and kOverhead
-// more, and Schedule::kWorth steps besides if clusters share it.
+// All tiles have fewer rows where that saves time.
 inline SplitTiles choose_tiles(int m, int n, int k, int clusters) {
   using S = Split;
   const auto tiles_of = [&](int rows) {
     return TileOrder{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
   };
   const auto time = [&](const TileOrder& tiles, int rows) {
-    constexpr int kOverhead = 80;
-    const double steps = S::rounds(k), share = static_cast<double>(tiles.count()) / clusters;
-    return std::min(std::ceil(share) * steps, share * steps + Schedule::kWorth) *
-           (rows + kOverhead);
+    const int steps = S::rounds(k), full_rounds = tiles.count() / clusters;
+    const double rest = tiles.count() % clusters, step = rows + Schedule::kOverhead;
+    if (rest == 0) return full_rounds * steps * step;
+    // How many clusters share a tile of the last round.
+    const double most = static_cast<double>(steps) / Schedule::least_share(steps, rows);
+    const double parts = std::min(clusters / rest, most);
+    const double adding = std::max(Schedule::kWorth * step, Schedule::kAdding * parts * rows);
+    return full_rounds * steps * step + std::min(steps * step, steps / parts * step + adding);
   };
   constexpr int kMore = S::kXRows - S::kNarrow;
   TileOrder order = tiles_of(S::kXRows);

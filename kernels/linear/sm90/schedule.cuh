@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "common/ptx/cluster.cuh"
@@ -21,6 +22,15 @@ struct Schedule {
   // Partial sums in memory cost as much as some steps. So tiles are cut where that saves kWorth of
   // them, into shares of kLeast or more, and not nearer to a tile's ends than kSliver.
   static constexpr int kWorth = 3, kLeast = 2, kSliver = 2;
+  // A step takes the time of its rows and kOverhead more, 13 ns a row on an H200. One cluster adds
+  // a tile's partial sums, which takes as long as kAdding steps for each row of each.
+  static constexpr int kOverhead = 80, kAdding = 2;
+
+  // The steps of a share that take a tile of as many clusters as can add its sums in the same time.
+  static int least_share(int steps, int64_t rows) {
+    const double added = static_cast<double>(kAdding * rows) / (rows + kOverhead);
+    return std::max(static_cast<int>(std::sqrt(steps * added)), kLeast);
+  }
 
   int rounds;                    // of whole tiles
   int steps;                     // along K, in a tile: of 128, four stages
@@ -40,6 +50,7 @@ struct Schedule {
       sum += height;
       if (tile < first) rows[tile % clusters] = of_cluster;
     }
+    const int64_t least = least_share(steps, most_rows) * most_rows;
     const bool cuts = (longest * clusters - sum) * steps >= kWorth * most_rows * clusters;
     int tile = first, step = 0;
     int64_t due = 0;  // rows times steps
@@ -50,7 +61,7 @@ struct Schedule {
         continue;
       }
       // No share is empty where a tile is cut, as the next cluster would wait for it.
-      due += std::max(sum * steps / clusters - rows[cluster] * steps, kLeast * most_rows);
+      due += std::max(sum * steps / clusters - rows[cluster] * steps, least);
       while (tile < tiles) {
         const int64_t height = rows_of(tile), rest = steps - step;
         int64_t added = std::min(std::max(due + height / 2, int64_t{0}) / height, rest);
