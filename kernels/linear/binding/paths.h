@@ -36,9 +36,9 @@
 // adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
-// be read where they are, in float32 at `highest` where also m n >= 200 m + 100 n + 2^29 / k, and at
-// `high` from 10 * 2^30 on: the conversion of x takes as long as so much of torch's product, and the
-// copy of the weight besides. Gradients that are differentiated again are torch's.
+// be read where they are. In float32 they also need m n >= 200 m + 100 n + 2^29 / k at `highest`,
+// and 10 * 2^30 at `high`: what is gained has to pay for the conversion of x and the copy of the
+// weight. Gradients that are differentiated again are torch's.
 
 #pragma once
 

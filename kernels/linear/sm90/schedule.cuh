@@ -26,7 +26,7 @@ struct Schedule {
   // a tile's partial sums, which takes as long as kAdding steps for each row of each.
   static constexpr int kOverhead = 80, kAdding = 2;
 
-  // The steps of a share that take a tile of as many clusters as can add its sums in the same time.
+  // The steps of a share, so that adding a tile's partial sums takes as long as a share.
   static int least_share(int steps, int64_t rows) {
     const double added = static_cast<double>(kAdding * rows) / (rows + kOverhead);
     return std::max(static_cast<int>(std::sqrt(steps * added)), kLeast);
