@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "launchers.h"
@@ -101,79 +100,6 @@ __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t poli
 inline bool is_vector_aligned(const void* a, const void* b) {
   return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
 }
-
-// A layout of at most kMaxSize elements, for kernels. Division is a loop of some 20 instructions,
-// so it becomes a multiplication: floor(i / size) is the high half of i ceil(2^64 / size), for all
-// i below 2^32 and sizes from 2 on (Lemire, Kaser, Kurz, Softw. Pract. Exp. 49(6), 2019).
-struct Walk {
-  static constexpr int64_t kMaxSize = int64_t{1} << 31;  // the last vector may end behind it
-  int ndim;
-  uint32_t size[kMaxDims];
-  uint64_t reciprocal[kMaxDims];
-  int64_t stride[2][kMaxDims];
-  // Offsets to the next element where it is the next of dimension d, and the dimensions before are
-  // at their ends.
-  static constexpr int kSteps = 3;
-  int64_t step[2][kSteps] = {};
-
-  explicit Walk(const Layout& layout) : ndim(layout.ndim) {
-    for (int d = 0; d < ndim; ++d) {
-      size[d] = static_cast<uint32_t>(layout.size[d]);
-      reciprocal[d] = UINT64_MAX / size[d] + 1;
-      for (int k = 0; k < 2; ++k) stride[k][d] = layout.stride[k][d];
-    }
-    for (int k = 0; k < 2; ++k) {
-      int64_t back = 0;
-      for (int d = 0; d < std::min(ndim, kSteps); ++d) {
-        step[k][d] = stride[k][d] - back;
-        back += (layout.size[d] - 1) * stride[k][d];
-      }
-    }
-  }
-};
-
-// Where the operands have an element, and how many lie along each dimension from it on.
-template <int kOperands>
-struct Place {
-  int64_t offset[kOperands] = {};
-  uint32_t left[Walk::kSteps] = {1, 1, 1};
-
-  __device__ Place(uint32_t i, const Walk& walk) {
-#pragma unroll 1
-    for (int d = 0; d < walk.ndim; ++d) {
-      uint32_t coordinate = i;
-      if (d < walk.ndim - 1) {
-        const uint64_t high = walk.reciprocal[d] >> 32;
-        const uint32_t low = static_cast<uint32_t>(walk.reciprocal[d]);
-        i = static_cast<uint32_t>((i * high + __umulhi(i, low)) >> 32);
-        coordinate -= i * walk.size[d];
-      }
-#pragma unroll
-      for (int e = 0; e < Walk::kSteps; ++e) {
-        if (d == e) left[e] = walk.size[e] - coordinate;
-      }
-#pragma unroll
-      for (int k = 0; k < kOperands; ++k) offset[k] += coordinate * walk.stride[k][d];
-    }
-  }
-
-  // To the next element, which is element i.
-  __device__ void advance(uint32_t i, const Walk& walk) {
-    int d = 0;
-    if (--left[0] == 0) {
-      d = 1, left[0] = walk.size[0];
-      if (--left[1] == 0) {
-        d = 2, left[1] = walk.size[1];
-        if (--left[2] == 0) {
-          *this = Place(i, walk);
-          return;
-        }
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kOperands; ++k) offset[k] += walk.step[k][d];
-  }
-};
 
 // Returns what body makes of a zero of the dtype's element type.
 template <typename Body>
