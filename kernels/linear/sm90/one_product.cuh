@@ -274,6 +274,7 @@ __device__ __forceinline__ void multiply_step(float (&d)[kSums], uint32_t x, uin
   ptx::wgmma_commit_group();
 }
 
+// The same of operands that lie as the problem says.
 template <typename Kind>
 __device__ __forceinline__ void multiply_step(const Product<Kind>& p, float (&d)[kSums], uint32_t x,
                                               uint32_t weight, bool accumulates) {
@@ -389,6 +390,7 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
   }
 }
 
+// A consumer warpgroup.
 template <typename Kind>
 __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, Memory<Kind>& shared,
                                         int warpgroup) {
@@ -450,6 +452,7 @@ __device__ __forceinline__ void consume_gradient(const Product<Kind>& p, const C
   packed.wait();
 }
 
+// out_map is that of a gradient.
 template <typename Kind>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ CUtensorMap x_map,
