@@ -266,16 +266,31 @@ def test_large_gradients_at_high_are_rounded_once(layout):
     assert errors[0] <= 1.02 * errors[1]
 
 
-SHORT_K = [(1000, 3072, 768), (1000, 1000, 1000), (1000, 2048, 512), (4096, 1024, 256)]
+SHORT_K = [(1000, 2048, 512), (4096, 1024, 256), (2048, 4096, 64), (4096, 8192, 16)]
+
+
+def assert_split(shape, results):
+    """That these of output and gradients are sm_90's, and not torch's."""
+    mine, _, x, grad_output = draw(*shape)
+    split, auto, torchs = (by_path(n, mine, x, grad_output) for n in ("sm90", "auto", "torch"))
+    for i in results:
+        assert_same_bits(auto[i], split[i])
+        assert not torch.equal(auto[i], torchs[i])
 
 
 @pytest.mark.parametrize("shape", SHORT_K, ids=str)
 def test_products_of_short_k_are_split_on_hopper(shape):
-    mine, _, x, grad_output = draw(*shape)
-    split, auto, torchs = (by_path(n, mine, x, grad_output) for n in ("sm90", "auto", "torch"))
-    for got, want, other in zip(auto[:3], split, torchs, strict=False):
-        assert_same_bits(got, want)
-        assert not torch.equal(got, other)
+    assert_split(shape, [0])
+
+
+@pytest.mark.parametrize("shape", [(1000, 3072, 768), (1000, 1000, 1000)], ids=str)
+def test_gradients_of_short_k_are_split_on_hopper(shape):
+    assert_split(shape, [0, 1, 2])
+
+
+@pytest.mark.parametrize("shape", [(128, 4096, 4096), (64, 8192, 8192)], ids=str)
+def test_weight_gradients_of_few_rows_are_split_on_hopper(shape):
+    assert_split(shape, [2])
 
 
 @pytest.mark.parametrize(
@@ -290,7 +305,7 @@ def test_products_of_few_rows_are_skinny(shape):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("shape", [(64, 2048, 128), (256, 500, 512), (9, 64, 63)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 2048, 128), (256, 2048, 256), (9, 64, 63)], ids=str)
 def test_small_products_are_torchs(precision, shape):
     mine, _, x, grad_output = draw(*shape)
     auto, torchs = (by_path(name, mine, x, grad_output) for name in ("auto", "torch"))

@@ -59,38 +59,64 @@ def problem(m, n, k, bits=32, highest=True, relu=True, vectors=True, capability=
 HIGH, HALF, GRADIENT = {"highest": False}, {"bits": 16}, {"relu": False}
 # Problems on either side of each limit of the table at the head of paths.h.
 TABLE = [
-    ((8, 8192, 64), {}, "skinny"),
+    ((8, 16896, 64), {}, "skinny"),  # 4 tiles a multiprocessor
+    ((8, 16897, 64), {}, "torch"),
+    ((8, 16897, 512), {}, "skinny"),
     ((8, 8192, 64), HIGH, "skinny"),
     ((8, 8192, 64), HALF, "torch"),
     ((8, 8192, 64), GRADIENT, "torch"),
     ((8, 8192, 64), {"vectors": False}, "torch"),
     ((8, 8192, 64), {"capability": 80}, "torch"),
     ((9, 8192, 8192), HIGH, "torch"),
-    ((16, 8192, 8192), {}, "skinny"),
-    ((16, 8192, 255), {}, "torch"),
+    ((16, 8448, 256), {}, "skinny"),  # 2 tiles
+    ((16, 8449, 256), {}, "torch"),
+    ((16, 8449, 512), {}, "skinny"),
+    ((16, 8448, 255), {}, "torch"),
     ((17, 8192, 8192), {}, "sm90"),
-    ((32, 4096, 8191), {}, "skinny"),
-    ((32, 4096, 8192), {}, "sm90"),
-    ((33, 4096, 4096), {}, "sm90"),
+    ((17, 2112, 16), {}, "skinny"),  # 1 tile
+    ((17, 2112, 15), {}, "torch"),
+    ((17, 2113, 16), {}, "torch"),
+    ((17, 2113, 256), {}, "skinny"),
+    ((17, 4224, 255), {}, "torch"),
+    ((17, 4225, 256), {}, "torch"),
+    ((32, 2048, 4096), {}, "skinny"),  # m n k = 2^28
+    ((32, 2048, 4097), {}, "sm90"),
+    ((32, 4096, 1024), {}, "skinny"),  # 2^27
+    ((32, 4096, 1025), {}, "sm90"),
     ((4096, 16, 1 << 20), {}, "skinny"),  # n < 32: however long k is
-    ((4097, 8, 8192), {}, "torch"),
+    ((4096, 32, 2048), {}, "torch"),
+    ((4225, 8, 8192), {}, "torch"),
     ((4096, 7, 8192), {}, "torch"),
-    ((64, 1024, 4096), {}, "skinny"),
-    ((64, 1024, 4097), {}, "sm90"),
-    ((64, 1025, 4096), {}, "sm90"),
     ((1024, 8192, 8192), {}, "sm90"),
-    ((1024, 8192, 255), {}, "torch"),
-    ((1024, 8192, 256), {}, "sm90"),
-    ((4096, 63, 16384), {}, "torch"),
-    ((4096, 64, 16384), {}, "sm90"),
+    ((1024, 8192, 31), {}, "torch"),
+    ((1024, 8192, 32), {}, "sm90"),  # (m n + 2^17) k >= 2^28
+    ((2048, 8192, 15), {}, "torch"),
+    ((2048, 8192, 16), {}, "sm90"),
+    ((1 << 20, 1023, 16), {}, "torch"),
+    ((1 << 20, 1024, 16), {}, "sm90"),  # n n k = 2^24
+    ((4096, 64, 16384), {}, "torch"),
+    ((4096, 65, 16384), {}, "sm90"),
+    ((4096, 128, 32767), {}, "sm90"),
+    ((4096, 128, 32768), {}, "torch"),
+    ((4096, 129, 32768), {}, "sm90"),
     ((110, 8192, 8192), GRADIENT, "torch"),
     ((111, 8192, 8192), GRADIENT, "sm90"),
-    ((8192, 192, 4096), GRADIENT, "torch"),
-    ((8192, 256, 4096), GRADIENT, "sm90"),
+    ((8192, 168, 4096), GRADIENT, "torch"),
+    ((8192, 169, 4096), GRADIENT, "sm90"),
     ((2048, 1024, 256), GRADIENT, "torch"),
     ((8192, 1024, 256), GRADIENT, "sm90"),
-    ((96, 8192, 8192), {"vectors": False}, "sm90"),
-    ((95, 8192, 8192), {"vectors": False}, "torch"),
+    ((8192, 8192, 63), GRADIENT, "torch"),
+    ((8192, 8192, 64), GRADIENT, "sm90"),
+    ((65536, 1024, 127), GRADIENT, "torch"),
+    ((65536, 1024, 128), GRADIENT, "sm90"),  # n k = 2^17
+    ((64, 8192, 8192), {"vectors": False}, "torch"),
+    ((65, 8192, 8192), {"vectors": False}, "sm90"),
+    ((128, 511, 8192), {"vectors": False}, "torch"),
+    ((128, 512, 8192), {"vectors": False}, "sm90"),  # m n = 2^16
+    ((8192, 511, 256), {"vectors": False}, "torch"),
+    ((8192, 512, 256), {"vectors": False}, "sm90"),  # n n k = 2^26
+    ((512, 1024, 800), {"vectors": False}, "torch"),
+    ((512, 1024, 820), {"vectors": False}, "sm90"),  # (m n + 2^17) k >= 2^29
     ((1024, 4096, 1024), {"capability": 80}, "sm80"),
     ((1024, 4096, 1024), {"capability": 100}, "sm80"),
     ((1024, 4096, 1023), {"capability": 80}, "torch"),
@@ -129,5 +155,5 @@ def test_every_line_of_the_table(paths_of):
 
 def test_sizes_beyond_32_bits(paths_of):
     large = 1 << 31
-    problems = [problem(large, 64, 4096), problem(1024, large, 1024, highest=False)]
+    problems = [problem(large, 65, 4096), problem(1024, large, 1024, highest=False)]
     assert paths_of(problems) == ["sm90", "sm90"]

@@ -76,94 +76,153 @@ __global__ void __launch_bounds__(kThreads)
 
 // ------------------------------------------------------------------------------------- backward
 
-// A block makes kRows rows at a time. Each of its kLanes lanes makes a vector of each: neighbouring
-// threads have neighbouring vectors, as above.
-constexpr int kLanes = 32;
-constexpr int kRows = kThreads / kLanes;
+// Some threads side by side, `lanes`, make a row of the matrix, a vector each. Where rows are not
+// aligned, a warp makes it, and neighbouring threads have neighbouring elements.
+constexpr int kWarps = kThreads / 32;
 constexpr int kBatch = 2;  // rows that a thread loads before it stores the first
 // Gradients of a column are summed in runs of this many, and then the runs: the error stays small
 // where there are many rows.
 constexpr int kRun = 64;
 static_assert(kRun % kBatch == 0, "a run ends where a batch does");
-// As many blocks as an H200 runs at once: with twice as many, half types take a tenth longer.
-constexpr int64_t kBlocks = 512;
+// Blocks that a multiprocessor runs at once. The grid has as many as an H200 does: with twice as
+// many, half types take a tenth longer.
 template <typename T>
-constexpr int kBlocksEach = sizeof(T) == 8 ? 3 : 4;  // on a multiprocessor, by their registers
+constexpr int kBlocksEach = sizeof(T) == 8 ? 3 : 4;  // by their registers
+constexpr int64_t kMultiprocessors = 128;
 
-// The blocks of a matrix of `size`-byte elements.
+// The elements of a row that a thread has.
+template <typename T, bool kAligned>
+struct Elements {
+  static constexpr int kCount = kAligned || sizeof(T) == 8 ? Vector<T>::kSize : 4;
+  static constexpr int kApart = kAligned ? 1 : 32;
+  int64_t first;  // column
+  int count;
+
+  __device__ Elements(int64_t block, int lanes, int lane, int64_t n)
+      : first(block * lanes * kCount + lane * (kAligned ? kCount : 1)),
+        count(
+            static_cast<int>(min(max(divide_up(n - first, kApart), int64_t{0}), int64_t{kCount}))) {
+  }
+
+  __device__ Vector<T> load(const T* row) const {
+    if constexpr (kAligned) return load_vector(row + first, l2_policy(false));
+    Vector<T> v;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) v.value[j] = j < count ? row[first + j * kApart] : T{};
+    return v;
+  }
+  __device__ void store(T* row, const Vector<T>& v) const {
+    if constexpr (kAligned) return store_vector(row + first, v);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (j < count) row[first + j * kApart] = v.value[j];
+    }
+  }
+  __device__ uint32_t bits(const uint8_t* row) const {
+    row += first / kMaskColumns;
+    const int shift = static_cast<int>(first % kMaskColumns);
+    if constexpr (kAligned) return *row >> shift;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (j < count) bits |= (row[j * kApart / kMaskColumns] >> shift & 1u) << j;
+    }
+    return bits;
+  }
+};
+
+// The blocks of a matrix.
 struct Chunks {
+  int lanes = 32;
   int64_t columns;  // blocks along a row
   int64_t rows;     // of one block
   int64_t count;    // blocks along a column
 
-  Chunks(int64_t m, int64_t n, int64_t size) : columns(divide_up(n * size, kLanes * 16)) {
-    const int64_t wanted = std::max<int64_t>(kBlocks / columns, 1);
-    rows = std::max<int64_t>(divide_up(divide_up(m, wanted), kRows) * kRows, kRows);
+  template <typename T, bool kAligned>
+  static Chunks of(int64_t m, int64_t n) {
+    return {m, n, Elements<T, kAligned>::kCount, kAligned, kMultiprocessors * kBlocksEach<T>};
+  }
+
+ private:
+  Chunks(int64_t m, int64_t n, int each, bool is_aligned, int64_t most) {
+    // Idle threads cost time, and so do more blocks along a row: as much as 4 threads each.
+    const auto cost = [&](int lanes) { return divide_up(n, lanes * each) * (lanes + 4); };
+    for (const int fewer : {16, 8, 4}) {
+      if (is_aligned && cost(fewer) < cost(lanes)) lanes = fewer;
+    }
+    const int64_t at_once = kThreads / lanes;
+    columns = divide_up(n, lanes * each);
+    const int64_t wanted = std::max<int64_t>(most / columns, 1);
+    rows = std::max<int64_t>(divide_up(divide_up(m, wanted), at_once) * at_once, at_once);
     count = std::max<int64_t>(divide_up(m, rows), 1);
   }
 };
 
 // grad_output and grad_z [m, n], mask [m, row_bytes], sums [gridDim.y, n] or null.
-template <typename T>
+template <typename T, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kBlocksEach<T>)
     backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
                     T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t row_bytes,
-                    int64_t rows, bool aligned) {
+                    int64_t rows, int lanes) {
   start_next_kernel();
-  constexpr int kSize = Vector<T>::kSize;
-  const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kLanes + lane) * kSize;
-  const int count = static_cast<int>(max(min(n - column, int64_t{kSize}), int64_t{0}));
-  const int64_t begin = blockIdx.y * rows + first;
-  const int64_t end = count > 0 ? min((blockIdx.y + int64_t{1}) * rows, m) : 0;
-  const int64_t step = kRows * n, mask_step = kRows * row_bytes;
-  grad_output += begin * n + column, grad_z += begin * n + column;
-  mask += begin * row_bytes + column / kMaskColumns;
+  constexpr int kCount = Elements<T, kAligned>::kCount;
+  if (!kAligned) lanes = 32;
+  const int lane = threadIdx.x % lanes, at_once = kThreads / lanes;
+  const Elements<T, kAligned> elements(blockIdx.x, lanes, lane, n);
+  const int64_t begin = blockIdx.y * rows + threadIdx.x / lanes;
+  const int64_t end = elements.count > 0 ? min((blockIdx.y + int64_t{1}) * rows, m) : 0;
+  const int64_t step = at_once * n, mask_step = at_once * row_bytes;
+  grad_output += begin * n, grad_z += begin * n, mask += begin * row_bytes;
 
-  Compute<T> total[kSize] = {}, run[kSize] = {};
+  Compute<T> total[kCount] = {}, run[kCount] = {};
   int batches = 0;
-  for (int64_t row = begin; row < end; row += kBatch * kRows) {
-    const int left = static_cast<int>(divide_up(end - row, kRows));
+  for (int64_t row = begin; row < end; row += kBatch * at_once) {
+    const int left = static_cast<int>(divide_up(end - row, at_once));
     Vector<T> grad[kBatch];
     uint32_t bits[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (i >= left) continue;
-      grad[i] = load_some(grad_output + i * step, count, aligned);
-      bits[i] = mask[i * mask_step] >> column % kMaskColumns;
+      grad[i] = elements.load(grad_output + i * step);
+      bits[i] = elements.bits(mask + i * mask_step);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (i >= left) continue;
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) {
+      for (int j = 0; j < kCount; ++j) {
         T& v = grad[i].value[j];
         v = static_cast<T>(divisor.quotient(static_cast<Compute<T>>(v)));
         if (!(bits[i] >> j & 1)) v = T{};
         run[j] += static_cast<Compute<T>>(v);
       }
-      store_some(grad_z + i * step, grad[i], count, aligned);
+      elements.store(grad_z + i * step, grad[i]);
     }
     grad_output += kBatch * step, grad_z += kBatch * step, mask += kBatch * mask_step;
     if (++batches % (kRun / kBatch) != 0) continue;
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) total[j] += run[j], run[j] = 0;
+    for (int j = 0; j < kCount; ++j) total[j] += run[j], run[j] = 0;
   }
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) total[j] += run[j];
+  for (int j = 0; j < kCount; ++j) total[j] += run[j];
   if (sums == nullptr) return;
 
   // The sums of a column over the block, always in the same order.
-  __shared__ Compute<T> partial[kRows][kSize][kLanes];
+  __shared__ Compute<T> partial[kWarps][kCount][32];
+  for (int other = 16; other >= lanes; other /= 2) {
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) partial[first][j][lane] = total[j];
+    for (int j = 0; j < kCount; ++j) total[j] += __shfl_xor_sync(0xffffffff, total[j], other);
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = total[j];
   __syncthreads();
-  static_assert(kSize <= kRows, "each warp adds up one column of the vectors, or none");
-  if (first >= count) return;
+  static_assert(kCount <= kWarps, "each warp adds up one element of the vectors, or none");
+  const int j = threadIdx.x / 32;
+  if (threadIdx.x % 32 >= lanes || j >= elements.count) return;
   Compute<T> sum{0};
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) sum += partial[row][first][lane];
-  sums[blockIdx.y * n + column + first] = sum;
+  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][j][lane];
+  sums[blockIdx.y * n + elements.first + j * elements.kApart] = sum;
 }
 
 // grad_bias [n], the sums of the `count` rows of sums.
@@ -204,10 +263,13 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
 }
 
 size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n) {
+  using namespace epilogue;
   size_t bytes = 0;
   for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    bytes = epilogue::Chunks(m, n, sizeof(T)).count * n * sizeof(epilogue::Compute<T>);
+    const int64_t count =
+        std::max(Chunks::of<T, true>(m, n).count, Chunks::of<T, false>(m, n).count);
+    bytes = count * n * sizeof(Compute<T>);
     return cudaSuccess;
   });
   return bytes;
@@ -219,19 +281,23 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
   using namespace epilogue;
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    const Chunks chunks(m, n, sizeof(T));
-    const int64_t row_bytes = divide_up(n, kMaskColumns);
-    const dim3 grid(static_cast<unsigned>(chunks.columns), static_cast<unsigned>(chunks.count));
     T* const bias = static_cast<T*>(grad_bias);
     Compute<T>* const sums = bias == nullptr ? nullptr : static_cast<Compute<T>*>(workspace);
-    const int status = launch<backward_kernel<T>>(
-        grid, kThreads, stream, static_cast<const T*>(grad_output), mask,
-        Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, row_bytes, chunks.rows,
-        has_aligned_rows(grad_output, n * sizeof(T)) && has_aligned_rows(grad_z, n * sizeof(T)));
-    if (status != cudaSuccess || bias == nullptr) return status;
-    return launch<add_partials_kernel<T>>(blocks_of(n, kThreads), kThreads, stream,
-                                          static_cast<const Compute<T>*>(sums), chunks.count, n,
-                                          bias);
+    const auto launch_passes = [&](auto is_aligned) {
+      const Chunks chunks = Chunks::of<T, is_aligned.value>(m, n);
+      const dim3 grid(static_cast<unsigned>(chunks.columns), static_cast<unsigned>(chunks.count));
+      const int status = launch<backward_kernel<T, is_aligned.value>>(
+          grid, kThreads, stream, static_cast<const T*>(grad_output), mask,
+          Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n,
+          divide_up(n, kMaskColumns), chunks.rows, chunks.lanes);
+      if (status != cudaSuccess || bias == nullptr) return status;
+      return launch<add_partials_kernel<T>>(blocks_of(n, kThreads), kThreads, stream,
+                                            static_cast<const Compute<T>*>(sums), chunks.count, n,
+                                            bias);
+    };
+    const int64_t stride = n * sizeof(T);
+    const bool aligned = has_aligned_rows(grad_output, stride) && has_aligned_rows(grad_z, stride);
+    return aligned ? launch_passes(std::true_type{}) : launch_passes(std::false_type{});
   });
 }
 

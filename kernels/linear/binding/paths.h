@@ -4,22 +4,25 @@
 // (docs/BENCHMARKS.md has the sweep).
 //
 //   dtype              GPU          where                                     path
-//   float32            9.0          m <= 8                                    kSkinny
-//   float32, highest   9.0          m <= 16, or m <= 32 and n k < 2^25; or    kSkinny
-//                                   m n <= 2^16, m <= 2^12, n >= 8, and
-//                                   n < 32 or m n k <= 2^28; all: k >= 256
-//   float16, bfloat16  9.0          m n >= 2^22, k >= 1024 (256 in            kSm90
-//                                   gradients), fill 0.9
-//   float32, highest   9.0          m n >= 2^15, n k >= 2^18, k >= 256,       kSm90
-//                                   m >= 17 (96 where a copy of the weight is
-//                                   read), n >= 64
+//   float32            9.0          m <= 8, t <= 4 or k >= 512                kSkinny
+//   float32, highest   9.0          m <= 16, k >= 256, t <= 2 or k >= 512     kSkinny
+//                                   t <= 1, k >= 16, 8 <= n < 32 or           kSkinny
+//                                   m n k <= 2^28
+//                                   t <= 2, k >= 256, 8 <= n < 32 or          kSkinny
+//                                   m n k <= 2^27
+//                                   m > 16, k >= 16, n > 64, n n k >= 2^24,   kSm90
+//                                   (m n + 2^17) k >= 2^28,
+//                                   n > 128 or k < 2^15
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
 //                                   m k (n - 768) >= 5 * 2^30, fill 0.6
+//   float16, bfloat16  9.0          m n >= 2^22, k >= 1024 (256 in            kSm90
+//                                   gradients), fill 0.9
 //   all else                                                                  kTorch
 //
 //   kSkinny       the kernel of skinny.cu, without tensor cores: for products with ReLU, of
-//                 weights whose rows begin at multiples of 16 bytes
+//                 weights whose rows begin at multiples of 16 bytes. t is how many of its tiles,
+//                 16 rows by 32 features, a multiprocessor has
 //   kSm90, kSm80  the kernels of sm90/launch.cu (wgmma) and sm80/launch.cu (mma.sync). The fill is
 //                 what the result takes of sm90/launch.cu's rounds of tiles of 256 x 256, one for
 //                 each pair of multiprocessors
@@ -36,9 +39,10 @@
 // adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
-// be read where they are. In float32 they also need m n >= 200 m + 100 n + 2^29 / k at `highest`,
-// and 10 * 2^30 at `high`: what is gained has to pay for the conversion of x and the copy of the
-// weight. Gradients that are differentiated again are torch's.
+// be read where they are. In float32 what is gained has to pay for copies: at `highest` they need
+// k >= 64, n k >= 2^17 and m n >= 150 m + 100 n + 2^29 / (k - 40), at `high` 10 * 2^30. An output at `highest`
+// whose weight is copied needs m > 64, m n >= 2^16, n n k >= 2^26 and (m n + 2^17) k >= 2^29.
+// Gradients that are differentiated again are torch's.
 
 #pragma once
 
@@ -60,6 +64,9 @@ struct Gpu {
 // copy is the faster one.
 constexpr int64_t kManyRows = 8192, kSmallOperand = int64_t{1} << 23;
 
+// The least k at `highest`. Sums of fewer terms are exact but for a rounding or two in torch.
+constexpr int64_t kLeastK = 16;
+
 // Elements of a result that half types and one product of float32 need to win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;
 
@@ -70,13 +77,29 @@ inline double fill(const Linear& linear, const Gpu& gpu) {
   return static_cast<double>(linear.m) * linear.n / (rounds * pairs * 256 * 256);
 }
 
-inline bool is_skinny(const Linear& linear) {
+inline bool is_skinny(const Linear& linear, const Gpu& gpu) {
   const int64_t m = linear.m, n = linear.n, k = linear.k;
-  if (m <= 8) return true;
-  const bool is_small =
-      m * n <= 1 << 16 && (n < 32 || m * n * k <= 1 << 28) && m <= 1 << 12 && n >= 8;
-  const bool has_few_rows = m <= 16 || (m <= 32 && n * k < 1 << 25);
-  return linear.precision == Precision::kHighest && k >= 256 && (has_few_rows || is_small);
+  const int64_t tiles = (m + 15) / 16 * ((n + 31) / 32), sms = gpu.multiprocessors;
+  if (m <= 8) return tiles <= 4 * sms || k >= 512;
+  if (linear.precision != Precision::kHighest) return false;
+  if (m <= 16) return k >= 256 && (tiles <= 2 * sms || k >= 512);
+  if (n < 8 || tiles > 2 * sms) return false;
+  const bool has_one_each = tiles <= sms;
+  return k >= (has_one_each ? kLeastK : 256) &&
+         (n < 32 || m * n * k <= (has_one_each ? 1 << 28 : 1 << 27));
+}
+
+// Whether three products of kSm90 take less time than torch's.
+inline bool gains_by_split(const Linear& linear, bool has_vectors) {
+  const double m = linear.m, n = linear.n, k = linear.k;
+  if (k < kLeastK) return false;
+  if (!linear.relu) {
+    return k >= 64 && n * k >= 1 << 17 && m * n >= 150 * m + 100 * n + (1 << 29) / (k - 40);
+  }
+  if (m <= 16 || n <= 64 || (n <= 128 && k >= 1 << 15)) return false;
+  const double weight = n * n * k, all = (m * n + (1 << 17)) * k;
+  if (has_vectors) return weight >= 1 << 24 && all >= 1 << 28;
+  return m > 64 && m * n >= 1 << 16 && weight >= 1 << 26 && all >= 1 << 29;
 }
 
 // Whether kSm90 reads a transposed x, or else a copy.
@@ -91,22 +114,17 @@ inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) 
   const int64_t size = linear.m * linear.n, k = linear.k;
   const bool is_float32 = linear.dtype == DType::kFloat32;
   const bool is_hopper = gpu.capability == 90;
-  if (is_hopper && is_float32 && linear.relu && has_vectors && is_skinny(linear)) {
+  if (is_hopper && is_float32 && linear.relu && has_vectors && is_skinny(linear, gpu)) {
     return Path::kSkinny;
   }
-  const bool is_split = is_float32 && linear.precision == Precision::kHighest;
-  const bool takes_short_k = is_split || (!is_float32 && !linear.relu);
-  if (linear.dtype == DType::kFloat64 || k < (takes_short_k ? 256 : 1024)) return Path::kTorch;
-  if (is_split) {
-    const int64_t least_rows = linear.relu && has_vectors ? 17 : 96;
-    const int64_t least_size =
-        linear.relu ? 1 << 15 : 200 * linear.m + 100 * linear.n + (1 << 29) / k;
-    const bool is_sm90s = is_hopper && linear.m >= least_rows && linear.n >= 64 &&
-                          size >= least_size && linear.n * k >= 1 << 18;
+  if (linear.dtype == DType::kFloat64) return Path::kTorch;
+  if (is_float32 && linear.precision == Precision::kHighest) {
     const bool is_sm80s =
         (gpu.capability == 80 || gpu.capability == 100) && size >= kLargeResult && k >= 1024;
-    return is_sm90s ? Path::kSm90 : is_sm80s ? Path::kSm80 : Path::kTorch;
+    if (is_hopper && gains_by_split(linear, has_vectors)) return Path::kSm90;
+    return is_sm80s ? Path::kSm80 : Path::kTorch;
   }
+  if (k < (is_float32 || linear.relu ? 1024 : 256)) return Path::kTorch;
   const int64_t least = int64_t{linear.relu ? 5 : 10} << 30;
   const bool pays = linear.m > 512 && (linear.n - 768) * linear.m >= least / k;
   const bool is_large = size >= kLargeResult && (!is_float32 || pays);
