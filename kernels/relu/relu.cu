@@ -55,6 +55,15 @@ int relu_shifted(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n
               static_cast<const Bits*>(x), static_cast<Bits*>(out), mask, static_cast<uint32_t>(n));
         }
       }
+      if constexpr (sizeof(Bits) < 4 && !with_mask) {
+        const bool has_words =
+            (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 4 == 0;
+        if (has_words && x != out && n * sizeof(Bits) < kWordBytes) {
+          return launch<relu_words_kernel<Bits>>(
+              blocks_of(n * sizeof(Bits), 4 * kScalarBlock * kUnroll), kScalarBlock, stream, order,
+              static_cast<const Bits*>(x), static_cast<Bits*>(out), static_cast<uint32_t>(n));
+        }
+      }
       return launch<relu_shifted_kernel<Bits, with_mask>>(
           vectors.blocks(), kBlock, stream, order, static_cast<const Bits*>(x),
           static_cast<Bits*>(out), mask, vectors, evicts_last<Bits>(n));

@@ -27,7 +27,7 @@
 //                 what the result takes of sm90/launch.cu's rounds of tiles of 256 x 256, one for
 //                 each pair of multiprocessors
 //   kTorch        torch's product, then linear_epilogue in place. It wins where half types' result
-//                 is small, and where float32's sums are short or features few. GPUs between, whose
+//                 is small, and where float32's sums are short and few, or features few. GPUs between, whose
 //                 tensor cores add float16 products in float32 at half their rate, would not gain
 //                 from three products
 //
@@ -64,7 +64,7 @@ struct Gpu {
 // copy is the faster one.
 constexpr int64_t kManyRows = 8192, kSmallOperand = int64_t{1} << 23;
 
-// The least k at `highest`. Sums of fewer terms are exact but for a rounding or two in torch.
+// The least k at `highest`: torch's shorter sums are the more accurate ones.
 constexpr int64_t kLeastK = 16;
 
 // Elements of a result that half types and one product of float32 need to win.
