@@ -115,8 +115,8 @@ TABLE = [
     ((128, 512, 8192), {"vectors": False}, "sm90"),  # m n = 2^16
     ((8192, 511, 256), {"vectors": False}, "torch"),
     ((8192, 512, 256), {"vectors": False}, "sm90"),  # n n k = 2^26
-    ((512, 1024, 800), {"vectors": False}, "torch"),
-    ((512, 1024, 820), {"vectors": False}, "sm90"),  # (m n + 2^17) k >= 2^29
+    ((512, 1024, 1638), {"vectors": False}, "torch"),
+    ((512, 1024, 1639), {"vectors": False}, "sm90"),  # (m n + 2^17) k >= 2^30
     ((1024, 4096, 1024), {"capability": 80}, "sm80"),
     ((1024, 4096, 1024), {"capability": 100}, "sm80"),
     ((1024, 4096, 1023), {"capability": 80}, "torch"),

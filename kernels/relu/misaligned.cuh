@@ -163,7 +163,7 @@ constexpr int kScalarBlock = 128;
 // The same of elements of 4 or 8 bytes by scalar accesses, kUnroll a thread, a warp's side by side:
 // 5% less time for 4 MiB on an H200, and 2% with a mask. Larger operands take up to 5% longer.
 constexpr int64_t kScalarBytes = 64 << 20, kScalarBytesWithMask = 8 << 20;  // less than that
-constexpr int64_t kWordBytes = 8 << 20;
+constexpr int64_t kWordBytes = 8 << 20;  // of narrow elements: 2% less time for 2 MiB
 
 template <typename Bits, bool kMask>
 __global__ void __launch_bounds__(kScalarBlock)

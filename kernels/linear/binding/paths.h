@@ -27,9 +27,9 @@
 //                 what the result takes of sm90/launch.cu's rounds of tiles of 256 x 256, one for
 //                 each pair of multiprocessors
 //   kTorch        torch's product, then linear_epilogue in place. It wins where half types' result
-//                 is small, and where float32's sums are short and few, or features few. GPUs between, whose
-//                 tensor cores add float16 products in float32 at half their rate, would not gain
-//                 from three products
+//                 is small, and where float32's sums are short and few, or features few. GPUs
+//                 between, whose tensor cores add float16 products in float32 at half their rate,
+//                 would not gain from three products
 //
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
@@ -40,9 +40,9 @@
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
 // be read where they are. In float32 what is gained has to pay for copies: at `highest` they need
-// k >= 64, n k >= 2^17 and m n >= 150 m + 100 n + 2^29 / (k - 40), at `high` 10 * 2^30. An output at `highest`
-// whose weight is copied needs m > 64, m n >= 2^16, n n k >= 2^26 and (m n + 2^17) k >= 2^29.
-// Gradients that are differentiated again are torch's.
+// k >= 64, n k >= 2^17 and m n >= 150 m + 100 n + 2^29 / (k - 40), at `high` 10 * 2^30. An output
+// at `highest` whose weight is copied needs m > 64, m n >= 2^16, n n k >= 2^26 and (m n + 2^17) k
+// >= 2^30. Gradients that are differentiated again are torch's.
 
 #pragma once
 
@@ -99,7 +99,7 @@ inline bool gains_by_split(const Linear& linear, bool has_vectors) {
   if (m <= 16 || n <= 64 || (n <= 128 && k >= 1 << 15)) return false;
   const double weight = n * n * k, all = (m * n + (1 << 17)) * k;
   if (has_vectors) return weight >= 1 << 24 && all >= 1 << 28;
-  return m > 64 && m * n >= 1 << 16 && weight >= 1 << 26 && all >= 1 << 29;
+  return m > 64 && m * n >= 1 << 16 && weight >= 1 << 26 && all >= 1 << 30;
 }
 
 // Whether kSm90 reads a transposed x, or else a copy.
