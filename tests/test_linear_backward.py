@@ -83,6 +83,17 @@ def test_many_rows_or_columns(device, dtype, m, n):
     assert_right(mine, theirs, draw((m, 2), dtype, device), draw((m, n), dtype, device))
 
 
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("n", [4, 16, 24, 32, 40, 56, 100, 132, 264])
+def test_narrow_rows(device, dtype, n):
+    """Gradients at multiples of 16 bytes, and others."""
+    mine, theirs = linear_modules(2, n, 3.0, dtype, device)
+    x = draw((1001, 2), dtype, device)
+    for start in (0, 1):
+        grad_output = draw((start + 1001 * n,), dtype, device)[start:].view(1001, n)
+        assert_right(mine, theirs, x, grad_output)
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)])
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")

@@ -146,7 +146,7 @@ struct Chunks {
  private:
   Chunks(int64_t m, int64_t n, int each, bool is_aligned, int64_t most) {
     // Idle threads cost time, and so do more blocks along a row: as much as 4 threads each.
-    const auto cost = [&](int lanes) { return divide_up(n, lanes * each) * (lanes + 4); };
+    const auto cost = [&](int threads) { return divide_up(n, threads * each) * (threads + 4); };
     for (const int fewer : {16, 8, 4}) {
       if (is_aligned && cost(fewer) < cost(lanes)) lanes = fewer;
     }
