@@ -105,27 +105,36 @@ struct Elements {
   }
 
   __device__ Vector<T> load(const T* row) const {
-    if constexpr (kAligned) return load_vector(row + first, l2_policy(false));
     Vector<T> v;
+    if constexpr (kAligned) {
+      v = load_vector(row + first, l2_policy(false));
+    } else {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) v.value[j] = j < count ? row[first + j * kApart] : T{};
+      for (int j = 0; j < kCount; ++j) v.value[j] = j < count ? row[first + j * kApart] : T{};
+    }
     return v;
   }
   __device__ void store(T* row, const Vector<T>& v) const {
-    if constexpr (kAligned) return store_vector(row + first, v);
+    if constexpr (kAligned) {
+      store_vector(row + first, v);
+    } else {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (j < count) row[first + j * kApart] = v.value[j];
+      for (int j = 0; j < kCount; ++j) {
+        if (j < count) row[first + j * kApart] = v.value[j];
+      }
     }
   }
   __device__ uint32_t bits(const uint8_t* row) const {
     row += first / kMaskColumns;
     const int shift = static_cast<int>(first % kMaskColumns);
-    if constexpr (kAligned) return *row >> shift;
     uint32_t bits = 0;
+    if constexpr (kAligned) {
+      bits = *row >> shift;
+    } else {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (j < count) bits |= (row[j * kApart / kMaskColumns] >> shift & 1u) << j;
+      for (int j = 0; j < kCount; ++j) {
+        if (j < count) bits |= (row[j * kApart / kMaskColumns] >> shift & 1u) << j;
+      }
     }
     return bits;
   }
