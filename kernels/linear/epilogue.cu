@@ -234,19 +234,27 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach<T>)
   sums[blockIdx.y * n + elements.first + j * elements.kApart] = sum;
 }
 
-// grad_bias [n], the sums of the `count` rows of sums.
+// grad_bias [n], the sums of the `count` rows of sums, always in the same order. A warp has 32
+// columns, and every kWarps-th row: they are many where the matrix is narrow, and each takes a
+// latency of L2.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
   start_next_kernel();
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (column >= n) return;
+  static_assert(kMultiprocessors * kBlocksEach<T> <= kRun * kWarps, "a warp's rows are a run");
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   Compute<T> total{0};
-  for (int64_t start = 0; start < count; start += kRun) {
-    Compute<T> run{0};
-    for (int64_t i = start; i < min(start + kRun, count); ++i) run += sums[i * n + column];
-    total += run;
+  if (column < n) {
+#pragma unroll 8
+    for (int64_t row = first; row < count; row += kWarps) total += sums[row * n + column];
   }
+  __shared__ Compute<T> partial[kWarps][32];
+  partial[first][lane] = total;
+  __syncthreads();
+  if (first > 0 || column >= n) return;
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) total += partial[warp][lane];
   grad_bias[column] = static_cast<T>(total);
 }
 
@@ -300,7 +308,7 @@ int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t
           Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n,
           divide_up(n, kMaskColumns), chunks.rows, chunks.lanes);
       if (status != cudaSuccess || bias == nullptr) return status;
-      return launch<add_partials_kernel<T>>(blocks_of(n, kThreads), kThreads, stream,
+      return launch<add_partials_kernel<T>>(blocks_of(n, 32), kThreads, stream,
                                             static_cast<const Compute<T>*>(sums), chunks.count, n,
                                             bias);
     };
