@@ -11,8 +11,8 @@ ONE_PRODUCT_SLACK = 1.02
 SLACK = 1.05
 # Or more, if relative to |x| |weight|^T + |bias| no error of the case is larger: sums of few terms.
 FEW_TERMS = 12 * 2.0**-24
-# The same of K < 256, in parts of FEW_TERMS: 12.7 u were found.
-SHORT_K = 1.25
+# With K < 256 so many times as much: 12.7 u were found.
+SHORT_SUMS = 1.25
 
 # The most that a random composition errs by, relative to the same, where torch errs less. SPLIT.md
 # says how many err by more than FEW_TERMS.

@@ -17,7 +17,7 @@ from ranges import (
     NOT_AS_TF32,
     NOT_RELATIVE_TO_ITSELF,
     ONE_PRODUCT_SLACK,
-    SHORT_K,
+    SHORT_SUMS,
     SLACK,
     Reference,
     broken_promises,
@@ -121,7 +121,9 @@ def test_promises_of_highest_at_other_sizes(name, path, size):
     drawn = named(name, *size, device="cuda")
     has_bound = path in ("sm90", "sm80")  # auto may take torch's product
     k = size[1]
-    allowance = (few_terms if k >= 1024 else few_terms_in_all)(name) * (1 if k >= 256 else SHORT_K)
+    allowance = (few_terms if k >= 1024 else few_terms_in_all)(name) * (
+        1 if k >= 256 else SHORT_SUMS
+    )
     assert judge(*drawn, slack=SLACK, allowance=allowance, has_bound=has_bound) == []
 
 

@@ -84,8 +84,8 @@ constexpr int kBatch = 2;  // rows that a thread loads before it stores the firs
 // where there are many rows.
 constexpr int kRun = 64;
 static_assert(kRun % kBatch == 0, "a run ends where a batch does");
-// Blocks that a multiprocessor runs at once. The grid has as many as an H200 does: with twice as
-// many, half types take a tenth longer.
+// Blocks that a multiprocessor runs at once. The grid has about as many as an H200 runs: with twice
+// as many, half types take a tenth longer.
 template <typename T>
 constexpr int kBlocksEach = sizeof(T) == 8 ? 3 : 4;  // by their registers
 constexpr int64_t kMultiprocessors = 128;

@@ -1,17 +1,17 @@
 // How a product on a GPU is computed, x being [m, k] and weight [n, k]. Free of torch and CUDA.
 //
 // The first line that fits chooses. The limits are where the path began to win on an H200
-// (docs/BENCHMARKS.md has the sweep).
+// (docs/EXPERIMENTS.md has what they replaced).
 //
 //   dtype              GPU          where                                     path
-//   float32            9.0          m <= 8, t <= 4 or k >= 512                kSkinny
-//   float32, highest   9.0          m <= 16, k >= 256, t <= 2 or k >= 512     kSkinny
-//                                   t <= 1, k >= 16, 8 <= n < 32 or           kSkinny
-//                                   m n k <= 2^28
-//                                   t <= 2, k >= 256, 8 <= n < 32 or          kSkinny
-//                                   m n k <= 2^27
+//   float32            9.0          m <= 8; t <= 4 or k >= 512                kSkinny
+//   float32, highest   9.0          m <= 16, k >= 256; t <= 2 or k >= 512     kSkinny
+//                                   m > 16, t <= 1, k >= 16, n >= 8;          kSkinny
+//                                   n < 32 or m n k <= 2^28
+//                                   m > 16, t <= 2, k >= 256, n >= 8;         kSkinny
+//                                   n < 32 or m n k <= 2^27
 //                                   m > 16, k >= 16, n > 64, n n k >= 2^24,   kSm90
-//                                   (m n + 2^17) k >= 2^28,
+//                                   (m n + 2^17) k >= 2^28;
 //                                   n > 128 or k < 2^15
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
@@ -64,7 +64,7 @@ struct Gpu {
 // copy is the faster one.
 constexpr int64_t kManyRows = 8192, kSmallOperand = int64_t{1} << 23;
 
-// The least k at `highest`: torch's shorter sums are the more accurate ones.
+// The least k at `highest` whose errors and times were measured.
 constexpr int64_t kLeastK = 16;
 
 // Elements of a result that half types and one product of float32 need to win.
