@@ -28,7 +28,11 @@ struct Divisor {
     is_exact = std::abs(mantissa) == T{0.5} || reciprocal == T{0} || !std::isfinite(reciprocal);
   }
 
-  __device__ T quotient(T x) const { return is_exact ? x * reciprocal : x / divisor; }
+  template <bool kExact>
+  __device__ T quotient(T x) const {
+    return kExact ? x * reciprocal : x / divisor;
+  }
+  __device__ T quotient(T x) const { return is_exact ? quotient<true>(x) : quotient<false>(x); }
 };
 
 // In float, without the branches of a general division, of which a kernel would have one for each
@@ -67,9 +71,9 @@ struct Divisor<float> {
 };
 
 // relu(z) / divisor. z < 0 is false for NaN and for -0.
-template <typename T>
+template <bool kExact, typename T>
 __device__ T relu_divide(T z, const Divisor<T>& divisor) {
-  return divisor.quotient(z < T{0} ? T{0} : z);
+  return divisor.template quotient<kExact>(z < T{0} ? T{0} : z);
 }
 
 // Whether the gradient passes: true for NaN, as in torch.
