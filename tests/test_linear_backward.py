@@ -196,6 +196,21 @@ def test_mask_bits():
     assert mask.tolist() == [[0b10110001, 0b10]] * 2
 
 
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("columns", [1, 5, 8, 9, 31, 33, 63, 65, 127, 129, 255, 257, 264, 520])
+def test_mask_of_every_layout(device, dtype, columns):
+    """Rows of all alignments: bits, order and zeros after the last column."""
+    wanted = torch.rand(300, columns, device=device) < 0.5
+    x = torch.where(wanted, 1.0, -1.0).to(dtype)
+    weight = torch.eye(columns, dtype=dtype, device=device)
+    out, mask = _extension.operators.linear_relu_divide_with_mask(x, weight, None, 2.0)
+    assert_same_bits(out, torch.where(wanted, 0.5, 0.0).to(dtype))
+    bits = mask.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+    bits = bits.flatten(1).bool()
+    assert_same_bits(bits[:, :columns].contiguous(), wanted)
+    assert not bits[:, columns:].any()
+
+
 def saved_by(run):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):

@@ -12,7 +12,8 @@
 //                                   n < 32 or m n k <= 2^27
 //                                   m > 16, k >= 16, n > 64, n n k >= 2^24,   kSm90
 //                                   (m n + 2^17) k >= 2^28;
-//                                   n > 128 or k < 2^15
+//                                   n > 128 or k < 2^15;
+//                                   k >= 64, n % 4 == 0 or n n k >= 2^27
 //                      8.0, 10.0    m n >= 2^22, k >= 1024                    kSm80
 //   float32, high      9.0          m > 512, m n >= 2^22, k >= 1024,          kSm90
 //                                   m k (n - 768) >= 5 * 2^30, fill 0.6
@@ -98,6 +99,8 @@ inline bool gains_by_split(const Linear& linear, bool has_vectors) {
   }
   if (m <= 16 || n <= 64 || (n <= 128 && k >= 1 << 15)) return false;
   const double weight = n * n * k, all = (m * n + (1 << 17)) * k;
+  // Rows of the output that are not aligned take as long to store as short sums to compute.
+  if (k < 64 && linear.n % 4 != 0 && weight < 1 << 27) return false;
   if (has_vectors) return weight >= 1 << 24 && all >= 1 << 28;
   return m > 64 && m * n >= 1 << 16 && weight >= 1 << 26 && all >= 1 << 30;
 }
