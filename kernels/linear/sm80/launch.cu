@@ -40,7 +40,9 @@ __global__ void __launch_bounds__(split::kThreads)
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    split::split_row(is_first ? first : second, is_first ? index : index - first.rows, k);
+    split::split_row</*kIsPair=*/true>(is_first ? first : second,
+                                       is_first ? index : index - first.rows, k);
+    __syncthreads();  // all have read what the next row overwrites in shared memory
   }
 }
 

@@ -44,15 +44,20 @@ int count_clusters(Kernel* kernel, size_t bytes) {
 // Splits x and samples the weight. The first `zeros` bytes of the workspace become 0.
 template <typename Workspace>
 void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
-  const bool has_lines = linear.x_is_transposed, is_turned = linear.weight_is_transposed;
+  const bool has_lines = linear.x_is_transposed;
   const int threads = has_lines ? split::kThreads : split::threads_of_row(linear.k);
   const int blocks = blocks_of(linear.m, has_lines ? kLineRows : 1) +
                      blocks_of(linear.n, kSampledRows * threads / 32);
   const size_t bytes = has_lines ? sizeof(LinesMemory) : 0;
-  const auto kernel = has_lines
-                          ? is_turned ? prepare_kernel<true, true> : prepare_kernel<true, false>
-                      : is_turned ? prepare_kernel<false, true>
-                                  : prepare_kernel<false, false>;
+  constexpr bool kIsPair = Workspace::kIsPair;
+  const auto kernel_for = [&](auto lines) {
+    constexpr bool kHasLines = decltype(lines)::value;
+    if constexpr (!kIsPair) {
+      if (linear.weight_is_transposed) return prepare_kernel<false, kHasLines, true>;
+    }
+    return prepare_kernel<kIsPair, kHasLines, false>;
+  };
+  const auto kernel = has_lines ? kernel_for(std::true_type{}) : kernel_for(std::false_type{});
   launch_grid({blocks, threads, bytes, stream, /*has_pdl=*/true}, kernel, workspace.x,
               workspace.weight, linear.k, static_cast<unsigned*>(linear.workspace),
               static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
@@ -115,6 +120,7 @@ void launch_half(const Linear& linear, cudaStream_t stream) {
 
 // One product of float32: counters, which are 0 at first, then the rounded operands.
 struct RoundedWorkspace {
+  static constexpr bool kIsPair = false;  // of pieces
   split::Operand x, weight;
   Conversion conversion{};
   TileList redo;
@@ -195,6 +201,7 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
 // Three products: counters, which are 0 at first, the split x, the weight's exponents, and partial
 // sums.
 struct SplitWorkspace {
+  static constexpr bool kIsPair = true;  // of pieces
   split::Operand x, weight;
   unsigned *has_overflowed, *has_nonfinite;
   PartialSums partials[2];  // of both runs: the same sums, other counts

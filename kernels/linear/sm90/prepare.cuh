@@ -128,7 +128,8 @@ struct LinesMemory {
 
 // The rows from `first` on of a transposed operand, by split::kThreads threads. They read it twice,
 // for each row's largest and for the pieces, which take another order in shared memory.
-__device__ inline void split_lines(const split::Operand& operand, int64_t first, int64_t k) {
+template <bool kIsPair>
+__device__ void split_lines(const split::Operand& operand, int64_t first, int64_t k) {
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   LinesMemory& shared = *reinterpret_cast<LinesMemory*>(dynamic_memory);
   constexpr int kDepth = split::kStepwise;            // of K, in a tile
@@ -166,7 +167,7 @@ __device__ inline void split_lines(const split::Operand& operand, int64_t first,
   const bool exists = first + row < operand.rows;
   uint32_t largest_of_row = 0;
   for (const auto& of_warp : shared.largest) largest_of_row = max(largest_of_row, of_warp[row]);
-  const split::RowScale scale(largest_of_row, /*is_pair=*/operand.low != nullptr);
+  const split::RowScale scale(largest_of_row, kIsPair);
   const int64_t end = split::padded(k);
   split::Losses losses;
   float next[2][2][4];  // of two tiles
@@ -195,8 +196,9 @@ __device__ inline void split_lines(const split::Operand& operand, int64_t first,
         const float4& four = tile[group * split::kGroup + j][row / 4 ^ group];
         v[j] = reinterpret_cast<const float*>(&four)[row % 4];
       }
-      split::split_group(operand, first + row, at + group * split::kGroup, exists ? end : 0, v,
-                         scale, &losses);
+      const int64_t place =
+          split::place_of<kIsPair>(operand, first + row, at + group * split::kGroup, end);
+      split::split_group<kIsPair>(operand, place, exists, v, scale, &losses);
     }
   }
 #pragma unroll
@@ -204,12 +206,12 @@ __device__ inline void split_lines(const split::Operand& operand, int64_t first,
     losses.nonzeros += __shfl_xor_sync(0xffffffff, losses.nonzeros, lane);
     losses.subnormals += __shfl_xor_sync(0xffffffff, losses.subnormals, lane);
   }
-  if (group == 0 && exists) split::store_exponent(operand, first + row, scale, losses);
+  if (group == 0 && exists) split::store_exponent<kIsPair>(operand, first + row, scale, losses);
 }
 
 // The first blocks sample the weight, whose reads are the more scattered: kSampledRows rows a warp.
 // Then each block splits a row of x, or kLineRows of a transposed x. `zeros` are set to 0.
-template <bool kXIsTransposed, bool kWeightIsTransposed>
+template <bool kIsPair, bool kXIsTransposed, bool kWeightIsTransposed>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
@@ -225,9 +227,9 @@ __global__ void __launch_bounds__(split::kThreads)
   const int64_t x_block = blockIdx.x - divide_up(weight.rows, rows);
   if (x_block >= 0) {
     if constexpr (kXIsTransposed) {
-      split_lines(x, x_block * kLineRows, k);
+      split_lines<kIsPair>(x, x_block * kLineRows, k);
     } else {
-      split::split_row(x, x_block, k);
+      split::split_row<kIsPair>(x, x_block, k);
     }
     return;
   }
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(split::kThreads)
       }
     }
   }
-  if (x.low != nullptr) {
+  if constexpr (kIsPair) {
     scale_pairs(weight, first, k, sample);
   } else {
     scale_high<kWeightIsTransposed>(weight, first, k, sample);

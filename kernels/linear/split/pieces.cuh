@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
+#include "common/ptx/memory.cuh"
 #include "common/vectors.cuh"
 
 namespace kernels::split {
@@ -114,6 +115,27 @@ __device__ inline void load_group(float (&v)[kGroup], const Operand& operand, in
   for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? operand.from[(i + j) * stride + row] : 0.0f;
 }
 
+// Some groups of a row, `apart` elements apart. All loads are issued before the first is waited
+// for.
+template <int kCount>
+__device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_t i, int64_t apart,
+                            int64_t k) {
+  if (has_aligned_rows(row) && k % 4 == 0) {
+#pragma unroll
+    for (int g = 0; g < kCount; ++g) {
+#pragma unroll
+      for (int j = 0; j < kGroup; j += 4) {
+        const int64_t at = i + g * apart + j;
+        const float4 four = ptx::load_global_four_if(at < k, row + at);
+        v[g][j] = four.x, v[g][j + 1] = four.y, v[g][j + 2] = four.z, v[g][j + 3] = four.w;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int g = 0; g < kCount; ++g) load_group(v[g], row, i + g * apart, k);
+  }
+}
+
 // A group in pairs. By all threads of a warp; those that have `exists` store.
 __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bool is_interleaved,
                                    bool exists) {
@@ -146,9 +168,18 @@ __device__ inline uint32_t reduce_block_max(uint32_t largest) {
 struct Losses {
   int nonzeros = 0, subnormals = 0;
 
-  __device__ void add(float element, float scaled) {
-    nonzeros += element != 0.0f;
-    subnormals += element != 0.0f && fabsf(scaled) < kSmallHigh;
+  // Most groups have none of either, which takes one comparison an element to see.
+  __device__ void add(const float (&v)[kGroup], const float (&scaled)[kGroup]) {
+    float least = fabsf(scaled[0]);
+#pragma unroll
+    for (const float element : scaled) least = fminf(least, fabsf(element));
+    nonzeros += kGroup;
+    if (least >= kSmallHigh) return;
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      nonzeros -= v[j] == 0.0f;
+      subnormals += v[j] != 0.0f && fabsf(scaled[j]) < kSmallHigh;
+    }
   }
 
   // The sums of all threads of the block, for its first.
@@ -173,7 +204,7 @@ struct Losses {
 struct RowScale {
   bool is_carried;
   int exponent;
-  float scale, more;
+  float scale, more;  // more is 1 for most rows, and 0 where the row is not carried
 
   // largest: the bits of the row's largest magnitude.
   __device__ RowScale(uint32_t largest, bool is_pair) {
@@ -181,52 +212,61 @@ struct RowScale {
     is_carried = largest < 0x7f800000 && (is_pair || needed <= 126);
     exponent = is_carried ? needed : 0;
     scale = power_of_two(min(exponent, 126));
-    more = power_of_two(exponent - min(exponent, 126));
+    more = is_carried ? power_of_two(exponent - min(exponent, 126)) : 0;
   }
 
-  __device__ float apply(float v) const { return is_carried ? v * scale * more : 0.0f; }
+  // scaled = v times the power of two.
+  __device__ void apply(const float (&v)[kGroup], float (&scaled)[kGroup]) const {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) scaled[j] = v[j] * scale;
+    if (more == 1) return;
+#pragma unroll
+    for (float& element : scaled) element = is_carried ? element * more : 0.0f;
+  }
 };
 
-// Splits one group of a row and stores its pieces.
-__device__ inline void split_group(const Operand& operand, int64_t row, int64_t i, int64_t padded_k,
-                                   const float (&v)[kGroup], const RowScale& scale,
-                                   Losses* losses) {
-  const bool is_pair = operand.low != nullptr;
+// The place of element i of a row among the operand's pieces.
+template <bool kIsPair>
+__device__ int64_t place_of(const Operand& operand, int64_t row, int64_t i, int64_t padded_k) {
+  constexpr int kOfStep = kIsPair ? kStepwise / 2 : kStepwise;
+  if (!operand.is_stepwise) return row * padded_k + i;
+  return (i / kOfStep * operand.rows + row) * kStepwise + i % kOfStep;
+}
+
+// Splits one group of a row and stores its pieces at this place, if it exists.
+template <bool kIsPair>
+__device__ void split_group(const Operand& operand, int64_t place, bool exists,
+                            const float (&v)[kGroup], const RowScale& scale, Losses* losses) {
+  float scaled[kGroup];
+  scale.apply(v, scaled);
+  if constexpr (!kIsPair) losses->add(v, scaled);
   uint32_t high[kGroup / 2], low[kGroup / 2];
 #pragma unroll
   for (int j = 0; j < kGroup / 2; ++j) {
-    float scaled[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      scaled[e] = scale.apply(v[2 * j + e]);
-      losses->add(v[2 * j + e], scaled[e]);
-    }
-    split_pair(scaled[0], scaled[1], &high[j], &low[j]);
+    split_pair(scaled[2 * j], scaled[2 * j + 1], &high[j], &low[j]);
   }
-  const bool is_interleaved = is_pair && operand.is_stepwise;
-  const int of_step = is_pair ? kStepwise / 2 : kStepwise;
-  const int64_t at = operand.is_stepwise
-                         ? (i / of_step * operand.rows + row) * kStepwise + i % of_step
-                         : row * padded_k + i;
-  store_group(operand.high + at, high, is_interleaved, i < padded_k);
-  if (is_pair) store_group(operand.low + at, low, is_interleaved, i < padded_k);
+  const bool is_interleaved = kIsPair && operand.is_stepwise;
+  store_group(operand.high + place, high, is_interleaved, exists);
+  if constexpr (kIsPair) store_group(operand.low + place, low, is_interleaved, exists);
 }
 
 // How a row was split, for the product. The losses are of a row of which high is all.
-__device__ inline void store_exponent(const Operand& operand, int64_t row, const RowScale& scale,
-                                      const Losses& losses) {
-  if (operand.low != nullptr) {
+template <bool kIsPair>
+__device__ void store_exponent(const Operand& operand, int64_t row, const RowScale& scale,
+                               const Losses& losses) {
+  if constexpr (kIsPair) {
     operand.exponent[row] = scale.exponent;
     operand.state[row] = scale.is_carried ? kCarried : kNonfinite;
-    return;
+  } else {
+    const bool is_carried =
+        scale.is_carried && !has_many_subnormals(losses.subnormals, losses.nonzeros);
+    operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
   }
-  const bool is_carried =
-      scale.is_carried && !has_many_subnormals(losses.subnormals, losses.nonzeros);
-  operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
 }
 
 // A row, by all threads of the block, which are kThreads at most.
-__device__ inline void split_row(const Operand& operand, int64_t row, int64_t k) {
+template <bool kIsPair>
+__device__ void split_row(const Operand& operand, int64_t row, int64_t k) {
   constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = static_cast<int64_t>(blockDim.x) * kGroup;
   const int64_t start = threadIdx.x * kGroup;
@@ -239,34 +279,35 @@ __device__ inline void split_row(const Operand& operand, int64_t row, int64_t k)
 #pragma unroll
     for (const float element : v) largest = max(largest, __float_as_uint(fabsf(element)));
   };
+  load_groups(kept, from, start, step, k);
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    load_group(kept[g], from, start + g * step, k);
-    compare(kept[g]);
-  }
+  for (int g = 0; g < kGroups; ++g) compare(kept[g]);
   for (int64_t i = start + kGroups * step; i < k; i += step) {
-    float v[kGroup];
-    load_group(v, from, i, k);
-    compare(v);
+    float v[1][kGroup];
+    load_groups(v, from, i, step, k);
+    compare(v[0]);
   }
 
   // split
-  const bool is_pair = operand.low != nullptr;
-  const RowScale scale(reduce_block_max(largest), is_pair);
+  const RowScale scale(reduce_block_max(largest), kIsPair);
+  const int64_t place = place_of<kIsPair>(operand, row, start, padded_k);
+  const int64_t apart = place_of<kIsPair>(operand, row, start + step, padded_k) - place;
   Losses losses;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     if (g * step >= padded_k) continue;
-    split_group(operand, row, start + g * step, padded_k, kept[g], scale, &losses);
+    split_group<kIsPair>(operand, place + g * apart, start + g * step < padded_k, kept[g], scale,
+                         &losses);
   }
-  for (int64_t first = kGroups * step; first < padded_k; first += step) {
-    float v[kGroup];
-    load_group(v, from, first + start, k);
-    split_group(operand, row, first + start, padded_k, v, scale, &losses);
+  for (int64_t g = kGroups; g * step < padded_k; ++g) {
+    float v[1][kGroup];
+    load_groups(v, from, start + g * step, step, k);
+    split_group<kIsPair>(operand, place + g * apart, start + g * step < padded_k, v[0], scale,
+                         &losses);
   }
 
-  if (!is_pair) losses.reduce_block();
-  if (threadIdx.x == 0) store_exponent(operand, row, scale, losses);
+  if constexpr (!kIsPair) losses.reduce_block();
+  if (threadIdx.x == 0) store_exponent<kIsPair>(operand, row, scale, losses);
 }
 
 }  // namespace kernels::split
