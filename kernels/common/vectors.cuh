@@ -73,6 +73,26 @@ __device__ void store_vector(T* address, const Vector<T>& vector) {
   *reinterpret_cast<uint4*>(address) = bits;
 }
 
+// The first `count` elements of a vector at any address, with zeros after them: all loads are
+// issued before the first is waited for.
+template <typename T>
+__device__ Vector<T> load_elements(const T* address, int64_t count) {
+  Vector<T> vector{};
+#pragma unroll
+  for (int j = 0; j < Vector<T>::kSize; ++j) {
+    if (j < count) vector.value[j] = address[j];
+  }
+  return vector;
+}
+
+template <typename T>
+__device__ void store_elements(T* address, const Vector<T>& vector, int64_t count) {
+#pragma unroll
+  for (int j = 0; j < Vector<T>::kSize; ++j) {
+    if (j < count) address[j] = vector.value[j];
+  }
+}
+
 // A byte of a mask. It goes with lines that are to be evicted last, and is treated like them.
 __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800

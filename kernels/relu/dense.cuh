@@ -1,10 +1,12 @@
-// ReLU of operands x, out [n] that lie in memory in one order: forward, with the mask of backward,
-// and backward.
+// ReLU of operands x, out [n] that lie in memory in one order and begin at multiples of 16 bytes:
+// forward, with the mask of backward, and backward.
 
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
+#include "common/ptx/math.cuh"
 #include "common/vectors.cuh"
 
 namespace kernels::elementwise {
@@ -21,6 +23,25 @@ __device__ T relu_of(T x) {
     const T zero{};
     return x < zero ? zero : x;
   }
+}
+
+// The words of a vector of T, as they were loaded: of narrow elements, all that comes between load
+// and store, such as a condition, would take a word apart.
+using Words = Vector<uint32_t>;
+
+template <typename T>
+__device__ Words relu_of_words(Words words) {
+  if constexpr (std::is_same_v<T, int8_t>) {
+#pragma unroll
+    for (uint32_t& word : words.value) word &= ~ptx::signs_of_bytes(word);
+  } else {
+    Vector<T> v;
+    memcpy(&v, &words, sizeof(v));
+#pragma unroll
+    for (T& value : v.value) value = relu_of(value);
+    memcpy(&words, &v, sizeof(v));
+  }
+  return words;
 }
 
 // True for NaN: torch lets the gradient through there.
@@ -40,30 +61,36 @@ __device__ int64_t first_element() {
   return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
 }
 
-// A block handles kVectors times its number of threads, each kVectors vectors that far apart.
+// x and out are aligned. A block handles kVectors times its number of threads, each kVectors
+// vectors that far apart. Of the elements after the last whole vector, threads of the last block
+// have one each. They have no code of their own: a branch to it, which L2 may have lost, would take
+// a small tensor 1 us.
 template <typename T, int kThreads, int kVectors>
 __global__ void __launch_bounds__(kThreads)
-    relu_kernel(const T* x, T* out, int64_t n, bool aligned, bool evict_last) {
-  constexpr int kSize = Vector<T>::kSize;
+    relu_kernel(const T* x, T* out, int64_t n, bool evict_last) {
+  constexpr int kSize = Vector<T>::kSize, kStep = kThreads * kSize;
   const uint64_t policy = l2_policy(evict_last);
-  const int64_t start =
-      (static_cast<int64_t>(blockIdx.x) * (kThreads * kVectors) + threadIdx.x) * kSize;
-  constexpr int kStep = kThreads * kSize;
-  if (aligned && start + (kVectors - 1) * kStep + kSize <= n) {
-    Vector<T> v[kVectors];
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * (kStep * kVectors) + threadIdx.x * kSize;
+  const int64_t whole = n - n % kSize, last = whole + threadIdx.x;
+  const bool has_last = blockIdx.x == gridDim.x - 1 && last < n;
+  Words v[kVectors];
+  T rest;
 #pragma unroll
-    for (int u = 0; u < kVectors; ++u) v[u] = load_vector(x + start + u * kStep, policy);
-#pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-#pragma unroll
-      for (T& value : v[u].value) value = relu_of(value);
-      store_vector(out + start + u * kStep, v[u]);
-    }
-  } else {
-    for (int64_t i = start; i < n && i < start + kVectors * kStep; i += kStep) {
-      for (int64_t j = i; j < min(i + kSize, n); ++j) out[j] = relu_of(x[j]);
+  for (int u = 0; u < kVectors; ++u) {
+    const T* const from = x + start + u * kStep;
+    if (start + u * kStep < whole) {
+      v[u] = load_vector(reinterpret_cast<const uint32_t*>(from), policy);
     }
   }
+  if (has_last) rest = x[last];
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    T* const to = out + start + u * kStep;
+    if (start + u * kStep < whole) {
+      store_vector(reinterpret_cast<uint32_t*>(to), relu_of_words<T>(v[u]));
+    }
+  }
+  if (has_last) out[last] = relu_of(rest);
 }
 
 // Stores a thread's bits, those of elements i and following. Neighbouring threads have the rest of
@@ -81,28 +108,31 @@ __device__ void store_bits(uint8_t* mask, int64_t i, int64_t n, uint32_t bits, u
   if (place == 0 && i < n) store_mask(mask + i / 8, bits, policy);
 }
 
+// The same where a warp's threads have an element each, and the first of them a multiple of 32.
+__device__ inline void store_ballot(uint8_t* mask, uint32_t i, uint32_t n, bool keeps) {
+  const uint32_t bits = __ballot_sync(0xffffffff, i < n && keeps) >> threadIdx.x % 32;
+  if (i % 8 == 0 && i < n) mask[i / 8] = static_cast<uint8_t>(bits);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kBlock)
-    relu_with_mask_kernel(const T* x, T* out, uint8_t* mask, int64_t n, bool aligned,
-                          bool evict_last) {
+    relu_with_mask_kernel(const T* x, T* out, uint8_t* mask, int64_t n, bool evict_last) {
   constexpr int kSize = Vector<T>::kSize;
   const int64_t i = first_element<T>();
-  const int64_t end = min(i + kSize, n);
   const uint64_t policy = l2_policy(evict_last);
   uint32_t bits = 0;
-  if (aligned && end - i == kSize) {
-    Vector<T> v = load_vector(x + i, policy);
+  const auto relu = [&](Vector<T> v) {
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
       bits |= static_cast<uint32_t>(keeps_gradient(v.value[j])) << j;
       v.value[j] = relu_of(v.value[j]);
     }
-    store_vector(out + i, v);
+    return v;
+  };
+  if (i + kSize <= n) {
+    store_vector(out + i, relu(load_vector(x + i, policy)));
   } else {
-    for (int64_t j = i; j < end; ++j) {
-      bits |= static_cast<uint32_t>(keeps_gradient(x[j])) << (j - i);
-      out[j] = relu_of(x[j]);
-    }
+    store_elements(out + i, relu(load_elements(x + i, n - i)), n - i);
   }
   store_bits<kSize>(mask, i, n, bits, policy);
 }
@@ -110,24 +140,23 @@ __global__ void __launch_bounds__(kBlock)
 template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
     relu_backward_kernel(const Bits* grad_output, const uint8_t* mask, Bits* grad_input, int64_t n,
-                         bool aligned, bool evict_last) {
-  constexpr int kSize = Vector<Bits>::kSize;
+                         bool evict_last) {
   const int64_t i = first_element<Bits>();
   if (i >= n) return;
-  const int64_t end = min(i + kSize, n);
   const uint64_t policy = l2_policy(evict_last);
-  if (aligned && end - i == kSize) {
-    // The gradient first: a use of the mask before it would keep this load waiting for that one.
-    Vector<Bits> v = load_vector(grad_output + i, policy);
+  const auto select = [&](Vector<Bits> v) {
+    // After the gradient: a use of the mask before it would keep that load waiting for this one.
     const uint32_t bits = load_mask(mask + i / 8, policy) >> (i % 8);
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) v.value[j] = bits >> j & 1 ? v.value[j] : Bits{0};
-    store_vector(grad_input + i, v);
-  } else {
-    const uint32_t bits = mask[i / 8] >> (i % 8);
-    for (int64_t j = i; j < end; ++j) {
-      grad_input[j] = bits >> (j - i) & 1 ? grad_output[j] : Bits{0};
+    for (int j = 0; j < Vector<Bits>::kSize; ++j) {
+      v.value[j] = bits >> j & 1 ? v.value[j] : Bits{0};
     }
+    return v;
+  };
+  if (i + Vector<Bits>::kSize <= n) {
+    store_vector(grad_input + i, select(load_vector(grad_output + i, policy)));
+  } else {
+    store_elements(grad_input + i, select(load_elements(grad_output + i, n - i)), n - i);
   }
 }
 

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
+#include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "relu/dense.cuh"
 #include "relu/misaligned.cuh"
@@ -41,7 +43,24 @@ struct Walk {
       }
     }
   }
+
+  // Of the first operand.
+  int64_t largest_offset() const {
+    int64_t offset = 0;
+    for (int d = 0; d < ndim; ++d) offset += (size[d] - int64_t{1}) * stride[0][d];
+    return offset;
+  }
 };
+
+// Takes the coordinate of dimension d from an index, which then counts from the next dimension on.
+__device__ inline uint32_t take_coordinate(uint32_t* i, int d, const Walk& walk) {
+  const uint64_t high = walk.reciprocal[d] >> 32;
+  const uint32_t low = static_cast<uint32_t>(walk.reciprocal[d]);
+  const uint32_t next = static_cast<uint32_t>((*i * high + __umulhi(*i, low)) >> 32);
+  const uint32_t coordinate = *i - next * walk.size[d];
+  *i = next;
+  return coordinate;
+}
 
 // Where the operands have an element, and how many lie along each dimension from it on.
 template <int kOperands>
@@ -52,13 +71,7 @@ struct Place {
   __device__ Place(uint32_t i, const Walk& walk) {
 #pragma unroll 1
     for (int d = 0; d < walk.ndim; ++d) {
-      uint32_t coordinate = i;
-      if (d < walk.ndim - 1) {
-        const uint64_t high = walk.reciprocal[d] >> 32;
-        const uint32_t low = static_cast<uint32_t>(walk.reciprocal[d]);
-        i = static_cast<uint32_t>((i * high + __umulhi(i, low)) >> 32);
-        coordinate -= i * walk.size[d];
-      }
+      const uint32_t coordinate = take_coordinate(&i, d, walk);
 #pragma unroll
       for (int e = 0; e < Walk::kSteps; ++e) {
         if (d == e) left[e] = walk.size[e] - coordinate;
@@ -111,15 +124,12 @@ __device__ void for_vector(uint32_t first, uint32_t n, const Walk& walk, const L
   }
 }
 
-// The vector, or as many as there are of it. A part of a layout may begin anywhere in the result.
+// A part of a layout may begin anywhere in the result.
 template <typename T>
 __device__ void store_vector(T* to, const Vector<T>& v, uint32_t count) {
-  const bool aligned = reinterpret_cast<uintptr_t>(to) % sizeof(v) == 0;
-  if (aligned && count >= Vector<T>::kSize) return store_vector(to, v);
-#pragma unroll
-  for (int j = 0; j < Vector<T>::kSize; ++j) {
-    if (j < count) to[j] = v.value[j];
-  }
+  const bool is_aligned = reinterpret_cast<uintptr_t>(to) % sizeof(v) == 0;
+  if (is_aligned && count >= Vector<T>::kSize) return store_vector(to, v);
+  store_elements(to, v, count);
 }
 
 template <typename Bits, bool kMask>
@@ -145,68 +155,197 @@ __global__ void __launch_bounds__(kBlock)
   if (i < n) store_vector(out + i, relu_of(order, v), n - i);
 }
 
-// The same in place, where there are no vectors to write: neighbours in neighbouring threads.
-template <typename Bits>
+// The same by scalar accesses, kUnroll a thread, neighbours in neighbouring threads. In place, x is
+// out. No offset is too large for the type Offset.
+template <typename Bits, bool kMask, typename Offset>
 __global__ void __launch_bounds__(kScalarBlock)
-    relu_elements_kernel(Order<Bits> order, Bits* x, uint32_t n,
+    relu_elements_kernel(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask, uint32_t n,
                          const __grid_constant__ Walk walk) {
-  const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
-  int64_t offset[kUnroll];
-  Bits value[kUnroll];
+  uint32_t rest[kUnroll] = {};
+  Offset offset[kUnroll] = {};
+  Bits value[kUnroll] = {};
+  for_scalars(n, [&](int u, uint32_t i) { rest[u] = i; });
+  const int last = walk.ndim - 1;
+#pragma unroll 1
+  for (int d = 0; d < last; ++d) {  // of all elements, which share what is loaded for it
+    const Offset stride = static_cast<Offset>(walk.stride[0][d]);
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const uint32_t i = start + u * kScalarBlock;
-    if (i >= n) break;
-    offset[u] = Place<1>(i, walk).offset[0];
-    value[u] = x[offset[u]];
+    for (int u = 0; u < kUnroll; ++u) offset[u] += take_coordinate(&rest[u], d, walk) * stride;
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    if (start + u * kScalarBlock < n) x[offset[u]] = order.relu(value[u]);
+    offset[u] += rest[u] * static_cast<Offset>(walk.stride[0][last]);
   }
+  for_scalars(n, [&](int u, uint32_t) { value[u] = x[offset[u]]; });
+  if constexpr (kMask) {
+    const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      store_ballot(mask, start + u * kScalarBlock, n, order.keeps_gradient(value[u]));
+    }
+  }
+  for_scalars(n, [&](int u, uint32_t i) { out[x == out ? offset[u] : i] = order.relu(value[u]); });
 }
 
-// Where an operand is transposed, a block makes a tile of kTileRows rows of vectors, and
-// neighbouring threads read neighbours along dimension 1.
-constexpr uint32_t kTileRows = 8, kTileVectors = kBlock / kTileRows;
-
-// The element that a thread starts at; row_vectors: of a row, along dimension 0, or 0 for no tiles.
-template <typename T>
-__device__ int64_t first_element_of_tile(uint32_t row_vectors) {
-  if (row_vectors == 0) return first_element<T>();
-  const uint32_t tiles = row_vectors / kTileVectors;  // side by side
-  const uint32_t row = blockIdx.x / tiles * kTileRows + threadIdx.x % kTileRows;
-  const uint32_t vector = blockIdx.x % tiles * kTileVectors + threadIdx.x / kTileRows;
-  return (int64_t{row} * row_vectors + vector) * Vector<T>::kSize;
-}
-
-template <typename T>
-uint32_t row_vectors_of_tiles(const Layout& layout) {
-  const auto is_transposed = [&](const int64_t* stride) { return stride[0] > 1 && stride[1] == 1; };
-  const int64_t row_vectors = layout.size[0] / Vector<T>::kSize;
-  const bool fits = layout.ndim > 1 && layout.size[0] % (kTileVectors * Vector<T>::kSize) == 0 &&
-                    layout.size[1] % kTileRows == 0;
-  if (!fits || !(is_transposed(layout.stride[0]) || is_transposed(layout.stride[1]))) return 0;
-  return static_cast<uint32_t>(row_vectors);
+// Whether scalar accesses are the faster ones: for elements of 8 bytes, of which a vector has two;
+// for few elements, as vectors take longer code, which comes late from memory where L2 has lost it;
+// and for elements that are far apart, of which a warp's scalar loads touch fewer sectors at a
+// time.
+template <typename Bits>
+bool by_elements(const Layout& layout, int64_t n) {
+  const int64_t stride = layout.stride[0][0];
+  return sizeof(Bits) == 8 || n < 1 << 17 || (stride >= 4 && stride * sizeof(Bits) >= 8);
 }
 
 template <typename Bits>
 __global__ void __launch_bounds__(kBlock)
     relu_backward_strided_kernel(const Bits* grad_output, const uint8_t* mask, int64_t first_bit,
-                                 Bits* grad_input, uint32_t n, uint32_t row_vectors,
-                                 const __grid_constant__ Walk walk) {
-  const int64_t i = first_element_of_tile<Bits>(row_vectors);
+                                 Bits* grad_input, uint32_t n, const __grid_constant__ Walk walk) {
+  const int64_t i = first_element<Bits>();
   if (i >= n) return;
   constexpr int kSize = Vector<Bits>::kSize;
   Vector<Bits> v;
   uint8_t byte[kSize], place[kSize];  // of the mask, and of the bit in it
   for_vector<Bits, 2>(i, n, walk, [&](int j, const int64_t (&offset)[2]) {
-    const int64_t bit = first_bit + offset[1];
+    const uint64_t bit = first_bit + offset[1];
     v.value[j] = grad_output[offset[0]], byte[j] = mask[bit / 8], place[j] = bit % 8;
   });
 #pragma unroll
   for (int j = 0; j < kSize; ++j) v.value[j] = byte[j] >> place[j] & 1 ? v.value[j] : Bits{0};
   store_vector(grad_input + i, v, n - i);
+}
+
+// Tiles of a backward whose gradient or mask has its neighbours across: along another dimension
+// than the result's, which is dimension 0. A tile has 2^log_size[0] elements of dimension 0 by
+// 2^log_size[1] of that one.
+struct Tiles {
+  static constexpr int kLogElements = 12, kElements = 1 << kLogElements;
+  static constexpr int kMostLog = 8;  // of a side: a block's threads
+  static_assert(1 << kMostLog == kBlock, "threads go along a side in whole rounds");
+  int across = 0;     // the other dimension, or 0 where there are no tiles
+  bool is_across[2];  // gradient, and mask
+  int log_size[2];    // of a tile
+  uint32_t size[2];   // of the dimensions
+  uint32_t count[2];  // of tiles, along them
+  uint32_t between;   // elements of the dimensions between the two
+
+  // The tiles that touch the fewest sectors of memory for an element, if those are less than half
+  // of what a walk along dimension 0 touches.
+  template <typename Bits>
+  static Tiles choose(const Layout& layout) {
+    // Sectors of 32 bytes for each of `count` elements, `stride` apart. L2 has most of a mask.
+    const auto sectors = [](int operand, int64_t stride, double count) {
+      const double bytes = operand == 0 ? sizeof(Bits) : 0.125;
+      return std::min(1.0, stride * bytes / 32 + 1 / count) * (operand == 0 ? 1 : 0.33);
+    };
+    Tiles best;
+    double row = std::min<double>(layout.size[0], kElements), least = sectors(0, 1, row) / 2;
+    for (int k = 0; k < 2; ++k) least += sectors(k, layout.stride[k][0], row) / 2;
+    int64_t between = 1;
+    for (int d = 1; d < layout.ndim; between *= layout.size[d++]) {
+      for (int log = kLogElements - kMostLog; log <= kMostLog; ++log) {
+        Tiles tiles;
+        tiles.across = d, tiles.between = static_cast<uint32_t>(between);
+        double filled[2];  // elements of a tile's sides, in the mean
+        for (int side = 0; side < 2; ++side) {
+          tiles.log_size[side] = side == 0 ? log : kLogElements - log;
+          tiles.size[side] = static_cast<uint32_t>(layout.size[side * d]);
+          tiles.count[side] = blocks_of(tiles.size[side], 1 << tiles.log_size[side]);
+          filled[side] = static_cast<double>(tiles.size[side]) / tiles.count[side];
+        }
+        double sum = sectors(0, 1, filled[0]);  // of the result
+        for (int k = 0; k < 2; ++k) {
+          const double along = sectors(k, layout.stride[k][0], filled[0]);
+          const double across = sectors(k, layout.stride[k][d], filled[1]);
+          tiles.is_across[k] = across < along;
+          sum += std::min(across, along);
+        }
+        sum *= kElements / (filled[0] * filled[1]);
+        if (sum < least) least = sum, best = tiles;
+      }
+    }
+    return best;
+  }
+
+  int64_t blocks(int64_t n) const { return n / size[0] / size[1] * count[0] * count[1]; }
+};
+
+template <typename Bits>
+__global__ void __launch_bounds__(kBlock)
+    relu_backward_tiles_kernel(const Bits* grad_output, const uint8_t* mask, int64_t first_bit,
+                               Bits* grad_input, const __grid_constant__ Tiles tiles,
+                               const __grid_constant__ Walk walk) {
+  // Rows of dimension 0, one longer than a tile's, against bank conflicts.
+  constexpr int kRounds = 8, kBatches = Tiles::kElements / kBlock / kRounds;
+  constexpr int kSlots = Tiles::kElements + (1 << Tiles::kMostLog);
+  __shared__ Bits gradients[kSlots];
+  __shared__ bool kept[kSlots];
+  uint32_t block = blockIdx.x, first[2];
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    first[side] = block % tiles.count[side] << tiles.log_size[side];
+    block /= tiles.count[side];
+  }
+  const uint32_t between = block % tiles.between, outer = block / tiles.between;
+  const uint32_t rows = tiles.size[0] * tiles.between;  // from an element to the next across
+  const uint32_t start =
+      first[0] + tiles.size[0] * between + rows * (first[1] + tiles.size[1] * outer);
+  const Place<2> place(start, walk);
+
+  // A batch of a thread's elements: neighbouring threads have neighbours along one side, and the
+  // rounds go along the other. body(round, place in shared memory, index in the result, offsets in
+  // the operands).
+  const auto for_batch = [&](int side, int batch, const auto& body) {
+    const int dimension[2] = {0, tiles.across};
+    const int fast = dimension[side], slow = dimension[1 - side], log = tiles.log_size[side];
+    const uint32_t apart = kBlock >> log;
+    uint32_t at[2];  // in the tile, along both sides
+    at[side] = threadIdx.x % (1 << log);
+    at[1 - side] = (threadIdx.x >> log) + batch * kRounds * apart;
+    int64_t offset[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      offset[k] =
+          place.offset[k] + at[side] * walk.stride[k][fast] + at[1 - side] * walk.stride[k][slow];
+    }
+    if (first[side] + at[side] >= tiles.size[side]) return;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      if (first[1 - side] + at[1 - side] >= tiles.size[1 - side]) return;
+      body(r, (at[1] << tiles.log_size[0]) + at[1] + at[0], start + at[0] + rows * at[1], offset);
+      at[1 - side] += apart;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) offset[k] += apart * walk.stride[k][slow];
+    }
+  };
+  Bits gradient[kRounds];
+  uint8_t byte[kRounds], bit[kRounds];
+  // Loads of what has its neighbours along this side.
+  const auto load = [&](int side, int batch) {
+    for_batch(side, batch, [&](int r, int, uint32_t, const int64_t (&offset)[2]) {
+      if (tiles.is_across[0] == side) gradient[r] = grad_output[offset[0]];
+      const uint64_t of_mask = first_bit + offset[1];
+      if (tiles.is_across[1] == side) byte[r] = mask[of_mask / 8], bit[r] = of_mask % 8;
+    });
+  };
+#pragma unroll 1
+  for (int batch = 0; batch < kBatches; ++batch) {
+    load(1, batch);
+    for_batch(1, batch, [&](int r, int slot, uint32_t, const auto&) {
+      if (tiles.is_across[0]) gradients[slot] = gradient[r];
+      if (tiles.is_across[1]) kept[slot] = byte[r] >> bit[r] & 1;
+    });
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int batch = 0; batch < kBatches; ++batch) {
+    load(0, batch);
+    for_batch(0, batch, [&](int r, int slot, uint32_t i, const auto&) {
+      const bool keeps = tiles.is_across[1] ? kept[slot] : byte[r] >> bit[r] & 1;
+      const Bits passed = tiles.is_across[0] ? gradients[slot] : gradient[r];
+      grad_input[i] = keeps ? passed : Bits{0};
+    });
+  }
 }
 
 // `size` elements of a strided result from `first` on, and where they begin in both operands.

@@ -17,6 +17,13 @@ __device__ inline float max_nan(float a, float b) {
   return result;
 }
 
+// 0xff for each byte of a word that is negative, else 0.
+__device__ inline uint32_t signs_of_bytes(uint32_t word) {
+  uint32_t signs;
+  asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(signs) : "r"(word));
+  return signs;
+}
+
 // Two numbers, or relu of them, rounded to a pair of T, the first in the low half.
 template <typename T, bool kRelu = false>
 __device__ uint32_t pack(float first, float second) {

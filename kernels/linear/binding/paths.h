@@ -7,9 +7,9 @@
 //   float32            9.0          m <= 8; t <= 4 or k >= 512                kSkinny
 //   float32, highest   9.0          m <= 16, k >= 256; t <= 2 or k >= 512     kSkinny
 //                                   m > 16, t <= 1, k >= 16, n >= 8;          kSkinny
-//                                   n < 32 or m n k <= 2^28
+//                                   m k max(n, 32) <= 2^28
 //                                   m > 16, t <= 2, k >= 256, n >= 8;         kSkinny
-//                                   n < 32 or m n k <= 2^27
+//                                   m k n <= 2^27, or n < 32 and m k <= 2^23
 //                                   m > 16, k >= 16, n > 64, n n k >= 2^24,   kSm90
 //                                   (m n + 2^17) k >= 2^28;
 //                                   n > 128 or k < 2^15;
@@ -47,6 +47,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "launchers.h"
@@ -86,8 +87,8 @@ inline bool is_skinny(const Linear& linear, const Gpu& gpu) {
   if (m <= 16) return k >= 256 && (tiles <= 2 * sms || k >= 512);
   if (n < 8 || tiles > 2 * sms) return false;
   const bool has_one_each = tiles <= sms;
-  return k >= (has_one_each ? kLeastK : 256) &&
-         (n < 32 || m * n * k <= (has_one_each ? 1 << 28 : 1 << 27));
+  const int64_t most = has_one_each || n < 32 ? 1 << 28 : 1 << 27;
+  return k >= (has_one_each ? kLeastK : 256) && m * std::max<int64_t>(n, 32) * k <= most;
 }
 
 // Whether three products of kSm90 take less time than torch's.

@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
@@ -115,24 +116,47 @@ __device__ inline void load_group(float (&v)[kGroup], const Operand& operand, in
   for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? operand.from[(i + j) * stride + row] : 0.0f;
 }
 
-// Some groups of a row, `apart` elements apart. All loads are issued before the first is waited
-// for.
+// Some groups of a row, `apart` elements apart: aligned vectors, of which the groups of a row that
+// begins between two of them take the middle. All loads are issued before the first is waited for.
 template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_t i, int64_t apart,
                             int64_t k) {
-  if (has_aligned_rows(row) && k % 4 == 0) {
+  const int shift = reinterpret_cast<uintptr_t>(row) / sizeof(float) % 4;
+  const auto load = [&](auto vectors) {
+    constexpr int kVectors = decltype(vectors)::value;
+    float w[kCount][4 * kVectors];
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-      for (int j = 0; j < kGroup; j += 4) {
-        const int64_t at = i + g * apart + j;
-        const float4 four = ptx::load_global_four_if(at < k, row + at);
-        v[g][j] = four.x, v[g][j + 1] = four.y, v[g][j + 2] = four.z, v[g][j + 3] = four.w;
+      for (int j = 0; j < 4 * kVectors; j += 4) {
+        const int64_t at = i + g * apart + j - shift;
+        const float4 four = ptx::load_global_four_if(at + 4 <= k, row + at);
+        w[g][j] = four.x, w[g][j + 1] = four.y, w[g][j + 2] = four.z, w[g][j + 3] = four.w;
       }
     }
-  } else {
 #pragma unroll
-    for (int g = 0; g < kCount; ++g) load_group(v[g], row, i + g * apart, k);
+    for (int g = 0; g < kCount; ++g) {
+      if constexpr (kVectors > 2) {
+#pragma unroll
+        for (int j = 0; j < kGroup + 2; ++j) w[g][j] = shift & 2 ? w[g][j + 2] : w[g][j];
+#pragma unroll
+        for (int j = 0; j < kGroup; ++j) w[g][j] = shift & 1 ? w[g][j + 1] : w[g][j];
+      }
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) v[g][j] = w[g][j];
+    }
+  };
+  if (shift == 0) {
+    load(std::integral_constant<int, 2>{});
+  } else {
+    load(std::integral_constant<int, 3>{});
+  }
+  // The end of a row, which is no whole vector.
+  const int64_t end = (k + shift) / 4 * 4 - shift;
+#pragma unroll
+  for (int g = 0; g < kCount; ++g) {
+    const int64_t at = i + g * apart;
+    if (at < k && at + kGroup > end && end < k) load_group(v[g], row, at, k);
   }
 }
 
