@@ -118,6 +118,8 @@ def short_views(dtype, device="cpu"):
             x = base[(slice(None), *(slice(size) for size in sizes))]
             yield x
             yield x.movedim(-1, 1)
+    for size in range(2, 10):  # with gaps between their elements too
+        yield draw((1001, 3 * size + 5), dtype, device)[:, : 3 * size : 3]
 
 
 def random_views(count, dtype, device="cpu", seed=0):

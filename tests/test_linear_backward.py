@@ -186,19 +186,6 @@ def test_kernels_divide_by_what_overflows_as_torch_does(dtype):
     assert_same_bits(grad_z, torch.where(x > 0, grad_output / divisor, 0.0))
 
 
-@pytest.mark.parametrize("lies", ["rows", "transposed"])
-def test_gradient_of_a_weight_has_its_strides(device, lies):
-    mine, theirs = linear_modules(24, 40, 2.0, torch.float32, device)
-    for module in (mine, theirs):
-        weight = module.linear.weight.detach()
-        weight = weight.t().contiguous().t() if lies == "transposed" else weight
-        module.linear.weight = nn.Parameter(weight)
-    x, grad_output = draw((16, 24), torch.float32, device), draw((16, 40), torch.float32, device)
-    assert_right(mine, theirs, x, grad_output)
-    got, want = gradients(mine, x, grad_output), gradients(theirs, x, grad_output)
-    assert [g.stride() for g in got] == [g.stride() for g in want]
-
-
 def test_mask_bits():
     x = torch.tensor([1.0, -1.0, 0.0, -0.0, float("nan"), float("inf"), -1.0, 2.0, -3.0, 4.0])
     weight, bias = x.unsqueeze(1), None

@@ -118,6 +118,23 @@ def test_transposed_gradient(device, dtype, shape):
     assert_same_gradient(x.mT, draw(shape, dtype, device).mT.contiguous())
 
 
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("value", [1.5, float("nan"), float("inf"), 0.0])
+def test_gradient_of_a_sum(device, dtype, value):
+    for shape in (1,), (7,), (64,), (1001,), (3, 70_001):
+        x, one = draw(shape, dtype, device), torch.tensor(value, dtype=dtype, device=device)
+        assert_same_gradient(x, one.expand(shape))
+        assert_same_gradient(x.permute(*range(x.dim())[::-1]), one.expand(shape[::-1]))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("shape", [(1000, 5, 77), (13, 9001), (300, 7, 9, 11), (2, 3, 70_003)])
+def test_permuted_gradient(device, dtype, shape):
+    x, order = draw(shape, dtype, device), range(len(shape))[::-1]
+    assert_same_gradient(x, draw(shape[::-1], dtype, device).permute(*order))
+    assert_same_gradient(x.permute(*order), draw(shape[::-1], dtype, device))
+
+
 def test_gradient_of_a_sum_where_a_dimension_is_1(device):
     """The stride of that dimension is torch's too."""
     for size, stride in ((1, 4), (1, 2)), ((3, 1), (2, 7)), ((2, 1, 3), (3, 5, 1)):

@@ -113,7 +113,6 @@ ThreeTensors call_linear_backward(const LinearGradients& in) {
 struct LinearReluDivideBackward : Node {
   SavedVariable x, weight, mask;
   double divisor;
-  bool weight_is_transposed = false;
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
@@ -133,8 +132,7 @@ struct LinearReluDivideBackward : Node {
     std::optional<Tensor> of_x, of_weight;
     if (wants_weight) of_x = x.unpack();
     if (wants_x) of_weight = weight.unpack();
-    const LinearGradients in{grad_output,         bits, divisor, wants_bias, of_x, of_weight,
-                             weight_is_transposed};
+    const LinearGradients in{grad_output, bits, divisor, wants_bias, of_x, of_weight};
     auto [grad_x, grad_weight, grad_bias] =
         at::GradMode::is_enabled() ? multiply_out(in, epilogue_backward_by_signs(in, signs_of(in)))
                                    : call_linear_backward(in);
@@ -210,8 +208,6 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
-  node->weight_is_transposed =
-      are_dense(in) && has_columns(in.weight, 1) && !has_rows(in.weight, 1);
   torch::autograd::set_history(out, std::move(node));
   return out;
 }

@@ -31,9 +31,9 @@ using Words = Vector<uint32_t>;
 
 template <typename T>
 __device__ Words relu_of_words(Words words) {
-  if constexpr (std::is_same_v<T, int8_t>) {
+  if constexpr (std::is_same_v<T, int8_t> || std::is_same_v<T, int16_t>) {
 #pragma unroll
-    for (uint32_t& word : words.value) word &= ~ptx::signs_of_bytes(word);
+    for (uint32_t& word : words.value) word &= ~ptx::signs_of<T>(word);
   } else {
     Vector<T> v;
     memcpy(&v, &words, sizeof(v));

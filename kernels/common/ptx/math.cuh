@@ -17,10 +17,13 @@ __device__ inline float max_nan(float a, float b) {
   return result;
 }
 
-// 0xff for each byte of a word that is negative, else 0.
-__device__ inline uint32_t signs_of_bytes(uint32_t word) {
+// A word of integers T with all bits set in those that are negative, and none in the others.
+template <typename T>
+__device__ uint32_t signs_of(uint32_t word) {
+  constexpr uint32_t kSelector =
+      sizeof(T) == 1 ? 0xba98 : 0xbb99;  // of bytes whose signs to repeat
   uint32_t signs;
-  asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(signs) : "r"(word));
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(word), "n"(kSelector));
   return signs;
 }
 

@@ -108,8 +108,6 @@ struct LinearGradients {
   bool wants_bias;
   const std::optional<Tensor>& x;
   const std::optional<Tensor>& weight;
-  bool transposes_weight =
-      false;  // whether weight's gradient is made as [K, N], as its weight lies
 };
 
 // The first step is the epilogue's: grad_z, the gradient of the product, and its sum over all rows,
@@ -218,11 +216,7 @@ inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue)
   if (in.weight) {
     grad_x = with_rows_of(grad_z, multiply_matrices(as_matrix(grad_z), *in.weight));
   }
-  if (in.x) {
-    const Tensor x = as_matrix(*in.x), z = as_matrix(grad_z);
-    grad_weight =
-        in.transposes_weight ? multiply_matrices(x.t(), z).t() : multiply_matrices(z.t(), x);
-  }
+  if (in.x) grad_weight = multiply_matrices(as_matrix(grad_z).t(), as_matrix(*in.x));
   return {grad_x, grad_weight, grad_bias};
 }
 
