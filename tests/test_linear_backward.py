@@ -186,6 +186,23 @@ def test_kernels_divide_by_what_overflows_as_torch_does(dtype):
     assert_same_bits(grad_z, torch.where(x > 0, grad_output / divisor, 0.0))
 
 
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+def test_gradients_of_transposed_operands(device, dtype, turned):
+    """On a CPU with autograd's strides, which tell how it makes its products."""
+    x, weight = draw((16, 24), dtype, device), draw((40, 24), dtype, device)
+    x, weight = (
+        a.t().contiguous().t() if is_ else a for a, is_ in zip((x, weight), turned, strict=True)
+    )
+    mine, theirs = linear_modules(24, 40, 2.0, dtype, device)
+    for module in (mine, theirs):
+        module.linear.weight = nn.Parameter(weight)
+    grad_output = draw((16, 40), dtype, device)
+    assert_right(mine, theirs, x, grad_output)
+    got, want = gradients(mine, x, grad_output), gradients(theirs, x, grad_output)
+    assert device == "cuda" or [a.stride() for a in got] == [a.stride() for a in want]
+
+
 def test_mask_bits():
     x = torch.tensor([1.0, -1.0, 0.0, -0.0, float("nan"), float("inf"), -1.0, 2.0, -3.0, 4.0])
     weight, bias = x.unsqueeze(1), None

@@ -82,7 +82,7 @@ class BuildError(RuntimeError):
 
 
 def cpu_flags() -> list[str]:
-    """CXX_FLAGS, and AVX2 where torch uses it here.
+    """CXX_FLAGS, and AVX2 and F16C where torch uses these here.
 
     A machine without AVX2 has a build of its own. Two clones of every kernel in one build would
     take GCC 0.5 s more. AVX-512 is left alone: in a cache its 64-byte accesses are no faster, and
@@ -90,7 +90,7 @@ def cpu_flags() -> list[str]:
     loads wait for stores and take 1.1 to 3 times as long (EPYC 9005).
     """
     has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return [*CXX_FLAGS, "-mavx2"] if has_avx2 else CXX_FLAGS
+    return [*CXX_FLAGS, "-mavx2", "-mf16c"] if has_avx2 else CXX_FLAGS
 
 
 def visible_gpus() -> list[tuple[int, int]]:

@@ -113,6 +113,7 @@ ThreeTensors call_linear_backward(const LinearGradients& in) {
 struct LinearReluDivideBackward : Node {
   SavedVariable x, weight, mask;
   double divisor;
+  bool turns_x = false, turns_weight = false;
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
@@ -132,7 +133,8 @@ struct LinearReluDivideBackward : Node {
     std::optional<Tensor> of_x, of_weight;
     if (wants_weight) of_x = x.unpack();
     if (wants_x) of_weight = weight.unpack();
-    const LinearGradients in{grad_output, bits, divisor, wants_bias, of_x, of_weight};
+    const LinearGradients in{grad_output, bits,      divisor, wants_bias,
+                             of_x,        of_weight, turns_x, turns_weight};
     auto [grad_x, grad_weight, grad_bias] =
         at::GradMode::is_enabled() ? multiply_out(in, epilogue_backward_by_signs(in, signs_of(in)))
                                    : call_linear_backward(in);
@@ -208,6 +210,11 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
+  if (in.x.is_cpu() && are_dense(in)) {
+    const int64_t k = in.weight.size(1);
+    node->turns_x = in.x.dim() == 2 && in.x.stride(0) == 1 && in.x.stride(1) == in.x.size(0);
+    node->turns_weight = in.weight.stride(0) != k || in.weight.stride(1) != 1;
+  }
   torch::autograd::set_history(out, std::move(node));
   return out;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/elements.h"
 #include "launchers.h"
@@ -19,14 +20,31 @@ constexpr int64_t kRun = 64;
 
 template <typename E, typename T = typename E::Bits>
 __attribute__((noinline)) void divide(const T* x, typename E::Sum divisor, T* out, int64_t n) {
+  int64_t i = 0;
+#ifdef __F16C__
+  if constexpr (std::is_same_v<E, Float16>) {
+    for (; i + 8 <= n; i += 8) store_halves(out + i, load_halves(x + i) / divisor);
+  }
+#endif
 #pragma GCC ivdep  // x is out, or apart from it
-  for (int64_t i = 0; i < n; ++i) out[i] = E::narrow(E::widen(x[i]) / divisor);
+  for (; i < n; ++i) out[i] = E::narrow(E::widen(x[i]) / divisor);
 }
 
 template <typename E, typename T = typename E::Bits>
 __attribute__((noinline)) void add(const T* x, typename E::Sum* sum, int64_t rows, int64_t n) {
   for (; rows > 0; --rows, x += n) {
-    for (int64_t i = 0; i < n; ++i) sum[i] += E::widen(x[i]);
+    int64_t i = 0;
+#ifdef __F16C__
+    if constexpr (std::is_same_v<E, Float16>) {
+      for (; i + 8 <= n; i += 8) {
+        Floats v;
+        memcpy(&v, sum + i, sizeof(v));
+        v += load_halves(x + i);
+        memcpy(sum + i, &v, sizeof(v));
+      }
+    }
+#endif
+    for (; i < n; ++i) sum[i] += E::widen(x[i]);
   }
 }
 

@@ -108,6 +108,9 @@ struct LinearGradients {
   bool wants_bias;
   const std::optional<Tensor>& x;
   const std::optional<Tensor>& weight;
+  // Whether the gradients of x and weight are made as their transposes. On a CPU the products are
+  // made as autograd makes them, as the other way may take ten times as long.
+  bool turns_x = false, turns_weight = false;
 };
 
 // The first step is the epilogue's: grad_z, the gradient of the product, and its sum over all rows,
@@ -212,11 +215,18 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
 // The second step: the products for the gradients of x and weight that are wanted.
 inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue) {
   const auto& [grad_z, grad_bias] = epilogue;
+  const Tensor z = as_matrix(grad_z);
   Tensor grad_x, grad_weight;
-  if (in.weight) {
-    grad_x = with_rows_of(grad_z, multiply_matrices(as_matrix(grad_z), *in.weight));
+  if (in.weight && in.turns_x) {
+    grad_x = multiply_matrices(in.weight->t(), z.t()).t();
+  } else if (in.weight) {
+    grad_x = with_rows_of(grad_z, multiply_matrices(z, *in.weight));
   }
-  if (in.x) grad_weight = multiply_matrices(as_matrix(grad_z).t(), as_matrix(*in.x));
+  if (in.x && in.turns_weight) {
+    grad_weight = multiply_matrices(as_matrix(*in.x).t(), z).t();
+  } else if (in.x) {
+    grad_weight = multiply_matrices(z.t(), as_matrix(*in.x));
+  }
   return {grad_x, grad_weight, grad_bias};
 }
 
