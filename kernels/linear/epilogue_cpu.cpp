@@ -30,22 +30,38 @@ __attribute__((noinline)) void divide(const T* x, typename E::Sum divisor, T* ou
   for (; i < n; ++i) out[i] = E::narrow(E::widen(x[i]) / divisor);
 }
 
+// Adds a row of n to the sums.
+template <typename E, typename T = typename E::Bits>
+void add_row(const T* x, typename E::Sum* sum, int64_t n) {
+  int64_t i = 0;
+#ifdef __F16C__
+  if constexpr (std::is_same_v<E, Float16>) {
+    for (; i + 8 <= n; i += 8) {
+      Floats v;
+      memcpy(&v, sum + i, sizeof(v));
+      v += load_halves(x + i);
+      memcpy(sum + i, &v, sizeof(v));
+    }
+  }
+#endif
+  for (; i < n; ++i) sum[i] += E::widen(x[i]);
+}
+
+// Adds rows to the sums of their columns: narrow ones eight at a time, as one row, so that there
+// are vectors.
 template <typename E, typename T = typename E::Bits>
 __attribute__((noinline)) void add(const T* x, typename E::Sum* sum, int64_t rows, int64_t n) {
-  for (; rows > 0; --rows, x += n) {
-    int64_t i = 0;
-#ifdef __F16C__
-    if constexpr (std::is_same_v<E, Float16>) {
-      for (; i + 8 <= n; i += 8) {
-        Floats v;
-        memcpy(&v, sum + i, sizeof(v));
-        v += load_halves(x + i);
-        memcpy(sum + i, &v, sizeof(v));
-      }
+  constexpr int64_t kNarrow = 16, kTogether = 8;
+  if (n < kNarrow) {
+    typename E::Sum sums[kTogether * kNarrow] = {};
+    for (; rows >= kTogether; rows -= kTogether, x += kTogether * n) {
+      add_row<E>(x, sums, kTogether * n);
     }
-#endif
-    for (; i < n; ++i) sum[i] += E::widen(x[i]);
+    for (int64_t row = 0; row < kTogether; ++row) {
+      for (int64_t i = 0; i < n; ++i) sum[i] += sums[row * n + i];
+    }
   }
+  for (; rows > 0; --rows, x += n) add_row<E>(x, sum, n);
 }
 
 // How many rows of n columns make up a strip. Each row of a mask begins with a byte of its own; in
@@ -64,6 +80,12 @@ void for_bytes(int64_t rows, int64_t n, const Body& body) {
 
 // The strip's mask of rows of a mask.
 void pack_rows(const uint8_t* mask, int64_t rows, int64_t n, uint8_t (&strip)[kStripBytes]) {
+  if (n == 1) {
+    uint8_t flags[kStrip] = {};
+    for (int64_t row = 0; row < rows; ++row) flags[row] = static_cast<uint8_t>(-(mask[row] & 1));
+    for (int64_t row = 0; row < rows; row += kBlock) pack_flags(flags + row, strip + row / 8);
+    return;
+  }
   memset(strip, 0, sizeof(strip));
   for_bytes(rows, n, [&](int64_t byte, int64_t count, int64_t place) {
     const int bits = (mask[byte] & ((1 << count) - 1)) << place % 8;
@@ -74,6 +96,14 @@ void pack_rows(const uint8_t* mask, int64_t rows, int64_t n, uint8_t (&strip)[kS
 
 // The rows of a mask out of the strip's.
 void unpack_rows(const uint8_t (&strip)[kStripBytes], int64_t rows, int64_t n, uint8_t* mask) {
+  if (n == 1) {
+    uint8_t flags[kStrip];
+    for (int64_t byte = 0; byte < kStrip / 8; ++byte) {
+      for (int bit = 0; bit < 8; ++bit) flags[byte * 8 + bit] = strip[byte] >> bit & 1;
+    }
+    memcpy(mask, flags, rows);
+    return;
+  }
   for_bytes(rows, n, [&](int64_t byte, int64_t count, int64_t place) {
     const int bits = strip[place / 8] | strip[place / 8 + 1] << 8;
     mask[byte] = static_cast<uint8_t>(bits >> place % 8 & ((1 << count) - 1));
