@@ -61,10 +61,9 @@ __device__ int64_t first_element() {
   return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
 }
 
-// x and out are aligned. A block handles kVectors times its number of threads, each kVectors
-// vectors that far apart. Of the elements after the last whole vector, threads of the last block
-// have one each. They have no code of their own: a branch to it, which L2 may have lost, would take
-// a small tensor 1 us.
+// A block handles kVectors times its number of threads, each kVectors vectors that far apart. Of
+// the elements after the last whole vector, threads of the last block have one each, by the same
+// code: that of a branch would come late from memory, as L2 may have lost it.
 template <typename T, int kThreads, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     relu_kernel(const T* x, T* out, int64_t n, bool evict_last) {
