@@ -1,14 +1,15 @@
 // ReLU on CUDA: forward, forward that also packs the mask for backward, backward; of operands that
-// are dense and aligned (dense.cuh), dense (misaligned.cuh), or neither (strided.cuh).
+// are dense and aligned (dense.cuh), dense (misaligned.cuh), or neither (strided.cuh, across.cuh).
 //
-// Every byte is read once and written once, so the limit is device memory. One 16-byte access a
-// thread and one-shot blocks reach what cudaMemcpy reaches; loops, more accesses a thread and bulk
-// copies through shared memory all do worse on an H200.
+// Every byte is read once and written once, so the limit is device memory. For large tensors, one
+// 16-byte access a thread and one-shot blocks reach what cudaMemcpy reaches; loops, more accesses a
+// thread and bulk copies through shared memory all do worse on an H200.
 
 #include <type_traits>
 
 #include "common/launch.cuh"
 #include "launchers.h"
+#include "relu/across.cuh"
 #include "relu/dense.cuh"
 #include "relu/misaligned.cuh"
 #include "relu/order.h"

@@ -1,0 +1,192 @@
+// Stands in for kernels/common/launch.cuh: CUDA kernels compiled by a C++ compiler and run on a
+// CPU, so that a machine without a GPU can check what they read and write.
+//
+// Blocks run one after another. The threads of a block are fibers: each runs until it waits for the
+// others at __syncthreads, or for those of its warp at a shuffle or a ballot.
+
+#pragma once
+
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#undef __shared__
+#define __shared__ static  // one block runs at a time
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+
+using std::max;
+using std::min;
+inline int64_t min(int64_t a, int b) { return std::min<int64_t>(a, b); }
+
+struct Index {
+  unsigned x = 0;
+};
+inline Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+constexpr int kMostThreads = 1024, kWarp = 32;
+constexpr size_t kStackBytes = 64 << 10;
+
+struct Fiber {
+  ucontext_t context;
+  bool has_ended = false;
+  unsigned barriers = 0, exchanges = 0;  // that it has reached
+};
+
+inline std::vector<Fiber> fibers;  // of the block that runs
+inline ucontext_t scheduler;
+inline int current;                          // the fiber that runs
+inline uint64_t exchanged[2][kMostThreads];  // of this exchange of each thread, and of the next
+inline void (*kernel)(void*);
+inline void* arguments;
+
+inline void run_kernel() {
+  kernel(arguments);
+  fibers[current].has_ended = true;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+
+// Lets others run until all those from `first` to `last` have ended or have_reached(fiber).
+template <typename Reached>
+void wait(int first, int last, const Reached& has_reached) {
+  const int own = current;
+  const auto is_there = [&](const Fiber& fiber) { return fiber.has_ended || has_reached(fiber); };
+  while (!std::all_of(fibers.begin() + first, fibers.begin() + last, is_there)) {
+    swapcontext(&fibers[own].context, &scheduler);
+  }
+  threadIdx.x = own;
+}
+
+// Gives a value to the warp's other threads.
+inline void exchange(uint64_t value) {
+  const int first = current / kWarp * kWarp;
+  const int last = std::min<int>(first + kWarp, static_cast<int>(fibers.size()));
+  const unsigned reached = ++fibers[current].exchanges;
+  exchanged[reached % 2][current] = value;
+  wait(first, last, [=](const Fiber& fiber) { return fiber.exchanges >= reached; });
+}
+
+// What a lane has given, or 0 if it had ended before.
+inline uint64_t given_by(int lane) {
+  const size_t thread = current / kWarp * kWarp + lane;
+  const unsigned reached = fibers[current].exchanges;
+  if (thread >= fibers.size() || fibers[thread].exchanges < reached) return 0;
+  return exchanged[reached % 2][thread];
+}
+
+inline void run_grid(unsigned blocks, int threads) {
+  static const std::unique_ptr<char[]> stacks(new char[kMostThreads * kStackBytes]);
+  blockDim.x = threads, gridDim.x = blocks;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+    fibers.assign(threads, Fiber());
+    for (int i = 0; i < threads; ++i) {
+      ucontext_t& context = fibers[i].context;
+      getcontext(&context);
+      context.uc_stack.ss_sp = stacks.get() + i * kStackBytes;
+      context.uc_stack.ss_size = kStackBytes;
+      context.uc_link = nullptr;
+      makecontext(&context, run_kernel, 0);
+    }
+    for (bool runs = true; runs;) {
+      runs = false;
+      for (int i = 0; i < threads; ++i) {
+        if (fibers[i].has_ended) continue;
+        runs = true;
+        current = i, threadIdx.x = i;
+        swapcontext(&scheduler, &fibers[i].context);
+      }
+    }
+  }
+}
+
+// f of each of the two words' elements.
+template <typename Element, typename F>
+uint32_t map_words(uint32_t a, uint32_t b, const F& f) {
+  Element x[4 / sizeof(Element)], y[4 / sizeof(Element)];
+  memcpy(x, &a, 4), memcpy(y, &b, 4);
+  for (size_t i = 0; i < 4 / sizeof(Element); ++i) x[i] = static_cast<Element>(f(x[i], y[i]));
+  memcpy(&a, x, 4);
+  return a;
+}
+
+}  // namespace emulator
+
+// ---------------------------------------------------------------------------- CUDA's functions
+
+inline void __syncthreads() {
+  const unsigned reached = ++emulator::fibers[emulator::current].barriers;
+  emulator::wait(0, static_cast<int>(emulator::fibers.size()),
+                 [=](const emulator::Fiber& fiber) { return fiber.barriers >= reached; });
+}
+
+inline uint32_t __ballot_sync(unsigned, bool vote) {
+  emulator::exchange(vote);
+  uint32_t votes = 0;
+  for (int lane = 0; lane < emulator::kWarp; ++lane) {
+    votes |= static_cast<uint32_t>(emulator::given_by(lane)) << lane;
+  }
+  return votes;
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(value));
+  emulator::exchange(bits);
+  bits = emulator::given_by(emulator::current % emulator::kWarp ^ mask);
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
+  return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (shift & 31));
+}
+inline uint32_t __vsub2(uint32_t a, uint32_t b) {
+  return emulator::map_words<uint16_t>(a, b, [](int x, int y) { return x - y; });
+}
+inline uint32_t __vsub4(uint32_t a, uint32_t b) {
+  return emulator::map_words<uint8_t>(a, b, [](int x, int y) { return x - y; });
+}
+inline uint32_t __vcmplts2(uint32_t a, uint32_t b) {
+  return emulator::map_words<int16_t>(a, b, [](int x, int y) { return x < y ? -1 : 0; });
+}
+inline uint32_t __vcmplts4(uint32_t a, uint32_t b) {
+  return emulator::map_words<int8_t>(a, b, [](int x, int y) { return x < y ? -1 : 0; });
+}
+
+// ------------------------------------------------------------------------------------- launches
+
+namespace kernels {
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int blocks_of(int64_t size, int64_t block) {
+  return static_cast<int>(divide_up(size, block));
+}
+
+inline const char* launched = "";  // the kernel, within the name of a function
+
+template <auto kKernel, typename... Params>
+int launch(dim3 grid, int block, cudaStream_t, Params... params) {
+  static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
+                "the arguments have the types of the kernel's parameters");
+  launched = __PRETTY_FUNCTION__;
+  auto call = [&] { kKernel(params...); };
+  emulator::kernel = [](void* pointer) { (*static_cast<decltype(call)*>(pointer))(); };
+  emulator::arguments = &call;
+  emulator::run_grid(grid.x, block);
+  return cudaSuccess;
+}
+
+}  // namespace kernels

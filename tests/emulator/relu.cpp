@@ -1,0 +1,237 @@
+// ReLU's CUDA kernels on random operands, on a CPU: `relu SEED CASES`. Compares every element and
+// every bit of a mask, and what lies around results. Prints the kernels that ran, a line each.
+
+#include "relu/relu.cu"
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <set>
+#include <string>
+
+namespace {
+
+using namespace kernels;
+
+std::mt19937_64 generator;
+
+int64_t draw(int64_t least, int64_t most) {
+  return least + static_cast<int64_t>(generator() % static_cast<uint64_t>(most - least + 1));
+}
+bool one_in(int64_t n) { return draw(1, n) == 1; }
+
+constexpr DType kDTypes[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
+                             DType::kBFloat16, DType::kInt8,    DType::kInt16,
+                             DType::kInt32,    DType::kInt64,   DType::kUInt8};
+bool is_floating(DType dtype) { return dtype <= DType::kBFloat16; }
+
+// Bytes at any address of their size, between bytes that nobody may write.
+struct Buffer {
+  static constexpr int64_t kGuard = 64;
+  std::vector<uint8_t> memory, before;
+  uint8_t* data;
+  int64_t bytes;
+
+  Buffer(int64_t bytes, int64_t misalignment) : memory(bytes + 3 * kGuard), bytes(bytes) {
+    for (uint8_t& byte : memory) byte = one_in(9) ? 0 : static_cast<uint8_t>(generator());
+    const uintptr_t first = reinterpret_cast<uintptr_t>(memory.data()) + kGuard;
+    data = memory.data() + kGuard + (kGuard - first % kGuard) % kGuard + misalignment;
+    before = memory;
+  }
+  Buffer(const Buffer&) = delete;
+
+  uint64_t element(int64_t i, int size) const { return read(data + i * size, size); }
+  uint64_t element_before(int64_t i, int size) const {
+    return read(before.data() + (data - memory.data()) + i * size, size);
+  }
+  bool has_guards() const {
+    const int64_t start = data - memory.data();
+    return std::equal(before.begin(), before.begin() + start, memory.begin()) &&
+           std::equal(before.begin() + start + bytes, before.end(), memory.begin() + start + bytes);
+  }
+
+  static uint64_t read(const uint8_t* from, int size) {
+    uint64_t element = 0;
+    memcpy(&element, from, size);
+    return element;
+  }
+};
+
+// Where an element of this size may begin.
+int64_t misalignment(int size) { return one_in(3) ? draw(0, 15) / size * size : 0; }
+
+struct Mask : Buffer {
+  int64_t bits;
+  explicit Mask(int64_t bits) : Buffer((bits + 7) / 8, 0), bits(bits) {}
+  bool bit(int64_t i) const { return data[i / 8] >> i % 8 & 1; }
+  bool has_zeros_after() const {
+    for (int64_t i = bits; i < 8 * bytes; ++i) {
+      if (bit(i)) return false;
+    }
+    return true;
+  }
+};
+
+// relu of an element's bits, and whether its gradient passes, by what the dtypes' bits mean.
+struct Expected {
+  uint64_t relu;
+  bool keeps;
+
+  Expected(DType dtype, uint64_t x) {
+    const uint64_t sign = uint64_t{1} << (8 * size_of(dtype) - 1), magnitude = x & ~sign;
+    if (!is_floating(dtype)) {
+      relu = dtype != DType::kUInt8 && x & sign ? 0 : x;
+      return;
+    }
+    const uint64_t infinity = dtype == DType::kFloat32   ? 0x7f800000
+                              : dtype == DType::kFloat64 ? 0x7ff0000000000000
+                              : dtype == DType::kFloat16 ? 0x7c00
+                                                         : 0x7f80;
+    const bool is_nan = magnitude > infinity;
+    relu = x & sign && magnitude != 0 && !is_nan ? 0 : x;
+    keeps = is_nan || (!(x & sign) && magnitude != 0);
+  }
+};
+
+void require(bool is_right, const char* what, DType dtype, int64_t n, int64_t i = -1) {
+  if (is_right) return;
+  printf("%s: dtype %d, %ld elements, element %ld, %s\n", what, static_cast<int>(dtype),
+         static_cast<long>(n), static_cast<long>(i), launched);
+  exit(1);
+}
+
+std::set<std::string> all_launched;
+
+void note_launch(int status) {
+  if (status != cudaSuccess) printf("status %d\n", status), exit(1);
+  const std::string function = launched;
+  const size_t first = function.rfind("::", function.find("_kernel")) + 2;
+  all_launched.insert(function.substr(first, function.find_first_of("<;]", first) - first));
+}
+
+void check_dense(DType dtype) {
+  const int size = size_of(dtype);
+  const int64_t n = one_in(4) ? draw(1, 300) : draw(1, one_in(8) ? 600000 / size : 20000);
+  Buffer x(n * size, misalignment(size)), out(n * size, misalignment(size));
+  Mask mask(n);
+  const bool has_mask = is_floating(dtype) && one_in(2), is_in_place = one_in(4);
+  Buffer& result = is_in_place ? x : out;
+  note_launch(has_mask ? cuda::relu_with_mask(dtype, x.data, result.data, mask.data, n, nullptr)
+                       : cuda::relu(dtype, x.data, result.data, n, nullptr));
+  for (int64_t i = 0; i < n; ++i) {
+    const Expected expected(dtype, x.element_before(i, size));
+    require(result.element(i, size) == expected.relu, "relu", dtype, n, i);
+    if (has_mask) require(mask.bit(i) == expected.keeps, "mask", dtype, n, i);
+  }
+  require(result.has_guards() && mask.has_guards(), "written beyond the result", dtype, n);
+  if (!has_mask) return;
+  require(mask.has_zeros_after(), "bits after the last", dtype, n);
+
+  Buffer grad_output(n * size, misalignment(size)), grad_input(n * size, misalignment(size));
+  note_launch(cuda::relu_backward(dtype, grad_output.data, mask.data, grad_input.data, n, nullptr));
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t expected = mask.bit(i) ? grad_output.element(i, size) : 0;
+    require(grad_input.element(i, size) == expected, "backward", dtype, n, i);
+  }
+  require(grad_input.has_guards(), "written beyond the gradient", dtype, n);
+}
+
+// Sizes, and strides in any order, with gaps and repeated elements or without.
+struct RandomLayout : Layout {
+  int64_t n = 1, span[2];
+
+  RandomLayout() {
+    const int64_t most = one_in(5) ? 300000 : 20000;
+    for (const int64_t wanted = draw(1, 5); ndim < wanted && n <= most / 2; ++ndim) {
+      size[ndim] = draw(2, one_in(2) ? 9 : std::max<int64_t>(most / n, 2));
+      if (n * size[ndim] > most) size[ndim] = 2;
+      n *= size[ndim];
+    }
+    draw_strides(0, /*has_gaps=*/true);
+    draw_strides(1, /*has_gaps=*/false);
+  }
+
+  void draw_strides(int operand, bool has_gaps) {
+    int order[kMaxDims];
+    for (int d = 0; d < ndim; ++d) order[d] = d;
+    if (one_in(2)) std::shuffle(order, order + ndim, generator);
+    int64_t next = has_gaps && one_in(3) ? draw(2, 9) : 1;
+    for (int i = 0; i < ndim; ++i) {
+      const int d = order[i];
+      stride[operand][d] = has_gaps && one_in(5) ? 0 : next;
+      if (stride[operand][d] == 0) continue;
+      next = next * size[d] + (has_gaps && one_in(3) ? draw(1, 5) : 0);
+    }
+    span[operand] = next;
+  }
+
+  int64_t place(int operand, int64_t i) const {
+    int64_t offset = 0;
+    for (int d = 0; d < ndim; ++d) {
+      offset += i % size[d] * stride[operand][d];
+      i /= size[d];
+    }
+    return offset;
+  }
+  bool has_repetitions() const { return std::count(stride[0], stride[0] + ndim, 0) > 0; }
+};
+
+void check_strided(DType dtype) {
+  RandomLayout layout;
+  const int size = size_of(dtype);
+  const int64_t n = layout.n;
+  Buffer x(layout.span[0] * size, misalignment(size)), out(n * size, 0);
+  Mask mask(n);
+  const bool is_in_place = !layout.has_repetitions() && one_in(3);
+  const bool has_mask = is_floating(dtype) && !is_in_place && one_in(2);
+  void* const to = is_in_place ? x.data : out.data;
+  note_launch(has_mask
+                  ? cuda::relu_with_mask_strided(dtype, x.data, to, mask.data, n, layout, nullptr)
+                  : cuda::relu_strided(dtype, x.data, to, n, layout, nullptr));
+  std::vector<bool> is_element(layout.span[0]);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t place = layout.place(0, i);
+    is_element[place] = true;
+    const Expected expected(dtype, x.element_before(place, size));
+    const uint64_t got = is_in_place ? x.element(place, size) : out.element(i, size);
+    require(got == expected.relu, "strided relu", dtype, n, i);
+    if (has_mask) require(mask.bit(i) == expected.keeps, "strided mask", dtype, n, i);
+  }
+  for (int64_t i = 0; i < layout.span[0]; ++i) {
+    const bool is_same = is_element[i] || x.element(i, size) == x.element_before(i, size);
+    require(is_same, "written between the elements", dtype, n, i);
+  }
+  require(out.has_guards() && x.has_guards() && mask.has_guards(), "written beyond", dtype, n);
+  if (has_mask) require(mask.has_zeros_after(), "bits after the last", dtype, n);
+}
+
+void check_strided_backward(DType dtype) {
+  RandomLayout layout;
+  const int size = size_of(dtype);
+  const int64_t n = layout.n;
+  Buffer grad_output(layout.span[0] * size, misalignment(size));
+  Buffer grad_input(n * size, misalignment(size));
+  Mask mask(n);
+  note_launch(cuda::relu_backward_strided(dtype, grad_output.data, mask.data, grad_input.data, n,
+                                          layout, nullptr));
+  for (int64_t i = 0; i < n; ++i) {
+    const bool keeps = mask.bit(layout.place(1, i));
+    const uint64_t expected = keeps ? grad_output.element(layout.place(0, i), size) : 0;
+    require(grad_input.element(i, size) == expected, "strided backward", dtype, n, i);
+  }
+  require(grad_input.has_guards(), "written beyond the gradient", dtype, n);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  generator.seed(atoi(arguments[1]));
+  for (int cases = atoi(arguments[2]); cases > 0; --cases) {
+    const DType dtype = kDTypes[draw(0, 8)];
+    const int64_t kind = draw(0, 2);
+    if (kind == 0) check_dense(dtype);
+    if (kind == 1) check_strided(dtype);
+    if (kind == 2 && is_floating(dtype)) check_strided_backward(dtype);
+  }
+  for (const std::string& name : all_launched) puts(name.c_str());
+}
