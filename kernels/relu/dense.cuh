@@ -25,8 +25,8 @@ __device__ T relu_of(T x) {
   }
 }
 
-// The words of a vector of T, as they were loaded: of narrow elements, all that comes between load
-// and store, such as a condition, would take a word apart.
+// A vector as it was loaded. As a vector of narrow elements, it would be taken apart where a
+// condition comes between load and store.
 using Words = Vector<uint32_t>;
 
 template <typename T>

@@ -116,8 +116,9 @@ __device__ inline void load_group(float (&v)[kGroup], const Operand& operand, in
   for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? operand.from[(i + j) * stride + row] : 0.0f;
 }
 
-// Some groups of a row, `apart` elements apart: aligned vectors, of which the groups of a row that
-// begins between two of them take the middle. All loads are issued before the first is waited for.
+// Some groups of a row, `apart` elements apart, by aligned vectors; all loads are issued before the
+// first is waited for. Where the row begins between two vectors, a group is the middle of three.
+// The first of these may begin before the row, but not before its allocation, which is aligned too.
 template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_t i, int64_t apart,
                             int64_t k) {
