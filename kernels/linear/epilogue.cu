@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "common/launch.cuh"
+#include "common/ptx/memory.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
@@ -69,10 +70,8 @@ struct Elements {
     if constexpr (!L::kAligned) return store_each(at, v);
     uint4 bits;
     memcpy(&bits, &v, sizeof(bits));
-    // nvcc would make one store of this and of store_each's first, and split the rest.
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(at)),
-                 "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
-                 : "memory");
+    // nvcc would make one store of an ordinary one and of store_each's first, and split the rest.
+    ptx::store_global_four(at, bits);
   }
   __device__ Vector<T> load_each(const T* at) const {
     Vector<T> v;

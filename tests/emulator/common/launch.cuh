@@ -28,7 +28,7 @@ using std::min;
 inline int64_t min(int64_t a, int b) { return std::min<int64_t>(a, b); }
 
 struct Index {
-  unsigned x = 0;
+  unsigned x = 0, y = 0;
 };
 inline Index threadIdx, blockIdx, blockDim, gridDim;
 
@@ -84,28 +84,32 @@ inline uint64_t given_by(int lane) {
   return exchanged[reached % 2][thread];
 }
 
-inline void run_grid(unsigned blocks, int threads) {
+inline void run_block(int threads) {
   static const std::unique_ptr<char[]> stacks(new char[kMostThreads * kStackBytes]);
-  blockDim.x = threads, gridDim.x = blocks;
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    fibers.assign(threads, Fiber());
+  fibers.assign(threads, Fiber());
+  for (int i = 0; i < threads; ++i) {
+    ucontext_t& context = fibers[i].context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks.get() + i * kStackBytes;
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, run_kernel, 0);
+  }
+  for (bool runs = true; runs;) {
+    runs = false;
     for (int i = 0; i < threads; ++i) {
-      ucontext_t& context = fibers[i].context;
-      getcontext(&context);
-      context.uc_stack.ss_sp = stacks.get() + i * kStackBytes;
-      context.uc_stack.ss_size = kStackBytes;
-      context.uc_link = nullptr;
-      makecontext(&context, run_kernel, 0);
+      if (fibers[i].has_ended) continue;
+      runs = true;
+      current = i, threadIdx.x = i;
+      swapcontext(&scheduler, &fibers[i].context);
     }
-    for (bool runs = true; runs;) {
-      runs = false;
-      for (int i = 0; i < threads; ++i) {
-        if (fibers[i].has_ended) continue;
-        runs = true;
-        current = i, threadIdx.x = i;
-        swapcontext(&scheduler, &fibers[i].context);
-      }
-    }
+  }
+}
+
+inline void run_grid(dim3 grid, int threads) {
+  blockDim.x = threads, gridDim = {grid.x, grid.y};
+  for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
+    for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) run_block(threads);
   }
 }
 
@@ -175,6 +179,11 @@ constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
 }
 
+inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
+  return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;
+}
+inline void start_next_kernel() {}
+
 inline const char* launched = "";  // the kernel, within the name of a function
 
 template <auto kKernel, typename... Params>
@@ -185,7 +194,7 @@ int launch(dim3 grid, int block, cudaStream_t, Params... params) {
   auto call = [&] { kKernel(params...); };
   emulator::kernel = [](void* pointer) { (*static_cast<decltype(call)*>(pointer))(); };
   emulator::arguments = &call;
-  emulator::run_grid(grid.x, block);
+  emulator::run_grid(grid, block);
   return cudaSuccess;
 }
 

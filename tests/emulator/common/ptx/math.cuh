@@ -1,14 +1,27 @@
-// Stands in for kernels/common/ptx/math.cuh, as far as ReLU uses it.
+// Stands in for kernels/common/ptx/math.cuh, as far as emulated kernels use it.
 
 #pragma once
+
+#include <cmath>
 
 #include "common/launch.cuh"
 
 namespace kernels::ptx {
 
+inline float max_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+
 template <typename T>
 uint32_t signs_of(uint32_t word) {
   return emulator::map_words<T>(word, 0, [](int x, int) { return x < 0 ? -1 : 0; });
+}
+
+template <typename T, bool kRelu = false>
+uint32_t pack(float first, float second) {
+  static_assert(!kRelu, "no emulated kernel packs relu of its numbers");
+  const T pair[2] = {static_cast<T>(first), static_cast<T>(second)};
+  uint32_t word;
+  memcpy(&word, pair, sizeof(word));
+  return word;
 }
 
 }  // namespace kernels::ptx

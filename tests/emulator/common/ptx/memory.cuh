@@ -1,0 +1,11 @@
+// Stands in for kernels/common/ptx/memory.cuh, as far as emulated kernels use it.
+
+#pragma once
+
+#include "common/launch.cuh"
+
+namespace kernels::ptx {
+
+inline void store_global_four(void* to, const uint4& v) { memcpy(to, &v, sizeof(v)); }
+
+}  // namespace kernels::ptx
