@@ -153,6 +153,17 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   return value;
 }
 
+template <typename To, typename From>
+To bits_as(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &value, sizeof(to));
+  return to;
+}
+inline int __float_as_int(float v) { return bits_as<int>(v); }
+inline uint32_t __float_as_uint(float v) { return bits_as<uint32_t>(v); }
+inline float __int_as_float(int v) { return bits_as<float>(v); }
+inline float __uint_as_float(uint32_t v) { return bits_as<float>(v); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (shift & 31));
