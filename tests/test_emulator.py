@@ -11,9 +11,9 @@ TESTS = Path(__file__).resolve().parent
 KERNELS = TESTS.parent / "kernels"
 # By the name of the program in `emulator/`: the sources of its kernels, and the number of cases.
 PROGRAMS = {
-    "relu": ("kernels/relu/*.cuh", 1500),
-    "linear_epilogue": ("kernels/linear/epilogue.cu", 500),
-    "split": ("tests/emulator/split.cpp", 500),
+    "relu": ("kernels/relu/*.cuh", 1200),
+    "linear_epilogue": ("kernels/linear/epilogue.cu", 250),
+    "split": ("tests/emulator/split.cpp", 250),
 }
 
 
