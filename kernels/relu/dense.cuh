@@ -61,13 +61,13 @@ __device__ int64_t first_element() {
   return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
 }
 
-// A block handles kVectors times its number of threads, each kVectors vectors that far apart. Of
-// the elements after the last whole vector, threads of the last block have one each, by the same
-// code: that of a branch would come late from memory, as L2 may have lost it.
-template <typename T, int kThreads, int kVectors>
-__global__ void __launch_bounds__(kThreads)
+// A thread handles kVectors vectors, kBlock vectors apart. Of the elements after the last whole
+// vector, threads of the last block have one each, by the same code: that of a branch would come
+// late from memory, as L2 may have lost it.
+template <typename T, int kVectors>
+__global__ void __launch_bounds__(kBlock)
     relu_kernel(const T* x, T* out, int64_t n, bool evict_last) {
-  constexpr int kSize = Vector<T>::kSize, kStep = kThreads * kSize;
+  constexpr int kSize = Vector<T>::kSize, kStep = kBlock * kSize;
   const uint64_t policy = l2_policy(evict_last);
   const int64_t start = static_cast<int64_t>(blockIdx.x) * (kStep * kVectors) + threadIdx.x * kSize;
   const int64_t whole = n - n % kSize, last = whole + threadIdx.x;

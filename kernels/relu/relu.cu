@@ -111,11 +111,11 @@ int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) 
     T* to = static_cast<T*>(out);
     const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
     if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) {
-      return launch<relu_kernel<T, kBlock, 4>>(blocks_of(n, 4 * kBlockElements<T>), kBlock, stream,
-                                               from, to, n, false);
+      return launch<relu_kernel<T, 4>>(blocks_of(n, 4 * kBlockElements<T>), kBlock, stream, from,
+                                       to, n, false);
     }
-    return launch<relu_kernel<T, kBlock, 1>>(blocks_of(n, kBlockElements<T>), kBlock, stream, from,
-                                             to, n, evicts_last<T>(n));
+    return launch<relu_kernel<T, 1>>(blocks_of(n, kBlockElements<T>), kBlock, stream, from, to, n,
+                                     evicts_last<T>(n));
   });
 }
 

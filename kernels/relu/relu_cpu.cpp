@@ -248,8 +248,8 @@ void map_strided(const T* row, int64_t stride, T* to, int64_t count, const Map& 
   }
 }
 
-// The same of `count` rows, `step` apart, of so few elements that a loop would be most of the time:
-// a quarter of it for rows of 3 floats. Returns whether they are of one of these sizes.
+// The same of `count` rows, `step` apart, if they have one of these sizes; returns whether they
+// have. Unrolled, rows of 3 floats take a third of the time of a loop for each (EPYC).
 template <int... kSizes, typename T, typename Map>
 bool map_few_strided(std::integer_sequence<int, kSizes...>, const T* row, int64_t step,
                      int64_t stride, T* to, int64_t size, int64_t count, const Map& map) {

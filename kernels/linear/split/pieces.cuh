@@ -193,7 +193,7 @@ __device__ inline uint32_t reduce_block_max(uint32_t largest) {
 struct Losses {
   int nonzeros = 0, subnormals = 0;
 
-  // Most groups have none of either, which takes one comparison an element to see.
+  // Most groups have no zeros and no subnormals, which takes one comparison an element to see.
   __device__ void add(const float (&v)[kGroup], const float (&scaled)[kGroup]) {
     float least = fabsf(scaled[0]);
 #pragma unroll
