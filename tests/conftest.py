@@ -83,6 +83,15 @@ def three_threads():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def one_thread():
+    """For small tensors: threads that wait for each other take longer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

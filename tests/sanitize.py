@@ -39,7 +39,10 @@ SUBSETS = {
         ["test_linear_forward.py", "test_linear_backward.py"],
         "dimensions or nothing or special_values or conversions or vector or strides and columns",
     ),
-    "float32": (["test_linear_float32.py"], f"not (skinny or sm80) and {FLOAT32}"),
+    "float32": (
+        ["test_linear_float32.py", "test_linear_one_product.py"],
+        f"not (skinny or sm80) and {FLOAT32}",
+    ),
     "other paths": (["test_linear_float32.py"], f"(skinny or sm80) and {FLOAT32}"),
 }
 CPU_SUBSET = [

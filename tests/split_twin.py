@@ -73,6 +73,8 @@ class Split:
 
 SM80 = Split(compensates=True, cores=AMPERE)
 SM90 = Split(ahead=64, weight_top=10, sampled=True)
+SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
+KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
 
 
 def one_product(split: Split) -> Split:

@@ -2,24 +2,38 @@
 
 import pytest
 import torch
-from ranges import ONE_PRODUCT_SLACK, Reference, broken_promises
+from float32_on_gpu import (
+    DIVISOR,
+    INF,
+    NAN,
+    assert_mask_of,
+    assert_promise,
+    assert_special_values,
+    by_columns,
+    draw,
+    every_other_column,
+    forward_summed_at_once,
+    grad_of_product,
+    slack,
+    step,
+    summed_at_once,
+    unaligned,
+    with_gaps,
+)
+from ranges import Reference, broken_promises
 from tensors import (
     assert_as_accurate,
     assert_same_bits,
     float32_precision,
-    linear_modules,
     linear_path,
     rounding_errors,
 )
 from torch import nn
-from torch.nn.functional import linear
 
 from model_new import _extension
 
 pytestmark = pytest.mark.gpu
 
-INF, NAN = float("inf"), float("nan")
-DIVISOR = 2.0
 # [m, n, k]: from K = 1024 on the promise is kept, whatever M and N.
 LONG = [(1, 513, 1027), (64, 512, 1024), (65, 1001, 1030), (200, 4099, 2053)]
 SHORT = [(1, 1, 1), (1, 3, 7), (64, 17, 65), (65, 129, 300), (200, 513, 129), (200, 1, 1000)]
@@ -33,67 +47,6 @@ TRAINING = (1030, 1537, 1029)
 def path(request):
     with linear_path(request.param):
         yield request.param
-
-
-def slack(precision):
-    return 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
-
-
-def draw(m, n, k):
-    """A module and the reference, x, and the gradient of the output."""
-    modules = linear_modules(k, n, DIVISOR, device="cuda")
-    return (*modules, torch.randn(m, k, device="cuda"), torch.randn(m, n, device="cuda"))
-
-
-def step(module, x, grad_output):
-    """The output, and the gradients of x, weight and bias."""
-    x = x.detach().requires_grad_()
-    out = module(x)
-    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
-
-
-def grad_of_product(out, grad_output):
-    return torch.where(out > 0, grad_output / DIVISOR, 0.0)
-
-
-def repeated(x, rows):
-    """x again and again, in at least so many rows."""
-    return x.repeat(-(-rows // x.shape[0]), *[1] * (x.dim() - 1))
-
-
-def summed_at_once(a, b):
-    """torch's a b, as part of a result so large that cuBLAS makes one sum of each row and column.
-
-    Where the result is small it adds up partial sums, which err less: no yardstick for a split.
-    """
-    return (repeated(a, 1024) @ repeated(b.t(), 4096).t())[: a.shape[0], : b.shape[1]]
-
-
-def forward_summed_at_once(x, weight, bias):
-    z = linear(repeated(x, 1024), repeated(weight, 4096), repeated(bias, 4096))
-    return torch.relu(z[: x.shape[0], : weight.shape[0]]) / DIVISOR
-
-
-def assert_promise(got, trusted, exact, slack):
-    """Maximum and mean of the error are at most those of what torch computes."""
-    assert got.shape == exact.shape
-    for reduce in (torch.max, torch.mean):
-        error, allowed = (reduce((t.double() - exact).abs()).item() for t in (got, trusted))
-        assert error <= slack * allowed, f"{reduce.__name__} error {error:.3e} of {allowed:.3e}"
-
-
-def assert_special_values(got, want):
-    """Infinities and NaN are where they are to be."""
-    for is_special in (torch.isnan, torch.isposinf, torch.isneginf):
-        assert torch.equal(is_special(got), is_special(want))
-
-
-def assert_mask_of(out, mask):
-    """A bit for each element of out, and zeros behind the last of a row."""
-    n = out.shape[1]
-    bits = mask.unsqueeze(2).bitwise_right_shift(torch.arange(8, device=mask.device)) & 1
-    assert torch.equal(bits.flatten(1)[:, :n], (out > 0).to(torch.uint8))
-    assert not bits.flatten(1)[:, n:].any()
 
 
 # -------------------------------------------------------------------------------------- accuracy
@@ -329,27 +282,6 @@ def test_a_weight_without_vectors_is_torchs(m):
 # --------------------------------------------------------------------------------------- layouts
 
 
-def unaligned(x):
-    """The same values one element behind a multiple of 16 bytes."""
-    moved = torch.empty(x.numel() + 1, device=x.device)[1:].view(x.shape)
-    return moved.copy_(x)
-
-
-def with_gaps(x):
-    """The same values in rows that are 3 elements longer."""
-    wide = torch.full((x.shape[0], x.shape[1] + 3), NAN, device=x.device)
-    wide[:, 1:-2] = x
-    return wide[:, 1:-2]
-
-
-def by_columns(x):
-    return x.t().contiguous().t()
-
-
-def every_other_column(x):
-    return x.repeat_interleave(2, 1)[:, ::2]
-
-
 @pytest.mark.parametrize("layout", [unaligned, with_gaps, by_columns, every_other_column])
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
@@ -412,158 +344,6 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
     for got, want in pairs:
         assert_special_values(got, want)
     assert any(not want.isfinite().all() for _, want in pairs)
-
-
-# ------------------------------------------------------ one product: tiles that are made again
-
-
-@pytest.fixture
-def one_product():
-    """sm90's product of fp16, of which tiles of 256 x 256 are made again from TF32."""
-    with linear_path("sm90"), float32_precision("high"):
-        yield
-
-
-def put(row, at, value):
-    row[at] = value
-    return row
-
-
-def graded(row):
-    return row * torch.linspace(-20, 20, len(row), device=row.device).exp2()
-
-
-# Rows that fp16 does not carry.
-WIDE_ROWS = {
-    "inf": lambda row: put(row, -1, INF),
-    "both infinities": lambda row: put(put(row, 5, INF), -5, -INF),
-    "NaN": lambda row: put(row, 500, NAN),
-    "graded": graded,
-    "all but one are tiny": lambda row: put(row, slice(1, None), 2.0**-38),
-}
-WIDE_ROWS_OF = {
-    "x": WIDE_ROWS
-    | {
-        "1 in 16 is tiny": lambda row: put(row, slice(0, None, 16), 2.0**-34),
-        "subnormal": lambda row: row * 2.0**-130,
-    },
-    "weight": WIDE_ROWS
-    | {
-        "1 in 16 is small": lambda row: put(row, slice(0, None, 16), 2.0**-20),
-        "outlier": lambda row: put(row, 700, 2.0**20),
-    },
-}
-WIDE = [(side, name) for side in WIDE_ROWS_OF for name in WIDE_ROWS_OF[side]]
-
-
-def draw_plain(m, n, k):
-    """x, weight and bias."""
-    return [torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,))]
-
-
-def draw_wide(side, name, rows, m=700, n=1100, k=1030):
-    """The same with such rows."""
-    x, weight, bias = draw_plain(m, n, k)
-    operand = x if side == "x" else weight
-    for i in range(len(operand))[rows] if isinstance(rows, slice) else rows:
-        operand[i] = WIDE_ROWS_OF[side][name](operand[i].clone())
-    return x, weight, bias
-
-
-@pytest.mark.parametrize("rows", [[300], [0, 255, 256, 699], slice(None)], ids=str)
-@pytest.mark.parametrize(("side", "name"), WIDE)
-def test_wide_rows_are_as_accurate_as_tf32(one_product, side, name, rows):
-    x, weight, bias = draw_wide(side, name, rows)
-    operators = _extension.operators
-    out, mask = operators.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
-    assert_same_bits(operators.linear_relu_divide(x, weight, bias, DIVISOR), out)
-    trusted = forward_summed_at_once(x, weight, bias)
-    reference = Reference(x, weight, bias, DIVISOR)
-    assert broken_promises(out, trusted, reference, ONE_PRODUCT_SLACK) == []
-    assert_mask_of(torch.where(out.isnan(), 1.0, out), mask)  # the gradient of NaN passes
-
-
-@pytest.mark.parametrize("divisor", [2.0, 3.0, -0.7])
-@pytest.mark.parametrize("size", [(256, 512, 1024), (257, 260, 1025), (700, 1101, 1030)], ids=str)
-def test_tiles_are_made_again_at_any_size(one_product, size, divisor):
-    """Small integers leave no room for errors, in whatever way the tiles are stored."""
-    m, n, k = size
-    x, weight, bias = (
-        torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
-    )
-    run = _extension.operators.linear_relu_divide_with_mask
-    weight[:, 3] = 0
-    results = []
-    for value in (1.0, 2.0**100):  # no row of x is wide, then all are
-        x[:, 3] = value
-        results.append((*run(x, weight, bias, divisor), run(x, weight, None, divisor)[0]))
-    for a, b in zip(*results, strict=True):
-        assert_same_bits(a, b)
-    z = x.double() @ weight.double().t() + bias
-    torch.testing.assert_close(results[1][0].double(), z.relu() / divisor, rtol=2e-7, atol=0)
-    assert_mask_of(z, results[1][1])
-
-
-@pytest.mark.parametrize("side", ["x", "weight"])
-def test_other_tiles_keep_their_bits(one_product, side):
-    x, weight, bias = draw_plain(700, 1100, 1030)
-    linear_relu_divide = _extension.operators.linear_relu_divide
-    before = linear_relu_divide(x, weight, bias, DIVISOR)
-    operand, along = (x, 0) if side == "x" else (weight, 1)
-    operand[300] = INF
-    after = linear_relu_divide(x, weight, bias, DIVISOR)
-    kept = [i for i in range(before.shape[along]) if not 256 <= i < 512]
-    again = [i for i in range(256, 512) if i != 300]
-    kept, again = (torch.tensor(rows, device="cuda") for rows in (kept, again))
-    assert_same_bits(after.index_select(along, kept), before.index_select(along, kept))
-    before, after = (out.index_select(along, again) for out in (before, after))
-    assert not torch.equal(after, before)
-    torch.testing.assert_close(after, before, rtol=1e-2, atol=1e-2)
-
-
-ORDINARY = {
-    "normal": lambda w: w,
-    "int8": lambda w: (w * 30).clamp(-127, 127).round(),
-    "1 in 100 is zero": lambda w: w * (torch.rand_like(w) > 0.01),
-    "1 in 100 is not zero": lambda w: w * (torch.rand_like(w) < 0.01),
-    "2 of 4": lambda w: w * (torch.arange(w.shape[1], device=w.device) % 4 < 2),
-    "lognormal": lambda w: w.sign() * (2 * torch.randn_like(w)).exp(),
-    "half precision": lambda w: w.half().float(),
-}
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_weights_are_not_made_again(one_product, name):
-    """Or nothing would change where the tile is made again for another row's sake."""
-    x, weight, bias = draw_plain(256, 512, 2048)
-    weight = ORDINARY[name](weight)
-    linear_relu_divide = _extension.operators.linear_relu_divide
-    before = linear_relu_divide(x, weight, bias, DIVISOR)
-    x[255] = INF
-    assert not torch.equal(linear_relu_divide(x, weight, bias, DIVISOR)[:255], before[:255])
-
-
-def test_gradients_where_tiles_are_made_again(one_product):
-    mine, _, x, grad_output = draw(300, 520, 1030)
-    x[7] = graded(x[7])
-    with torch.no_grad():
-        mine.linear.weight[9, ::16] = 2.0**-20
-    out, *grads = step(mine, x, grad_output)
-    grad_z = grad_of_product(out, grad_output)
-    weight = mine.linear.weight.detach()
-    for got, want in zip(grads, (grad_z @ weight, grad_z.t() @ x, grad_z.sum(0)), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3 * want.abs().max().item())
-
-
-@pytest.mark.parametrize("layout", [unaligned, with_gaps, by_columns, every_other_column])
-def test_the_layout_changes_no_bit_of_one_product(one_product, layout):
-    for k in (1028, 1031):
-        x, weight, bias = draw_wide("x", "graded", [3, 299], 300, 130, k)
-        want = _extension.operators.linear_relu_divide(x, weight, bias, DIVISOR)
-        for operands in ((layout(x), weight), (x, layout(weight)), (layout(x), layout(weight))):
-            assert_same_bits(
-                _extension.operators.linear_relu_divide(*operands, bias, DIVISOR), want
-            )
 
 
 # --------------------------------------------------------------------------------------- running

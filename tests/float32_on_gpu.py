@@ -1,0 +1,93 @@
+"""Operands, steps and promises for tests of float32 products on a GPU."""
+
+import torch
+from ranges import ONE_PRODUCT_SLACK
+from tensors import (
+    linear_modules,
+)
+from torch.nn.functional import linear
+
+INF, NAN = float("inf"), float("nan")
+DIVISOR = 2.0
+
+
+def slack(precision):
+    return 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
+
+
+def draw(m, n, k):
+    """A module and the reference, x, and the gradient of the output."""
+    modules = linear_modules(k, n, DIVISOR, device="cuda")
+    return (*modules, torch.randn(m, k, device="cuda"), torch.randn(m, n, device="cuda"))
+
+
+def step(module, x, grad_output):
+    """The output, and the gradients of x, weight and bias."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
+
+
+def grad_of_product(out, grad_output):
+    return torch.where(out > 0, grad_output / DIVISOR, 0.0)
+
+
+def repeated(x, rows):
+    """x again and again, in at least so many rows."""
+    return x.repeat(-(-rows // x.shape[0]), *[1] * (x.dim() - 1))
+
+
+def summed_at_once(a, b):
+    """torch's a b, as part of a result so large that cuBLAS makes one sum of each row and column.
+
+    Where the result is small it adds up partial sums, which err less: no yardstick for a split.
+    """
+    return (repeated(a, 1024) @ repeated(b.t(), 4096).t())[: a.shape[0], : b.shape[1]]
+
+
+def forward_summed_at_once(x, weight, bias):
+    z = linear(repeated(x, 1024), repeated(weight, 4096), repeated(bias, 4096))
+    return torch.relu(z[: x.shape[0], : weight.shape[0]]) / DIVISOR
+
+
+def assert_promise(got, trusted, exact, slack):
+    """Maximum and mean of the error are at most those of what torch computes."""
+    assert got.shape == exact.shape
+    for reduce in (torch.max, torch.mean):
+        error, allowed = (reduce((t.double() - exact).abs()).item() for t in (got, trusted))
+        assert error <= slack * allowed, f"{reduce.__name__} error {error:.3e} of {allowed:.3e}"
+
+
+def assert_special_values(got, want):
+    """Infinities and NaN are where they are to be."""
+    for is_special in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(is_special(got), is_special(want))
+
+
+def assert_mask_of(out, mask):
+    """A bit for each element of out, and zeros behind the last of a row."""
+    n = out.shape[1]
+    bits = mask.unsqueeze(2).bitwise_right_shift(torch.arange(8, device=mask.device)) & 1
+    assert torch.equal(bits.flatten(1)[:, :n], (out > 0).to(torch.uint8))
+    assert not bits.flatten(1)[:, n:].any()
+
+
+def unaligned(x):
+    """The same values one element behind a multiple of 16 bytes."""
+    moved = torch.empty(x.numel() + 1, device=x.device)[1:].view(x.shape)
+    return moved.copy_(x)
+
+
+def with_gaps(x):
+    """The same values in rows that are 3 elements longer."""
+    wide = torch.full((x.shape[0], x.shape[1] + 3), NAN, device=x.device)
+    wide[:, 1:-2] = x
+    return wide[:, 1:-2]
+
+
+def by_columns(x):
+    return x.t().contiguous().t()
+
+
+def every_other_column(x):
+    return x.repeat_interleave(2, 1)[:, ::2]

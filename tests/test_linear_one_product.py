@@ -1,0 +1,177 @@
+"""One product of float32 on Hopper: the tiles that are made again, as TF32."""
+
+import pytest
+import torch
+from float32_on_gpu import (
+    DIVISOR,
+    INF,
+    NAN,
+    assert_mask_of,
+    by_columns,
+    draw,
+    every_other_column,
+    forward_summed_at_once,
+    grad_of_product,
+    step,
+    unaligned,
+    with_gaps,
+)
+from ranges import ONE_PRODUCT_SLACK, Reference, broken_promises
+from tensors import (
+    assert_same_bits,
+    float32_precision,
+    linear_path,
+)
+
+from model_new import _extension
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def one_product():
+    """sm90's product of fp16, of which tiles of 256 x 256 are made again from TF32."""
+    with linear_path("sm90"), float32_precision("high"):
+        yield
+
+
+def put(row, at, value):
+    row[at] = value
+    return row
+
+
+def graded(row):
+    return row * torch.linspace(-20, 20, len(row), device=row.device).exp2()
+
+
+# Rows that fp16 does not carry.
+WIDE_ROWS = {
+    "inf": lambda row: put(row, -1, INF),
+    "both infinities": lambda row: put(put(row, 5, INF), -5, -INF),
+    "NaN": lambda row: put(row, 500, NAN),
+    "graded": graded,
+    "all but one are tiny": lambda row: put(row, slice(1, None), 2.0**-38),
+}
+WIDE_ROWS_OF = {
+    "x": WIDE_ROWS
+    | {
+        "1 in 16 is tiny": lambda row: put(row, slice(0, None, 16), 2.0**-34),
+        "subnormal": lambda row: row * 2.0**-130,
+    },
+    "weight": WIDE_ROWS
+    | {
+        "1 in 16 is small": lambda row: put(row, slice(0, None, 16), 2.0**-20),
+        "outlier": lambda row: put(row, 700, 2.0**20),
+    },
+}
+WIDE = [(side, name) for side in WIDE_ROWS_OF for name in WIDE_ROWS_OF[side]]
+
+
+def draw_plain(m, n, k):
+    """x, weight and bias."""
+    return [torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,))]
+
+
+def draw_wide(side, name, rows, m=700, n=1100, k=1030):
+    """The same with such rows."""
+    x, weight, bias = draw_plain(m, n, k)
+    operand = x if side == "x" else weight
+    for i in range(len(operand))[rows] if isinstance(rows, slice) else rows:
+        operand[i] = WIDE_ROWS_OF[side][name](operand[i].clone())
+    return x, weight, bias
+
+
+@pytest.mark.parametrize("rows", [[300], [0, 255, 256, 699], slice(None)], ids=str)
+@pytest.mark.parametrize(("side", "name"), WIDE)
+def test_wide_rows_are_as_accurate_as_tf32(one_product, side, name, rows):
+    x, weight, bias = draw_wide(side, name, rows)
+    operators = _extension.operators
+    out, mask = operators.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
+    assert_same_bits(operators.linear_relu_divide(x, weight, bias, DIVISOR), out)
+    trusted = forward_summed_at_once(x, weight, bias)
+    reference = Reference(x, weight, bias, DIVISOR)
+    assert broken_promises(out, trusted, reference, ONE_PRODUCT_SLACK) == []
+    assert_mask_of(torch.where(out.isnan(), 1.0, out), mask)  # the gradient of NaN passes
+
+
+@pytest.mark.parametrize("divisor", [2.0, 3.0, -0.7])
+@pytest.mark.parametrize("size", [(256, 512, 1024), (257, 260, 1025), (700, 1101, 1030)], ids=str)
+def test_tiles_are_made_again_at_any_size(one_product, size, divisor):
+    """Small integers leave no room for errors, in whatever way the tiles are stored."""
+    m, n, k = size
+    x, weight, bias = (
+        torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
+    )
+    run = _extension.operators.linear_relu_divide_with_mask
+    weight[:, 3] = 0
+    results = []
+    for value in (1.0, 2.0**100):  # no row of x is wide, then all are
+        x[:, 3] = value
+        results.append((*run(x, weight, bias, divisor), run(x, weight, None, divisor)[0]))
+    for a, b in zip(*results, strict=True):
+        assert_same_bits(a, b)
+    z = x.double() @ weight.double().t() + bias
+    torch.testing.assert_close(results[1][0].double(), z.relu() / divisor, rtol=2e-7, atol=0)
+    assert_mask_of(z, results[1][1])
+
+
+@pytest.mark.parametrize("side", ["x", "weight"])
+def test_other_tiles_keep_their_bits(one_product, side):
+    x, weight, bias = draw_plain(700, 1100, 1030)
+    linear_relu_divide = _extension.operators.linear_relu_divide
+    before = linear_relu_divide(x, weight, bias, DIVISOR)
+    operand, along = (x, 0) if side == "x" else (weight, 1)
+    operand[300] = INF
+    after = linear_relu_divide(x, weight, bias, DIVISOR)
+    kept = [i for i in range(before.shape[along]) if not 256 <= i < 512]
+    again = [i for i in range(256, 512) if i != 300]
+    kept, again = (torch.tensor(rows, device="cuda") for rows in (kept, again))
+    assert_same_bits(after.index_select(along, kept), before.index_select(along, kept))
+    before, after = (out.index_select(along, again) for out in (before, after))
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, before, rtol=1e-2, atol=1e-2)
+
+
+ORDINARY = {
+    "normal": lambda w: w,
+    "int8": lambda w: (w * 30).clamp(-127, 127).round(),
+    "1 in 100 is zero": lambda w: w * (torch.rand_like(w) > 0.01),
+    "1 in 100 is not zero": lambda w: w * (torch.rand_like(w) < 0.01),
+    "2 of 4": lambda w: w * (torch.arange(w.shape[1], device=w.device) % 4 < 2),
+    "lognormal": lambda w: w.sign() * (2 * torch.randn_like(w)).exp(),
+    "half precision": lambda w: w.half().float(),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_weights_are_not_made_again(one_product, name):
+    """Or nothing would change where the tile is made again for another row's sake."""
+    x, weight, bias = draw_plain(256, 512, 2048)
+    weight = ORDINARY[name](weight)
+    linear_relu_divide = _extension.operators.linear_relu_divide
+    before = linear_relu_divide(x, weight, bias, DIVISOR)
+    x[255] = INF
+    assert not torch.equal(linear_relu_divide(x, weight, bias, DIVISOR)[:255], before[:255])
+
+
+def test_gradients_where_tiles_are_made_again(one_product):
+    mine, _, x, grad_output = draw(300, 520, 1030)
+    x[7] = graded(x[7])
+    with torch.no_grad():
+        mine.linear.weight[9, ::16] = 2.0**-20
+    out, *grads = step(mine, x, grad_output)
+    grad_z = grad_of_product(out, grad_output)
+    weight = mine.linear.weight.detach()
+    for got, want in zip(grads, (grad_z @ weight, grad_z.t() @ x, grad_z.sum(0)), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("layout", [unaligned, with_gaps, by_columns, every_other_column])
+def test_the_layout_changes_no_bit_of_one_product(one_product, layout):
+    for k in (1028, 1031):
+        x, weight, bias = draw_wide("x", "graded", [3, 299], 300, 130, k)
+        want = _extension.operators.linear_relu_divide(x, weight, bias, DIVISOR)
+        for operands in ((layout(x), weight), (x, layout(weight)), (layout(x), layout(weight))):
+            assert_same_bits(
+                _extension.operators.linear_relu_divide(*operands, bias, DIVISOR), want
+            )
