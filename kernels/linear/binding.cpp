@@ -210,7 +210,7 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
-  if (in.x.is_cpu() && are_dense(in)) {
+  if (are_dense(in)) {
     const int64_t k = in.weight.size(1);
     node->turns_x = in.x.dim() == 2 && in.x.stride(0) == 1 && in.x.stride(1) == in.x.size(0);
     node->turns_weight = in.weight.stride(0) != k || in.weight.stride(1) != 1;

@@ -108,8 +108,8 @@ struct LinearGradients {
   bool wants_bias;
   const std::optional<Tensor>& x;
   const std::optional<Tensor>& weight;
-  // Whether the gradients of x and weight are made as their transposes. On a CPU the products are
-  // made as autograd makes them, as the other way may take ten times as long.
+  // Whether torch makes the gradients of x and weight as their transposes, as autograd would: on a
+  // CPU the other way may take ten times as long.
   bool turns_x = false, turns_weight = false;
 };
 
@@ -199,8 +199,9 @@ inline bool may_be_ours(const Tensor& a, const Tensor& b) {
   return a.element_size() == 2 && is_large && is_readable(a) && is_readable(b);
 }
 
-// a [i, j] b [j, k]. Our kernels serve where autograd records nothing of it.
-inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
+// a [i, j] b [j, k]. Our kernels serve where autograd records nothing of it; torch makes the
+// transpose if it `turns`.
+inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool turns) {
   if (a.is_cuda() && !at::GradMode::is_enabled() && has_only(a.key_set() | b.key_set(), kDense) &&
       !has_tangent(a) && !has_tangent(b) && may_be_ours(a, b)) {
     const DeviceOf device(a);
@@ -209,7 +210,7 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b) {
         launch_linear({a, b.t(), std::nullopt, /*divisor=*/1.0}, /*relu=*/false, Tensor());
     if (out.defined()) return out;
   }
-  return with_all_memory([&] { return a.mm(b); });
+  return with_all_memory([&] { return turns ? b.t().mm(a.t()).t() : a.mm(b); });
 }
 
 // The second step: the products for the gradients of x and weight that are wanted.
@@ -217,16 +218,8 @@ inline ThreeTensors multiply_out(const LinearGradients& in, TwoTensors epilogue)
   const auto& [grad_z, grad_bias] = epilogue;
   const Tensor z = as_matrix(grad_z);
   Tensor grad_x, grad_weight;
-  if (in.weight && in.turns_x) {
-    grad_x = multiply_matrices(in.weight->t(), z.t()).t();
-  } else if (in.weight) {
-    grad_x = with_rows_of(grad_z, multiply_matrices(z, *in.weight));
-  }
-  if (in.x && in.turns_weight) {
-    grad_weight = multiply_matrices(as_matrix(*in.x).t(), z).t();
-  } else if (in.x) {
-    grad_weight = multiply_matrices(z.t(), as_matrix(*in.x));
-  }
+  if (in.weight) grad_x = with_rows_of(grad_z, multiply_matrices(z, *in.weight, in.turns_x));
+  if (in.x) grad_weight = multiply_matrices(z.t(), as_matrix(*in.x), in.turns_weight);
   return {grad_x, grad_weight, grad_bias};
 }
 
