@@ -89,6 +89,7 @@ struct Memory {
   std::conditional_t<Kind::kConverts, ConverterMemory, int> converters;
   Barriers<kStages> barriers;
   int progress;
+  int tiles[kStages];  // where Kind converts: the index of the tile that begins in a stage
 };
 
 // Tiles to be made again.
@@ -140,6 +141,21 @@ struct Product {
     const Tile transposed = TileOrder{tiles.weight_tiles, tiles.x_tiles}.find(index);
     return {transposed.weight, transposed.x};
   }
+  // Whether fp16 carries all rows of a tile of x. By all lanes of a warp.
+  __device__ bool is_carried(int x_tile) const {
+    bool is_carried = true;
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < kXRows; i += 32) {
+      const int row = x_tile * kXRows + i;
+      is_carried &= row >= epilogue.m || __ldg(x_exponent + row) != split::kUncarried;
+    }
+    return __all_sync(0xffffffff, is_carried);
+  }
+  __device__ bool has_carried_tile() const {
+    int x_tile = 0;
+    while (x_tile < tiles.x_tiles && !is_carried(x_tile)) ++x_tile;
+    return x_tile < tiles.x_tiles;
+  }
 };
 
 // Copies a block's share of x and its weight in a step into a stage: one thread.
@@ -170,10 +186,14 @@ __device__ void copy_stage(const Product<Kind>& p, const CUtensorMap& x_map,
   }
 }
 
-// The TMA producer: one warp, of which one thread copies.
+// What the consumers read in the place of a tile's index after the last one.
+constexpr int kNoTile = INT_MAX;
+
+// The TMA producer: one warp, of which one thread copies. Where Kind converts, it leaves the tiles
+// whose x fp16 does not carry to Redo, and tells the consumers which tiles it loads.
 template <typename Kind>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                        const Product<Kind>& p, int* progress) {
+                        const Product<Kind>& p, Memory<Kind>& shared) {
   const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
   const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
@@ -188,11 +208,17 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     const Tile tile = p.find(i / parts);
     const int row = tile.x * kXRows + rank * kXShare;
     const int share = tile.weight * kClusterSize + rank;
+    if (Kind::kConverts && !p.is_carried(tile.x)) {
+      if (copies && rank == 0) p.redo.add(i);
+      started += steps;
+      continue;
+    }
     int converted = 0;
     for (int step = steps * part / parts; step < end; ++step, ring.advance()) {
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       if constexpr (Kind::kConverts) {
-        if (copies) atomicExch(progress, started + step);
+        if (copies) atomicExch(&shared.progress, started + step);
+        if (copies && step == 0) shared.tiles[ring.stage] = i;
         if (step >= converted) converted = step + wait_converted(p.conversion, share, step);
       }
       if (copies) {
@@ -203,7 +229,12 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     }
     started += steps;
   }
-  if (Kind::kConverts && copies) atomicExch(progress, INT_MAX - kLead);
+  if (Kind::kConverts && copies) {
+    atomicExch(&shared.progress, INT_MAX - kLead);
+    ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+    shared.tiles[ring.stage] = kNoTile;
+    ptx::mbarrier_arrive_expect_tx(full + 8 * ring.stage, 0);
+  }
 }
 
 // A thread's share of the epilogue's data, prefetched while the products are made.
@@ -213,8 +244,7 @@ struct ThreadScales {
   static constexpr int kEach = kScaled ? kXRows / 128 : 0;  // rows of x
   float bias = 0;
   int weight_exponent = 0, x_exponent[kEach + 1] = {};
-  bool is_direct;             // whether the tile is, as far as this thread sees
-  bool is_uncarried = false;  // whether a row of x is
+  bool is_direct;  // whether the tile is, as far as this thread sees
 
   __device__ ThreadScales(const Product<Kind>& p, int first_row, int first_feature)
       : is_direct(p.epilogue.is_direct) {
@@ -230,7 +260,6 @@ struct ThreadScales {
       const int row = first_row + i * 128 + thread;
       if (Kind::kConverts && row < epilogue.m) x_exponent[i] = __ldg(p.x_exponent + row);
       is_direct &= abs(x_exponent[i]) <= kModestExponent;
-      is_uncarried |= x_exponent[i] == split::kUncarried;
     }
   }
 
@@ -316,6 +345,12 @@ struct ProductConsumer {
     return (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
   }
 
+  // The index of the next tile that the producer loads, kNoTile where there is none.
+  __device__ int wait_tile(const int (&tiles)[kStages]) const {
+    ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
+    return tiles[ring.stage];
+  }
+
   // The products of a tile's next step. Those of the step before are complete then.
   __device__ __forceinline__ void multiply(float (&d)[kSums], int step) {
     ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
@@ -397,7 +432,9 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
   const int parts = p.parts(), count = p.count() * parts;
   ProductConsumer<Kind> consumer(p, base, warpgroup);
   float d[kSums];
-  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
+  for (int i = blockIdx.x / kClusterSize;; i += gridDim.x / kClusterSize) {
+    if constexpr (Kind::kConverts) i = consumer.wait_tile(shared.tiles);
+    if (i >= count) break;
     const int part = i % parts;
     const int steps = p.steps() * (part + 1) / parts - p.steps() * part / parts;
     const Tile tile = p.find(i / parts);
@@ -414,8 +451,7 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
       // An infinity or NaN in a row of the weight makes all its sums infinite or NaN, as x is
       // finite: one of each of the thread's two rows tells.
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
-      const bool any = __any_sync(0xffffffff, own.is_uncarried || !is_finite);
-      if (any && threadIdx.x % 32 == 0) p.redo.add(i);
+      if (!__all_sync(0xffffffff, is_finite) && threadIdx.x % 32 == 0) p.redo.add(i);
     }
     if constexpr (Kind::kIsRedo) {
       unsigned* const warps = p.redo.is_listed + p.redo.tiles[i / parts];
@@ -483,12 +519,13 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   if (warpgroup >= kConsumers) {
     ptx::setmaxnreg_dec<Kind::kIsGradient ? kGradientWorkerRegisters : kWorkerRegisters>();
     if (threadIdx.x < kConsumers * 128 + 32) {  // load
-      produce(base, x_map, weight_map, p, &shared.progress);
+      produce(base, x_map, weight_map, p, shared);
     } else if constexpr (Kind::kConverts) {  // convert
       const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
       convert<Kind::kIsTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
                                    gridDim.x / kClusterSize, shared.converters[converter],
-                                   1 + kConsumers + converter, &shared.progress);
+                                   1 + kConsumers + converter, &shared.progress,
+                                   [&] { return p.has_carried_tile(); });
     }
   } else {  // multiply
     ptx::setmaxnreg_inc<Kind::kIsGradient ? kGradientProductRegisters : kProductRegisters>();
