@@ -17,13 +17,13 @@ enum class Precision { kHigh, kHighest };
 // torch allows no more dimensions than this.
 constexpr int kMaxDims = 64;
 
-// Operands of any strides, walked in the memory order of a dense result: element i of the result
-// has the coordinates i % size[0], i / size[0] % size[1], ... and is found in operand k at the sum
-// of coordinate * stride[k]. Strides are in elements; those of a mask are in bits.
+// An operand of any strides, walked in the memory order of a dense result: element i of the result
+// has the coordinates i % size[0], i / size[0] % size[1], ... and is found in the operand at the
+// sum of coordinate * stride. Strides are in elements.
 struct Layout {
   int ndim = 0;
   int64_t size[kMaxDims];
-  int64_t stride[2][kMaxDims];
+  int64_t stride[kMaxDims];
 };
 
 // The ReLU kernels. x, out, grad_output and grad_input hold n elements of one dtype; mask holds
@@ -31,13 +31,12 @@ struct Layout {
 // The masks exist for the floating dtypes only.
 //
 //   relu                   out[i] = x[i] < 0 ? 0 : x[i]; both dense, in one order. x may be out.
-//   relu_strided           the same with x read through layout.stride[0], and written through it
-//                          where x is out
+//   relu_strided           the same with x read through the layout, and written through it where x
+//                          is out
 //   relu_with_mask         relu, and mask bit i = !(x[i] <= 0), which is true for NaN
 //   relu_with_mask_strided relu_strided, out of place, and the mask in the result's order
 //   relu_backward          grad_input[i] = mask bit i ? grad_output[i] : 0. They may be the same.
-//   relu_backward_strided  the same with grad_output read through layout.stride[0] and the mask
-//                          through layout.stride[1]
+//   relu_backward_strided  the same with grad_output read through the layout
 
 // Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /
 // divisor, with the ReLU of above and a true division in float (float64: in double).

@@ -191,10 +191,9 @@ inline bool same_order(const Tensor& tensor, at::IntArrayRef dense) {
   return true;
 }
 
-// The walk over up to two strided operands in the memory order of a dense result, with neighbouring
-// dimensions joined where every operand allows it.
-inline Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef first,
-                        at::IntArrayRef second) {
+// The walk over a strided operand in the memory order of a dense result, with neighbouring
+// dimensions joined where the operand allows it.
+inline Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntArrayRef stride) {
   int order[kMaxDims];
   int ndim = 0;
   for (int d = 0; d < static_cast<int>(sizes.size()); ++d) {
@@ -206,13 +205,11 @@ inline Layout layout_of(at::IntArrayRef sizes, at::IntArrayRef result, at::IntAr
   Layout layout;
   for (int i = 0; i < ndim; ++i) {
     const int d = order[i], last = layout.ndim - 1;
-    if (last >= 0 && layout.stride[0][last] * layout.size[last] == first[d] &&
-        layout.stride[1][last] * layout.size[last] == second[d]) {
+    if (last >= 0 && layout.stride[last] * layout.size[last] == stride[d]) {
       layout.size[last] *= sizes[d];
     } else {
       layout.size[layout.ndim] = sizes[d];
-      layout.stride[0][layout.ndim] = first[d];
-      layout.stride[1][layout.ndim++] = second[d];
+      layout.stride[layout.ndim++] = stride[d];
     }
   }
   if (layout.ndim == 0) layout = {1, {1}, {}};

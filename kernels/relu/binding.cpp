@@ -40,7 +40,7 @@ void launch_relu(DType dtype, const Tensor& x, const Tensor& out) {
         out, from != to, [=](auto stream) { return cuda::relu(dtype, from, to, n, stream); },
         [=](auto... range) { cpu::relu(dtype, from, to, range...); });
   } else {
-    const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
+    const Layout layout = layout_of(x.sizes(), out.strides(), x.strides());
     launch_elements(
         out, from != to,
         [&](auto stream) { return cuda::relu_strided(dtype, from, to, n, layout, stream); },
@@ -69,7 +69,7 @@ void launch_relu_with_mask_strided(DType dtype, const Tensor& x, const Tensor& o
   const void* from = x.const_data_ptr();
   void* to = out.mutable_data_ptr();
   uint8_t* bits = mask.mutable_data_ptr<uint8_t>();
-  const Layout layout = layout_of(x.sizes(), out.strides(), x.strides(), x.strides());
+  const Layout layout = layout_of(x.sizes(), out.strides(), x.strides());
   launch_elements(
       out, /*is_fresh=*/true,
       [&](auto stream) {
@@ -80,20 +80,21 @@ void launch_relu_with_mask_strided(DType dtype, const Tensor& x, const Tensor& o
       });
 }
 
+// grad_input is dense, in the mask's order.
 void launch_relu_backward(DType dtype, const Tensor& grad_output, const Tensor& mask,
-                          at::IntArrayRef stride, const Tensor& grad_input) {
+                          const Tensor& grad_input) {
   const int64_t n = grad_output.numel();
   const void* from = grad_output.const_data_ptr();
   const uint8_t* bits = mask.const_data_ptr<uint8_t>();
   void* to = grad_input.mutable_data_ptr();
-  if (same_order(grad_output, stride) && same_order(grad_input, stride)) {
+  if (same_order(grad_output, grad_input.strides())) {
     launch_elements(
         grad_input, /*is_fresh=*/true,
         [=](auto stream) { return cuda::relu_backward(dtype, from, bits, to, n, stream); },
         [=](auto... range) { cpu::relu_backward(dtype, from, bits, to, range...); });
   } else {
     const Layout layout =
-        layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides(), stride);
+        layout_of(grad_output.sizes(), grad_input.strides(), grad_output.strides());
     launch_elements(
         grad_input, /*is_fresh=*/true,
         [&](auto stream) {
@@ -131,7 +132,8 @@ TwoTensors relu_with_mask_forward(const Tensor& x) {
 }
 
 // An output with the strides of threshold_backward's: the elementwise rule over the forward's
-// output, whose strides are `stride`, and the gradient.
+// output, whose strides are `stride`, and then the gradient. As the forward's output is dense, the
+// elements are in its order, and the gradient decides at most where dimensions have size 1.
 Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
   const at::IntArrayRef sizes = grad_output.sizes(), strides = grad_output.strides();
   const at::ScalarType type = grad_output.scalar_type();
@@ -146,6 +148,9 @@ Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
   };
   // Not by the dispatcher, whose meta kernel is a decomposition in Python with strides of its own.
   const Tensor grad_input = at::meta::threshold_backward(meta(strides), meta(stride), 0);
+  if (!same_order(grad_input, stride)) {  // a stride of 0 that no output has
+    return allocate(grad_output, sizes, at::infer_dense_strides(sizes, stride), type);
+  }
   return allocate(grad_output, sizes, grad_input.strides(), type);
 }
 
@@ -174,7 +179,7 @@ Tensor relu_backward(const Tensor& grad_output, const Tensor& mask, c10::SymIntA
   }
   const DeviceOf device(grad_output);
   Tensor grad_input = allocate_grad_input(grad_output, stride);
-  launch_relu_backward(dtype, grad_output, mask, stride, grad_input);
+  launch_relu_backward(dtype, grad_output, mask, grad_input);
   return grad_input;
 }
 

@@ -61,40 +61,63 @@ __device__ int64_t first_element() {
   return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
 }
 
-// A thread handles kVectors vectors, kBlock vectors apart. Of the elements after the last whole
-// vector, threads of the last block have one each, by the same code: that of a branch would come
-// late from memory, as L2 may have lost it.
-template <typename T, int kVectors>
+// Of large tensors, loads ask L2 to evict their lines last. A policy takes instructions to make, so
+// that others have none.
+template <bool kIsLarge, typename T>
+__device__ Vector<T> load_dense(const T* address, uint64_t policy) {
+  if constexpr (kIsLarge) {
+    return load_vector(address, policy);
+  } else {
+    const uint4 bits = *reinterpret_cast<const uint4*>(address);
+    Vector<T> vector;
+    memcpy(&vector, &bits, sizeof(vector));
+    return vector;
+  }
+}
+
+// A thread handles kVectors vectors, kBlock vectors apart. In all blocks but the last, none is
+// tested: the shorter code comes earlier from memory, as L2 may have lost it (4% of the time of
+// 1 MiB). Of the elements after the last whole vector, threads of the last block have one each.
+template <typename T, int kVectors, bool kIsLarge>
 __global__ void __launch_bounds__(kBlock)
-    relu_kernel(const T* x, T* out, int64_t n, bool evict_last) {
+    relu_kernel(const T* x, T* out, std::conditional_t<kIsLarge, int64_t, uint32_t> n) {
+  using Index = decltype(n);
   constexpr int kSize = Vector<T>::kSize, kStep = kBlock * kSize;
-  const uint64_t policy = l2_policy(evict_last);
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * (kStep * kVectors) + threadIdx.x * kSize;
-  const int64_t whole = n - n % kSize, last = whole + threadIdx.x;
-  const bool has_last = blockIdx.x == gridDim.x - 1 && last < n;
+  const uint64_t policy = kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
+  const auto load = [&](const T* address) {
+    return load_dense<kIsLarge>(reinterpret_cast<const uint32_t*>(address), policy);
+  };
+  const Index first = static_cast<Index>(blockIdx.x) * (kStep * kVectors);
+  const Index start = first + threadIdx.x * kSize;
   Words v[kVectors];
+  if (first + kStep * kVectors <= n) {
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) v[u] = load(x + start + u * kStep);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      store_vector(reinterpret_cast<uint32_t*>(out + start + u * kStep), relu_of_words<T>(v[u]));
+    }
+    return;
+  }
+  const Index whole = n - n % kSize, last = whole + threadIdx.x;
   T rest;
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const T* const from = x + start + u * kStep;
-    if (start + u * kStep < whole) {
-      v[u] = load_vector(reinterpret_cast<const uint32_t*>(from), policy);
-    }
+    if (start + u * kStep < whole) v[u] = load(x + start + u * kStep);
   }
-  if (has_last) rest = x[last];
+  if (last < n) rest = x[last];
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    T* const to = out + start + u * kStep;
     if (start + u * kStep < whole) {
-      store_vector(reinterpret_cast<uint32_t*>(to), relu_of_words<T>(v[u]));
+      store_vector(reinterpret_cast<uint32_t*>(out + start + u * kStep), relu_of_words<T>(v[u]));
     }
   }
-  if (has_last) out[last] = relu_of(rest);
+  if (last < n) out[last] = relu_of(rest);
 }
 
 // Stores a thread's bits, those of elements i and following. Neighbouring threads have the rest of
 // the byte. All threads of a warp get here, unless they have exited with all those neighbours.
-template <int kSize>
+template <int kSize, bool kHasPolicy = true>
 __device__ void store_bits(uint8_t* mask, int64_t i, int64_t n, uint32_t bits, uint64_t policy) {
   constexpr int kThreadsPerByte = 8 / kSize;
   static_assert(kThreadsPerByte >= 1, "a thread has at most the bits of one byte");
@@ -104,7 +127,12 @@ __device__ void store_bits(uint8_t* mask, int64_t i, int64_t n, uint32_t bits, u
   for (int lane = 1; lane < kThreadsPerByte; lane *= 2) {
     bits |= __shfl_xor_sync(0xffffffff, bits, lane);
   }
-  if (place == 0 && i < n) store_mask(mask + i / 8, bits, policy);
+  if (place != 0 || i >= n) return;
+  if constexpr (kHasPolicy) {
+    store_mask(mask + i / 8, bits, policy);
+  } else {
+    mask[i / 8] = static_cast<uint8_t>(bits);
+  }
 }
 
 // The same where a warp's threads have an element each, and the first of them a multiple of 32.
@@ -113,27 +141,50 @@ __device__ inline void store_ballot(uint8_t* mask, uint32_t i, uint32_t n, bool 
   if (i % 8 == 0 && i < n) mask[i / 8] = static_cast<uint8_t>(bits);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kBlock)
-    relu_with_mask_kernel(const T* x, T* out, uint8_t* mask, int64_t n, bool evict_last) {
-  constexpr int kSize = Vector<T>::kSize;
-  const int64_t i = first_element<T>();
-  const uint64_t policy = l2_policy(evict_last);
-  uint32_t bits = 0;
-  const auto relu = [&](Vector<T> v) {
+// relu_kernel with a mask.
+template <typename T, int kThreads, int kVectors, bool kIsLarge>
+__global__ void __launch_bounds__(kThreads)
+    relu_with_mask_kernel(const T* x, T* out, uint8_t* mask,
+                          std::conditional_t<kIsLarge, int64_t, uint32_t> n) {
+  using Index = decltype(n);
+  constexpr int kSize = Vector<T>::kSize, kStep = kThreads * kSize;
+  const uint64_t policy = kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
+  const Index first = static_cast<Index>(blockIdx.x) * (kStep * kVectors);
+  const Index start = first + threadIdx.x * kSize;
+  // The results of the vector of elements i and following, whose bits it stores. By whole warps.
+  const auto relu = [&](Vector<T> v, Index i) {
+    uint32_t bits = 0;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
       bits |= static_cast<uint32_t>(keeps_gradient(v.value[j])) << j;
       v.value[j] = relu_of(v.value[j]);
     }
+    store_bits<kSize, kIsLarge>(mask, i, n, bits, policy);
     return v;
   };
-  if (i + kSize <= n) {
-    store_vector(out + i, relu(load_vector(x + i, policy)));
-  } else {
-    store_elements(out + i, relu(load_elements(x + i, n - i)), n - i);
+  if (first + kStep * kVectors <= n) {
+    Vector<T> v[kVectors];
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) v[u] = load_dense<kIsLarge>(x + start + u * kStep, policy);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      store_vector(out + start + u * kStep, relu(v[u], start + u * kStep));
+    }
+    return;
   }
-  store_bits<kSize>(mask, i, n, bits, policy);
+#pragma unroll 1
+  for (int u = 0; u < kVectors; ++u) {
+    const Index i = start + u * kStep;
+    const int64_t left = static_cast<int64_t>(n) - static_cast<int64_t>(i);
+    const bool is_whole = left >= kSize;
+    const Vector<T> made =
+        relu(is_whole ? load_dense<kIsLarge>(x + i, policy) : load_elements(x + i, left), i);
+    if (is_whole) {
+      store_vector(out + i, made);
+    } else {
+      store_elements(out + i, made, left);
+    }
+  }
 }
 
 template <typename Bits>

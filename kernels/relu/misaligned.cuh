@@ -72,28 +72,34 @@ constexpr int64_t kLeastShifted = kBlock;
 
 // order.relu of the narrow elements of a word.
 template <typename Bits>
-__device__ uint32_t relu_of_word(const Order<Bits>& order, uint32_t word) {
+__device__ uint32_t relu_of_narrow(const Order<Bits>& order, uint32_t word) {
   constexpr uint32_t kEach = sizeof(Bits) == 1 ? 0x01010101 : 0x00010001;
   const uint32_t offset = order.offset * kEach, limit = static_cast<Bits>(order.limit) * kEach;
   return word & ~(sizeof(Bits) == 1 ? __vcmplts4(__vsub4(word, offset), limit)
                                     : __vcmplts2(__vsub2(word, offset), limit));
 }
 
-// order.relu of every element; of narrow elements a word at a time, which takes an int8 vector's
-// thread 106 instructions instead of 167 (sm_90a).
-template <typename Bits>
-__device__ Vector<Bits> relu_of(const Order<Bits>& order, Vector<Bits> v) {
-  if constexpr (sizeof(Bits) >= 4) {
-#pragma unroll
-    for (Bits& value : v.value) value = order.relu(value);
+// order.relu of every element of a word or a vector; of narrow elements 32 bits at a time, which
+// takes an int8 vector's thread 106 instructions instead of 167 (sm_90a).
+template <typename Bits, typename Word>
+__device__ Word relu_of(const Order<Bits>& order, Word word) {
+  if constexpr (sizeof(Word) == sizeof(Bits)) {
+    return order.relu(word);
   } else {
-    uint32_t words[4];
-    memcpy(words, &v, sizeof(v));
+    using Part = std::conditional_t<sizeof(Bits) < 4, uint32_t, Bits>;
+    Part parts[sizeof(Word) / sizeof(Part)];
+    memcpy(parts, &word, sizeof(word));
 #pragma unroll
-    for (uint32_t& word : words) word = relu_of_word(order, word);
-    memcpy(&v, words, sizeof(v));
+    for (Part& part : parts) {
+      if constexpr (sizeof(Bits) < 4) {
+        part = relu_of_narrow(order, part);
+      } else {
+        part = order.relu(part);
+      }
+    }
+    memcpy(&word, parts, sizeof(word));
+    return word;
   }
-  return v;
 }
 
 // x may be out. The mask's bytes begin at multiples of 8 elements, but the
@@ -155,56 +161,70 @@ __global__ void __launch_bounds__(kBlock)
 constexpr int kUnroll = 4;
 constexpr int kScalarBlock = 128;
 
-// The same by scalar accesses, kUnroll a thread, a warp's side by side: of elements of 4 or 8 bytes
-// 5% less time for 4 MiB on an H200, and 2% with a mask. Larger operands take up to 5% longer.
-constexpr int64_t kScalarBytes = 64 << 20, kScalarBytesWithMask = 8 << 20;  // less than that
-constexpr int64_t kWordBytes = 8 << 20;  // of narrow elements: 2% less time for 2 MiB
+// So many words, kUnroll a thread, are half of what an H200's threads take at once. Up to twice as
+// many would need a second round of blocks for the last few; by twice the words a thread, they take
+// 4% less time.
+constexpr int64_t kMostOfHalfWave = 1 << 20;
 
-// Whether n elements of a result at `to` go by scalar accesses, if there are fewer bytes than
-// these. In place, vectors are aligned, and need no shift.
+// Fewer bytes than this go by words, where x and out begin at multiples of them, kUnroll a thread,
+// a warp's side by side: 5% less time for 4 MiB on an H200 than shifted vectors, and 3% with a
+// mask, of elements of 4 or 8 bytes. Larger operands take up to 5% longer.
+constexpr int64_t kWordBytes = 64 << 20, kScalarBytesWithMask = 8 << 20;
+
+// Whether n elements of a result at `to` go by scalar accesses where there is a mask. In place,
+// vectors are aligned, and need no shift.
 template <typename Bits>
-bool by_scalars(const void* from, const void* to, int64_t n, int64_t bytes) {
-  const bool is_small = sizeof(Bits) >= 4 && n * static_cast<int64_t>(sizeof(Bits)) < bytes;
+bool by_scalars(const void* from, const void* to, int64_t n) {
+  const bool is_small =
+      sizeof(Bits) >= 4 && n * static_cast<int64_t>(sizeof(Bits)) < kScalarBytesWithMask;
   return n < kLeastShifted || (is_small && from != to);
 }
 
-// body(u, i) for the elements i of a thread.
-template <typename Body>
+// body(u, i) for the elements i of a thread, of which it has kCount.
+template <int kCount = kUnroll, typename Body>
 __device__ void for_scalars(uint32_t n, const Body& body) {
-  const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
+  const uint32_t start = blockIdx.x * (kScalarBlock * kCount) + threadIdx.x;
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
+  for (int u = 0; u < kCount; ++u) {
     if (start + u * kScalarBlock < n) body(u, start + u * kScalarBlock);
   }
 }
 
-template <typename Bits, bool kMask>
+template <typename Bits>
 __global__ void __launch_bounds__(kScalarBlock)
-    relu_scalar_kernel(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask, uint32_t n) {
+    relu_with_mask_scalar_kernel(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask,
+                                 uint32_t n) {
   Bits value[kUnroll] = {};
   for_scalars(n, [&](int u, uint32_t i) { value[u] = x[i]; });
   const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const uint32_t i = start + u * kScalarBlock;
-    if constexpr (kMask) store_ballot(mask, i, n, order.keeps_gradient(value[u]));
+    store_ballot(mask, i, n, order.keeps_gradient(value[u]));
     if (i < n) out[i] = order.relu(value[u]);
   }
 }
 
-// The same of narrow elements, a word each: x and out begin at multiples of 4 bytes.
-template <typename Bits>
+// x and out begin at multiples of a word. The last block tests each word, as in relu_kernel.
+template <typename Bits, typename Word, int kWords>
 __global__ void __launch_bounds__(kScalarBlock)
     relu_words_kernel(Order<Bits> order, const Bits* x, Bits* out, uint32_t n) {
-  constexpr uint32_t kEach = 4 / sizeof(Bits);
-  const uint32_t words = n / kEach, rest = n % kEach;
-  uint32_t word[kUnroll];
-  for_scalars(words, [&](int u, uint32_t i) { word[u] = reinterpret_cast<const uint32_t*>(x)[i]; });
-  for_scalars(words, [&](int u, uint32_t i) {
-    reinterpret_cast<uint32_t*>(out)[i] = relu_of_word(order, word[u]);
-  });
-  const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
-  if (start < rest) out[n - rest + start] = order.relu(x[n - rest + start]);
+  constexpr uint32_t kSize = sizeof(Word) / sizeof(Bits);
+  const uint32_t words = n / kSize, rest = n % kSize;
+  const uint32_t first = blockIdx.x * (kScalarBlock * kWords), start = first + threadIdx.x;
+  const auto from = reinterpret_cast<const Word*>(x);
+  const auto to = reinterpret_cast<Word*>(out);
+  Word word[kWords];
+  if (first + kScalarBlock * kWords <= words) {
+#pragma unroll
+    for (int u = 0; u < kWords; ++u) word[u] = from[start + u * kScalarBlock];
+#pragma unroll
+    for (int u = 0; u < kWords; ++u) to[start + u * kScalarBlock] = relu_of(order, word[u]);
+    return;
+  }
+  for_scalars<kWords>(words, [&](int u, uint32_t i) { word[u] = from[i]; });
+  for_scalars<kWords>(words, [&](int u, uint32_t i) { to[i] = relu_of(order, word[u]); });
+  if (threadIdx.x < rest) out[n - rest + threadIdx.x] = order.relu(x[n - rest + threadIdx.x]);
 }
 
 template <typename Bits>

@@ -18,8 +18,8 @@
 namespace kernels::elementwise {
 
 // Between these sizes a thread has four vectors: 9.6 instead of 10.3 us for 12 MiB on an H200. Of
-// fewer bytes, one is the shorter code; of more, one is 1% better.
-constexpr int64_t kFourVectorsFrom = 512 << 10, kFourVectorsTo = 32 << 20;
+// fewer bytes, one is the shorter code; of more, one is 2% better.
+constexpr uint32_t kFourVectorsFrom = 512 << 10, kFourVectorsTo = 20 << 20;
 
 // From this size on, loads ask L2 to evict their lines last, so that the lines to be written go to
 // memory in longer runs. Below, the data fits in L2 and there is nothing to gain.
@@ -41,35 +41,56 @@ int for_any(DType dtype, const Body& body) {
   return for_floating(dtype, body);
 }
 
-// x may be out, and mask null.
-int relu_shifted(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
-                 CUstream_st* stream) {
+// x may be out.
+int relu_misaligned(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) {
   return for_bits(dtype, [&](auto order) {
     using Bits = decltype(order.offset);
-    const AlignedVectors<Bits> vectors(out, n);
-    const auto run = [&](auto with_mask) {
-      if (by_scalars<Bits>(x, out, n, with_mask ? kScalarBytesWithMask : kScalarBytes)) {
-        return launch<relu_scalar_kernel<Bits, with_mask>>(
-            blocks_of(n, kScalarBlock * kUnroll), kScalarBlock, stream, order,
-            static_cast<const Bits*>(x), static_cast<Bits*>(out), mask, static_cast<uint32_t>(n));
-      }
-      if constexpr (sizeof(Bits) < 4 && !with_mask) {
-        const bool has_words =
-            (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 4 == 0;
-        if (has_words && x != out && n * sizeof(Bits) < kWordBytes) {
-          return launch<relu_words_kernel<Bits>>(
-              blocks_of(n * sizeof(Bits), 4 * kScalarBlock * kUnroll), kScalarBlock, stream, order,
-              static_cast<const Bits*>(x), static_cast<Bits*>(out), static_cast<uint32_t>(n));
-        }
-      }
-      return launch<relu_shifted_kernel<Bits, with_mask>>(
-          vectors.blocks(), kBlock, stream, order, static_cast<const Bits*>(x),
-          static_cast<Bits*>(out), mask, vectors, evicts_last<Bits>(n));
+    const Bits* const from = static_cast<const Bits*>(x);
+    Bits* const to = static_cast<Bits*>(out);
+    const int64_t bytes = n * static_cast<int64_t>(sizeof(Bits));
+    const auto launch_words = [&](auto word, auto each) {
+      constexpr int kEach = decltype(each)::value;
+      return launch<relu_words_kernel<Bits, decltype(word), kEach>>(
+          blocks_of(bytes, sizeof(word) * kScalarBlock * kEach), kScalarBlock, stream, order, from,
+          to, static_cast<uint32_t>(n));
     };
-    if constexpr (sizeof(Bits) > 1) {  // integers of 8 bits have no mask
-      if (mask != nullptr) return run(std::true_type{});
+    const auto by_words = [&](auto word) {
+      const int64_t words = bytes / static_cast<int64_t>(sizeof(word));
+      if (kMostOfHalfWave < words && words <= 2 * kMostOfHalfWave) {
+        return launch_words(word, std::integral_constant<int, 2 * kUnroll>{});
+      }
+      return launch_words(word, std::integral_constant<int, kUnroll>{});
+    };
+    const uintptr_t places = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out);
+    if (n < kLeastShifted) return launch_words(Bits{}, std::integral_constant<int, kUnroll>{});
+    if (x != out && bytes < kWordBytes) {  // in place, vectors are aligned, and need no shift
+      if (places % 8 == 0) return by_words(uint64_t{});
+      if constexpr (sizeof(Bits) <= 4) {
+        if (places % 4 == 0) return by_words(uint32_t{});
+      }
     }
-    return run(std::false_type{});
+    const AlignedVectors<Bits> vectors(out, n);
+    return launch<relu_shifted_kernel<Bits, false>>(vectors.blocks(), kBlock, stream, order, from,
+                                                    to, static_cast<uint8_t*>(nullptr), vectors,
+                                                    evicts_last<Bits>(n));
+  });
+}
+
+// The same, and the mask.
+int relu_with_mask_misaligned(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
+                              CUstream_st* stream) {
+  return for_floating_bits(dtype, [&](auto order) {
+    using Bits = decltype(order.offset);
+    const Bits* const from = static_cast<const Bits*>(x);
+    Bits* const to = static_cast<Bits*>(out);
+    if (by_scalars<Bits>(x, out, n)) {
+      return launch<relu_with_mask_scalar_kernel<Bits>>(blocks_of(n, kScalarBlock * kUnroll),
+                                                        kScalarBlock, stream, order, from, to, mask,
+                                                        static_cast<uint32_t>(n));
+    }
+    const AlignedVectors<Bits> vectors(out, n);
+    return launch<relu_shifted_kernel<Bits, true>>(vectors.blocks(), kBlock, stream, order, from,
+                                                   to, mask, vectors, evicts_last<Bits>(n));
   });
 }
 
@@ -78,8 +99,8 @@ template <bool kMask, typename Bits>
 int relu_part(Order<Bits> order, const void* x, void* out, uint8_t* mask, const Part& part,
               CUstream_st* stream) {
   const bool is_in_place = x == out;
-  const Bits* from = static_cast<const Bits*>(x) + part.offset[0];
-  Bits* to = static_cast<Bits*>(out) + (is_in_place ? part.offset[0] : part.first);
+  const Bits* from = static_cast<const Bits*>(x) + part.offset;
+  Bits* to = static_cast<Bits*>(out) + (is_in_place ? part.offset : part.first);
   const uint32_t size = static_cast<uint32_t>(part.size);
   const Walk walk(part.layout);
   if constexpr (sizeof(Bits) < 8) {
@@ -104,18 +125,22 @@ namespace kernels::cuda {
 using namespace elementwise;
 
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) {
-  if (!is_vector_aligned(x, out)) return relu_shifted(dtype, x, out, nullptr, n, stream);
+  if (!is_vector_aligned(x, out)) return relu_misaligned(dtype, x, out, n, stream);
   return for_any(dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(out);
-    const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
-    if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) {
-      return launch<relu_kernel<T, 4>>(blocks_of(n, 4 * kBlockElements<T>), kBlock, stream, from,
-                                       to, n, false);
+    if (evicts_last<T>(n)) {
+      return launch<relu_kernel<T, 1, true>>(blocks_of(n, kBlockElements<T>), kBlock, stream, from,
+                                             to, n);
     }
-    return launch<relu_kernel<T, 1>>(blocks_of(n, kBlockElements<T>), kBlock, stream, from, to, n,
-                                     evicts_last<T>(n));
+    const uint32_t size = static_cast<uint32_t>(n), bytes = size * sizeof(T);
+    if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) {
+      return launch<relu_kernel<T, 4, false>>(blocks_of(n, 4 * kBlockElements<T>), kBlock, stream,
+                                              from, to, size);
+    }
+    return launch<relu_kernel<T, 1, false>>(blocks_of(n, kBlockElements<T>), kBlock, stream, from,
+                                            to, size);
   });
 }
 
@@ -130,12 +155,22 @@ int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout&
 
 int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                    CUstream_st* stream) {
-  if (!is_vector_aligned(x, out)) return relu_shifted(dtype, x, out, mask, n, stream);
+  if (!is_vector_aligned(x, out)) {
+    return relu_with_mask_misaligned(dtype, x, out, mask, n, stream);
+  }
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    return launch<relu_with_mask_kernel<T>>(blocks_of(n, kBlockElements<T>), kBlock, stream,
-                                            static_cast<const T*>(x), static_cast<T*>(out), mask, n,
-                                            evicts_last<T>(n));
+    const T* from = static_cast<const T*>(x);
+    T* to = static_cast<T*>(out);
+    if (evicts_last<T>(n)) {
+      return launch<relu_with_mask_kernel<T, kBlock, 1, true>>(blocks_of(n, kBlockElements<T>),
+                                                               kBlock, stream, from, to, mask, n);
+    }
+    // Up to 8% less time than with one vector a thread, 8 MiB on an H200.
+    constexpr int kThreads = 128, kVectors = 2;
+    return launch<relu_with_mask_kernel<T, kThreads, kVectors, false>>(
+        blocks_of(n, kThreads * kVectors * Vector<T>::kSize), kThreads, stream, from, to, mask,
+        static_cast<uint32_t>(n));
   });
 }
 
@@ -156,7 +191,7 @@ int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, voi
     const Bits* from = static_cast<const Bits*>(grad_output);
     Bits* to = static_cast<Bits*>(grad_input);
     if (!is_vector_aligned(from, to)) {
-      if (by_scalars<Bits>(from, to, n, kScalarBytesWithMask)) {
+      if (by_scalars<Bits>(from, to, n)) {
         return launch<relu_backward_scalar_kernel<Bits>>(blocks_of(n, kScalarBlock * kUnroll),
                                                          kScalarBlock, stream, from, mask, to,
                                                          static_cast<uint32_t>(n));
@@ -175,17 +210,18 @@ int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* m
   return for_floating_bits(dtype, [&](auto order) {
     using Bits = decltype(order.offset);
     return for_parts({layout, n}, [&](const Part& part) {
-      const Bits* from = static_cast<const Bits*>(grad_output) + part.offset[0];
+      const Bits* from = static_cast<const Bits*>(grad_output) + part.offset;
       Bits* to = static_cast<Bits*>(grad_input) + part.first;
-      const Tiles tiles = Tiles::choose<Bits>(part.layout);
-      if (tiles.across != 0) {
+      const uint64_t first_bit = part.first;
+      const TiledLayout tiled = TiledLayout::choose<Bits>(part.layout);
+      if (tiled.tiles.dims[0] > 0) {
         return launch<relu_backward_tiles_kernel<Bits>>(
-            static_cast<unsigned>(tiles.blocks(part.size)), kBlock, stream, from, mask,
-            part.offset[1], to, tiles, Walk(part.layout));
+            static_cast<unsigned>(tiled.tiles.blocks(part.size)), kBlock, stream, from, mask,
+            first_bit, to, tiled.tiles, Walk(tiled.layout));
       }
       return launch<relu_backward_strided_kernel<Bits>>(
-          blocks_of(part.size, kBlockElements<Bits>), kBlock, stream, from, mask, part.offset[1],
-          to, static_cast<uint32_t>(part.size), Walk(part.layout));
+          blocks_of(part.size, kBlockElements<Bits>), kBlock, stream, from, mask, first_bit, to,
+          static_cast<uint32_t>(part.size), Walk(part.layout));
     });
   });
 }

@@ -159,14 +159,13 @@ void relu_with_mask_block(Order<Bits> order, const Bits* x, Bits* out, uint8_t* 
   if (!kMaskAlone) relu_few(order, x, out, kBlock);
 }
 
-// A place in one operand of a layout, whose elements are taken in the result's order.
+// A place in the operand of a layout, whose elements are taken in the result's order.
 class Cursor {
  public:
-  Cursor(const Layout& layout, int operand, int64_t i)
-      : layout_(layout), stride_(layout.stride[operand]) {
+  Cursor(const Layout& layout, int64_t i) : layout_(layout) {
     for (int d = 0; d < layout.ndim; ++d) {
       coordinate_[d] = i % layout.size[d];
-      offset_ += coordinate_[d] * stride_[d];
+      offset_ += coordinate_[d] * layout.stride[d];
       i /= layout.size[d];
     }
   }
@@ -208,7 +207,7 @@ class Cursor {
     const int d = layout_.ndim > 1 && coordinate_[0] == 0 && n >= size;
     const int64_t row = d == 1 ? size : std::min(size - coordinate_[0], n);
     const int64_t count = d == 1 ? std::min(layout_.size[1] - coordinate_[1], n / size) : 1;
-    const Rows rows{count, row, offset_, stride_[d]};
+    const Rows rows{count, row, offset_, layout_.stride[d]};
     move(d, d == 1 ? count : row);
     for (int at = d; at < layout_.ndim - 1 && coordinate_[at] == layout_.size[at]; ++at) {
       move(at, -layout_.size[at]);
@@ -219,11 +218,10 @@ class Cursor {
 
   void move(int d, int64_t steps) {
     coordinate_[d] += steps;
-    offset_ += steps * stride_[d];
+    offset_ += steps * layout_.stride[d];
   }
 
   const Layout& layout_;
-  const int64_t* stride_;
   int64_t coordinate_[kMaxDims];
   int64_t offset_ = 0;
 };
@@ -306,7 +304,7 @@ void map_short_rows(Count vectors, const T* row, int64_t step, bool is_constant,
 // end.
 template <typename T, typename Map>
 void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t n, const Map& map) {
-  const int64_t stride = layout.stride[0][0];
+  const int64_t stride = layout.stride[0];
   if (stride != 0 && stride != 1) {
     return cursor.next_rows(n, [&](int64_t j, const Cursor::Rows& rows) {
       const T* const first = from + rows.offset;
@@ -320,7 +318,7 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
   }
   constexpr int64_t kLanes = sizeof(typename Vector<T>::Lanes) / sizeof(T), kLong = 8 * kLanes;
   const T* end = from + 1;  // of the operand
-  for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[0][d];
+  for (int d = 0; d < layout.ndim; ++d) end += (layout.size[d] - 1) * layout.stride[d];
   cursor.next_rows(n, [&](int64_t j, const Cursor::Rows& rows) {
     const T* row = from + rows.offset;
     const int64_t count = rows.count, size = rows.size, step = rows.step;
@@ -352,32 +350,6 @@ void gather(const T* from, const Layout& layout, Cursor& cursor, T* to, int64_t 
       }
     }
   });
-}
-
-// Copies the bits first + i * stride of a mask to the bits to + i, which are 0 before.
-inline void gather_bits(const uint8_t* mask, int64_t first, int64_t stride, uint8_t* bits,
-                        int64_t to, int64_t n) {
-  int64_t i = 0;
-  if (stride == 1 && to % 8 == 0) {  // by bytes
-    const int shift = first % 8, next = shift != 0;
-    for (const uint8_t* from = mask + first / 8; i + 8 <= n; i += 8, ++from) {
-      bits[(to + i) / 8] = static_cast<uint8_t>(from[0] >> shift | from[next] << (8 - shift));
-    }
-  }
-  for (; i < n; ++i) {
-    const int64_t bit = first + i * stride, place = to + i;
-    bits[place / 8] |= static_cast<uint8_t>((mask[bit / 8] >> bit % 8 & 1) << place % 8);
-  }
-}
-
-// Whether the layout's mask is in the order of the result.
-inline bool has_dense_mask(const Layout& layout) {
-  int64_t dense = 1;
-  for (int d = 0; d < layout.ndim; ++d) {
-    if (layout.stride[1][d] != dense) return false;
-    dense *= layout.size[d];
-  }
-  return true;
 }
 
 // Selects by the bits, because a gradient may be NaN or infinite where the mask is 0. A byte of the
@@ -430,10 +402,10 @@ void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t 
     using Bits = decltype(order.offset);
     const auto from = static_cast<const Bits*>(x);
     const auto to = static_cast<Bits*>(out);
-    Cursor cursor(layout, 0, begin);
+    Cursor cursor(layout, begin);
     const Relu<Bits> relu{order};
     if (x != out) return gather(from, layout, cursor, to + begin, end - begin, relu);
-    const int64_t stride = layout.stride[0][0];
+    const int64_t stride = layout.stride[0];
     cursor.next(end - begin, [&](int64_t, int64_t count, int64_t offset) {
       Bits* const row = to + offset;
       if (stride == 1) return relu_few(order, row, row, count);
@@ -469,7 +441,7 @@ void relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask
     using Bits = decltype(order.offset);
     const auto from = static_cast<const Bits*>(x);
     const auto made = static_cast<Bits*>(out);
-    Cursor cursor(layout, 0, begin);
+    Cursor cursor(layout, begin);
     for (int64_t i = begin; i < end;) {  // the mask is read off the output, still in L1
       const int64_t next = std::min(i + kStep, end);
       gather(from, layout, cursor, made + i, next - i, Relu<Bits>{order});
@@ -497,24 +469,17 @@ void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* 
     using Bits = decltype(order.offset);
     const auto from = static_cast<const Bits*>(grad_output);
     const auto to = static_cast<Bits*>(grad_input);
-    const bool is_dense = has_dense_mask(layout);
-    if (is_dense && layout.ndim == 1 && layout.stride[0][0] == 0) {  // of a sum
+    if (layout.ndim == 1 && layout.stride[0] == 0) {  // of a sum
       Bits lanes[8];
       std::fill_n(lanes, 8, *from);
       return relu_backward_dense</*kConstant=*/true>(lanes, mask + begin / 8, to + begin,
                                                      end - begin, false);
     }
-    Cursor cursor(layout, 0, begin), mask_cursor(layout, 1, begin);
+    Cursor cursor(layout, begin);
     for (int64_t i = begin; i < end; i += kStrip) {
       const int64_t n = std::min(kStrip, end - i);
       gather(from, layout, cursor, to + i, n, Copy{});
-      uint8_t gathered[kStrip / 8] = {};
-      if (!is_dense) {
-        mask_cursor.next(n, [&](int64_t j, int64_t count, int64_t offset) {
-          gather_bits(mask, offset, layout.stride[1][0], gathered, j, count);
-        });
-      }
-      relu_backward_dense(to + i, is_dense ? mask + i / 8 : gathered, to + i, n, false);
+      relu_backward_dense(to + i, mask + i / 8, to + i, n, false);
     }
   });
 }

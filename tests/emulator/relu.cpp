@@ -59,7 +59,7 @@ void check_dense(DType dtype) {
 
 // Sizes, and strides in any order, with gaps and repeated elements or without.
 struct RandomLayout : Layout {
-  int64_t n = 1, span[2];
+  int64_t n = 1, span;
 
   RandomLayout() {
     const int64_t most = one_in(5) ? 300000 : 20000;
@@ -68,40 +68,39 @@ struct RandomLayout : Layout {
       if (n * size[ndim] > most) size[ndim] = 2;
       n *= size[ndim];
     }
-    draw_strides(0, /*has_gaps=*/true);
-    draw_strides(1, /*has_gaps=*/false);
+    draw_strides();
   }
 
-  void draw_strides(int operand, bool has_gaps) {
+  void draw_strides() {
     int order[kMaxDims];
     for (int d = 0; d < ndim; ++d) order[d] = d;
     if (one_in(2)) std::shuffle(order, order + ndim, generator);
-    int64_t next = has_gaps && one_in(3) ? draw(2, 9) : 1;
+    int64_t next = one_in(3) ? draw(2, 9) : 1;
     for (int i = 0; i < ndim; ++i) {
       const int d = order[i];
-      stride[operand][d] = has_gaps && one_in(5) ? 0 : next;
-      if (stride[operand][d] == 0) continue;
-      next = next * size[d] + (has_gaps && one_in(3) ? draw(1, 5) : 0);
+      stride[d] = one_in(5) ? 0 : next;
+      if (stride[d] == 0) continue;
+      next = next * size[d] + (one_in(3) ? draw(1, 5) : 0);
     }
-    span[operand] = next;
+    span = next;
   }
 
-  int64_t place(int operand, int64_t i) const {
+  int64_t place(int64_t i) const {
     int64_t offset = 0;
     for (int d = 0; d < ndim; ++d) {
-      offset += i % size[d] * stride[operand][d];
+      offset += i % size[d] * stride[d];
       i /= size[d];
     }
     return offset;
   }
-  bool has_repetitions() const { return std::count(stride[0], stride[0] + ndim, 0) > 0; }
+  bool has_repetitions() const { return std::count(stride, stride + ndim, 0) > 0; }
 };
 
 void check_strided(DType dtype) {
   RandomLayout layout;
   const int size = size_of(dtype);
   const int64_t n = layout.n;
-  Buffer x(layout.span[0] * size, misalignment(size)), out(n * size, 0);
+  Buffer x(layout.span * size, misalignment(size)), out(n * size, 0);
   Mask mask(n);
   const bool is_in_place = !layout.has_repetitions() && one_in(3);
   const bool has_mask = is_floating(dtype) && !is_in_place && one_in(2);
@@ -109,16 +108,16 @@ void check_strided(DType dtype) {
   note_launch(has_mask
                   ? cuda::relu_with_mask_strided(dtype, x.data, to, mask.data, n, layout, nullptr)
                   : cuda::relu_strided(dtype, x.data, to, n, layout, nullptr));
-  std::vector<bool> is_element(layout.span[0]);
+  std::vector<bool> is_element(layout.span);
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t place = layout.place(0, i);
+    const int64_t place = layout.place(i);
     is_element[place] = true;
     const Expected expected(dtype, x.element_before(place, size));
     const uint64_t got = is_in_place ? x.element(place, size) : out.element(i, size);
     require(got == expected.relu, "strided relu", dtype, n, i);
     if (has_mask) require(mask.bit(i) == expected.keeps, "strided mask", dtype, n, i);
   }
-  for (int64_t i = 0; i < layout.span[0]; ++i) {
+  for (int64_t i = 0; i < layout.span; ++i) {
     const bool is_same = is_element[i] || x.element(i, size) == x.element_before(i, size);
     require(is_same, "written between the elements", dtype, n, i);
   }
@@ -130,14 +129,14 @@ void check_strided_backward(DType dtype) {
   RandomLayout layout;
   const int size = size_of(dtype);
   const int64_t n = layout.n;
-  Buffer grad_output(layout.span[0] * size, misalignment(size));
+  Buffer grad_output(layout.span * size, misalignment(size));
   Buffer grad_input(n * size, misalignment(size));
   Mask mask(n);
   note_launch(cuda::relu_backward_strided(dtype, grad_output.data, mask.data, grad_input.data, n,
                                           layout, nullptr));
   for (int64_t i = 0; i < n; ++i) {
-    const bool keeps = mask.bit(layout.place(1, i));
-    const uint64_t expected = keeps ? grad_output.element(layout.place(0, i), size) : 0;
+    const bool keeps = mask.bit(i);
+    const uint64_t expected = keeps ? grad_output.element(layout.place(i), size) : 0;
     require(grad_input.element(i, size) == expected, "strided backward", dtype, n, i);
   }
   require(grad_input.has_guards(), "written beyond the gradient", dtype, n);
