@@ -115,6 +115,20 @@ def test_tiles_are_made_again_at_any_size(one_product, size, divisor):
     assert_mask_of(z, results[1][1])
 
 
+@pytest.mark.parametrize("tiles", [[1], [0, 1], [0, 2, 4], [1, 2, 3, 4, 5], [8], range(9)], ids=str)
+@pytest.mark.parametrize("m", [1500, 2200])
+def test_any_tiles_of_x_are_made_again(one_product, m, tiles):
+    """Alone or with all others, in some rounds of clusters; the sums are exact either way."""
+    x = torch.randint(-8, 9, (m, 136), device="cuda").float()
+    weight = torch.randint(-8, 9, (8960, 136), device="cuda").float()
+    weight[:, 3] = 0
+    linear_relu_divide = _extension.operators.linear_relu_divide
+    want = linear_relu_divide(x, weight, None, 2.0)
+    for tile in tiles:
+        x[tile * 256 + 9 : tile * 256 + 10, 3] = 2.0**100
+    assert_same_bits(linear_relu_divide(x, weight, None, 2.0), want)
+
+
 @pytest.mark.parametrize("side", ["x", "weight"])
 def test_other_tiles_keep_their_bits(one_product, side):
     x, weight, bias = draw_plain(700, 1100, 1030)

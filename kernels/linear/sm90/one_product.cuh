@@ -141,20 +141,64 @@ struct Product {
     const Tile transposed = TileOrder{tiles.weight_tiles, tiles.x_tiles}.find(index);
     return {transposed.weight, transposed.x};
   }
-  // Whether fp16 carries all rows of a tile of x. By all lanes of a warp.
+};
+
+// Which tiles of x Kind makes, where it converts; all others are left to Redo. By whole warps.
+template <typename Kind>
+struct MadeTiles {
+  const Product<Kind>& p;
+  const bool are_few;  // tiles of x
+  uint32_t made = 0;   // where they are few: a bit each
+
+  __device__ explicit MadeTiles(const Product<Kind>& p)
+      : p(p), are_few(p.tiles.x_tiles <= TileOrder::kGroup) {
+    if (!are_few) return;
+    made = (1u << p.tiles.x_tiles) - 1;
+#pragma unroll 16
+    for (int row = threadIdx.x % 32; row < p.epilogue.m; row += 32) {
+      if (__ldg(p.x_exponent + row) == split::kUncarried) made &= ~(1u << row / kXRows);
+    }
+    made = __reduce_and_sync(0xffffffff, made);
+    if (again_is_faster()) made = 0;
+  }
+
+  __device__ bool has(int x_tile) const {
+    return are_few ? made >> x_tile & 1 : is_carried(x_tile);
+  }
+  __device__ bool any() const {
+    int x_tile = 0;
+    while (x_tile < p.tiles.x_tiles && !has(x_tile)) ++x_tile;
+    return x_tile < p.tiles.x_tiles;
+  }
+
+ private:
+  // Whether fp16 carries all rows of a tile.
   __device__ bool is_carried(int x_tile) const {
     bool is_carried = true;
 #pragma unroll
     for (int i = threadIdx.x % 32; i < kXRows; i += 32) {
       const int row = x_tile * kXRows + i;
-      is_carried &= row >= epilogue.m || __ldg(x_exponent + row) != split::kUncarried;
+      is_carried &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != split::kUncarried;
     }
     return __all_sync(0xffffffff, is_carried);
   }
-  __device__ bool has_carried_tile() const {
-    int x_tile = 0;
-    while (x_tile < tiles.x_tiles && !is_carried(x_tile)) ++x_tile;
-    return x_tile < tiles.x_tiles;
+
+  // Whether Redo makes all tiles in less time than Kind makes these and then Redo the others. A
+  // round of tiles, one a cluster, takes TF32 half as long again. Where clusters are even in
+  // number, each has either even or odd tiles of x.
+  __device__ bool again_is_faster() const {
+    const int clusters = gridDim.x / kClusterSize, all = p.tiles.x_tiles;
+    const auto rounds = [&](int x_tiles) {
+      return (x_tiles * p.tiles.weight_tiles + clusters - 1) / clusters;
+    };
+    const auto again = [&](int x_tiles) {
+      const int parts = min(clusters / (x_tiles * p.tiles.weight_tiles), kMostParts);
+      return 1.5f * rounds(x_tiles) / max(parts, 1);
+    };
+    const int own = __popc(made), others = all - own;
+    const int most = max(__popc(made & 0x55), __popc(made & 0xaa));
+    const int as_long_as = clusters % 2 == 0 ? min(2 * most, all) : own;
+    return others > 0 && again(all) < rounds(as_long_as) + again(others);
   }
 };
 
@@ -189,8 +233,8 @@ __device__ void copy_stage(const Product<Kind>& p, const CUtensorMap& x_map,
 // What the consumers read in the place of a tile's index after the last one.
 constexpr int kNoTile = INT_MAX;
 
-// The TMA producer: one warp, of which one thread copies. Where Kind converts, it leaves the tiles
-// whose x fp16 does not carry to Redo, and tells the consumers which tiles it loads.
+// The TMA producer: one warp, of which one thread copies. Where Kind converts, it leaves tiles to
+// Redo, and tells the consumers which ones it loads.
 template <typename Kind>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
                         const Product<Kind>& p, Memory<Kind>& shared) {
@@ -201,6 +245,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t weight = base + offsetof(Memory<Kind>, weight);
   const bool copies = threadIdx.x % 32 == 0;
   const int steps = p.steps(), parts = p.parts(), count = p.count() * parts;
+  std::conditional_t<Kind::kConverts, MadeTiles<Kind>, const Product<Kind>&> made(p);
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
@@ -208,10 +253,12 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     const Tile tile = p.find(i / parts);
     const int row = tile.x * kXRows + rank * kXShare;
     const int share = tile.weight * kClusterSize + rank;
-    if (Kind::kConverts && !p.is_carried(tile.x)) {
-      if (copies && rank == 0) p.redo.add(i);
-      started += steps;
-      continue;
+    if constexpr (Kind::kConverts) {
+      if (!made.has(tile.x)) {
+        if (copies && rank == 0) p.redo.add(i);
+        started += steps;
+        continue;
+      }
     }
     int converted = 0;
     for (int step = steps * part / parts; step < end; ++step, ring.advance()) {
@@ -525,7 +572,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       convert<Kind::kIsTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
                                    gridDim.x / kClusterSize, shared.converters[converter],
                                    1 + kConsumers + converter, &shared.progress,
-                                   [&] { return p.has_carried_tile(); });
+                                   [&] { return MadeTiles<Kind>(p).any(); });
     }
   } else {  // multiply
     ptx::setmaxnreg_inc<Kind::kIsGradient ? kGradientProductRegisters : kProductRegisters>();
