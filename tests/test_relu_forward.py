@@ -91,11 +91,12 @@ def test_misaligned_input(device, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int8])
 def test_large_misaligned_input(dtype):
-    """Below and above 64 MiB, from where on loads have an L2 policy and all are vectors; in place
-    too."""
+    """Words of 4 and of 8 bytes, eight a thread; below and above 64 MiB, from where on loads have an
+    L2 policy and all are vectors; in place too."""
     last = 16 // dtype.itemsize - 1
     views = (lambda x: x[1:], lambda x: x[last:-2], lambda x: x.chunk(3)[1])
-    for size, view in itertools.product((48_000_075, 67_109_108, 67_109_348, 100_000_003), views):
+    sizes = 6_000_029, 12_000_043, 48_000_075, 67_109_108, 67_109_348, 100_000_003
+    for size, view in itertools.product(sizes, views):
         memory = draw((size // dtype.itemsize,), dtype, "cuda")
         x = view(memory)
         assert x.data_ptr() % 16 != 0

@@ -30,8 +30,6 @@ struct Tiles {
   uint32_t count[2];          // of tiles, along them
   uint32_t stride[kMaxDims];  // in the result, of the walk's dimensions
 
-  // The elements of a tile's side, in the mean.
-  double filled(int side) const { return static_cast<double>(size[side]) / count[side]; }
   int64_t blocks(int64_t n) const { return n / size[0] / size[1] * count[0] * count[1]; }
 };
 
@@ -40,6 +38,7 @@ struct TiledLayout {
   Tiles tiles;
   Layout layout;
 
+  TiledLayout() = default;
   // Side 0 is the first `inner` dimensions of a layout, side 1 those of `side`.
   TiledLayout(const Layout& from, int inner, const int* side, int across, int log) {
     uint32_t dense = 1, stride[kMaxDims];
@@ -63,13 +62,12 @@ struct TiledLayout {
       tiles.count[s] = blocks_of(tiles.size[s], 1 << tiles.log_size[s]);
     }
   }
-  TiledLayout() = default;
 
   // The tiles that touch the fewest sectors of memory for an element, if those are less than half
   // of what vectors along the result touch.
   template <typename Bits>
   static TiledLayout choose(const Layout& layout) {
-    const int64_t* const stride = layout.stride;
+    const int64_t *const size = layout.size, *const stride = layout.stride;
     // Sectors of 32 bytes for each of `count` elements, `stride` apart.
     const auto sectors = [](int64_t stride, double count) {
       return std::min(1.0, stride * (sizeof(Bits) / 32.0) + 1 / count);
@@ -80,17 +78,25 @@ struct TiledLayout {
     constexpr int kWindow = 512;
     double by_vectors = 1;
     int64_t before = 1;
-    for (int d = 0; d < std::min(layout.ndim, Walk::kSteps); before *= layout.size[d++]) {
-      const double count = static_cast<double>(std::min(layout.size[d], kWindow / before));
+    for (int d = 0; d < std::min(layout.ndim, Walk::kSteps); before *= size[d++]) {
+      const double count = static_cast<double>(std::min(size[d], kWindow / before));
       if (count >= 1) by_vectors = std::min(by_vectors, sectors(stride[d], count));
     }
+    // The elements of a tile's side of 2^log in the mean.
+    const auto filled = [](int64_t size, int log) {
+      return static_cast<double>(size) / ((size + (1 << log) - 1) >> log);
+    };
     int order[kMaxDims];  // of the dimensions in the gradient
     std::iota(order, order + layout.ndim, 0);
     std::stable_sort(order, order + layout.ndim,
                      [&](int a, int b) { return stride[a] < stride[b]; });
-    TiledLayout best;
     double least = (sectors(1, Tiles::kElements) + by_vectors) / 2;
+    struct {
+      int inner = 0, across, log, side[kMaxDims];
+    } best;
+    int64_t along = 1;
     for (int inner = 1; inner < layout.ndim; ++inner) {
+      along *= size[inner - 1];
       // The other dimensions that are one run in the gradient, the first, the first two, and so on.
       int side[kMaxDims], across = 0;
       int64_t run = 1;
@@ -98,17 +104,21 @@ struct TiledLayout {
         const int d = order[i];
         if (d < inner) continue;
         if (across > 0 && stride[d] != run * stride[side[0]]) break;
-        side[across++] = d, run *= layout.size[d];
+        side[across++] = d, run *= size[d];
         for (int log = Tiles::kLogElements - Tiles::kMostLog; log <= Tiles::kMostLog; ++log) {
-          const TiledLayout tiled(layout, inner, side, across, log);
-          const double along = tiled.tiles.filled(0), turned = tiled.tiles.filled(1);
-          const double needed = (sectors(1, along) + sectors(stride[side[0]], turned)) *
-                                Tiles::kElements / (along * turned);
-          if (needed < least) least = needed, best = tiled;
+          const double of_result = filled(along, log),
+                       of_gradient = filled(run, Tiles::kLogElements - log);
+          const double needed = (sectors(1, of_result) + sectors(stride[side[0]], of_gradient)) *
+                                Tiles::kElements / (of_result * of_gradient);
+          if (needed >= least) continue;
+          least = needed;
+          best.inner = inner, best.across = across, best.log = log;
+          std::copy(side, side + across, best.side);
         }
       }
     }
-    return best;
+    if (best.inner == 0) return {};
+    return {layout, best.inner, best.side, best.across, best.log};
   }
 };
 

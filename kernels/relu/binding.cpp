@@ -140,7 +140,13 @@ Tensor allocate_grad_input(const Tensor& grad_output, at::IntArrayRef stride) {
   if (grad_output.is_contiguous() && same_order(grad_output, stride)) {
     return allocate(grad_output, sizes, std::nullopt, type);
   }
-  if (std::all_of(strides.begin(), strides.end(), [](auto s) { return s == 0; })) {  // of a sum
+  const auto are_all = [](at::IntArrayRef values, const auto& is) {
+    return std::all_of(values.begin(), values.end(), is);
+  };
+  if (are_all(sizes, [](int64_t size) { return size > 1; })) {
+    return allocate(grad_output, sizes, stride, type);
+  }
+  if (are_all(strides, [](int64_t stride) { return stride == 0; })) {  // of a sum
     return allocate(grad_output, sizes, at::infer_dense_strides(sizes, stride), type);
   }
   const auto meta = [&](at::IntArrayRef strides) {

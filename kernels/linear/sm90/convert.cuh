@@ -254,7 +254,7 @@ __device__ bool convert_edge(const Conversion& p, int64_t k, int64_t row, int st
 
 // Converts units until all are converted. progress, in shared memory, is the step that this block's
 // copies have reached; pieces and barrier are the warp's. is_needed(): whether the product reads
-// the weight at all.
+// the weight at all, for all blocks alike.
 template <bool kTransposed, typename IsNeeded>
 __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
                         Pieces& pieces, int barrier, int* progress, const IsNeeded& is_needed) {
@@ -263,9 +263,8 @@ __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int cl
   const unsigned units =
       static_cast<unsigned>(shares * kUnitsOfShare) * ((p.steps + kUnitSteps - 1) / kUnitSteps);
   const auto next_unit = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
-  const unsigned first = next_unit();
-  if (!is_needed()) return;  // its loads and the atomic operation are in flight at once
-  unsigned index = __shfl_sync(0xffffffff, first, 0);
+  unsigned index = __shfl_sync(0xffffffff, next_unit(), 0);
+  bool is_first = true;
   while (index < units) {
     const unsigned prefetched = next_unit();
     const Unit unit = find_unit(p, static_cast<int>(index), shares, clusters);
@@ -285,6 +284,9 @@ __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int cl
       ptx::add_release(p.ready + static_cast<int64_t>(unit.share) * p.steps + unit.step + lane, 1);
     }
     index = __shfl_sync(0xffffffff, prefetched, 0);
+    // Not before the first unit, for which the product waits.
+    if (is_first && !is_needed()) return;
+    is_first = false;
   }
 }
 
