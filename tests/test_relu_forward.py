@@ -91,8 +91,8 @@ def test_misaligned_input(device, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int8])
 def test_large_misaligned_input(dtype):
-    """Words of 4 and of 8 bytes, eight a thread; below and above 64 MiB, from where on loads have an
-    L2 policy and all are vectors; in place too."""
+    """Words of 4 and of 8 bytes, eight a thread; below and above 64 MiB, from where on all are
+    vectors, and loads have an L2 policy; in place too."""
     last = 16 // dtype.itemsize - 1
     views = (lambda x: x[1:], lambda x: x[last:-2], lambda x: x.chunk(3)[1])
     sizes = 6_000_029, 12_000_043, 48_000_075, 67_109_108, 67_109_348, 100_000_003

@@ -161,10 +161,9 @@ __global__ void __launch_bounds__(kBlock)
 constexpr int kUnroll = 4;
 constexpr int kScalarBlock = 128;
 
-// So many words, kUnroll a thread, are half of what an H200's threads take at once. Up to twice as
-// many would need a second round of blocks for the last few; by twice the words a thread, they take
-// 4% less time.
-constexpr int64_t kMostOfHalfWave = 1 << 20;
+// So many words, kUnroll a thread, are a wave of an H200's threads. Up to twice as many are one
+// wave with twice the words a thread, which takes 4% less time than two.
+constexpr int64_t kWordsOfWave = 1 << 20;
 
 // Fewer bytes than this go by words, where x and out begin at multiples of them, kUnroll a thread,
 // a warp's side by side: 5% less time for 4 MiB on an H200 than shifted vectors, and 3% with a

@@ -56,7 +56,7 @@ int relu_misaligned(DType dtype, const void* x, void* out, int64_t n, CUstream_s
     };
     const auto by_words = [&](auto word) {
       const int64_t words = bytes / static_cast<int64_t>(sizeof(word));
-      if (kMostOfHalfWave < words && words <= 2 * kMostOfHalfWave) {
+      if (kWordsOfWave < words && words <= 2 * kWordsOfWave) {
         return launch_words(word, std::integral_constant<int, 2 * kUnroll>{});
       }
       return launch_words(word, std::integral_constant<int, kUnroll>{});
