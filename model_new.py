@@ -75,7 +75,7 @@ class ModelNew(_reference.Model):
                 and what else the installed torch takes.
 
         Returns:
-            Of x's shape, dtype and device, dense; x itself if in place.
+            A dense tensor of x's shape, dtype and device; x itself if in place.
 
         Raises:
             RuntimeError: x is bool, or in place a leaf that requires gradients.

@@ -53,7 +53,7 @@ def turned(request):
 def laid_out(x, is_turned, alignment=8):
     """The same matrix by rows, or by columns, in lines that begin at multiples of 16 bytes.
 
-    What is between the lines is NaN.
+    Between the lines there is NaN.
     """
     lines = x.t() if is_turned else x
     length = -(-lines.shape[1] // alignment) * alignment

@@ -51,7 +51,7 @@ struct Elements {
   int count;
   int left;  // columns of the row from the strip's first on, at most all of the strip's
 
-  // Of the strip's `lanes` threads, `lane`.
+  // Those of thread `lane` of the strip's `lanes`.
   __device__ Elements(int64_t strip, int lanes, int lane, int64_t n)
       : first(strip * (lanes * kCount)),
         left(static_cast<int>(min(max(n - first, int64_t{0}), int64_t{lanes * kCount}))) {
@@ -104,7 +104,7 @@ struct Elements {
       if (threadIdx.x % kApart / kBytes == j) bits = all;
     }
   }
-  // Of set_bit's bits, a thread stores one byte or none.
+  // A thread stores one byte of set_bit's bits, or none.
   __device__ void store_bits(uint8_t* at, uint32_t bits) const {
     if constexpr (kApart == 1) {
       bits <<= shift();
@@ -121,9 +121,9 @@ struct Elements {
   }
 
  private:
-  // Of the mask, for the j-th elements of the strip's threads.
+  // Bytes of the mask for the j-th elements of the strip's threads.
   static constexpr int kBytes = kApart / kMaskColumns;
-  // Of the first element's bit.
+  // The place of the first element's bit.
   __device__ int shift() const { return static_cast<int>(first % kMaskColumns); }
 };
 

@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(kBlock)
   // In shared memory, a tile's rows along side 0 are one longer, against bank conflicts.
   constexpr int kRounds = 8, kBatches = Tiles::kElements / kBlock / kRounds;
   __shared__ Bits gradients[Tiles::kElements + (1 << Tiles::kMostLog)];
-  // Of the elements along side 0, then of those along side 1: where they are in the gradient, and
-  // in the result.
+  // Where the elements along side 0, and then those along side 1, are in the gradient, and in the
+  // result.
   __shared__ int64_t offset[Tiles::kMostLines];
   __shared__ uint32_t index[Tiles::kMostLines];
 

@@ -61,8 +61,8 @@ __device__ int64_t first_element() {
   return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
 }
 
-// Of large tensors, loads ask L2 to evict their lines last. A policy takes instructions to make, so
-// that others have none.
+// Loads of large tensors ask L2 to evict their lines last. Others have no policy, for it takes
+// instructions to make.
 template <bool kIsLarge, typename T>
 __device__ Vector<T> load_dense(const T* address, uint64_t policy) {
   if constexpr (kIsLarge) {
@@ -77,7 +77,7 @@ __device__ Vector<T> load_dense(const T* address, uint64_t policy) {
 
 // A thread handles kVectors vectors, kBlock vectors apart. In all blocks but the last, none is
 // tested: the shorter code comes earlier from memory, as L2 may have lost it (4% of the time of
-// 1 MiB). Of the elements after the last whole vector, threads of the last block have one each.
+// 1 MiB). The elements after the last whole vector have a thread of the last block each.
 template <typename T, int kVectors, bool kIsLarge>
 __global__ void __launch_bounds__(kBlock)
     relu_kernel(const T* x, T* out, std::conditional_t<kIsLarge, int64_t, uint32_t> n) {

@@ -1,5 +1,6 @@
-// ReLU of dense operands x, out [n] that do not begin at multiples of 16 bytes: a thread stores one
-// aligned vector of the result, and shifts the operand's elements into place.
+// ReLU of dense operands x, out [n] that do not begin at multiples of 16 bytes: by words of which
+// they begin at multiples; or a thread stores one aligned vector of the result, and shifts the
+// operand's elements into place.
 
 #pragma once
 
@@ -102,10 +103,9 @@ __device__ Word relu_of(const Order<Bits>& order, Word word) {
   }
 }
 
-// x may be out. The mask's bytes begin at multiples of 8 elements, but the
-// vectors do not: a thread packs the bits of the elements `lead` behind those of its vector. Where
-// x is out, other threads may have stored some of these already, and a result has the bit of its
-// operand.
+// x may be out. The mask's bytes begin at multiples of 8 elements, but the vectors do not: a thread
+// packs the bits of the elements `lead` behind those of its vector. Where x is out, other threads
+// may have stored some of these already, and a result has the bit of its operand.
 template <typename Bits, bool kMask>
 __global__ void __launch_bounds__(kBlock)
     relu_shifted_kernel(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask,

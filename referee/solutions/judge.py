@@ -293,7 +293,7 @@ WAKE_UP = {"cpu": 2e-3, "cuda": 0.0}
 def wrong_clock(hidden: dict[str, list[tuple[float, float]]], timings: Timings) -> str | None:
     """Whether calls of the solution last longer by this process's clock than by the child's.
 
-    What messages take is in either. See `concealed`.
+    Both include the time of messages. See `concealed`.
 
     Args:
         hidden: by contestant, of every call, a repeated one too, the seconds that it reports and

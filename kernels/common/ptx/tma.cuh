@@ -53,7 +53,7 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int colu
       : "memory");
 }
 
-// A box out of this block's shared memory. What is outside of the tensor is not written.
+// A box out of this block's shared memory. Its elements outside of the tensor are not written.
 __device__ inline void store_tensor(const CUtensorMap* map, int column, int row, uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),

@@ -230,7 +230,7 @@ __device__ void copy_stage(const Product<Kind>& p, const CUtensorMap& x_map,
   }
 }
 
-// What the consumers read in the place of a tile's index after the last one.
+// Stands in the place of a tile's index after the last tile.
 constexpr int kNoTile = INT_MAX;
 
 // The TMA producer: one warp, of which one thread copies. Where Kind converts, it leaves tiles to

@@ -76,7 +76,7 @@ inline void exchange(uint64_t value) {
   wait(first, last, [=](const Fiber& fiber) { return fiber.exchanges >= reached; });
 }
 
-// What a lane has given, or 0 if it had ended before.
+// The value that a lane has given, or 0 if it had ended before.
 inline uint64_t given_by(int lane) {
   const size_t thread = current / kWarp * kWarp + lane;
   const unsigned reached = fibers[current].exchanges;
