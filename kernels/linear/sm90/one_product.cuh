@@ -143,7 +143,7 @@ struct Product {
   }
 };
 
-// Which tiles of x Kind makes, where it converts; all others are left to Redo. By whole warps.
+// The tiles of x that Kind makes: all, unless it converts; then Redo has others. By whole warps.
 template <typename Kind>
 struct MadeTiles {
   const Product<Kind>& p;
@@ -152,7 +152,7 @@ struct MadeTiles {
 
   __device__ explicit MadeTiles(const Product<Kind>& p)
       : p(p), are_few(p.tiles.x_tiles <= TileOrder::kGroup) {
-    if (!are_few) return;
+    if (!Kind::kConverts || !are_few) return;
     made = (1u << p.tiles.x_tiles) - 1;
 #pragma unroll 16
     for (int row = threadIdx.x % 32; row < p.epilogue.m; row += 32) {
@@ -163,6 +163,7 @@ struct MadeTiles {
   }
 
   __device__ bool has(int x_tile) const {
+    if (!Kind::kConverts) return true;
     return are_few ? made >> x_tile & 1 : is_carried(x_tile);
   }
   __device__ bool any() const {
@@ -245,7 +246,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t weight = base + offsetof(Memory<Kind>, weight);
   const bool copies = threadIdx.x % 32 == 0;
   const int steps = p.steps(), parts = p.parts(), count = p.count() * parts;
-  std::conditional_t<Kind::kConverts, MadeTiles<Kind>, const Product<Kind>&> made(p);
+  const MadeTiles<Kind> made(p);
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
@@ -253,12 +254,10 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     const Tile tile = p.find(i / parts);
     const int row = tile.x * kXRows + rank * kXShare;
     const int share = tile.weight * kClusterSize + rank;
-    if constexpr (Kind::kConverts) {
-      if (!made.has(tile.x)) {
-        if (copies && rank == 0) p.redo.add(i);
-        started += steps;
-        continue;
-      }
+    if (!made.has(tile.x)) {
+      if (copies && rank == 0) p.redo.add(i);
+      started += steps;
+      continue;
     }
     int converted = 0;
     for (int step = steps * part / parts; step < end; ++step, ring.advance()) {
