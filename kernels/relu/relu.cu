@@ -166,7 +166,7 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
       return launch<relu_with_mask_kernel<T, kBlock, 1, true>>(blocks_of(n, kBlockElements<T>),
                                                                kBlock, stream, from, to, mask, n);
     }
-    // Up to 8% less time than with one vector a thread, 8 MiB on an H200.
+    // 7 to 9% less time for 8 MiB on an H200 than one vector a thread takes.
     constexpr int kThreads = 128, kVectors = 2;
     return launch<relu_with_mask_kernel<T, kThreads, kVectors, false>>(
         blocks_of(n, kThreads * kVectors * Vector<T>::kSize), kThreads, stream, from, to, mask,
