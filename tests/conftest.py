@@ -75,21 +75,19 @@ def served(request):
         pytest.skip("sm80 makes three products")
 
 
-@pytest.fixture
-def three_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+def threads_of_torch(count):
+    @pytest.fixture
+    def threads():
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        yield
+        torch.set_num_threads(before)
+
+    return threads
 
 
-@pytest.fixture
-def one_thread():
-    """For small tensors: threads that wait for each other take longer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+three_threads = threads_of_torch(3)
+one_thread = threads_of_torch(1)  # small tensors: threads that wait for each other take longer
 
 
 @pytest.fixture(autouse=True)

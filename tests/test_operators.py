@@ -51,6 +51,17 @@ def test_strides_with_gaps_or_overlaps(shape, stride):
         OPERATORS.relu_backward(grad_output, mask, stride)
 
 
+def test_a_stride_of_0_where_a_dimension_is_1(device):
+    """By it torch would take the gradient's order of elements, which is not the mask's."""
+    grad_output = torch.arange(1.0, 9.0, device=device).as_strided((2, 1, 2, 2), (4, 2, 1, 2))
+    mask = torch.tensor([0b00101101], dtype=torch.uint8, device=device)
+    grad_input = OPERATORS.relu_backward(grad_output, mask, (2, 0, 4, 1))
+    kept = torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0], device=device).as_strided(
+        (2, 1, 2, 2), (2, 0, 4, 1)
+    )
+    assert torch.equal(grad_input, grad_output * kept)
+
+
 def random_tensor(choose):
     dtype = choose.choice([torch.float32, torch.float32, torch.uint8, *DTYPES, torch.bool])
     shape = [choose.choice([0, 1, 1, 2, 3, 4, 8, 9, 17]) for _ in range(choose.randint(0, 4))]

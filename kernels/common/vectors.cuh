@@ -50,6 +50,15 @@ __device__ inline uint64_t l2_policy(bool evict_last) {
 
 // Not ld.global.nc: the operand may be the result (in-place).
 template <typename T>
+__device__ Vector<T> load_vector(const T* address) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(address);
+  Vector<T> vector;
+  static_assert(sizeof(vector) == sizeof(bits), "a vector is one 16-byte access");
+  memcpy(&vector, &bits, sizeof(vector));
+  return vector;
+}
+
+template <typename T>
 __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   uint4 bits;
@@ -57,13 +66,12 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
                : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
                : "l"(__cvta_generic_to_global(address)), "l"(policy)
                : "memory");
-#else
-  const uint4 bits = *reinterpret_cast<const uint4*>(address);
-#endif
   Vector<T> vector;
-  static_assert(sizeof(vector) == sizeof(bits), "a vector is one 16-byte access");
   memcpy(&vector, &bits, sizeof(vector));
   return vector;
+#else
+  return load_vector(address);
+#endif
 }
 
 template <typename T>

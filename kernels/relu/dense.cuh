@@ -68,10 +68,7 @@ __device__ Vector<T> load_dense(const T* address, uint64_t policy) {
   if constexpr (kIsLarge) {
     return load_vector(address, policy);
   } else {
-    const uint4 bits = *reinterpret_cast<const uint4*>(address);
-    Vector<T> vector;
-    memcpy(&vector, &bits, sizeof(vector));
-    return vector;
+    return load_vector(address);
   }
 }
 
