@@ -263,8 +263,9 @@ __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int cl
   const unsigned units =
       static_cast<unsigned>(shares * kUnitsOfShare) * ((p.steps + kUnitSteps - 1) / kUnitSteps);
   const auto next_unit = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
-  unsigned index = __shfl_sync(0xffffffff, next_unit(), 0);
-  bool is_first = true;
+  const unsigned first = next_unit();
+  if (!is_needed()) return;  // its loads and the atomic operation are in flight at once
+  unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {
     const unsigned prefetched = next_unit();
     const Unit unit = find_unit(p, static_cast<int>(index), shares, clusters);
@@ -284,9 +285,6 @@ __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int cl
       ptx::add_release(p.ready + static_cast<int64_t>(unit.share) * p.steps + unit.step + lane, 1);
     }
     index = __shfl_sync(0xffffffff, prefetched, 0);
-    // Not before the first unit, for which the product waits.
-    if (is_first && !is_needed()) return;
-    is_first = false;
   }
 }
 
