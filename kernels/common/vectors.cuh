@@ -1,4 +1,4 @@
-// 16-byte accesses with an L2 policy, the walk over a strided operand, and element types.
+// Accesses of up to 16 bytes, with an L2 policy where it pays, and element types.
 
 #pragma once
 
@@ -7,17 +7,28 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
+#include <tuple>
 
 #include "launchers.h"
 
 namespace kernels {
 
-// The elements of one 16-byte access.
-template <typename T>
-struct alignas(16) Vector {
-  static constexpr int kSize = 16 / sizeof(T);
+// The elements of one access.
+template <typename T, int kBytes = 16>
+struct alignas(kBytes) Vector {
+  static constexpr int kSize = kBytes / sizeof(T);
   T value[kSize];
 };
+
+// What one access of so many bytes loads or stores.
+template <int kBytes>
+using Access = std::tuple_element_t<kBytes == 16  ? 0
+                                    : kBytes == 8 ? 1
+                                    : kBytes == 4 ? 2
+                                    : kBytes == 2 ? 3
+                                                  : 4,
+                                    std::tuple<uint4, uint64_t, uint32_t, uint16_t, uint8_t>>;
 
 // Elements i and following of a row of k, zeros past its end.
 template <int kCount>
@@ -49,11 +60,11 @@ __device__ inline uint64_t l2_policy(bool evict_last) {
 }
 
 // Not ld.global.nc: the operand may be the result (in-place).
-template <typename T>
-__device__ Vector<T> load_vector(const T* address) {
-  const uint4 bits = *reinterpret_cast<const uint4*>(address);
-  Vector<T> vector;
-  static_assert(sizeof(vector) == sizeof(bits), "a vector is one 16-byte access");
+template <int kBytes = 16, typename T>
+__device__ Vector<T, kBytes> load_vector(const T* address) {
+  const auto bits = *reinterpret_cast<const Access<kBytes>*>(address);
+  Vector<T, kBytes> vector;
+  static_assert(sizeof(vector) == sizeof(bits), "a vector is one access");
   memcpy(&vector, &bits, sizeof(vector));
   return vector;
 }
@@ -74,25 +85,14 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #endif
 }
 
-template <typename T>
-__device__ void store_vector(T* address, const Vector<T>& vector) {
-  uint4 bits;
+template <int kBytes, typename T>
+__device__ void store_vector(T* address, const Vector<T, kBytes>& vector) {
+  Access<kBytes> bits;
   memcpy(&bits, &vector, sizeof(bits));
-  *reinterpret_cast<uint4*>(address) = bits;
+  *reinterpret_cast<Access<kBytes>*>(address) = bits;
 }
 
-// The first `count` elements of a vector at any address, with zeros after them: all loads are
-// issued before the first is waited for.
-template <typename T>
-__device__ Vector<T> load_elements(const T* address, int64_t count) {
-  Vector<T> vector{};
-#pragma unroll
-  for (int j = 0; j < Vector<T>::kSize; ++j) {
-    if (j < count) vector.value[j] = address[j];
-  }
-  return vector;
-}
-
+// The first `count` elements of a vector, at any address.
 template <typename T>
 __device__ void store_elements(T* address, const Vector<T>& vector, int64_t count) {
 #pragma unroll

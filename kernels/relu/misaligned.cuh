@@ -165,18 +165,26 @@ constexpr int kScalarBlock = 128;
 // wave with twice the words a thread, which takes up to 6% less time than two.
 constexpr int64_t kWordsOfWave = 1 << 20;
 
-// Fewer bytes than this go by words, where x and out begin at multiples of them, kUnroll a thread,
-// a warp's side by side: 5% less time for 4 MiB on an H200 than shifted vectors, and 3% with a
-// mask, of elements of 4 or 8 bytes. Larger operands take up to 5% longer.
-constexpr int64_t kWordBytes = 64 << 20, kScalarBytesWithMask = 8 << 20;
+// Fewer bytes than this go by words, where both operands begin at multiples of them, kUnroll a
+// thread, a warp's side by side: 5% less time for 4 MiB on an H200 than shifted vectors. Larger
+// operands take up to 5% longer. With a mask, words of 4 bytes do from 8 MiB on.
+constexpr int64_t kWordBytes = 64 << 20, kShortWordBytesWithMask = 8 << 20;
 
-// Whether n elements of a result at `to` go by scalar accesses where there is a mask. In place,
-// vectors are aligned, and need no shift.
-template <typename Bits>
-bool by_scalars(const void* from, const void* to, int64_t n) {
-  const bool is_small =
-      sizeof(Bits) >= 4 && n * static_cast<int64_t>(sizeof(Bits)) < kScalarBytesWithMask;
-  return n < kLeastShifted || (is_small && from != to);
+// Returns what body makes of the size of the words that n elements go by, or of 0 where they go by
+// shifted vectors. In place, vectors are aligned, and need no shift.
+template <typename Bits, typename Body>
+int for_words(const void* from, const void* to, int64_t n, bool has_mask, const Body& body) {
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(Bits));
+  const uintptr_t places = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to);
+  if (n < kLeastShifted) return body(std::integral_constant<int, sizeof(Bits)>{});
+  if (from != to && bytes < kWordBytes) {
+    if (places % 8 == 0) return body(std::integral_constant<int, 8>{});
+    if constexpr (sizeof(Bits) <= 4) {
+      const bool is_short = !has_mask || bytes < kShortWordBytesWithMask;
+      if (places % 4 == 0 && is_short) return body(std::integral_constant<int, 4>{});
+    }
+  }
+  return body(std::integral_constant<int, 0>{});
 }
 
 // body(u, i) for the elements i of a thread, of which it has kCount.
@@ -189,25 +197,11 @@ __device__ void for_scalars(uint32_t n, const Body& body) {
   }
 }
 
-template <typename Bits>
-__global__ void __launch_bounds__(kScalarBlock)
-    relu_with_mask_scalar_kernel(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask,
-                                 uint32_t n) {
-  Bits value[kUnroll] = {};
-  for_scalars(n, [&](int u, uint32_t i) { value[u] = x[i]; });
-  const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const uint32_t i = start + u * kScalarBlock;
-    store_ballot(mask, i, n, order.keeps_gradient(value[u]));
-    if (i < n) out[i] = order.relu(value[u]);
-  }
-}
-
-// x and out begin at multiples of a word. The last block tests each word, as in relu_kernel.
-template <typename Bits, typename Word, int kWords>
+// relu_kernel by words of kBytes, at multiples of which x and out begin.
+template <typename Bits, int kBytes, int kWords>
 __global__ void __launch_bounds__(kScalarBlock)
     relu_words_kernel(Order<Bits> order, const Bits* x, Bits* out, uint32_t n) {
+  using Word = Access<kBytes>;
   constexpr uint32_t kSize = sizeof(Word) / sizeof(Bits);
   const uint32_t words = n / kSize, rest = n % kSize;
   const uint32_t first = blockIdx.x * (kScalarBlock * kWords), start = first + threadIdx.x;
@@ -224,17 +218,6 @@ __global__ void __launch_bounds__(kScalarBlock)
   for_scalars<kWords>(words, [&](int u, uint32_t i) { word[u] = from[i]; });
   for_scalars<kWords>(words, [&](int u, uint32_t i) { to[i] = relu_of(order, word[u]); });
   if (threadIdx.x < rest) out[n - rest + threadIdx.x] = order.relu(x[n - rest + threadIdx.x]);
-}
-
-template <typename Bits>
-__global__ void __launch_bounds__(kScalarBlock)
-    relu_backward_scalar_kernel(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
-                                uint32_t n) {
-  Bits value[kUnroll];
-  uint8_t byte[kUnroll];
-  for_scalars(n, [&](int u, uint32_t i) { value[u] = grad_output[i], byte[u] = mask[i / 8]; });
-  for_scalars(
-      n, [&](int u, uint32_t i) { grad_input[i] = byte[u] >> (i % 8) & 1 ? value[u] : Bits{0}; });
 }
 
 }  // namespace kernels::elementwise

@@ -166,7 +166,8 @@ __global__ void __launch_bounds__(kScalarBlock)
     const uint32_t start = blockIdx.x * (kScalarBlock * kUnroll) + threadIdx.x;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      store_ballot(mask, start + u * kScalarBlock, n, order.keeps_gradient(value[u]));
+      const uint32_t i = start + u * kScalarBlock;
+      store_bits<1, false>(mask, i, n, i < n && order.keeps_gradient(value[u]), 0);
     }
   }
   for_scalars(n, [&](int u, uint32_t i) { out[x == out ? offset[u] : i] = order.relu(value[u]); });
