@@ -101,13 +101,23 @@ def views(dtype, device="cpu"):
 def misaligned(dtype, device="cpu"):
     """Memory, half of it special values, and a dense view: every offset below 16 bytes but 0."""
     values = special_values(dtype, device)
-    for size in (1, 5, 17, 255, 256, 257, 264, 301, 511, 1000, 4096, 4103, 20001):
+    for size in (1, 5, 17, 255, 256, 257, 264, 301, 511, 1000, 4103, 20001, 65535, 65536, 70001):
         for offset in range(1, 16 // dtype.itemsize):
             memory = draw((offset + size + 16,), dtype, device)
             is_special = torch.rand(memory.shape, device=device) < 0.5
             picks = torch.randint(len(values), memory.shape, device=device)
             memory = torch.where(is_special, values[picks], memory)
             yield memory, memory[offset : offset + size]
+
+
+def large_misaligned(dtype):
+    """Memory on the GPU and a dense view, by words of 1 to 8 bytes, of sizes on both sides of 8, 16
+    and 64 MiB, where other kernels begin."""
+    for size in 6_000_029, 8_388_700, 8_389_999, 12_000_043, 48_000_075, 67_109_348, 100_000_003:
+        for offset in {dtype.itemsize, 4, 8, 16 - dtype.itemsize}:
+            if offset % dtype.itemsize == 0:
+                memory = draw((size // dtype.itemsize,), dtype, "cuda")
+                yield memory, memory[offset // dtype.itemsize : -2]
 
 
 def short_views(dtype, device="cpu"):

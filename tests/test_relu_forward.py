@@ -1,7 +1,6 @@
 """The forward: bit for bit torch.relu's, on every dtype, shape and layout."""
 
 import ctypes
-import itertools
 import re
 import threading
 from pathlib import Path
@@ -14,6 +13,7 @@ from tensors import (
     assert_is_relu,
     assert_same_bits,
     draw,
+    large_misaligned,
     misaligned,
     random_views,
     relu_by_definition,
@@ -91,14 +91,8 @@ def test_misaligned_input(device, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int8])
 def test_large_misaligned_input(dtype):
-    """Words of 4 and of 8 bytes, eight a thread; below and above 64 MiB, from where on all are
-    vectors, and loads have an L2 policy; in place too."""
-    last = 16 // dtype.itemsize - 1
-    views = (lambda x: x[1:], lambda x: x[last:-2], lambda x: x.chunk(3)[1])
-    sizes = 6_000_029, 12_000_043, 48_000_075, 67_109_108, 67_109_348, 100_000_003
-    for size, view in itertools.product(sizes, views):
-        memory = draw((size // dtype.itemsize,), dtype, "cuda")
-        x = view(memory)
+    for memory, x in large_misaligned(dtype):
+        print(len(memory), x.storage_offset())
         assert x.data_ptr() % 16 != 0
         assert_is_relu(ModelNew()(x), x)
         want = memory.clone()

@@ -64,7 +64,7 @@ int relu_backward_small(const Bits* grad_output, const uint8_t* mask, Bits* grad
 // x may be out.
 template <typename Bits>
 int relu_misaligned(Order<Bits> order, const Bits* x, Bits* out, int64_t n, CUstream_st* stream) {
-  return for_words<Bits>(x, out, n, /*has_mask=*/false, [&](auto bytes) {
+  return for_words<Bits>(x, out, n, /*has_mask=*/false, [&](auto bytes, auto each) {
     constexpr int kBytes = bytes;
     if constexpr (kBytes == 0) {
       const AlignedVectors<Bits> vectors(out, n);
@@ -78,13 +78,13 @@ int relu_misaligned(Order<Bits> order, const Bits* x, Bits* out, int64_t n, CUst
             blocks_of(n * sizeof(Bits), kScalarBlock * kEach * kBytes), kScalarBlock, stream, order,
             x, out, static_cast<uint32_t>(n));
       };
-      if constexpr (kBytes >= 4) {
+      if constexpr (each == kUnroll) {
         const int64_t words = n * sizeof(Bits) / kBytes;
         if (kWordsOfWave < words && words <= 2 * kWordsOfWave) {
           return launch_words(std::integral_constant<int, 2 * kUnroll>{});
         }
       }
-      return launch_words(std::integral_constant<int, kUnroll>{});
+      return launch_words(each);
     }
   });
 }
@@ -104,12 +104,12 @@ int relu_with_mask_shifted(DType dtype, const void* x, void* out, uint8_t* mask,
 template <typename T>
 int relu_with_mask_misaligned(DType dtype, const T* x, T* out, uint8_t* mask, int64_t n,
                               CUstream_st* stream) {
-  return for_words<T>(x, out, n, /*has_mask=*/true, [&](auto bytes) {
-    constexpr int kBytes = bytes;
+  return for_words<T>(x, out, n, /*has_mask=*/true, [&](auto bytes, auto each) {
+    constexpr int kBytes = bytes, kEach = each;
     if constexpr (kBytes == 0) {
       return relu_with_mask_shifted(dtype, x, out, mask, n, stream);
     } else {
-      return relu_with_mask_small<kBytes, kUnroll>(x, out, mask, n, stream);
+      return relu_with_mask_small<kBytes, kEach>(x, out, mask, n, stream);
     }
   });
 }
@@ -117,15 +117,15 @@ int relu_with_mask_misaligned(DType dtype, const T* x, T* out, uint8_t* mask, in
 template <typename Bits>
 int relu_backward_misaligned(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
                              int64_t n, CUstream_st* stream) {
-  return for_words<Bits>(grad_output, grad_input, n, /*has_mask=*/true, [&](auto bytes) {
-    constexpr int kBytes = bytes;
+  return for_words<Bits>(grad_output, grad_input, n, /*has_mask=*/true, [&](auto bytes, auto each) {
+    constexpr int kBytes = bytes, kEach = each;
     if constexpr (kBytes == 0) {
       const AlignedVectors<Bits> vectors(grad_input, n);
       return launch<relu_backward_shifted_kernel<Bits>>(vectors.blocks(), kBlock, stream,
                                                         grad_output, mask, grad_input, vectors,
                                                         evicts_last<Bits>(n));
     } else {
-      return relu_backward_small<kBytes, kUnroll>(grad_output, mask, grad_input, n, stream);
+      return relu_backward_small<kBytes, kEach>(grad_output, mask, grad_input, n, stream);
     }
   });
 }
