@@ -72,8 +72,8 @@ int relu_misaligned(Order<Bits> order, const Bits* x, Bits* out, int64_t n, CUst
                                                       out, static_cast<uint8_t*>(nullptr), vectors,
                                                       evicts_last<Bits>(n));
     } else {
-      const auto launch_words = [&](auto each) {
-        constexpr int kEach = each;
+      const auto launch_words = [&](auto count) {
+        constexpr int kEach = count;
         return launch<relu_words_kernel<Bits, kBytes, kEach>>(
             blocks_of(n * sizeof(Bits), kScalarBlock * kEach * kBytes), kScalarBlock, stream, order,
             x, out, static_cast<uint32_t>(n));
