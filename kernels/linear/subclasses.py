@@ -26,11 +26,10 @@ def serve_linear(extension: ModuleType) -> None:
         return is_product_of_shards(x, weight, bias)
 
     def linear_relu_divide(x: object, weight: object, bias: object, divisor: object) -> object:
-        tensors = (x, weight) if bias is None else (x, weight, bias)
-        if any(type(t) not in (*PLAIN, FakeTensor) and not is_dtensor(t) for t in tensors):
-            return NotImplemented
-        is_sharded = is_dtensor(x) or is_dtensor(weight)
-        if is_sharded and not multiplies_shards(x, weight, bias):
+        if is_dtensor(x) or is_dtensor(weight):
+            if not multiplies_shards(x, weight, bias):
+                return NotImplemented
+        elif any(type(t) not in (*PLAIN, FakeTensor, type(None)) for t in (x, weight, bias)):
             return NotImplemented
         return operators.linear_relu_divide.default(x, weight, bias, divisor)
 
@@ -66,18 +65,29 @@ def is_product_of_shards(x: object, weight: object, bias: object) -> bool:
     x is then replicated or sharded over rows, weight and bias are replicated or sharded over
     features. All other shards of a product are summed before ReLU.
     """
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    if any(type(tensor) is not DTensor for tensor in (x, weight, weight if bias is None else bias)):
+    if not (is_dtensor(x) and is_dtensor(weight) and (bias is None or is_dtensor(bias))):
         return False
-    placements = (*x.placements, *weight.placements)
+    like_weight = weight.placements
+    shards_features = are_placements_of_a_product(x.placements, x.ndim, like_weight)
     return (
-        all(type(placement) in (Replicate, Shard) for placement in placements)
-        and Shard(x.ndim - 1) not in x.placements
-        and Shard(1) not in weight.placements
-        and (bias is None or bias.placements == weight.placements)
-        and (Shard(0) not in weight.placements or has_whole_bytes(weight.shape[0], x.device_mesh))
+        shards_features is not None
+        and (bias is None or bias.placements == like_weight)
+        and (not shards_features or has_whole_bytes(weight.shape[0], x.device_mesh))
     )
+
+
+@functools.lru_cache  # asked twice in a call
+def are_placements_of_a_product(x: tuple, ndim: int, weight: tuple) -> bool | None:
+    """Whether the weight is sharded over features; None if no process can make its part alone."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    if (
+        any(type(placement) not in (Replicate, Shard) for placement in (*x, *weight))
+        or Shard(ndim - 1) in x
+        or Shard(1) in weight
+    ):
+        return None
+    return Shard(0) in weight
 
 
 def has_whole_bytes(features: int, mesh: object) -> bool:
