@@ -26,10 +26,11 @@ def serve_linear(extension: ModuleType) -> None:
         return is_product_of_shards(x, weight, bias)
 
     def linear_relu_divide(x: object, weight: object, bias: object, divisor: object) -> object:
+        tensors = (x, weight) if bias is None else (x, weight, bias)
         if is_dtensor(x) or is_dtensor(weight):
             if not multiplies_shards(x, weight, bias):
                 return NotImplemented
-        elif any(type(t) not in (*PLAIN, FakeTensor, type(None)) for t in (x, weight, bias)):
+        elif any(type(tensor) not in (*PLAIN, FakeTensor) for tensor in tensors):
             return NotImplemented
         return operators.linear_relu_divide.default(x, weight, bias, divisor)
 
