@@ -55,12 +55,6 @@ constexpr int kBlock = 256;
 template <typename T>
 constexpr int kBlockElements = kBlock * Vector<T>::kSize;
 
-// The element that a thread of a one-shot grid starts at.
-template <typename T>
-__device__ int64_t first_element() {
-  return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
-}
-
 // Loads of large tensors ask L2 to evict their lines last. Others have no policy, for it takes
 // instructions to make.
 template <bool kIsLarge, int kBytes = 16, typename T>

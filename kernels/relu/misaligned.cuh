@@ -178,7 +178,7 @@ template <typename Bits, typename Body>
 int for_words(const void* from, const void* to, int64_t n, bool has_mask, const Body& body) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(Bits));
   const uintptr_t places = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to);
-  const std::integral_constant<int, kUnroll> each;
+  constexpr std::integral_constant<int, kUnroll> each{};
   if (n < kLeastShifted) {
     return body(std::integral_constant<int, sizeof(Bits)>{}, std::integral_constant<int, 1>{});
   }

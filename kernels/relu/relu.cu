@@ -89,7 +89,6 @@ int relu_misaligned(Order<Bits> order, const Bits* x, Bits* out, int64_t n, CUst
   });
 }
 
-// The same, and the mask.
 int relu_with_mask_shifted(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                            CUstream_st* stream) {
   return for_floating_bits(dtype, [&](auto order) {
@@ -101,6 +100,7 @@ int relu_with_mask_shifted(DType dtype, const void* x, void* out, uint8_t* mask,
   });
 }
 
+// relu_misaligned, and the mask.
 template <typename T>
 int relu_with_mask_misaligned(DType dtype, const T* x, T* out, uint8_t* mask, int64_t n,
                               CUstream_st* stream) {

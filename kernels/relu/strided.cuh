@@ -118,6 +118,12 @@ __device__ void store_vector(T* to, const Vector<T>& v, uint32_t count) {
   store_elements(to, v, count);
 }
 
+// The element that a thread of a one-shot grid starts at.
+template <typename T>
+__device__ int64_t first_element() {
+  return (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * Vector<T>::kSize;
+}
+
 template <typename Bits, bool kMask>
 __global__ void __launch_bounds__(kBlock)
     relu_strided_kernel(Order<Bits> order, const Bits* x, Bits* out, uint8_t* mask, uint32_t n,
