@@ -17,6 +17,7 @@ report    the figures of README and docs for this device, in their places; --onl
 import argparse
 import importlib
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from model import PROBLEMS
 from referee import cases, figures, linear_checks, operand_benchmark, relu
 from referee import linear_relu_divide as linear_grader
 from referee.memory import free_bytes
-from referee.pairs import Modules, alternate, columns, samplers_of
+from referee.pairs import ROUNDS, Modules, alternate, columns, samplers_of
 from referee.report import environment, table
 
 NAMES = ["sizes", "views", "offsets", "linear", "layouts", "operands"]
@@ -43,6 +44,9 @@ OFFSET_SIZES = {"cpu": (20, 24), "cuda": (20, 24, 28)}  # exponents of two
 FEATURES = (1024, 4096, 8192)
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
 CELL_SECONDS = {"cpu": 1.0, "cuda": 0.25}  # for each cell of the sweep, and of offsets
+# `offsets` draws a row's operands so often, each time behind at most so many bytes: where 4 MiB lie
+# in memory can make 5% of a time.
+DRAWS, LARGEST_GAP = 5, 64 << 20
 # Rows, out_features and in_features of `layouts`, parts of them on a CPU, and how operands lie.
 LAYOUT_SIZES = [(1024, 8192, 8192), (1024, 4096, 4096), (8192, 1024, 8192), (64, 8192, 8192)]
 LAYOUT_PART = {"cpu": 16, "cuda": 1}
@@ -98,9 +102,8 @@ def views(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:
     print(table(rows))
 
 
-def cell(modules: Modules, x: torch.Tensor) -> str:
+def cell(times: dict[str, list[float]]) -> str:
     """Eager's time in parts of the solution's, and the latter in microseconds."""
-    times = alternate(samplers_of(modules, x), CELL_SECONDS[x.device.type])
     microseconds, _, ratio = columns(times, 1e6)
     return f"{ratio} ({float(microseconds):.0f})"
 
@@ -128,22 +131,33 @@ def offsets(modules: Modules, in_place: Modules, device: torch.device, dtype: to
     titles = ["forward", "in place", *(["step", "step, gradient too"] * dtype.is_floating_point)]
     rows = [[f"{names.eager} / {names.solution} (us)", *titles]]
     generator = torch.Generator(device=device)
+
+    def draw(size: int, offset: int) -> list[tuple[Modules, torch.Tensor]]:
+        """The calls of a row and their operands, somewhere in memory."""
+        x, gradient = (
+            cases.random((offset + size,), dtype, device, generator)[offset:] for _ in range(2)
+        )
+        calls = [(modules, x), (in_place, x)]
+        if dtype.is_floating_point:
+            leaf = x.detach().requires_grad_()
+            for grad_output in (torch.ones_like(x), gradient):
+                both = (Step(module, grad_output) for module in modules.by_name().values())
+                calls.append((Modules(names, *both), leaf))
+        return calls
+
     for exponent in OFFSET_SIZES[device.type]:
-        size = 2**exponent
         for offset in range(1, 16 // dtype.itemsize):
-            x, gradient = (
-                cases.random((offset + size,), dtype, device, generator)[offset:] for _ in range(2)
-            )
-            calls = [(modules, x), (in_place, x)]
-            if dtype.is_floating_point:
-                leaf = x.detach().requires_grad_()
-                for grad_output in (torch.ones_like(x), gradient):
-                    both = (Step(module, grad_output) for module in modules.by_name().values())
-                    calls.append((Modules(names, *both), leaf))
-            cells = []
-            for pair, operand in calls:
-                cells.append(cell(pair, operand))
-            rows.append([f"2^{exponent}, {offset * dtype.itemsize} bytes", *cells])
+            times: list[dict] = [{who: [] for who in modules.by_name()} for _ in titles]
+            for _ in range(DRAWS):
+                skipped = random.randrange(LARGEST_GAP)
+                gap = torch.empty(skipped, dtype=torch.uint8, device=device)
+                for all_times, (pair, x) in zip(times, draw(2**exponent, offset), strict=True):
+                    seconds = CELL_SECONDS[device.type] / DRAWS
+                    some = alternate(samplers_of(pair, x), seconds, ROUNDS // DRAWS)
+                    for who, taken in some.items():
+                        all_times[who] += taken
+                del gap
+            rows.append([f"2^{exponent}, {offset * dtype.itemsize} bytes", *map(cell, times)])
             print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     print(table(rows))
@@ -197,8 +211,8 @@ def linear(
             modules = Modules(names, ours, eager)
             cells = []
             for m in every:
-                x = contender.draw((m, k), dtype)
-                cells.append(cell(modules, x))
+                samplers = samplers_of(modules, contender.draw((m, k), dtype))
+                cells.append(cell(alternate(samplers, CELL_SECONDS[device.type])))
             rows.append([f"K {k}, N {n}", *cells])
             print(rows[-1][0], end="; ", file=sys.stderr, flush=True)
     print(file=sys.stderr)
