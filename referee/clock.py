@@ -13,8 +13,12 @@ FLUSH_BYTES = 1 << 30
 class CpuClock:
     """Wall-clock time of one call."""
 
-    def time(self, call: Callable, x: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+    def time(
+        self, call: Callable, x: torch.Tensor, write: Callable[[], object] | None = None
+    ) -> tuple[torch.Tensor, float, float]:
         """The output, and the seconds that the call took, twice, as `CudaClock.time` does."""
+        if write:
+            write()
         start = perf_counter()
         output = call(x)
         seconds = perf_counter() - start
@@ -30,17 +34,25 @@ class CudaClock:
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
         self._flushing, self._start, self._end = (Event(enable_timing=True) for _ in range(3))
 
-    def time(self, call: Callable, x: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+    def time(
+        self, call: Callable, x: torch.Tensor, write: Callable[[], object] | None = None
+    ) -> tuple[torch.Tensor, float, float]:
         """The output, the seconds between two events, the wall-clock seconds around both.
 
         The L2 is flushed while the host is launching, so that the events measure the device and
         not the launch; what the flush itself took is off the wall-clock seconds.
+
+        Args:
+            write: alters what the call reads. It comes after the flush, so that a call which works
+                on another stream meanwhile reads old values.
         """
         synchronize()
         began = perf_counter()
         self._flushing.record()
         for _ in range(self._flushes):
             self._flush.zero_()
+        if write:
+            write()
         self._start.record()
         output = call(x)
         self._end.record()

@@ -65,18 +65,24 @@ class Inputs:
         self.ring, self._generator = ring, generator
         self._linear, self._divisor = reference.linear, reference.divisor
         self._weights = [m.get_parameter("linear.weight").data for m in (reference, solution)]
-        self._turn = self._row = self._column = 0
+        self._turn = self.row = self._column = 0
+        self._values = torch.empty(0), torch.empty(0)
 
     def next(self) -> torch.Tensor:
-        """The next input of the ring, freshly altered, as the weight is."""
+        """The next input of the ring, which `write` is to alter, and the weight with it."""
         self._turn = (self._turn + 1) % len(self.ring)
         x, (n, k) = self.ring[self._turn], self._weights[0].shape
-        self._row, self._column = random.randrange(len(x)), random.randrange(n)
-        cases.refill(x.data[self._row], self._generator)
-        values = cases.refill(torch.empty_like(x[0]), self._generator) / math.sqrt(k)
-        for weight in self._weights:
-            weight[self._column] = values
+        self.row, self._column = random.randrange(len(x)), random.randrange(n)
+        of_x, of_weight = (cases.refill(torch.empty_like(x[0]), self._generator) for _ in range(2))
+        self._values = of_x, of_weight.div_(math.sqrt(k))
         return x
+
+    def write(self) -> None:
+        """Gives the row of that input, and the one of both weights, their new values."""
+        of_x, of_weight = self._values
+        self.ring[self._turn].data[self.row] = of_x
+        for weight in self._weights:
+            weight[self._column] = of_weight
 
     @torch.no_grad()
     def wrong(self, output: torch.Tensor) -> str | None:
@@ -130,7 +136,7 @@ class Inputs:
 
     def _suspects(self) -> tuple[torch.Tensor, torch.Tensor]:
         x, n = self.ring[self._turn], len(self._weights[0])
-        altered, sizes, chosen = (self._row, self._column), (len(x), n), []
+        altered, sizes, chosen = (self.row, self._column), (len(x), n), []
         for first, size, count in zip(altered, sizes, SUSPECTS, strict=True):
             known = [first, 0, size - 1]
             known += (random.randrange(size) for _ in range(count - len(known)))

@@ -39,22 +39,27 @@ class Inputs:
     """A ring of inputs `[rows, ...]`; one random row is rewritten before every call.
 
     A result that was kept from an earlier call is then wrong in that row, which `wrong` looks at.
+    See `timing.Inputs`.
     """
 
     def __init__(
         self, ring: list[torch.Tensor], reference: nn.Module, generator: torch.Generator
     ) -> None:
         self.ring, self._reference, self._generator = ring, reference, generator
-        self._turn = 0
-        self._row = 0
+        self._turn = self.row = 0
+        self._values = torch.empty(0)
 
     def next(self) -> torch.Tensor:
-        """The next input of the ring, freshly altered."""
+        """The next input of the ring, which `write` is to alter."""
         self._turn = (self._turn + 1) % len(self.ring)
         x = self.ring[self._turn]
-        self._row = random.randrange(len(x))
-        cases.refill(x[self._row], self._generator)
+        self.row = random.randrange(len(x))
+        self._values = cases.refill(torch.empty_like(x[self.row]), self._generator)
         return x
+
+    def write(self) -> None:
+        """Gives the row of that input its new values."""
+        self.ring[self._turn][self.row] = self._values
 
     def wrong(self, output: torch.Tensor) -> str | None:
         """Compares the altered row, the first, the last and a random one with the reference."""
@@ -75,7 +80,7 @@ class Inputs:
 
     def _suspects(self) -> list[int]:
         last = len(self.ring[self._turn]) - 1
-        return [self._row, 0, last, random.randint(0, last)]
+        return [self.row, 0, last, random.randint(0, last)]
 
 
 def choose_shape(

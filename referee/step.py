@@ -100,7 +100,7 @@ def measure_step(
     """Times forward and backward of everything once a round, as `timing.measure` does.
 
     Args:
-        grad_output: the output's gradient.
+        grad_output: the output's gradient; the sign of a row changes before every backward.
         step: without times yet; they are added to it.
     """
     x, names, halves = inputs.ring[0], step.forward.names, (step.forward, step.backward)
@@ -167,14 +167,16 @@ def _round(
     forward, backward, problem = {}, {}, None
     for name in random.sample(list(calls), len(calls)):
         x = inputs.next().detach().requires_grad_()
-        output, *forward[name] = clock.time(calls[name], x)
+        output, *forward[name] = clock.time(calls[name], x, inputs.write)
         leaves = _leaves(calls[name], x)
         gradients, *backward[name] = clock.time(
-            lambda output, leaves=leaves: grad(output, leaves, grad_output), output
+            lambda output, leaves=leaves: grad(output, leaves, grad_output),
+            output,
+            grad_output[inputs.row].neg_,
         )
         if name == solution:
             output = output.detach()
             problem = inputs.wrong(output) or inputs.wrong_gradient(output, gradients, grad_output)
         del output, gradients  # the next call finds this memory free again
-    _, seconds, _ = clock.time(pace, inputs.next())
+    _, seconds, _ = clock.time(pace, inputs.next(), inputs.write)
     return (forward, backward, seconds), problem

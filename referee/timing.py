@@ -31,12 +31,20 @@ Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device 
 
 
 class Inputs(Protocol):
-    """A ring of inputs that change before every call, and a look at what came of the last one."""
+    """A ring of inputs that change before every call, and a look at what came of the last one.
+
+    Attributes:
+        row: of the input that changes.
+    """
 
     ring: list[torch.Tensor]
+    row: int
 
     def next(self) -> torch.Tensor:
-        """The next input of the ring, freshly altered."""
+        """The next input of the ring, which `write` is to alter."""
+
+    def write(self) -> None:
+        """Gives the row of that input its new values, which are drawn."""
 
     def wrong(self, output: torch.Tensor) -> str | None:
         """The fault of the output for that input, in words."""
@@ -317,7 +325,7 @@ def _round(
 ) -> tuple[Samples, str | None]:
     samples, problem = {}, None
     for name in random.sample(list(calls), len(calls)):
-        output, *samples[name] = clock.time(calls[name], inputs.next())
+        output, *samples[name] = clock.time(calls[name], inputs.next(), inputs.write)
         if name == solution:
             problem = inputs.wrong(output)
         del output  # the next call finds this memory free again

@@ -302,7 +302,7 @@ def test_changed_operators_and_methods_are_noticed(monkeypatch):
     before = watch.state(torch.device("cpu"))
     library = torch.library.Library("aten", "IMPL")
     library.impl("index.Tensor", lambda x, places: x, "CPU")
-    monkeypatch.setattr(clock.CpuClock, "time", lambda self, call, x: (call(x), 0.0, 0.0))
+    monkeypatch.setattr(clock.CpuClock, "time", lambda self, call, x, write: (call(x), 0.0, 0.0))
     now = watch.state(torch.device("cpu"))
     library._destroy()
     changed = [name for name, was in before.items() if watch.differs(was, now[name])]

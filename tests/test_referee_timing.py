@@ -225,7 +225,7 @@ def test_incredible_times_are_taken_again(late, count, measured, monkeypatch):
     candidate, calls = Model(), []
 
     class Clock:
-        def time(self, call, x):
+        def time(self, call, x, write):
             output = call(x)
             calls.extend([call] * (call is candidate))
             slow = call is candidate and len(calls) <= late

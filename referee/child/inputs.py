@@ -1,6 +1,7 @@
 """The requests of reference files: any number of inputs and outputs, which come in whole."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,15 +61,22 @@ class InputsWorker(Worker):
         self.staged = []
         return {}
 
-    def patch(self, slot: int, changes: list) -> dict:
-        """Overwrites a part of an input: for each, its index, and the range in each dimension."""
+    def patch(self, slot: int, changes: list, is_timed: bool) -> dict:
+        """Overwrites a part of an input: for each, its index, and the range in each dimension.
+
+        Args:
+            is_timed: in the next timed call.
+        """
         start = 0
         for index, ranges in changes:
             x = self.ring[slot][index].data
             part = x[tuple(slice(*ends) for ends in ranges)]
             end = start + part.numel() * x.element_size()
-            part.copy_(self.incoming[start:end].view(x.dtype).view(part.shape))
+            values = self.incoming[start:end].view(x.dtype).view(part.shape)
+            self.writes.append(partial(part.copy_, values.to(self.device, copy=True)))
             start = -(-end // ALIGNMENT) * ALIGNMENT
+        if not is_timed:
+            self.write()
         if self.device.type == "cuda":
             synchronize(self.device)
         return {}

@@ -1,6 +1,8 @@
 """The requests of this project's problems: one input, whose rows are drawn from seeds."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -167,10 +169,15 @@ class RowsWorker(Worker):
     def alter(
         self, slot: int, start: int, stop: int, seed: int, weight: list | None, scale: float
     ) -> dict:
-        """Draws rows of an input anew, and alters the weight, see `alter_weight`."""
-        cases.draw_rows(self.ring[slot].data[start:stop], seed)
+        """Draws rows of an input anew for the next timed call, and alters the weight.
+
+        See `alterations`.
+        """
+        rows = self.ring[slot].data[start:stop]
+        self.writes = [partial(rows.copy_, cases.draw_rows(torch.empty_like(rows), seed))]
         if weight:
-            alter_weight(next(iter(self.module.state_dict().values())).data, seed, weight, scale)
+            there = next(iter(self.module.state_dict().values())).data
+            self.writes += alterations(there, seed, weight, scale)
         if self.device.type == "cuda":
             synchronize(self.device)
         return {}
@@ -190,15 +197,15 @@ class RowsWorker(Worker):
         self.module(self.x.clone())
 
 
-def alter_weight(weight: torch.Tensor, seed: int, places: list, scale: float) -> None:
-    """Draws a row of the weight anew, and changes the sign of one element.
+def alterations(weight: torch.Tensor, seed: int, places: list, scale: float) -> list[Callable]:
+    """Draws a row of the weight anew; calls that write it, and change the sign of one element.
 
     Args:
         places: the row; row and column of the element, which no look at some elements finds.
     """
     row, at, column = places
-    cases.draw_rows(weight[row : row + 1], seed + 1).mul_(scale)
-    weight[at, column].neg_()
+    drawn = cases.draw_rows(torch.empty_like(weight[row]), seed + 1).mul_(scale)
+    return [partial(weight[row].copy_, drawn), weight[at, column].neg_]
 
 
 def _bytes(shape: list[int], dtype: torch.dtype) -> int:

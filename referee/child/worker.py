@@ -49,6 +49,7 @@ class Worker:
         self.ring: list[torch.Tensor] = []
         self.calls: dict[str, Callable] = {}
         self.called = ""
+        self.writes: list[Callable[[], object]] = []  # what is altered in the next timed call
         self.clock = None
         # The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows
         # with what was freed, to 32 MiB: all processes are to have the same.
@@ -132,8 +133,15 @@ class Worker:
         self.output = None
         self.awake.fill_(0)
         self.called = call
-        self.output, seconds, wall = self.clock.time(self.calls[call], self.ring[slot])
+        call_of, x = self.calls[call], self.ring[slot]
+        self.output, seconds, wall = self.clock.time(call_of, x, self.write)
         return {"seconds": seconds, "wall": wall}
+
+    def write(self) -> None:
+        """Alters what the timed call reads."""
+        for write in self.writes:
+            write()
+        self.writes = []
 
     def left_on(self) -> dict:
         """The modes, hooks and timers that a call left on: they could compute its result later.

@@ -9,7 +9,7 @@ from torch import nn
 
 from referee import cases, linear_checks, operands
 from referee import linear_relu_divide as grader
-from referee.child.rows import alter_weight
+from referee.child.rows import alterations
 from referee.error_line import LONGEST_LINE
 from referee.errors import U32, Allowance, Comparison
 from referee.linear_errors import compare_output, precision
@@ -207,7 +207,8 @@ class Linear(Rows):
         return [random.randrange(side) for side in (len(weight), *weight.shape)]
 
     def alter_reference(self, seed: int, places: list | None) -> None:
-        alter_weight(self.reference.linear.weight.data, seed, places, self.scale)
+        for write in alterations(self.reference.linear.weight.data, seed, places, self.scale):
+            write()
 
     def work(self) -> int:
         return 2 * math.prod(self.task.shape) * self.output_shape[1]

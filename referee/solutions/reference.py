@@ -70,7 +70,7 @@ class Reference(Judge):
             self._feed(oracle.inputs(draw))
             self._check(f"seed {draw + 1}, at the same address", fill=draw > 1)
         self.remote.put(*self._alter(self.inputs))
-        self.remote.ask("patch", slot=0, changes=self.changes)
+        self.remote.ask("patch", slot=0, changes=self.changes, is_timed=False)
         self._check("a part altered at the same address")
 
     def check_headline(self) -> None:
@@ -299,7 +299,7 @@ class Reference(Judge):
             ask, put, take = (partial(f, again) for f in (eager.ask, eager.put, eager.take))
         slot = self.turns % oracle.slots
         put(*self._alter(self.slots[slot] if is_solution else None))
-        ask("patch", slot=slot, changes=self.changes)
+        ask("patch", slot=slot, changes=self.changes, is_timed=True)
         sample, hidden = self.timed(name, slot=slot, call=call)
         # The same is done after a call of eager, that the caches are the same for all.
         problem = self._look(ask, put, take, slot) if call == "module" else None
