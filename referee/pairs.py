@@ -34,15 +34,11 @@ class Modules(NamedTuple):
         return [f"{ours} {unit}", f"{eager} {unit}", f"{eager} / {ours}"]
 
 
-def samplers_of(modules: Modules, x: torch.Tensor, flushes: int = 1) -> Samplers:
-    """Seconds of a call on x: on a GPU with a cold L2, on a CPU the mean of some calls.
-
-    Args:
-        flushes: of the L2 before a call. A slow host gets ahead of the device meanwhile.
-    """
+def samplers_of(modules: Modules, x: torch.Tensor) -> Samplers:
+    """Seconds of a call on x: on a GPU with a cold L2, on a CPU the mean of some calls."""
     if not x.is_cuda:
         return {name: _repeated(module, x) for name, module in modules.by_name().items()}
-    clock = CudaClock(x.device, flushes)
+    clock = CudaClock(x.device)
     return {
         name: lambda module=module: clock.time(module, x)[1]
         for name, module in modules.by_name().items()
