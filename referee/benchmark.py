@@ -46,7 +46,7 @@ ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
 CELL_SECONDS = {"cpu": 1.0, "cuda": 0.25}  # for each cell of the sweep, and of offsets
 # `offsets` draws a row's operands so often, each time behind at most so many bytes: where 4 MiB lie
 # in memory can make 5% of a time.
-DRAWS, LARGEST_GAP = 5, 64 << 20
+DRAWS, LARGEST_GAP = 20, 64 << 20
 # Rows, out_features and in_features of `layouts`, parts of them on a CPU, and how operands lie.
 LAYOUT_SIZES = [(1024, 8192, 8192), (1024, 4096, 4096), (8192, 1024, 8192), (64, 8192, 8192)]
 LAYOUT_PART = {"cpu": 16, "cuda": 1}
