@@ -153,7 +153,8 @@ def offsets(modules: Modules, in_place: Modules, device: torch.device, dtype: to
                 gap = torch.empty(skipped, dtype=torch.uint8, device=device)
                 for all_times, (pair, x) in zip(times, draw(2**exponent, offset), strict=True):
                     seconds = CELL_SECONDS[device.type] / DRAWS
-                    some = alternate(samplers_of(pair, x), seconds, ROUNDS // DRAWS)
+                    samplers = samplers_of(pair, x, flushes=1)  # more: ratios scatter by 5%
+                    some = alternate(samplers, seconds, ROUNDS // DRAWS)
                     for who, taken in some.items():
                         all_times[who] += taken
                 del gap

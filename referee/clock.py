@@ -30,7 +30,8 @@ class CpuClock:
 class CudaClock:
     """Device time of one call with a cold L2, beside the wall-clock time until the GPU is idle."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, flushes: int = FLUSHES) -> None:
+        self._flushes = flushes
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
         self._flushing, self._start, self._end = (Event(enable_timing=True) for _ in range(3))
 
@@ -49,7 +50,7 @@ class CudaClock:
         synchronize()
         began = perf_counter()
         self._flushing.record()
-        for _ in range(FLUSHES):
+        for _ in range(self._flushes):
             self._flush.zero_()
         if write:
             write()

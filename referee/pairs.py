@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.clock import CudaClock
+from referee.clock import FLUSHES, CudaClock
 from referee.timing import Names
 
 ROUNDS, LEAST, SECONDS = 101, 9, 3.0  # fewer rounds, but not below LEAST, if they take longer
@@ -34,11 +34,15 @@ class Modules(NamedTuple):
         return [f"{ours} {unit}", f"{eager} {unit}", f"{eager} / {ours}"]
 
 
-def samplers_of(modules: Modules, x: torch.Tensor) -> Samplers:
-    """Seconds of a call on x: on a GPU with a cold L2, on a CPU the mean of some calls."""
+def samplers_of(modules: Modules, x: torch.Tensor, flushes: int = FLUSHES) -> Samplers:
+    """Seconds of a call on x: on a GPU with a cold L2, on a CPU the mean of some calls.
+
+    Args:
+        flushes: of the L2 before a call, see `CudaClock`.
+    """
     if not x.is_cuda:
         return {name: _repeated(module, x) for name, module in modules.by_name().items()}
-    clock = CudaClock(x.device)
+    clock = CudaClock(x.device, flushes)
     return {
         name: lambda module=module: clock.time(module, x)[1]
         for name, module in modules.by_name().items()
