@@ -4,6 +4,7 @@ import random
 import statistics
 import subprocess
 import sys
+from functools import partial
 from time import sleep
 
 import documents
@@ -15,6 +16,7 @@ from torch import nn
 from model import Model
 from referee import (
     cases,
+    clock,
     relu,
     report,
     stats,
@@ -103,6 +105,33 @@ def test_ties_are_printed(ratio, noise, is_tie):
 
 def test_replay_is_caught_while_timing():
     assert "a timed call was wrong in rows" in timed(Forgetful()).problems[0]
+
+
+def test_inputs_change_when_they_are_written():
+    inputs = draw_inputs()
+    before = inputs.ring[0].clone()
+    x = inputs.next()
+    assert torch.equal(x, before)
+    inputs.write()
+    changed = (x != before).any(1).nonzero().flatten()
+    assert changed.tolist() == [inputs.row]
+
+
+@pytest.mark.gpu
+def test_a_call_that_works_during_the_flush_reads_old_values():
+    x, side = torch.zeros(1000, device="cuda"), torch.cuda.Stream()
+
+    def early(x):
+        with torch.cuda.stream(side):
+            out = x.clone()
+        torch.cuda.current_stream().wait_stream(side)
+        return out
+
+    timer = clock.CudaClock(x.device)
+    timer.time(early, x)
+    output, *_ = timer.time(early, x, partial(x.fill_, 1.0))
+    assert not output.any()
+    assert x.all()
 
 
 def test_step_takes_every_round():
