@@ -43,7 +43,7 @@ SIDE = {"cpu": 1024, "cuda": 8192}  # of the square of which there are views
 OFFSET_SIZES = {"cpu": (20, 24), "cuda": (20, 24, 28)}  # exponents of two
 FEATURES = (1024, 4096, 8192)
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
-CELL_SECONDS = {"cpu": 1.0, "cuda": 0.25}  # for each cell of the sweep, and of offsets
+CELL_SECONDS = {"cpu": 1.0, "cuda": 0.25}  # for each cell of the sweep
 # `offsets` draws a row's operands so often, each time behind at most so many bytes: where 4 MiB lie
 # in memory can make 5% of a time.
 DRAWS, LARGEST_GAP = 20, 64 << 20
@@ -152,9 +152,8 @@ def offsets(modules: Modules, in_place: Modules, device: torch.device, dtype: to
                 skipped = random.randrange(LARGEST_GAP)
                 gap = torch.empty(skipped, dtype=torch.uint8, device=device)
                 for all_times, (pair, x) in zip(times, draw(2**exponent, offset), strict=True):
-                    seconds = CELL_SECONDS[device.type] / DRAWS
                     samplers = samplers_of(pair, x, flushes=1)  # more: ratios scatter by 5%
-                    some = alternate(samplers, seconds, ROUNDS // DRAWS)
+                    some = alternate(samplers, rounds=ROUNDS // DRAWS)
                     for who, taken in some.items():
                         all_times[who] += taken
                 del gap

@@ -44,7 +44,7 @@ class Inputs(Protocol):
         """The next input of the ring, which `write` is to alter."""
 
     def write(self) -> None:
-        """Gives the row of that input its new values, which are drawn."""
+        """Gives the row of that input its new values."""
 
     def wrong(self, output: torch.Tensor) -> str | None:
         """The fault of the output for that input, in words."""
