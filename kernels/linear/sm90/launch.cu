@@ -46,9 +46,12 @@ template <typename Workspace>
 void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
   const bool has_lines = linear.x_is_transposed;
   const int threads = has_lines ? split::kThreads : split::threads_of_row(linear.k);
-  const int blocks = blocks_of(linear.m, has_lines ? kLineRows : 1) +
-                     blocks_of(linear.n, kSampledRows * threads / 32);
-  const size_t bytes = has_lines ? sizeof(LinesMemory) : 0;
+  const LineShares shares = has_lines ? LineShares(linear.k) : LineShares();
+  const int cluster = shares.cluster;
+  const int sampling = blocks_of(linear.n, threads / 32 * kSampledRows * cluster) * cluster;
+  const int splitting =
+      has_lines ? blocks_of(linear.m, kLineRows) * cluster : blocks_of(linear.m, 1);
+  const size_t bytes = has_lines ? LinesMemory::bytes(shares) : 0;
   constexpr bool kIsPair = Workspace::kIsPair;
   const auto kernel_for = [&](auto lines) {
     constexpr bool kHasLines = decltype(lines)::value;
@@ -58,9 +61,12 @@ void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stre
     return prepare_kernel<kIsPair, kHasLines, false>;
   };
   const auto kernel = has_lines ? kernel_for(std::true_type{}) : kernel_for(std::false_type{});
-  launch_grid({blocks, threads, bytes, stream, /*has_pdl=*/true}, kernel, workspace.x,
-              workspace.weight, linear.k, static_cast<unsigned*>(linear.workspace),
-              static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
+  if (has_lines) allow_shared_memory(kernel, bytes);
+  launch_grid(
+      {sampling + splitting, threads, bytes, stream, /*has_pdl=*/true, has_lines ? cluster : 0},
+      kernel, workspace.x, workspace.weight, linear.k, sampling, shares,
+      static_cast<unsigned*>(linear.workspace),
+      static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
 }
 
 // ---------------------------------------------------------------------------------- one product

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
+#include "linear/sm90/split_lines.cuh"
 #include "linear/split/pieces.cuh"
 
 namespace kernels::sm90 {
@@ -117,105 +118,14 @@ __device__ void scale_high(const split::Operand& weight, int64_t first, int64_t 
   }
 }
 
-// Rows of a transposed x that a block splits together: at each k, they are one line of memory.
-constexpr int kLineRows = 32;
-
-// Dynamic shared memory, so that it leaves room for the next kernel's where there is no such x.
-struct LinesMemory {
-  float4 tiles[2][split::kStepwise][kLineRows / 4];
-  uint32_t largest[split::kWarps][kLineRows];  // of each warp's lines
-};
-
-// The rows from `first` on of a transposed operand, by split::kThreads threads. They read it twice,
-// for each row's largest and for the pieces, which take another order in shared memory.
-template <bool kIsPair>
-__device__ void split_lines(const split::Operand& operand, int64_t first, int64_t k) {
-  extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  LinesMemory& shared = *reinterpret_cast<LinesMemory*>(dynamic_memory);
-  constexpr int kDepth = split::kStepwise;            // of K, in a tile
-  constexpr int kVectors = kLineRows / 4;             // in a line
-  constexpr int kLines = split::kThreads / kVectors;  // that the threads read at once
-  static_assert(kVectors == kDepth / split::kGroup, "a thread reads and writes the same amount");
-  const int vector = threadIdx.x % kVectors, line = threadIdx.x / kVectors;
-  const int64_t stride = operand.row_stride;
-  const bool is_aligned = has_aligned_rows(operand.from, stride * sizeof(float));
-  const auto load = [&](float (&v)[4], int64_t at) {
-    load_floats(v, operand.from + at * stride, first + vector * 4, at < k ? operand.rows : 0,
-                is_aligned);
-  };
-
-  // the largest
-  uint32_t largest[4] = {};
-#pragma unroll 16
-  for (int64_t at = line; at < k; at += kLines) {
-    float v[4];
-    load(v, at);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) largest[j] = max(largest[j], __float_as_uint(fabsf(v[j])));
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    for (int lane = kVectors; lane < 32; lane *= 2) {
-      largest[j] = max(largest[j], __shfl_xor_sync(0xffffffff, largest[j], lane));
-    }
-    shared.largest[threadIdx.x / 32][vector * 4 + j] = largest[j];
-  }
-  __syncthreads();
-
-  // the pieces: a group of a row each
-  const int row = threadIdx.x / kVectors, group = threadIdx.x % kVectors;
-  const bool exists = first + row < operand.rows;
-  uint32_t largest_of_row = 0;
-  for (const auto& of_warp : shared.largest) largest_of_row = max(largest_of_row, of_warp[row]);
-  const split::RowScale scale(largest_of_row, kIsPair);
-  const int64_t end = split::padded(k);
-  split::Losses losses;
-  float next[2][2][4];  // of two tiles
-  const auto load_tile = [&](float (&lines)[2][4], int64_t at) {
-    load(lines[0], at + line), load(lines[1], at + line + kLines);
-  };
-  load_tile(next[0], 0), load_tile(next[1], kDepth);
-  for (int64_t start = 0; start < end; start += 2 * kDepth) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t at = start + i * kDepth;
-      if (at >= end) continue;
-      auto& tile = shared.tiles[i];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        // Vectors change places, so that groups are read without bank conflicts.
-        const int depth = line + j * kLines;
-        const float (&v)[4] = next[i][j];
-        tile[depth][vector ^ depth / split::kGroup] = make_float4(v[0], v[1], v[2], v[3]);
-      }
-      load_tile(next[i], at + 2 * kDepth);
-      __syncthreads();
-      float v[split::kGroup];
-#pragma unroll
-      for (int j = 0; j < split::kGroup; ++j) {
-        const float4& four = tile[group * split::kGroup + j][row / 4 ^ group];
-        v[j] = reinterpret_cast<const float*>(&four)[row % 4];
-      }
-      const int64_t place =
-          split::place_of<kIsPair>(operand, first + row, at + group * split::kGroup, end);
-      split::split_group<kIsPair>(operand, place, exists, v, scale, &losses);
-    }
-  }
-#pragma unroll
-  for (int lane = 1; lane < kVectors; lane *= 2) {
-    losses.nonzeros += __shfl_xor_sync(0xffffffff, losses.nonzeros, lane);
-    losses.subnormals += __shfl_xor_sync(0xffffffff, losses.subnormals, lane);
-  }
-  if (group == 0 && exists) split::store_exponent<kIsPair>(operand, first + row, scale, losses);
-}
-
-// The first blocks sample the weight, whose reads are the more scattered: kSampledRows rows a warp.
-// Then each block splits a row of x, or kLineRows of a transposed x. `zeros` are set to 0.
+// `sampling` blocks sample the weight, whose reads are the more scattered: kSampledRows rows a
+// warp. Then each block splits a row of x, or each cluster kLineRows of a transposed x. `zeros` are
+// set to 0.
 template <bool kIsPair, bool kXIsTransposed, bool kWeightIsTransposed>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
-                   const __grid_constant__ split::Operand weight, int64_t k, unsigned* zeros,
-                   int64_t zeros_size) {
+                   const __grid_constant__ split::Operand weight, int64_t k, int sampling,
+                   const __grid_constant__ LineShares shares, unsigned* zeros, int64_t zeros_size) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
   wait_for_previous_kernel();
@@ -223,18 +133,18 @@ __global__ void __launch_bounds__(split::kThreads)
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     zeros[i] = 0;
   }
-  const int rows = blockDim.x / 32 * kSampledRows;
-  const int64_t x_block = blockIdx.x - divide_up(weight.rows, rows);
+  const int x_block = static_cast<int>(blockIdx.x) - sampling;
   if (x_block >= 0) {
     if constexpr (kXIsTransposed) {
-      split_lines<kIsPair>(x, x_block * kLineRows, k);
+      split_lines<kIsPair>(x, x_block / shares.cluster, static_cast<int>(k), shares);
     } else {
       split::split_row<kIsPair>(x, x_block, k);
     }
     return;
   }
   const int lane = threadIdx.x % 32;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * rows + threadIdx.x / 32 * kSampledRows;
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  const int64_t first = warp * kSampledRows;
   const int64_t piece = lane / (32 / kSampledPieces);
   const int64_t at = piece * k / kSampledPieces / 4 * 4 + lane % (32 / kSampledPieces) * 4;
   float4 sample[kSampledRows] = {};
