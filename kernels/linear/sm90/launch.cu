@@ -44,29 +44,36 @@ int count_clusters(Kernel* kernel, size_t bytes) {
 // Splits x and samples the weight. The first `zeros` bytes of the workspace become 0.
 template <typename Workspace>
 void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
-  const bool has_lines = linear.x_is_transposed;
-  const int threads = has_lines ? split::kThreads : split::threads_of_row(linear.k);
-  const LineShares shares = has_lines ? LineShares(linear.k) : LineShares();
-  const int cluster = shares.cluster;
-  const int sampling = blocks_of(linear.n, threads / 32 * kSampledRows * cluster) * cluster;
-  const int splitting =
-      has_lines ? blocks_of(linear.m, kLineRows) * cluster : blocks_of(linear.m, 1);
-  const size_t bytes = has_lines ? LinesMemory::bytes(shares) : 0;
   constexpr bool kIsPair = Workspace::kIsPair;
-  const auto kernel_for = [&](auto lines) {
-    constexpr bool kHasLines = decltype(lines)::value;
+  const auto launch = [&](auto splitter, int threads, int rows_of_block, const LineShares& shares) {
+    constexpr Splitter kSplitter = decltype(splitter)::value;
+    auto kernel = prepare_kernel<kIsPair, kSplitter, false>;
     if constexpr (!kIsPair) {
-      if (linear.weight_is_transposed) return prepare_kernel<false, kHasLines, true>;
+      if (linear.weight_is_transposed) kernel = prepare_kernel<false, kSplitter, true>;
     }
-    return prepare_kernel<kIsPair, kHasLines, false>;
+    Grid grid{0, threads, 0, stream, /*has_pdl=*/true};
+    if constexpr (kSplitter == Splitter::kCluster) {
+      grid.cluster = shares.cluster, grid.bytes = LinesMemory::bytes(shares);
+      allow_shared_memory(kernel, grid.bytes);
+    }
+    const int sampled_rows = threads / 32 * kSampledRows * shares.cluster;
+    const int sampling = blocks_of(linear.n, sampled_rows) * shares.cluster;
+    grid.blocks = sampling + blocks_of(linear.m, rows_of_block) * shares.cluster;
+    launch_grid(grid, kernel, workspace.x, workspace.weight, linear.k, sampling, shares,
+                static_cast<unsigned*>(linear.workspace),
+                static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
   };
-  const auto kernel = has_lines ? kernel_for(std::true_type{}) : kernel_for(std::false_type{});
-  if (has_lines) allow_shared_memory(kernel, bytes);
-  launch_grid(
-      {sampling + splitting, threads, bytes, stream, /*has_pdl=*/true, has_lines ? cluster : 0},
-      kernel, workspace.x, workspace.weight, linear.k, sampling, shares,
-      static_cast<unsigned*>(linear.workspace),
-      static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
+  constexpr std::integral_constant<Splitter, Splitter::kBlock> by_block;
+  constexpr std::integral_constant<Splitter, Splitter::kWarp> by_warp;
+  constexpr std::integral_constant<Splitter, Splitter::kCluster> by_cluster;
+  const int threads = split::threads_of_row(linear.k);
+  if (linear.x_is_transposed) {
+    launch(by_cluster, split::kThreads, kLineRows, LineShares(linear.k));
+  } else if (linear.k <= split::kKeptByWarp) {
+    launch(by_warp, threads, threads / 32, {});
+  } else {
+    launch(by_block, threads, 1, {});
+  }
 }
 
 // ---------------------------------------------------------------------------------- one product

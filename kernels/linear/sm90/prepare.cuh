@@ -118,10 +118,12 @@ __device__ void scale_high(const split::Operand& weight, int64_t first, int64_t 
   }
 }
 
-// `sampling` blocks sample the weight, whose reads are the more scattered: kSampledRows rows a
-// warp. Then each block splits a row of x, or each cluster kLineRows of a transposed x. `zeros` are
-// set to 0.
-template <bool kIsPair, bool kXIsTransposed, bool kWeightIsTransposed>
+// Who splits x: a block each row, a warp each short row, or a cluster kLineRows of a transposed x.
+enum class Splitter { kBlock, kWarp, kCluster };
+
+// The first `sampling` blocks sample the weight, whose reads are the more scattered: kSampledRows
+// rows a warp. The others split x. `zeros` are set to 0.
+template <bool kIsPair, Splitter kSplitter, bool kWeightIsTransposed>
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::Operand x,
                    const __grid_constant__ split::Operand weight, int64_t k, int sampling,
@@ -135,10 +137,13 @@ __global__ void __launch_bounds__(split::kThreads)
   }
   const int x_block = static_cast<int>(blockIdx.x) - sampling;
   if (x_block >= 0) {
-    if constexpr (kXIsTransposed) {
-      split_lines<kIsPair>(x, x_block / shares.cluster, static_cast<int>(k), shares);
-    } else {
+    if constexpr (kSplitter == Splitter::kBlock) {
       split::split_row<kIsPair>(x, x_block, k);
+    } else if constexpr (kSplitter == Splitter::kWarp) {
+      const int64_t row = (static_cast<int64_t>(x_block) * blockDim.x + threadIdx.x) / 32;
+      if (row < x.rows) split::split_row<kIsPair, /*kByWarp=*/true>(x, row, k);
+    } else {
+      split_lines<kIsPair>(x, x_block / shares.cluster, static_cast<int>(k), shares);
     }
     return;
   }

@@ -61,14 +61,15 @@ __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t 
 constexpr int kUncarried = 127;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;  // at most
-// As many threads as a row of k has work for, so that blocks of short rows all run at once.
+// Elements of a row that a thread, and a warp, keep between the passes. They read the rest twice.
+constexpr int kKept = 32, kKeptByWarp = 32 * kKept;
+// The threads of a block: as many as keep a row, up to kThreads. With one group each, x [4096,
+// 2048] takes 30 us instead of 18.5 (H200).
 inline int threads_of_row(int64_t k) {
   int threads = kThreads;
-  while (threads > 64 && threads / 2 * kGroup >= k) threads /= 2;
+  while (threads > 64 && threads / 2 * kKept >= k) threads /= 2;
   return threads;
 }
-// Elements of the row that a thread keeps between the passes. It reads the rest twice.
-constexpr int kKept = 32;
 
 // 2^exponent, for -126 <= exponent <= 127.
 __device__ inline float power_of_two(int exponent) {
@@ -179,10 +180,12 @@ __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bo
   }
 }
 
-// The largest of all threads of the block.
-__device__ inline uint32_t reduce_block_max(uint32_t largest) {
+// The largest of all threads of the warp or the block.
+template <bool kByWarp>
+__device__ uint32_t reduce_max(uint32_t largest) {
   __shared__ uint32_t of_warp[kWarps];
   largest = reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  if constexpr (kByWarp) return largest;
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
   __syncthreads();
   for (int warp = 0; warp < blockDim.x / 32; ++warp) largest = max(largest, of_warp[warp]);
@@ -207,11 +210,13 @@ struct Losses {
     }
   }
 
-  // The sums of all threads of the block, for its first.
-  __device__ void reduce_block() {
+  // The sums of all threads of the warp or the block, for its first.
+  template <bool kByWarp>
+  __device__ void reduce() {
     __shared__ int of_warp[2][kWarps];
     const auto add = [](int a, int b) { return a + b; };
     subnormals = reduce_warp(subnormals, add), nonzeros = reduce_warp(nonzeros, add);
+    if constexpr (kByWarp) return;
     if (threadIdx.x % 32 == 0) {
       of_warp[0][threadIdx.x / 32] = subnormals, of_warp[1][threadIdx.x / 32] = nonzeros;
     }
@@ -289,12 +294,13 @@ __device__ void store_exponent(const Operand& operand, int64_t row, const RowSca
   }
 }
 
-// A row, by all threads of the block, which are kThreads at most.
-template <bool kIsPair>
+// A row, by a warp or by all threads of the block, which are kThreads at most.
+template <bool kIsPair, bool kByWarp = false>
 __device__ void split_row(const Operand& operand, int64_t row, int64_t k) {
+  const int threads = kByWarp ? 32 : blockDim.x;
+  const int thread = kByWarp ? threadIdx.x % 32 : threadIdx.x;
   constexpr int kGroups = kKept / kGroup;
-  const int64_t padded_k = padded(k), step = static_cast<int64_t>(blockDim.x) * kGroup;
-  const int64_t start = threadIdx.x * kGroup;
+  const int64_t padded_k = padded(k), step = int64_t{kGroup} * threads, start = kGroup * thread;
   const float* from = operand.from + row * operand.row_stride;
 
   // load
@@ -314,7 +320,7 @@ __device__ void split_row(const Operand& operand, int64_t row, int64_t k) {
   }
 
   // split
-  const RowScale scale(reduce_block_max(largest), kIsPair);
+  const RowScale scale(reduce_max<kByWarp>(largest), kIsPair);
   const int64_t place = place_of<kIsPair>(operand, row, start, padded_k);
   const int64_t apart = place_of<kIsPair>(operand, row, start + step, padded_k) - place;
   Losses losses;
@@ -331,8 +337,8 @@ __device__ void split_row(const Operand& operand, int64_t row, int64_t k) {
                          &losses);
   }
 
-  if constexpr (!kIsPair) losses.reduce_block();
-  if (threadIdx.x == 0) store_exponent<kIsPair>(operand, row, scale, losses);
+  if constexpr (!kIsPair) losses.reduce<kByWarp>();
+  if (thread == 0) store_exponent<kIsPair>(operand, row, scale, losses);
 }
 
 }  // namespace kernels::split
