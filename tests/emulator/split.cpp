@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "linear/sm90/split_lines.cuh"
 #include "linear/split/pieces.cuh"
 #include "operands.h"
 
@@ -13,17 +14,54 @@ __global__ void split_row_kernel(split::Operand operand, int64_t k) {
   split::split_row<kIsPair>(operand, blockIdx.x, k);
 }
 
-// Numbers of some range, zeros among them, some infinite or NaN.
-void fill(float* x, int64_t n) {
+template <bool kIsPair>
+__global__ void split_short_row_kernel(split::Operand operand, int64_t k) {
+  const int64_t row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  if (row < operand.rows) split::split_row<kIsPair, /*kByWarp=*/true>(operand, row, k);
+}
+
+constexpr int kMostKept = 512;  // lines
+
+template <bool kIsPair>
+__global__ void split_lines_kernel(split::Operand operand, int64_t k, sm90::LineShares shares) {
+  constexpr size_t kLineBytes = sizeof(float) * sm90::kLineRows;
+  alignas(1024) static uint8_t memory[sizeof(sm90::LinesMemory) + kMostKept * kLineBytes];
+  sm90::split_lines<kIsPair>(operand, blockIdx.x, static_cast<int>(k), shares,
+                             *reinterpret_cast<sm90::LinesMemory*>(memory));
+}
+
+// n numbers of some range, zeros among them, some infinite or NaN.
+std::vector<float> draw_row(int64_t n) {
+  std::vector<float> row(n);
   std::normal_distribution<float> normal;
   const float spread = one_in(3) ? 12 : 1, middle = one_in(4) ? -120 : one_in(4) ? 100 : 0;
   const int64_t zeros = one_in(2) ? 2 : 1000;
-  for (int64_t i = 0; i < n; ++i) {
+  for (float& element : row) {
     const float power = std::exp2(middle + spread * normal(generator));
-    x[i] = one_in(zeros) ? 0 : normal(generator) * power;
+    element = one_in(zeros) ? 0 : normal(generator) * power;
   }
-  if (one_in(5)) x[draw(0, n - 1)] = one_in(2) ? INFINITY : NAN;
-  if (one_in(9)) std::fill(x, x + n, 0.0f);
+  if (one_in(5)) row[draw(0, n - 1)] = one_in(2) ? INFINITY : NAN;
+  if (one_in(9)) std::fill(row.begin(), row.end(), 0.0f);
+  return row;
+}
+
+enum Splitter { kBlock, kWarp, kCluster };  // of x's rows, of short ones, of a transposed x
+
+template <bool kIsPair>
+int split(Splitter splitter, const split::Operand& operand, int64_t k) {
+  const int rows = static_cast<int>(operand.rows), threads = split::threads_of_row(k);
+  if (splitter == kBlock) {
+    return launch<split_row_kernel<kIsPair>>(rows, threads, nullptr, operand, k);
+  }
+  if (splitter == kWarp) {
+    const int blocks = blocks_of(rows, threads / 32);
+    return launch<split_short_row_kernel<kIsPair>>(blocks, threads, nullptr, operand, k);
+  }
+  sm90::LineShares shares;  // of a cluster of one block
+  shares.lines = static_cast<int>(split::padded(k));
+  shares.kept = static_cast<int>(split::kStepwise * draw(1, kMostKept / split::kStepwise));
+  return launch<split_lines_kernel<kIsPair>>(blocks_of(rows, sm90::kLineRows), split::kThreads,
+                                             nullptr, operand, k, shares);
 }
 
 // The place of element i among its row's high pieces; low ones are half a step behind.
@@ -36,31 +74,41 @@ int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool is
 }
 
 void check(bool is_pair) {
-  const int64_t k = draw(1, one_in(3) ? 20000 : one_in(2) ? 2500 : 300), rows = draw(1, 4);
-  const int64_t stride = k + draw(0, 4), padded_k = split::padded(k);
-  const bool is_stepwise = !one_in(4);
-  Buffer memory(rows * stride * 4, draw(0, 3) * 4);
+  const auto splitter = static_cast<Splitter>(draw(kBlock, kCluster));
+  const bool has_lines = splitter == kCluster;
+  const int64_t longest = splitter == kWarp ? split::kKeptByWarp : has_lines ? 2500 : 20000;
+  const int64_t k = draw(1, one_in(3)   ? longest
+                            : one_in(2) ? std::min(longest, int64_t{2500})
+                                        : 300);
+  const int64_t rows = draw(1, has_lines ? 40 : 9), across = has_lines ? rows : k;
+  const int64_t stride = one_in(2) ? (across + 3) / 4 * 4 : across + draw(0, 4);
+  const int64_t padded_k = split::padded(k);
+  const bool is_stepwise = has_lines || !one_in(4);
+  Buffer memory((has_lines ? k : rows) * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
   Buffer pieces((is_pair ? 2 : 1) * rows * padded_k * 2, 0);
   Buffer exponents(rows * 4, 0), states(rows * 4, 0);
   float* const x = reinterpret_cast<float*>(memory.data);
   __half* const high = reinterpret_cast<__half*>(pieces.data);
   __half* const low = high + (is_stepwise ? split::kStepwise / 2 : rows * padded_k);
-  for (int64_t row = 0; row < rows; ++row) fill(x + row * stride, k);
-  memory.before = memory.memory;
+  std::vector<std::vector<float>> elements;
+  for (int64_t row = 0; row < rows; ++row) {
+    elements.push_back(draw_row(k));
+    for (int64_t i = 0; i < k; ++i) {
+      x[has_lines ? i * stride + row : row * stride + i] = elements[row][i];
+    }
+  }
   split::Operand operand{x, rows, stride};
   operand.high = high, operand.low = is_pair ? low : nullptr;
   operand.exponent = reinterpret_cast<int*>(exponents.data);
   operand.state = reinterpret_cast<int*>(states.data);
-  operand.is_stepwise = is_stepwise;
-  const int threads = split::threads_of_row(k);
-  note_launch(is_pair ? launch<split_row_kernel<true>>(rows, threads, nullptr, operand, k)
-                      : launch<split_row_kernel<false>>(rows, threads, nullptr, operand, k));
+  operand.is_stepwise = is_stepwise, operand.is_transposed = has_lines;
+  note_launch(is_pair ? split<true>(splitter, operand, k) : split<false>(splitter, operand, k));
 
   for (int64_t row = 0; row < rows; ++row) {
     float largest = 0;
     bool is_finite = true;
     for (int64_t i = 0; i < k; ++i) {
-      const float v = x[row * stride + i];
+      const float v = elements[row][i];
       is_finite &= std::isfinite(v), largest = std::max(largest, std::abs(v));
     }
     const int needed = is_finite && largest > 0 ? 14 - std::ilogb(largest) : 0;
@@ -68,7 +116,7 @@ void check(bool is_pair) {
     const int exponent = is_carried ? needed : 0;
     int64_t nonzeros = 0, subnormals = 0;
     for (int64_t i = 0; i < padded_k; ++i) {
-      const float v = i < k && is_carried ? x[row * stride + i] : 0;
+      const float v = i < k && is_carried ? elements[row][i] : 0;
       const float scaled = std::ldexp(v, exponent);
       nonzeros += v != 0, subnormals += v != 0 && std::abs(scaled) < 0x1p-14f;
       const __half of_high = __float2half_rn(scaled);

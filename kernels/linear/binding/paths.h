@@ -35,8 +35,8 @@
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
-// kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but the weight at
-// `highest`. All others copy what has no adjacent columns.
+// kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but the weight
+// at `highest`. All others copy what has no adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
 // be read where they are. In float32 what is gained has to pay for copies: at `highest` they need

@@ -143,7 +143,10 @@ __global__ void __launch_bounds__(split::kThreads)
       const int64_t row = (static_cast<int64_t>(x_block) * blockDim.x + threadIdx.x) / 32;
       if (row < x.rows) split::split_row<kIsPair, /*kByWarp=*/true>(x, row, k);
     } else {
-      split_lines<kIsPair>(x, x_block / shares.cluster, static_cast<int>(k), shares);
+      // Dynamic, so that it leaves room for the next kernel's where there is no such x.
+      extern __shared__ __align__(1024) uint8_t dynamic_memory[];
+      split_lines<kIsPair>(x, x_block / shares.cluster, static_cast<int>(k), shares,
+                           *reinterpret_cast<LinesMemory*>(dynamic_memory));
     }
     return;
   }

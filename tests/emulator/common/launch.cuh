@@ -153,6 +153,15 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   return value;
 }
 
+template <typename T>
+void atomicAdd(T* to, T value) {
+  *to += value;
+}
+template <typename T>
+void atomicMax(T* to, T value) {
+  *to = std::max(*to, value);
+}
+
 template <typename To, typename From>
 To bits_as(From value) {
   static_assert(sizeof(To) == sizeof(From));
