@@ -282,8 +282,10 @@ def test_cuda_graph(dtype, turned):
         (64, 40, 72),
         (33, 1056, 260),
         (1024, 4096, 2048),
+        # At `highest`, a transposed operand of 8,192 rows is split where it lies.
         (8200, 264, 260),
         (520, 8196, 260),
+        (520, 8193, 260),
         # So long that a block does not keep its part of a transposed operand: x, or the product's
         # gradient.
         (40, 24, 33000),

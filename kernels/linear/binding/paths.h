@@ -35,8 +35,8 @@
 // cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
 // division in the scale). It is no path: its ReLU makes 0 of NaN.
 //
-// kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but the weight
-// at `highest`. All others copy what has no adjacent columns.
+// kSm90 reads operands with adjacent rows as it reads those with adjacent columns, but at `highest`
+// the weight, and an x of few rows or many elements. All others copy what has no adjacent columns.
 //
 // The products of the gradients are chosen by the same table, in half types where both operands can
 // be read where they are. In float32 what is gained has to pay for copies: at `highest` they need
@@ -59,6 +59,11 @@ struct Gpu {
   int capability;  // 10 times the major number, plus the minor one
   int multiprocessors;
 };
+
+// At `highest` a transposed x is split where it lies if it has so many rows and so few elements. A
+// copy takes longer, but results that infinity or NaN decides are made from rows of x, as often as
+// there are tiles along n.
+constexpr int64_t kManyRows = 8192, kSmallOperand = int64_t{1} << 23;
 
 // The least k at `highest` whose errors and times were measured.
 constexpr int64_t kLeastK = 16;
@@ -98,6 +103,12 @@ inline bool gains_by_split(const Linear& linear, bool has_vectors) {
   if (k < 64 && linear.n % 4 != 0 && weight < 1 << 27) return false;
   if (has_vectors) return weight >= 1 << 24 && all >= 1 << 28;
   return m > 64 && m * n >= 1 << 16 && weight >= 1 << 26 && all >= 1 << 30;
+}
+
+// Whether kSm90 reads a transposed x, or else a copy.
+inline bool reads_transposed_x(const Linear& linear) {
+  return linear.precision == Precision::kHigh ||
+         (linear.m >= kManyRows && linear.m * linear.k <= kSmallOperand);
 }
 
 // The path to try for `linear`, of which dtype, precision, relu, m, n and k are set. has_vectors:

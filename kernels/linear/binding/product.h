@@ -210,7 +210,8 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   const int64_t size = in.x.element_size(), alignment = path == Path::kSm80 ? size : 16;
   const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
   const bool is_sm90 = path == Path::kSm90;
-  const Operand x = readable(in.x, is_split ? size : alignment, is_sm90);
+  const bool takes_x = is_sm90 && reads_transposed_x(linear);
+  const Operand x = readable(in.x, is_split ? size : alignment, takes_x);
   const Operand weight = readable(in.weight, alignment, is_sm90 && !is_split);
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
