@@ -24,8 +24,7 @@ constexpr int kMostKept = 512;  // lines
 
 template <bool kIsPair>
 __global__ void split_lines_kernel(split::Operand operand, int64_t k, sm90::LineShares shares) {
-  constexpr size_t kLineBytes = sizeof(float) * sm90::kLineRows;
-  alignas(1024) static uint8_t memory[sizeof(sm90::LinesMemory) + kMostKept * kLineBytes];
+  alignas(1024) static uint8_t memory[sm90::LinesMemory::bytes(kMostKept)];
   sm90::split_lines<kIsPair>(operand, blockIdx.x, static_cast<int>(k), shares,
                              *reinterpret_cast<sm90::LinesMemory*>(memory));
 }

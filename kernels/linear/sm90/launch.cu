@@ -53,8 +53,8 @@ void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stre
     }
     Grid grid{0, threads, 0, stream, /*has_pdl=*/true};
     if constexpr (kSplitter == Splitter::kCluster) {
-      grid.cluster = shares.cluster, grid.bytes = LinesMemory::bytes(shares);
-      allow_shared_memory(kernel, grid.bytes);
+      grid.cluster = shares.cluster, grid.bytes = LinesMemory::bytes(shares.kept);
+      allow_shared_memory(kernel, LinesMemory::bytes(kMostLines));  // other threads have other k
     }
     const int sampled_rows = threads / 32 * kSampledRows * shares.cluster;
     const int sampling = blocks_of(linear.n, sampled_rows) * shares.cluster;
