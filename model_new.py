@@ -1,15 +1,14 @@
 """Drop-in replacements for the modules of `model.py`. Importing this builds their kernels.
 
 Works imported, and as text given to `exec`: only the package `kernels` beside it must be found. It
-has the __global__ kernels, their __device__ functions, and what binds them to torch. The lines
-`# bundle:` tell `kernels/build/bundle.py` which lines a bundle takes.
+has the __global__ kernels, their __device__ functions, and what binds them to torch.
 """
 
-from types import ModuleType
+import sys
 
 import torch
+from torch.overrides import has_torch_function_unary, has_torch_function_variadic
 
-# bundle: skip
 import kernels
 
 if not hasattr(kernels, "read_sources"):
@@ -18,49 +17,34 @@ if not hasattr(kernels, "read_sources"):
         f"from {list(kernels.__path__)}: put this project's folder first on sys.path"
     )
 
-from kernels.binding.subclasses import serve_subclasses
 from kernels.build.extension import load
-from kernels.linear.modules import (
-    call_column_parallel,
-    call_reference,
-    is_column_parallel,
-    is_plain_linear,
-)
-from kernels.linear.subclasses import serve_linear
-from kernels.relu.subclasses import serve_relu
+from kernels.linear import is_number, is_plain_linear, linear_in_graph, linear_of_others
+from kernels.relu import relu_of_others
 
 _reference = kernels.load_reference()
-SOURCES = kernels.read_sources()
-# bundle: end
+_is_scripted = torch.jit.is_scripting
+_is_traced = torch.compiler.is_dynamo_compiling
+_torch_relu = torch.relu
 
 
-def _load_inline(**arguments: object) -> ModuleType:
+def _load_inline(**arguments: object) -> None:
     """Compiles and loads the kernels. `load` calls it where it finds no finished build."""
     from torch.utils.cpp_extension import load_inline  # a warm start saves this second
 
-    return load_inline(**arguments)
+    load_inline(**arguments)
 
 
-_extension = load(SOURCES, _load_inline)
-serve_subclasses(_extension)
-_is_scripted = torch.jit.is_scripting
-_is_traced = torch.compiler.is_dynamo_compiling
-
-# bundle: begin relu, from kernels/relu
-serve_relu(_extension)
-_relu = _extension.relu
-_relu_in_place = _extension.relu_
+load("relu", kernels.read_sources("relu"), _load_inline)
+_relu = torch.ops.relu_divide_kernels.relu.default
 
 
-# bundle: class ModelNew(torch.nn.Module):
 class ModelNew(_reference.Model):
     """ReLU of a tensor of any shape, layout and device, by a kernel of this project.
 
-    The forward takes what `torch.relu` takes and returns what it returns, in fresh memory. In
-    place, it takes what `torch.relu_` takes, overwrites it and returns it.
+    The forward takes what `torch.relu` takes and returns what it returns, in fresh memory.
 
     Args:
-        inplace: as for `torch.nn` ReLU; off by default.
+        inplace: as for `torch.nn` ReLU, by torch's own op; off by default.
     """
 
     def __init__(self, inplace: bool = False) -> None:
@@ -71,8 +55,8 @@ class ModelNew(_reference.Model):
         """max(x, 0) element by element; NaN stays NaN. Differentiable.
 
         Args:
-            x: of any shape and strides; float32, float64, float16, bfloat16, int8 to int64, uint8,
-                and what else the installed torch takes.
+            x: of any shape, strides and dtype that torch takes. The kernels serve dense floating
+                ones on a CPU or a GPU, torch's own op all others.
 
         Returns:
             A dense tensor of x's shape, dtype and device; x itself if in place.
@@ -84,20 +68,20 @@ class ModelNew(_reference.Model):
         """
         if _is_scripted() or _is_traced():  # a graph holds torch's own op, which compilers fuse
             return x.relu_() if self.inplace else x.relu()
-        return _relu_in_place(x) if self.inplace else _relu(x)
+        if self.inplace:
+            return torch.relu_(x)
+        if (
+            type(x) is torch.Tensor
+            and not has_torch_function_unary(x)
+            and torch.relu is _torch_relu
+        ):
+            return _relu(x)
+        return relu_of_others(x, _relu)
 
     def extra_repr(self) -> str:
         return "inplace=True" if self.inplace else ""
 
 
-# bundle: end
-# bundle: begin linear_relu_divide, from kernels/linear
-serve_linear(_extension)
-_linear_relu_divide = _extension.linear_relu_divide
-_linear_relu_divide_in_graph = _extension.linear_relu_divide_in_graph
-
-
-# bundle: class ModelNew(torch.nn.Module):
 class LinearReluDivideNew(_reference.LinearReluDivide):
     """relu(x weight^T + bias) / divisor, for x `[..., in_features]`, by kernels of this project.
 
@@ -113,7 +97,6 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         linear: `nn.Linear` with weight `[N, K]` and bias `[N]`, which make the `state_dict`.
     """
 
-    # bundle: the same of model.py
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """relu(x weight^T + bias) / divisor. Differentiable in x, weight and bias.
 
@@ -134,31 +117,44 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
             return self.linear(x).relu() / self.divisor
         linear, divisor = self.linear, self.divisor
-        fused = _linear_relu_divide_in_graph if _is_traced() else _linear_relu_divide
-        if is_plain_linear(linear):
-            out = fused(x, linear.weight, linear.bias, divisor)
-            if out is not NotImplemented:
-                return out
-        elif isinstance(divisor, (float, int)) and is_column_parallel(linear):
-            return call_column_parallel(linear, x, divisor, fused)
-        # Whoever hooked, wrapped or replaced `linear`, or gave it tensors of a class of its own,
-        # expects it to be called; torch's ops do all of it, as in the reference.
-        return call_reference(linear, x, divisor)
+        # Whoever hooked, wrapped or replaced `linear` expects it to be called.
+        if not is_plain_linear(linear):
+            return torch.relu(linear(x)) / divisor
+        fused = torch.ops.relu_divide_kernels.linear_relu_divide.default
+        if _is_traced():
+            return linear_in_graph(linear, x, divisor, fused)
+        if not is_number(divisor):
+            return torch.relu(linear(x)) / divisor
+        weight, bias = linear.weight, linear.bias
+        if (
+            type(x) is torch.Tensor
+            and type(weight) is torch.nn.Parameter
+            and not has_torch_function_variadic(x, weight, bias)
+        ):
+            return fused(x, weight, bias, divisor)
+        return linear_of_others(linear, x, divisor, fused)
 
 
-# bundle: end
-# bundle: skip
-SOLUTIONS: dict[str, type[torch.nn.Module]] = {
-    "relu": ModelNew,
-    "linear_relu_divide": LinearReluDivideNew,
-}
+def _load_linear() -> None:
+    load("linear_relu_divide", kernels.read_sources("linear_relu_divide"), _load_inline)
+
+
+# The second problem's kernels are built when somebody first asks this module for its class (PEP
+# 562); at once where this text is executed and there is no module to ask.
+if vars(sys.modules.get(__name__, object)) is globals():
+    _linear_class = globals().pop("LinearReluDivideNew")
+else:
+    _load_linear()
 
 
 def __getattr__(name: str) -> object:
-    """The names of a problem file, for harnesses that ask the solution for them."""
+    if name == "LinearReluDivideNew":
+        _load_linear()
+        globals()[name] = _linear_class
+        return _linear_class
+    if name == "SOLUTIONS":
+        solutions = {"relu": ModelNew, "linear_relu_divide": __getattr__("LinearReluDivideNew")}
+        return globals().setdefault(name, solutions)
     if name in ("batch_size", "dim", "get_inputs", "get_init_inputs"):
         return getattr(_reference, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# bundle: end

@@ -1,8 +1,7 @@
 """Everything that is compiled, and the reading of it.
 
-Each problem has a folder of sources, and of the Python that its tensors need; `binding/`,
-`common/`, `cpu/` and `launchers.h` serve them all. `build/extension.py` makes sources into an
-extension.
+A problem has a folder of sources and of the Python that its tensors need; what several use lies
+beside. `build/` makes an extension of them. A bundle has functions of its own in place of these.
 """
 
 import importlib
@@ -13,44 +12,61 @@ from pathlib import Path
 from types import ModuleType
 
 _FOLDER = Path(__file__).resolve().parent
-_SHARED = ("binding", "common", "cpu")
 
 
-def read_sources(problem: str | None = None) -> dict[str, str]:
-    """The sources of the extension by their paths in this folder.
+def problems() -> list[str]:
+    """The folders of the problems: those with a `binding.cpp`."""
+    return sorted(path.parent.name for path in _FOLDER.glob("*/binding.cpp"))
+
+
+def read_sources(problem: str) -> dict[str, str]:
+    """The sources of a problem's extension by their paths in this folder.
 
     Args:
-        problem: the folder of one problem, as `relu`: the files to compile that lie there or serve
-            all, and what they `#include "..."` or say that it `// needs "..."`. By default, all.
+        problem: the name of its folder, or one that begins with it, as `linear_relu_divide`. All
+            that lies there is compiled, and each `.cpp` beside a header of its name; what they
+            `#include "..."` comes along.
 
     Raises:
         ValueError: there is no such problem.
     """
-    suffixes = (".h", ".cuh", ".cu", ".cpp")
-    paths = sorted(path for path in _FOLDER.rglob("*") if path.suffix in suffixes)
-    sources = {path.relative_to(_FOLDER).as_posix(): path.read_text() for path in paths}
-    if problem is None:
-        return sources
-    problems = {name.split("/")[0] for name in sources if "/" in name} - {*_SHARED}
-    if problem not in problems:
-        raise ValueError(f"expected a problem among {', '.join(sorted(problems))}, got {problem!r}")
-    folders = (problem, *_SHARED)
-    wanted = [n for n in sources if n.endswith((".cu", ".cpp")) and n.split("/")[0] in folders]
-    for name in wanted:  # which grows
-        included = re.findall(r'^(?:#include|// needs) "(.+)"$', sources[name], re.MULTILINE)
-        wanted.extend(other for other in included if other not in wanted)
-    return {name: sources[name] for name in sorted(wanted)}
+    folder = problem.split("_")[0]
+    if folder not in problems():
+        raise ValueError(f"expected a problem among {', '.join(problems())}, got {problem!r}")
+    wanted = [path for path in (_FOLDER / folder).rglob("*") if path.suffix in (".cpp", ".cu")]
+    sources: dict[str, str] = {}
+    for path in wanted:  # which grows
+        name = path.relative_to(_FOLDER).as_posix()
+        if name not in sources:
+            sources[name] = path.read_text(encoding="utf-8")
+            includes = re.findall(r'^#include "(.+)"', sources[name], re.MULTILINE)
+            found = [path.with_suffix(".cpp"), *(_FOLDER / include for include in includes)]
+            wanted += filter(Path.exists, found)
+    return dict(sorted(sources.items()))
+
+
+def build_together(*names: str) -> None:
+    """Builds and loads the extensions of several problems at the same time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kernels.build.extension import load
+
+    def load_one(name: str) -> None:
+        tools = "torch.utils.cpp_extension"
+        load(name, read_sources(name), lambda **a: importlib.import_module(tools).load_inline(**a))
+
+    flags = sys.getdlopenflags()  # which torch changes while it loads a library
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(load_one, names))
+    sys.setdlopenflags(flags)
 
 
 def load_reference() -> ModuleType:
     """The project's `model.py`, also where another module of that common name comes first."""
-    path = _FOLDER.parent / "model.py"
-    found = importlib.util.find_spec("model")
-    if found is not None and found.origin is not None and Path(found.origin).resolve() == path:
-        return importlib.import_module("model")
-    name = "kernels.model"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    path, spec = _FOLDER.parent / "model.py", importlib.util.find_spec("model")
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
+        spec = importlib.util.spec_from_file_location("kernels.model", path)
+    if spec.name not in sys.modules:
+        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[spec.name])
+    return sys.modules[spec.name]

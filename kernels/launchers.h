@@ -9,34 +9,20 @@ struct CUstream_st;  // cudaStream_t points to it
 
 namespace kernels {
 
-enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16, kInt8, kInt16, kInt32, kInt64, kUInt8 };
+enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
 // The accuracy of float32 products, by torch's names: that of TF32, or that of float32.
 enum class Precision { kHigh, kHighest };
 
-// torch allows no more dimensions than this.
-constexpr int kMaxDims = 64;
-
-// An operand of any strides, walked in the memory order of a dense result: element i of the result
-// has the coordinates i % size[0], i / size[0] % size[1], ... and is found in the operand at the
-// sum of coordinate * stride. Strides are in elements.
-struct Layout {
-  int ndim = 0;
-  int64_t size[kMaxDims];
-  int64_t stride[kMaxDims];
-};
-
-// The ReLU kernels. x, out, grad_output and grad_input hold n elements of one dtype; mask holds
-// (n + 7) / 8 bytes, and bit i % 8 of byte i / 8 tells whether the gradient of element i is kept.
-// The masks exist for the floating dtypes only.
+// The ReLU kernels. x, out, grad_output and grad_input hold n > 0 elements of one dtype, lie in one
+// order and begin at multiples of 16 bytes; mask holds (n + 7) / 8 bytes, and bit i % 8 of byte
+// i / 8 tells whether the gradient of element i is kept. No two of them overlap.
 //
-//   relu                   out[i] = x[i] < 0 ? 0 : x[i]; both dense, in one order. x may be out.
-//   relu_strided           the same with x read through the layout, and written through it where x
-//                          is out
-//   relu_with_mask         relu, and mask bit i = !(x[i] <= 0), which is true for NaN
-//   relu_with_mask_strided relu_strided, out of place, and the mask in the result's order
-//   relu_backward          grad_input[i] = mask bit i ? grad_output[i] : 0. They may be the same.
-//   relu_backward_strided  the same with grad_output read through the layout
+//   relu            out[i] = x[i] < 0 ? 0 : x[i]
+//   relu_with_mask  relu, and mask bit i = !(x[i] <= 0), which is true for NaN
+//   relu_backward   grad_input[i] = mask bit i ? grad_output[i] : 0; where is_constant, grad_output
+//                   is one element, at any address, for all i
+//   unpack_mask     kept[i] = mask bit i, a byte each
 
 // Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /
 // divisor, with the ReLU of above and a true division in float (float64: in double).
@@ -51,8 +37,8 @@ struct Linear {
   int64_t x_stride;
   const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
   int64_t weight_stride;
-  // linear_sm90: whether the operand is [k, m], or [k, n], instead. In float32 at kHighest that may
-  // be x alone.
+  // linear_sm90: whether the operand is [k, m], or [k, n], instead. In float32 that may be the
+  // weight alone, at kHigh.
   bool x_is_transposed, weight_is_transposed;
   const void* bias;  // [n], or null
   float divisor;
@@ -76,16 +62,11 @@ namespace cuda {
 
 // Each launches on `stream` of the current device and returns the launch's cudaError_t.
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream);
-int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout& layout,
-                 CUstream_st* stream);
 int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                    CUstream_st* stream);
-int relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
-                           const Layout& layout, CUstream_st* stream);
-int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
-                  int64_t n, CUstream_st* stream);
-int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
-                          void* grad_input, int64_t n, const Layout& layout, CUstream_st* stream);
+int relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
+                  void* grad_input, int64_t n, CUstream_st* stream);
+int unpack_mask(const uint8_t* mask, bool* kept, int64_t n, CUstream_st* stream);
 
 // Tensor-core kernels, for compute capability 9.0 (wgmma) and for 8.0 and newer (mma.sync).
 // `serves` tells whether a problem meets a kernel's demands, `workspace` how many bytes it needs.
@@ -100,8 +81,8 @@ bool linear_skinny_serves(const Linear& linear);
 int linear_skinny(const Linear& linear, CUstream_st* stream);
 
 int transpose(const Transposition& transposition, CUstream_st* stream);
-// Both, unless is_needed points to a 0 in the GPU's memory. Capability 9.0 and newer.
-int transpose_if(const unsigned* is_needed, const Transposition& first, const Transposition& second,
+// The same, unless is_needed points to a 0 in the GPU's memory. Capability 9.0 and newer.
+int transpose_if(const unsigned* is_needed, const Transposition& transposition,
                  CUstream_st* stream);
 
 // In place, out [m, n] being the finished product, bias included: out = relu(out) / divisor. mask
@@ -120,19 +101,14 @@ size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n);
 namespace cpu {
 
 // Each works on the elements begin <= i < end, on the calling thread; all pointers are those of
-// element 0. Where there is a mask to write, begin is a multiple of 8. streams tells whether all
-// threads' elements together are more than a cache holds: results then go past it, to memory.
+// element 0, and begin is a multiple of 8. streams tells whether all threads' elements together are
+// more than a cache holds: results then go past it, to memory.
 void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams);
-void relu_strided(DType dtype, const void* x, void* out, int64_t begin, int64_t end,
-                  const Layout& layout);
 void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
                     int64_t end, bool streams);
-void relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
-                            int64_t end, const Layout& layout);
-void relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
-                   int64_t begin, int64_t end, bool streams);
-void relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
-                           void* grad_input, int64_t begin, int64_t end, const Layout& layout);
+void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
+                   void* grad_input, int64_t begin, int64_t end, bool streams);
+void unpack_mask(const uint8_t* mask, bool* kept, int64_t begin, int64_t end);
 
 // As cuda::linear_epilogue, for the elements of the bytes begin <= i < end of the mask.
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -257,18 +258,31 @@ def layouts(
 
 
 def import_() -> None:
-    """The first import, which builds, and the median of three later ones, in fresh processes."""
-    code = (
-        "import torch, time; start = time.perf_counter(); import model_new; "
-        "print(time.perf_counter() - start)"
-    )
-    command = [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-c", code]
+    """First imports, which build, and the median of three later ones, in fresh processes."""
+    ways = {
+        "ModelNew": "import model_new",
+        "LinearReluDivideNew besides": "from model_new import LinearReluDivideNew",
+        "both, as run.py builds them": "import kernels; "
+        "kernels.build_together('relu', 'linear_relu_divide'); from model_new import SOLUTIONS",
+        "bundle of relu": "exec(compile(open(bundle).read(), 'bundle', 'exec'), {})",
+    }
+    rows = [["import beyond torch", "cold s", "warm s"]]
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "TORCH_EXTENSIONS_DIR": folder}
-        seconds = [float(subprocess.check_output(command, env=env)) for _ in range(4)]
+        bundle = Path(folder, "bundle.py")
+        bundle.write_text(importlib.import_module("kernels.build.bundle").bundle("relu"))
+        env = {**os.environ}
+        for name, statement in ways.items():
+            if not name.endswith("besides"):
+                env["TORCH_EXTENSIONS_DIR"] = tempfile.mkdtemp(dir=folder)
+            code = (
+                f"import torch, time; bundle = {str(bundle)!r}; start = time.perf_counter(); "
+                f"{statement}; print(time.perf_counter() - start)"
+            )
+            command = [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-c", code]
+            seconds = [float(subprocess.check_output(command, env=env)) for _ in range(4)]
+            rows.append([name, f"{seconds[0]:.2f}", f"{median(seconds[1:]):.2f}"])
     print()
-    cold, warm = f"{seconds[0]:.2f}", f"{median(seconds[1:]):.2f}"
-    print(table([["import beyond torch", "cold s", "warm s"], ["model_new", cold, warm]]))
+    print(table(rows))
 
 
 def l2(modules: Modules, device: torch.device, dtype: torch.dtype) -> None:

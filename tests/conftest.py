@@ -24,7 +24,7 @@ with suppress(ImportError):  # properties.py skips what needs hypothesis
         "phases": [Phase.generate, Phase.target, Phase.shrink],
         "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     }
-    settings.register_profile("short", max_examples=700, derandomize=True, **options)
+    settings.register_profile("short", max_examples=150, derandomize=True, **options)
     settings.register_profile("long", max_examples=5000, **options)
     settings.load_profile("short")
 

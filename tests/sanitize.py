@@ -25,19 +25,16 @@ FOUND = 86  # the exit status of a sanitizer that has found something
 # times a kernel's own: by name, the files and what pytest's -k takes. Left out are large tensors
 # and repetitions at other precisions and sizes.
 FLOAT32 = (
-    "not medium and (short_sums or highest-161 or high-161 or highest-353 or layout_changes"
+    "not medium and (short_sums or tiles_of_x_meet and (161 or 353) or layout_changes"
     " or special_values_come or gradients or two_streams)"
 )
-RELU = (
-    "(sizes or test_layouts or special or aligned or bits_in_every_layout or gradient)"
-    " and (float32 or float64 or float16 or int8)"  # one dtype of each width
-)
+# One dtype of each width.
+RELU = "(sizes or layouts or special) and (float32 or float64 or float16)"
 SUBSETS = {
-    "relu": (["test_relu_forward.py", "test_relu_in_place.py"], RELU),
-    "backward": (["test_relu_backward.py"], RELU),
+    "relu": (["test_relu_forward.py", "test_relu_backward.py"], RELU),
     "linear": (
         ["test_linear_forward.py", "test_linear_backward.py"],
-        "dimensions or nothing or special_values or conversions or vector or strides and columns",
+        "shapes or special_values or conversions or strides and columns",
     ),
     "float32": (
         ["test_linear_float32.py", "test_linear_one_product.py"],
@@ -48,7 +45,6 @@ SUBSETS = {
 CPU_SUBSET = [
     "test_relu_forward.py",
     "test_relu_backward.py",
-    "test_relu_in_place.py",
     "test_linear_forward.py",
     "test_linear_backward.py",
     "test_properties_relu.py",
@@ -137,7 +133,7 @@ def gpu_runs(tools: list[str]) -> list[Run] | str:
         return "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
     # Built once, before the runs: the compilers need not be watched.
     of_racecheck = {"NVCC_APPEND_FLAGS": "-DKERNELS_RACECHECK"}
-    built = pytest(["test_relu_forward.py"], "-k", "fresh_memory")
+    built = pytest(["test_relu_forward.py"], "-k", "leaves_in_place")
     for extra in ({}, of_racecheck) if "racecheck" in tools else ({},):
         subprocess.run(built, cwd=ROOT, check=True, env={**os.environ, **extra})
     # Without torch's cache of memory every tensor has bounds of its own.

@@ -1,4 +1,4 @@
-"""The split float32 product (kernels/linear/SPLIT.md), emulated on the CPU.
+"""The split float32 product (docs/SPLIT.md), emulated on the CPU.
 
 Scaling, splitting, tensor cores that truncate, promotion, and what is made again. float64 stands
 for exact numbers.

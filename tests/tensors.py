@@ -1,13 +1,14 @@
 """Inputs and exact comparisons that several tests share."""
 
-import random
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from model import LinearReluDivide
-from model_new import LinearReluDivideNew, _extension
+from model_new import LinearReluDivideNew
+
+OPERATORS = torch.ops.relu_divide_kernels  # defined as the imports above build them
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -98,66 +99,6 @@ def views(dtype, device="cpu"):
         yield f"offset {offset}, ends early", flat[offset : -offset - 1]
 
 
-def misaligned(dtype, device="cpu"):
-    """Memory, half of it special values, and a dense view: every offset below 16 bytes but 0."""
-    values = special_values(dtype, device)
-    for size in (1, 5, 17, 255, 256, 257, 264, 301, 511, 1000, 4103, 20001, 65535, 65536, 70001):
-        for offset in range(1, 16 // dtype.itemsize):
-            memory = draw((offset + size + 16,), dtype, device)
-            is_special = torch.rand(memory.shape, device=device) < 0.5
-            picks = torch.randint(len(values), memory.shape, device=device)
-            memory = torch.where(is_special, values[picks], memory)
-            yield memory, memory[offset : offset + size]
-
-
-def large_misaligned(dtype):
-    """Memory on the GPU and a dense view, by words of 1 to 8 bytes, of sizes on both sides of 8, 16
-    and 64 MiB, where other kernels begin."""
-    for size in 6_000_029, 8_388_700, 8_389_999, 12_000_043, 48_000_075, 67_109_348, 100_000_003:
-        for offset in {dtype.itemsize, 4, 8, 16 - dtype.itemsize}:
-            if offset % dtype.itemsize == 0:
-                memory = draw((size // dtype.itemsize,), dtype, "cuda")
-                yield memory, memory[offset // dtype.itemsize : -2]
-
-
-def short_views(dtype, device="cpu"):
-    """Views of many short rows with gaps, in planes and more, in the order of memory and not."""
-    for sizes in ((3,), (15,), (3, 3), (2, 2), (2, 3, 2), (3, 1, 3, 2), (2, 2, 2, 2, 2)):
-        for count in (1, 7, 1001, 4096):
-            base = draw([count, *(size + 1 for size in sizes)], dtype, device)
-            x = base[(slice(None), *(slice(size) for size in sizes))]
-            yield x
-            yield x.movedim(-1, 1)
-    for size in range(2, 10):  # with gaps between their elements too
-        yield draw((1001, 3 * size + 5), dtype, device)[:, : 3 * size : 3]
-
-
-def random_views(count, dtype, device="cpu", seed=0):
-    """Views of random rank, shape, order, steps and offset, some expanded."""
-    choose = random.Random(seed)
-    for _ in range(count):
-        rank = choose.randint(1, 5)
-        shape = [choose.choice([1, 1, 2, 3, 4, 5, 8]) for _ in range(rank)]
-        base = draw([s * 2 + 1 for s in shape], dtype, device)
-        order = list(range(rank))
-        choose.shuffle(order)
-        x = base
-        for d in range(rank):
-            start, step = choose.randint(0, 1), choose.choice([1, 1, 2])
-            if choose.random() < 0.5:
-                x = x.narrow(d, start, shape[d] * step)
-                x = x[(slice(None),) * d + (slice(None, None, step),)]
-        if choose.random() < 0.5:
-            x = x.contiguous()
-        x = x.permute(order)
-        if choose.random() < 0.2:
-            d = choose.randrange(rank)
-            x = x.narrow(d, 0, 1).expand(
-                [choose.randint(1, 3) if e == d else -1 for e in range(rank)]
-            )
-        yield x
-
-
 def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):
     """The replacement and the reference, with the same parameters."""
     mine = LinearReluDivideNew(k, n, divisor)
@@ -191,11 +132,11 @@ def linear_path(name):
     """Products on a GPU by one path: auto, skinny, sm90, sm80 or torch."""
     if name in ("skinny", "sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
-    _extension.set_linear_path(name)
+    OPERATORS.set_linear_path(name)
     try:
         yield
     finally:
-        _extension.set_linear_path("auto")
+        OPERATORS.set_linear_path("auto")
 
 
 @contextmanager

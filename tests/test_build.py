@@ -1,4 +1,4 @@
-"""The real extension at import: as a module, as text, in workers, beside others of its name."""
+"""The real extensions at import: as a module, as text, in workers, beside others of its name."""
 
 import os
 import re
@@ -26,12 +26,7 @@ def python(code, folder, path=(ROOT,), **environment):
     )
 
 
-def test_import_is_silent(tmp_path):
-    done = python("import model_new", tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_import_loads_no_compiler_and_no_dtensor(tmp_path):
+def test_import_is_silent_and_loads_no_compiler_and_no_dtensor(tmp_path):
     """Each takes a second or more: they wait until somebody needs them."""
     code = """
         import sys, torch
@@ -40,7 +35,29 @@ def test_import_loads_no_compiler_and_no_dtensor(tmp_path):
         slow = "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy"
         print([name for name in slow if name in sys.modules.keys() - before])
     """
-    assert python(code, tmp_path).stdout == "[]\n"
+    done = python(code, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.slow
+def test_one_problem_alone_and_both_together(tmp_path):
+    """A user of one problem waits for one build."""
+    code = """
+        import os, torch, kernels
+        def built():
+            libraries = torch.ops.loaded_libraries
+            return sorted(os.path.basename(path).rsplit("_", 1)[0] for path in libraries)
+        {first}
+        print(*built())
+        from model_new import ModelNew, SOLUTIONS, LinearReluDivideNew
+        assert SOLUTIONS == {{"relu": ModelNew, "linear_relu_divide": LinearReluDivideNew}}
+        print(*built())
+    """
+    both = ["kernels_linear_relu_divide", "kernels_relu"]
+    together = "kernels.build_together('relu', 'linear_relu_divide')"
+    for first, names in (("import model_new", both[1:]), (together, both)):
+        done = python(textwrap.dedent(code).format(first=first), tmp_path)
+        assert done.stdout.splitlines() == [" ".join(names), " ".join(both)], done.stderr
 
 
 @pytest.mark.slow
@@ -51,7 +68,7 @@ def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
         import model_new
         from kernels.build.bundle import bundle
         text = pathlib.Path({str(ROOT / "model_new.py")!r}).read_text()
-        other = bundle("relu").replace("// The seam", "// Another seam")
+        other = bundle("relu").replace("// The gate", "// Another gate")
         assert other != bundle("relu")
         x = torch.randn(1000)
         for source in (text, text, bundle("relu"), other):
@@ -76,17 +93,11 @@ def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_warm_start_leaves_torchs_build_tools_alone(tmp_path):
-    assert python("import model_new", tmp_path).returncode == 0
-    code = "import sys, model_new; print('torch.utils.cpp_extension' in sys.modules)"
-    assert python(code, tmp_path).stdout == "False\n"
-
-
-@pytest.mark.slow
 def test_a_warm_start_needs_no_tools(tmp_path):
     assert python("import model_new", tmp_path).returncode == 0
-    done = python("import model_new", tmp_path, PATH="/nowhere", CUDA_HOME="/nowhere")
-    assert (done.returncode, done.stderr) == (0, "")
+    code = "import sys, model_new; print('torch.utils.cpp_extension' in sys.modules)"
+    done = python(code, tmp_path, PATH="/nowhere", CUDA_HOME="/nowhere")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
 @pytest.mark.slow
@@ -120,7 +131,7 @@ def test_another_module_called_model(tmp_path):
     (tmp_path / "model.py").write_text("class Model: unrelated = True\n")
     code = """
         import model, model_new
-        assert model.unrelated if hasattr(model, "unrelated") else model.Model.unrelated
+        assert model.Model.unrelated
         assert not hasattr(model_new.ModelNew, "unrelated")
         assert model_new.batch_size == 4096
     """
@@ -142,29 +153,19 @@ def test_the_solution_answers_for_the_problem():
         _ = model_new.nonsense
 
 
-def test_every_source_is_read():
+def test_sources():
+    """Every file is of some problem; none includes what is missing, or is of another problem."""
     folder = ROOT / "kernels"
-    paths = {
-        path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
+    problems = {name: kernels.read_sources(name) for name in ("relu", "linear_relu_divide")}
+    assert {name for name in files if not re.search(r"\.(py|pyc|md)$", name)} == {
+        name for sources in problems.values() for name in sources
     }
-    sources = {path for path in paths if path.suffix not in (".py", ".md")}
-    assert {folder / name for name in kernels.read_sources()} == sources
-
-
-def test_sources_of_one_problem():
-    """They include nothing that is missing, and nothing of the other problems."""
-    everything = kernels.read_sources()
-    for problem, other in (("relu", "linear"), ("linear", "relu")):
-        sources = kernels.read_sources(problem)
-        assert sources.items() < everything.items()
-        assert {f"{problem}/binding.cpp", "binding/module.cpp", "launchers.h"} < {*sources}
-        included = re.findall(r'^#include "(.+)"$', "\n".join(sources.values()), re.MULTILINE)
-        assert set(included) <= set(sources)
-        compiled = {name for name in everything if name.endswith((".cu", ".cpp"))}
-        for_all = ("binding/", "common/", "cpu/")
-        assert {name for name in compiled if name.startswith((*for_all, problem))} <= {*sources}
-        # The CPU's epilogue of linear calls ReLU's loops.
-        others = {name for name in compiled & {*sources} if name.startswith(f"{other}/")}
-        assert others == ({"relu/relu_cpu.cpp"} if problem == "linear" else set())
+    for problem, sources in problems.items():
+        assert {f"{problem.split('_')[0]}/binding.cpp", "launchers.h"} < {*sources}
+        text = "\n".join(sources.values())
+        assert set(re.findall(r'^#include "(.+)"', text, re.MULTILINE)) <= {*sources}
+    assert not any(name.startswith("linear/") for name in problems["relu"])
+    assert kernels.problems() == ["linear", "relu"]
     with pytest.raises(ValueError, match=r"expected a problem among .*relu, got 'silu'"):
         kernels.read_sources("silu")

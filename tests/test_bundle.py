@@ -1,5 +1,6 @@
 """The bundle: one text that does what the project does, and that graders accept."""
 
+import ast
 import os
 import re
 import subprocess
@@ -8,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from kernels.build import bundle as bundles
+from kernels import read_sources
 from kernels.build.bundle import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = ["relu", "linear_relu_divide"]
 
-# KernelBench's static checker rejects these, or warns of them, once comments are gone.
+# KernelBench's static checker rejects these, or warns of them, once comments are gone; of torch's
+# own ops it warns too, to which the gate sends what no kernel serves.
 REJECTED = [
     r"\btry\s*:",
     r"\bexcept\s*:",
@@ -28,9 +30,6 @@ REJECTED = [
     r"class\s+\w+.*\((torch\.)?Tensor\)",
     r"torch\.Tensor\.__new__",
     r"(perf_counter|time\.time|synchronize|cuda\.Event)\s*=[^=]",
-    r"torch\.nn\.(?!(Module|parameter|Parameter|init)\b)",
-    r"\btorch\.(relu|linear|matmul|mm|clamp)(?=\s*\(|\s|$)",
-    r"\b(nn\.functional|F)\.\w",
     r"cuda\.Stream\s*\(",
     r"with\s+torch\.cuda\.stream",
     r"\.(wait|record)_stream\s*\(",
@@ -63,31 +62,29 @@ def test_static_checkers_accept_it(name):
 
 def test_a_bundle_holds_its_problems_kernels_alone():
     relu, linear = map(bundle, PROBLEMS)
-    assert "launch_relu" in relu and "launch_relu" not in linear
-    assert "linear_relu_divide(Tensor input" in linear
-    assert "linear_relu_divide(Tensor input" not in relu
     assert "wgmma.mma_async" in linear and "wgmma.mma_async" not in relu
-    assert 'SOURCES["relu/relu.cu"]' in relu and 'SOURCES["relu/relu.cu"]' not in linear
-
-
-def test_markers(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundles, "_PROJECT", tmp_path)
-    (tmp_path / "model.py").write_text("# bundle: begin a\nsame\n# bundle: end\nother\n")
-    (tmp_path / "it.py").write_text(
-        '"""Not this."""\nall\n# bundle: skip\nnone\n# bundle: end\n# bundle: begin a, from f\n'
-        "# bundle: class New:\nclass Old:\n    # bundle: the same of model.py\n# bundle: end\n"
-        "# bundle: begin ab, from f\nb\n# bundle: end\nall too\n"
-    )
-    assert bundles._taken("it.py", "a").split() == ["all", "class", "New:", "same", "all", "too"]
-    assert bundles._taken("it.py", "ab").split() == ["all", "b", "all", "too"]
-    (tmp_path / "it.py").write_text("# bundle: nonsense\n")
-    with pytest.raises(ValueError, match=r"it\.py has a marker that no bundle knows"):
-        bundles._taken("it.py", "a")
+    for text, own, other in ((relu, "relu", "linear"), (linear, "linear", "relu")):
+        assert f'_SOURCES["{own}/binding.cpp"]' in text
+        assert f'_SOURCES["{other}/binding.cpp"]' not in text
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_same_text_every_time(problem):
-    assert bundle(problem) == bundle(problem)
+def test_files_as_they_are(problem):
+    """The text is the same every time, and a change in any file makes another package of it."""
+    text = bundle(problem)
+    assert text == bundle(problem)
+    for name, source in read_sources(problem).items():
+        assert f'_SOURCES["{name}"] = r"""{source}"""\n' in text
+    exec(text[text.index("_SOURCES, ") : text.index("class _Importer")], namespace := {})
+    assert namespace["_SOURCES"] == read_sources(problem)
+    for name, module in namespace["_MODULES"].items():
+        package, _, path = name.partition(".")
+        assert re.fullmatch("kernels_[0-9a-f]{12}", package)
+        if path:
+            file = ROOT / ("" if path.startswith("model") else "kernels") / path.replace(".", "/")
+            file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+            text = module.replace(f"import {package} as kernels", "import kernels")
+            assert text.replace(package, "kernels") == file.read_text()
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -95,8 +92,10 @@ def test_no_import_of_ours_and_no_name_of_a_problem_file(problem):
     text = bundle(problem)
     assert not re.search(r"^\s*(from|import) (kernels|model|model_new|referee)\b", text, re.M)
     names = "Model|batch_size|dim|get_inputs|get_init_inputs|in_features|out_features|divisor"
-    assert not re.search(rf"^(class|def) ({names})\b", text, re.M)
-    assert not re.search(rf"^({names})\b *[:=]", text, re.M)
+    tree = ast.parse(text)
+    assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.ctx is not ast.Load}
+    defined = {getattr(node, "name", None) for node in tree.body} | assigned
+    assert not defined & {*names.split("|")}
 
 
 RELU = """
@@ -106,6 +105,7 @@ for dtype in (torch.float32, torch.float16, torch.int32):
 x = torch.randn(50, requires_grad=True, device=device)
 ModelNew()(x).sum().backward()
 assert torch.equal(x.grad, (x > 0).float())
+assert torch.equal(pickle.loads(pickle.dumps(copy.deepcopy(ModelNew())))(x), torch.relu(x))
 """
 LINEAR_RELU_DIVIDE = """
 for dtype in (torch.float32, torch.float16, torch.float64):
@@ -137,6 +137,7 @@ def test_runs_alone(problem, tmp_path):
         "import sys, torch\n"
         "namespace = {}\n"
         f"exec(open({str(file)!r}).read(), namespace)\n"
+        "import copy, pickle\n"
         "ModelNew = namespace['ModelNew']\n"
         "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
         f"{ {'relu': RELU, 'linear_relu_divide': LINEAR_RELU_DIVIDE}[problem] }"

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensors import assert_same_bits, linear_modules
+from tensors import OPERATORS, assert_same_bits, linear_modules
 from test_build import ROOT, python
 from test_linear_backward import gradients
-
-from model_new import _extension
 
 # Values of NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]
@@ -75,7 +73,7 @@ def check_products():
     for names in combinations(calls, 3):
         setting = torch._C._get_fp32_precision_getter("cuda", "matmul")
         one = {"0": False, "1": setting != "bfx9"}.get(override, setting == "tf32")
-        assert _extension.float32_precision() == ("high" if one else "highest"), (names, setting)
+        assert OPERATORS.float32_precision() == ("high" if one else "highest"), (names, setting)
         try:
             torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         except RuntimeError:

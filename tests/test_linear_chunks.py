@@ -10,7 +10,7 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 LIMIT, LEAST = 254 << 20, 64 << 20  # as in chunks.h
 
 # Prints the rows of a chunk; then of each chunk where its x, out and mask begin, its rows, and
-# whether it is the first. A workspace has `fixed` bytes, and `row` bytes a row of x in two parts.
+# whether it is the first. A workspace has `fixed` bytes, and `row` bytes a row of x in two slices.
 PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
@@ -39,22 +39,22 @@ int main(int, char** arguments) {
 """
 
 
-def parts_of(size, part):
-    return -(-size // part)
+def divide_up(a, b):
+    return -(-a // b)
 
 
-# Prints where the parts of a workspace at an address begin, of so many bytes each, and the size of
+# Prints where the slices of a workspace at an address begin, of so many bytes each, and the size of
 # all, which is measured without memory.
-PARTS_PROGRAM = r"""
+SLICES_PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 
 #include "linear/chunks.h"
 
 int main(int count, char** arguments) {
-  kernels::Parts parts(reinterpret_cast<void*>(atoll(arguments[1]))), measured(nullptr);
+  kernels::WorkspaceSlices slices(reinterpret_cast<void*>(atoll(arguments[1]))), measured(nullptr);
   for (int i = 2; i < count; ++i) {
-    printf("%lld ", reinterpret_cast<long long>(parts.add<char>(atoll(arguments[i]))));
+    printf("%lld ", reinterpret_cast<long long>(slices.add<char>(atoll(arguments[i]))));
     measured.add<char>(atoll(arguments[i]));
   }
   printf("%zu", measured.bytes());
@@ -72,10 +72,10 @@ def compiled(folder, text):
     return program
 
 
-def test_parts_of_a_workspace_are_aligned_and_disjoint(tmp_path):
+def test_slices_of_a_workspace_are_aligned_and_disjoint(tmp_path):
     start, sizes = 1 << 20, [1, 0, 256, 257, 5000]
     output = subprocess.check_output(
-        [compiled(tmp_path, PARTS_PROGRAM), *map(str, [start, *sizes])]
+        [compiled(tmp_path, SLICES_PROGRAM), *map(str, [start, *sizes])]
     )
     *begins, total = map(int, output.split())
     ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
@@ -118,22 +118,22 @@ def test_chunks_are_all_rows_within_the_limit(chunks_of, m, k, fixed, size, has_
     most = max(LIMIT, fixed + LEAST) if fixed > LIMIT - LEAST else LIMIT
     assert fixed + row * rows <= max(most, fixed + row * 176) + 512
     # Chunks are large, and alike but for a tile of each.
-    assert len(chunks) == parts_of(parts_of(m, 176), max((most - fixed) // (row * 176), 1))
+    assert len(chunks) == divide_up(divide_up(m, 176), max((most - fixed) // (row * 176), 1))
     assert chunks[0][3] - chunks[-1][3] < 176 * len(chunks)
 
 
-# One product on an H200. From N = 8192 on, the weight's part leaves no chunk of whole rounds.
+# One product on an H200. From N = 8192 on, the weight's slices leave no chunk of whole waves.
 @pytest.mark.parametrize("m", [65_536, 100_000])
 @pytest.mark.parametrize("n", [512, 1024, 1536, 4096])
-def test_chunks_are_whole_rounds_of_tiles(chunks_of, m, n):
+def test_chunks_are_whole_waves_of_tiles(chunks_of, m, n):
     k, tile, at_once = 8192, 256, 66
-    side_by_side = parts_of(n, tile)
+    side_by_side = divide_up(n, tile)
     arguments = (4, m, n, k, 2 * n * k, 2 * k + 12, False, tile)
     _, chunks = chunks_of(*arguments, side_by_side, at_once)
 
-    def rounds_of(rows):
-        return parts_of(parts_of(rows, tile) * side_by_side, at_once)
+    def waves_of(rows):
+        return divide_up(divide_up(rows, tile) * side_by_side, at_once)
 
     assert len(chunks) > 1
-    rounds = sum(rounds_of(count) for *_, count, _ in chunks)
-    assert rounds <= rounds_of(m) * 1.01 + 1
+    waves = sum(waves_of(count) for *_, count, _ in chunks)
+    assert waves <= waves_of(m) * 1.01 + 1

@@ -6,21 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensors import DTYPES, linear_modules
+from tensors import DTYPES, OPERATORS, linear_modules
 from test_build import python
 
-from model_new import ModelNew, _extension
+from model_new import ModelNew
 
 ROOT = Path(__file__).resolve().parent.parent
-OPERATORS = _extension.operators
 SCHEMAS = [
     "relu(Tensor input) -> Tensor",
-    "relu_with_mask(Tensor input) -> (Tensor, Tensor)",
-    "relu_backward(Tensor grad_output, Tensor mask, SymInt[] stride) -> Tensor",
     "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor",
     "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor)"
-    " -> (Tensor, Tensor)",
-    "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
     " -> (Tensor, Tensor)",
     "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, Tensor? weight,"
     " int output_mask, float divisor) -> (Tensor, Tensor, Tensor)",
@@ -28,38 +23,6 @@ SCHEMAS = [
 NAMES = [schema.partition("(")[0] for schema in SCHEMAS]
 
 # ------------------------------------------------------------------------- arguments from anywhere
-
-
-@pytest.mark.parametrize(
-    "stride", [[10**9], [2**62], [-1], [0], [2], [2**63 - 1]], ids=lambda stride: str(stride[0])
-)
-def test_strides_that_lead_out_of_the_mask(stride, device):
-    grad_output = torch.ones(8, device=device)
-    mask = torch.zeros(1, dtype=torch.uint8, device=device)
-    with pytest.raises(RuntimeError, match="stride must be that of a dense tensor"):
-        OPERATORS.relu_backward(grad_output, mask, stride)
-
-
-@pytest.mark.parametrize(
-    ("shape", "stride"),
-    [((3, 4), (4, 2)), ((3, 4), (1, 1)), ((3, 4), (5, 1)), ((2, 3, 4), (12, 1, 4)), ((1,), (-5,))],
-)
-def test_strides_with_gaps_or_overlaps(shape, stride):
-    grad_output = torch.ones(shape)
-    mask = torch.zeros((grad_output.numel() + 7) // 8, dtype=torch.uint8)
-    with pytest.raises(RuntimeError, match="stride must be that of a dense tensor"):
-        OPERATORS.relu_backward(grad_output, mask, stride)
-
-
-def test_a_stride_of_0_where_a_dimension_is_1(device):
-    """By it torch would take the gradient's order of elements, which is not the mask's."""
-    grad_output = torch.arange(1.0, 9.0, device=device).as_strided((2, 1, 2, 2), (4, 2, 1, 2))
-    mask = torch.tensor([0b00101101], dtype=torch.uint8, device=device)
-    grad_input = OPERATORS.relu_backward(grad_output, mask, (2, 0, 4, 1))
-    kept = torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0], device=device).as_strided(
-        (2, 1, 2, 2), (2, 0, 4, 1)
-    )
-    assert torch.equal(grad_input, grad_output * kept)
 
 
 def random_tensor(choose):
@@ -100,22 +63,15 @@ def random_argument(choose, kind, tensors):
         return None if choose.random() < 0.4 else random_argument(choose, "Tensor", tensors)
     if kind == "float":
         return choose.choice([1.0, 0.0, -3.5, 3, float("nan"), float("inf"), True])
-    if kind == "bool":
-        return choose.random() < 0.5
-    lengths = [t.dim() for t in tensors] if choose.random() < 0.8 else [0, 1, 2, 5, 65]
-    values = [0, 1, 2, 3, 4, 8, 9, 24, 10**9, 2**62, 2**63 - 1, -1, -(2**63)]
-    fitting = [list(t.stride()) for t in tensors if t.layout == torch.strided]
-    if fitting and choose.random() < 0.5:
-        return choose.choice(fitting)
-    return [choose.choice(values) for _ in range(choose.choice(lengths))]
+    return choose.randint(-1, 8)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_arguments_give_results_or_errors(seed):
     """Never a crash, and no shape but the one that the operator promises."""
     choose, served = random.Random(seed), 0
-    for _ in range(1500):
+    for _ in range(1000):
         name = choose.choice(NAMES)
         operator = getattr(OPERATORS, name).default
         rows, columns = choose.randint(1, 5), choose.choice([1, 7, 8, 9, 16])
@@ -150,12 +106,15 @@ def test_schemas_are_those_that_saved_programs_hold():
 
 # Another build: its sources and so its name are others.
 ANOTHER_BUILD = f"""
-import sys, torch
+import pathlib, sys, torch
 sys.path.insert(0, {str(ROOT)!r})
 from kernels.build.bundle import bundle
 def another_build(problem):
     exec(bundle(problem).replace("// The seam", "// Another seam"), namespace := {{}})
     return namespace
+def builds():
+    names = (pathlib.Path(library).name for library in torch.ops.loaded_libraries)
+    return {{name for name in names if name.startswith("kernels_")}}
 """
 
 
@@ -180,10 +139,11 @@ def save(x, relu, module, folder):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_saved_with_one_build_run_with_another(tmp_path):
     save(torch.randn(4, 6), Operator(), linear_modules(6, 9)[0], tmp_path)
+    ours = {Path(library).name for library in torch.ops.loaded_libraries}
     code = f"""
         for problem in ("relu", "linear_relu_divide"):
-            assert another_build(problem)["_extension"].__name__ != {_extension.__name__!r}
-        assert {_extension.__name__!r} not in sys.modules
+            another_build(problem)
+        assert len(builds()) == 2 and not builds() & {ours!r}
         x, *results = torch.load("results.pt")
         for name, want in zip(("relu", "linear"), results):
             exported = torch.export.load(name + ".pt2").module()
@@ -224,7 +184,6 @@ def test_the_first_build_serves_the_operators_of_all(tmp_path):
     code = """
         first, second = another_build("relu"), another_build("linear_relu_divide")
         import model_new
-        assert model_new._extension.__name__ != first["_extension"].__name__
         x = torch.randn(4, 6)
         assert torch.equal(torch.ops.relu_divide_kernels.relu(x), torch.relu(x))
         operator = torch.ops.relu_divide_kernels.linear_relu_divide.default
@@ -235,20 +194,9 @@ def test_the_first_build_serves_the_operators_of_all(tmp_path):
             want = torch.relu(module.linear(x)) / 2.0
             torch.testing.assert_close(program.module()(x), want)
             torch.testing.assert_close(module(x), want)
+        assert len(builds()) == 4
         for relu in (first["ModelNew"](), model_new.ModelNew()):
             assert torch.equal(relu(x), torch.relu(x))
     """
     done = python(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_another_operator_of_the_name(tmp_path):
-    code = """
-        import torch
-        library = torch.library.Library("relu_divide_kernels", "DEF")
-        library.define("relu(Tensor input, int slope) -> Tensor")
-        import model_new
-    """
-    done = python(code, tmp_path)
-    assert done.returncode != 0
-    assert f"expected the operator relu_divide_kernels::{SCHEMAS[0]}" in done.stderr

@@ -1,67 +1,100 @@
-"""Everything else that PyTorch does to a module and its operator, beside the reference."""
+"""Everything else that PyTorch does to a module and its operators, beside the references."""
 
 import copy
 import io
 import pickle
+import threading
 
-import numpy
 import pytest
 import torch
-from tensors import FLOATING, assert_same_bits, draw, recording, targets_of
+from beside_torch import assert_same, both, samples, step
+from tensors import (
+    FLOATING,
+    OPERATORS,
+    assert_same_bits,
+    linear_modules,
+    linear_path,
+    targets_of,
+)
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from model import Model
-from model_new import ModelNew, _extension
+from model import LinearReluDivide, Model
+from model_new import LinearReluDivideNew, ModelNew
+
+KINDS = pytest.mark.parametrize("kind", ["relu", "linear"])
+# What a graph of the module holds.
+TARGET = {"relu": "aten.relu.default", "linear": "relu_divide_kernels.linear_relu_divide.default"}
 
 
-def both(run):
-    """What `run` makes of the replacement and of the reference."""
-    return run(ModelNew()), run(Model())
+def modules_of(kind, device="cpu", dtype=torch.float32):
+    """The replacement and the reference; both take `samples`."""
+    if kind == "relu":
+        return ModelNew(), Model()
+    return linear_modules(6, 10, 3.0, dtype, device)
 
 
-def samples(device="cpu"):
-    return torch.randn(4, 6, device=device)
+@pytest.fixture(params=["relu", "linear"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def modules(kind, device):
+    return modules_of(kind, device)
 
 
 # ------------------------------------------------------------------------------------ transforms
 
 
-def test_opcheck(device):
-    operators = _extension.operators
+def test_opcheck_of_relu(device):
     for x in (samples(device), samples(device).t(), samples(device)[:, ::2], samples(device)[:0]):
         for leaf in (x, x.clone().requires_grad_()):
-            torch.library.opcheck(operators.relu, (leaf,))
-        out, mask = operators.relu_with_mask(x)
-        torch.library.opcheck(operators.relu_with_mask, (x,))
-        grad = torch.randn_like(x)
-        for leaf in (grad, grad.clone().requires_grad_()):
-            torch.library.opcheck(operators.relu_backward, (leaf, mask, out.stride()))
+            torch.library.opcheck(OPERATORS.relu, (leaf,))
 
 
-def test_forward_mode(device):
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [True, False])
+def test_opcheck_of_linear(device, bias):
+    weight, b = torch.randn(10, 6, device=device), torch.randn(10, device=device) if bias else None
+    for x in (samples(device), samples(device).unflatten(0, (2, 2)), samples(device)[:0]):
+        for grad in (False, True):
+            tensors = [None if t is None else t.clone() for t in (x, weight, b)]
+            for t in tensors:
+                if t is not None:
+                    t.requires_grad_(grad)
+            torch.library.opcheck(OPERATORS.linear_relu_divide, (*tensors, 3.0))
+        if x.numel() == 0:
+            continue
+        out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, b, 3.0)
+        torch.library.opcheck(OPERATORS.linear_relu_divide_with_mask, (x, weight, b, 3.0))
+        for grad_output in (torch.randn_like(out), torch.randn_like(out).requires_grad_()):
+            for wanted in range(8):
+                of_x, of_weight = x if wanted & 2 else None, weight if wanted & 1 else None
+                torch.library.opcheck(
+                    OPERATORS.linear_relu_divide_gradients,
+                    (grad_output, mask, of_x, of_weight, wanted, 3.0),
+                )
+
+
+def test_forward_mode(device, modules):
     x, tangent = samples(device), samples(device)
 
-    def run(module):
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(x, tangent)
-            return torch.autograd.forward_ad.unpack_dual(module(dual)).tangent
+    def forward(module):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(module(forward_ad.make_dual(x, tangent))).tangent
 
-    assert_same_bits(*both(run))
-
-
-def test_forward_over_reverse(device):
-    x, tangent = samples(device), samples(device)
-
-    def run(module):
+    def over_reverse(module):
         leaf = x.clone().requires_grad_()
         out = module(leaf)
-        with torch.autograd.forward_ad.dual_level():
-            grad_output = torch.autograd.forward_ad.make_dual(torch.ones_like(x), tangent)
-            (grad,) = torch.autograd.grad(out, leaf, grad_output)
-            return torch.autograd.forward_ad.unpack_dual(grad).tangent
+        with forward_ad.dual_level():
+            ones = torch.ones_like(out)
+            (grad,) = torch.autograd.grad(out, leaf, forward_ad.make_dual(ones, 3 * ones))
+            return forward_ad.unpack_dual(grad).tangent
 
-    assert_same_bits(*both(run))
+    both(modules, forward)
+    both(modules, over_reverse)
 
 
 @pytest.mark.parametrize(
@@ -69,455 +102,409 @@ def test_forward_over_reverse(device):
     [
         lambda f, x: torch.func.grad(lambda x: f(x).pow(2).sum())(x),
         lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
-        lambda f, x: torch.func.vjp(f, x)[1](x)[0],
+        lambda f, x: torch.func.vjp(f, x)[1](f(x))[0],
         lambda f, x: torch.func.jacrev(f)(x),
         lambda f, x: torch.func.jacfwd(f)(x),
         lambda f, x: torch.func.hessian(lambda x: f(x).pow(3).sum())(x),
         lambda f, x: torch.func.vmap(f)(x),
-        lambda f, x: torch.func.vmap(f, in_dims=1, out_dims=1)(x),
+        lambda f, x: torch.func.vmap(f, in_dims=1, out_dims=1)(x.expand(3, 4, 6).transpose(0, 1)),
         lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).pow(2).sum()))(x),
         lambda f, x: torch.func.functional_call(f, {}, (x,)),
     ],
 )
-def test_torch_func(device, transform):
+def test_torch_func(device, modules, transform):
     x = samples(device)
-    got, want = both(lambda module: transform(module, x))
-    assert_same_bits(got, want)
+    both(modules, lambda module: transform(module, x))
 
 
-def test_vmap_of_the_backward(device):
-    x, grads = samples(device), torch.randn(5, 4, 6, device=device)
+def test_vmap_of_the_backward(device, modules):
+    x = samples(device)
+    grads = torch.randn(5, *modules[1](x).shape, device=device)
 
     def run(module):
         leaf = x.clone().requires_grad_()
-        out = module(leaf)
-        return torch.autograd.grad(out, leaf, grads, is_grads_batched=True)[0]
+        return torch.autograd.grad(module(leaf), leaf, grads, is_grads_batched=True)[0]
 
-    assert_same_bits(*both(run))
+    both(modules, run)
+
+
+def test_vmap_over_parameters(device):
+    """Gradients of each sample, and ensembles."""
+    x = samples(device)
+    pairs = [linear_modules(6, 10, 3.0, device=device) for _ in range(3)]
+
+    def run(members):
+        base = members[0]
+
+        def call(parameters, x):
+            return torch.func.functional_call(base, parameters, (x,))
+
+        stacked, _ = torch.func.stack_module_state(members)
+        detached = {name: p.detach() for name, p in base.named_parameters()}
+        per_sample = torch.func.grad(lambda p, x: call(p, x).pow(2).sum())
+        grads = torch.func.vmap(per_sample, in_dims=(None, 0))(detached, x)
+        return torch.func.vmap(call, in_dims=(0, None))(stacked, x), grads["linear.weight"]
+
+    both(list(zip(*pairs, strict=True)), run)
 
 
 # --------------------------------------------------------------------------------------- tracing
 
 
-def test_compile_with_gradient_and_dynamic_shapes(device):
-    torch._dynamo.reset()
-    graphs = []
-    compiled = torch.compile(ModelNew(), fullgraph=True, dynamic=True, backend=recording(graphs))
-    for rows in (4, 7, 9):
-        x = torch.randn(rows, 6, device=device, requires_grad=True)
-        out = compiled(x)
-        out.pow(2).sum().backward()
-        want = x.detach().clone().requires_grad_()
-        Model()(want).pow(2).sum().backward()
-        assert_same_bits(out.detach(), torch.relu(x).detach())
-        assert_same_bits(x.grad, want.grad)
-    targets = targets_of(*graphs)
-    assert {"aten.relu.default", "aten.threshold_backward.default"} <= targets
-    assert not any(target.startswith("relu_divide_kernels") for target in targets)
-
-
-def test_compile_with_inductor(device):
-    torch._dynamo.reset()
-    compiled = torch.compile(ModelNew(), fullgraph=True)
-    x = samples(device)
-    assert_same_bits(compiled(x), torch.relu(x))
-
-
-@pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
-def test_export(device, strict, inplace):
-    program = torch.export.export(
-        ModelNew(inplace).to(device), (samples(device),), strict=strict
-    ).run_decompositions()
-    assert targets_of(program) - {"aten.copy_.default"} == {"aten.relu.default"}
+def test_export(device, kind, modules, strict):
+    program = torch.export.export(modules[0], (samples(device),), strict=strict)
+    assert TARGET[kind] in targets_of(program.run_decompositions())
     x = samples(device)
-    want = torch.relu(x)
-    assert_same_bits(program.module()(x), want)
-    assert torch.equal(x, want) == inplace
+    assert_same(program.module()(x), modules[1](x), kind == "relu")
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_make_fx(mode):
+@KINDS
+def test_make_fx(kind, mode):
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    mine, theirs = modules_of(kind)
     x = samples()
-    graph = make_fx(ModelNew(), tracing_mode=mode)(x)
-    assert targets_of(graph) == {"aten.relu.default"}
-    assert_same_bits(graph(x), torch.relu(x))
+    with torch.no_grad():
+        graph = make_fx(mine, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+        assert TARGET[kind] in targets_of(graph)
+        assert_same(graph(x), theirs(x), kind == "relu")
 
 
-def test_symbolic_trace():
+@KINDS
+def test_symbolic_trace(kind):
+    mine, theirs = modules_of(kind)
     x = samples()
-    graph = torch.fx.symbolic_trace(nn.Sequential(ModelNew()))
-    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [torch.relu]
-    assert_same_bits(graph(x), torch.relu(x))
+    graph = torch.fx.symbolic_trace(nn.Sequential(mine))
+    assert torch.relu in [n.target for n in graph.graph.nodes if n.op == "call_function"]
+    assert_same(graph(x), theirs(x), kind == "relu")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_jit_trace():
+@KINDS
+def test_jit_trace(kind):
+    mine, theirs = modules_of(kind)
+    traced = torch.jit.trace(mine, samples())
+    assert kind == "linear" or "aten::relu" in str(traced.graph)
     x = samples()
-    traced = torch.jit.trace(ModelNew(), x)
-    assert "aten::relu" in str(traced.graph)
-    assert_same_bits(traced(x + 1), torch.relu(x + 1))
+    assert_same(traced(x), theirs(x), kind == "relu")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("inplace", [False, True])
-def test_jit_script(inplace):
+def test_jit_script_of_relu(inplace):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 6), ModelNew(inplace)))
-    x = samples().requires_grad_()
-    scripted(x).sum().backward()
-    layer, want = scripted[0], x.detach().clone().requires_grad_()
-    torch.relu(nn.functional.linear(want, layer.weight, layer.bias)).sum().backward()
-    assert_same_bits(x.grad, want.grad)
-    values = samples()
-    before = values.clone()
-    relu = torch.jit.script(ModelNew(inplace))
-    assert ("aten::relu_" if inplace else "aten::relu(") in str(relu.graph)
-    got = relu(values)
+    x, layer = samples(), scripted[0]
+    got = torch.autograd.grad(scripted(x).sum(), layer.weight)
+    want = nn.functional.linear(x, layer.weight, layer.bias).relu()
+    assert_same_bits(*got, *torch.autograd.grad(want.sum(), layer.weight))
+    before = x.clone()
+    got = torch.jit.script(ModelNew(inplace))(x)
     assert_same_bits(got, torch.relu(before))
-    assert_same_bits(values, got if inplace else before)
+    assert_same_bits(x, got if inplace else before)
 
 
-def test_meta_and_fake_tensors():
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("divisor", [3.0, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_jit_script_of_linear(divisor, bias):
+    modules = linear_modules(6, 10, divisor, bias=bias)
+    x = samples()
+    both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
+    for module in modules:
+        module.linear = nn.Sequential(module.linear, nn.Tanh())
+    both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
+
+
+@KINDS
+def test_meta_and_fake_tensors(kind):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    meta = torch.empty(3, 5, device="meta").t()
-    got, want = both(lambda module: module(meta))
+    mine, theirs = modules_of(kind, "meta")
+    x = torch.empty(3, 5, 6, device="meta").transpose(0, 1)
+    got, want = mine(x), theirs(x)
     assert got.is_meta
     assert (got.shape, got.stride()) == (want.shape, want.stride())
     with FakeTensorMode():
-        assert ModelNew()(torch.empty(3, 5, device="cuda")).device.type == "cuda"
-        x = torch.empty(3, 5, requires_grad=True)
-        got = ModelNew()(x)
-        got.sum().backward()
-        assert (got.shape, x.grad.shape) == ((3, 5), (3, 5))
-
-
-def test_modes_see_the_operator():
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = []
-
-    class Dispatch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    class Function(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    x = samples()
-    with Dispatch():
-        ModelNew()(x)
-    with Function():
-        ModelNew()(x)
-    assert seen == [_extension.operators.relu.default] * 2
-
-
-def test_a_profiler_sees_the_operator(device):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        ModelNew()(samples(device))
-    assert "relu_divide_kernels::relu" in {event.key for event in profile.key_averages()}
+        mine = ModelNew() if kind == "relu" else LinearReluDivideNew(6, 10, 3.0)
+        x = torch.empty(3, 6, requires_grad=True)
+        mine(x).sum().backward()
+        assert x.grad.shape == (3, 6)
+        for module in mine.children():
+            for name, parameter in list(module.named_parameters()):
+                setattr(module, name, nn.Parameter(torch.empty(parameter.shape, device="cuda")))
+        with torch.no_grad():
+            assert mine(torch.empty(2, 6, device="cuda")).device.type == "cuda"
 
 
 # ----------------------------------------------------------------------------- modes and settings
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-def test_a_default_device_is_no_mode(inplace, monkeypatch):
-    """It changes functions that make tensors, so that the call need not go by Python."""
-    name = "relu_of_subclass" + "_in_place" * inplace
-    called = []
-    monkeypatch.setattr(_extension, name, lambda x: called.append(x) or x)
-    module, x = ModelNew(inplace), samples()
-    with torch.device("meta"):
-        assert_same_bits(module(x.clone()), torch.relu(x))
-        assert not called
-        with torch.overrides.BaseTorchFunctionMode():
-            module(x.clone())
-    assert len(called) == 1
+@KINDS
+def test_a_function_mode_sees_torchs_calls(kind):
+    """Those of the reference, one by one."""
+    seen = []
 
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
 
-def test_inference_mode(device):
-    x = samples(device).requires_grad_()
-    with torch.inference_mode():
-        out = ModelNew()(x)
-        inside = ModelNew()(samples(device))
-    assert out.is_inference()
-    assert inside.is_inference()
-    assert_same_bits(out.clone(), torch.relu(x).detach())
-
-
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_autocast_keeps_the_dtype(device, dtype):
-    x = draw((4, 6), dtype, device).requires_grad_()
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert ModelNew()(x).dtype == Model()(x).dtype == dtype
-
-
-def test_deterministic_mode(device):
-    torch.use_deterministic_algorithms(True)
-    try:
-        x = samples(device).requires_grad_()
-        ModelNew()(x).sum().backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert_same_bits(x.grad, (x > 0).float())
-
-
-def test_anomaly_mode(device):
-    x = samples(device).requires_grad_()
-    with torch.autograd.detect_anomaly(check_nan=True):
-        ModelNew()(x).sum().backward()
-    assert_same_bits(x.grad, (x > 0).float())
-
-
-@pytest.mark.gpu
-def test_cuda_graph_of_forward_and_backward():
-    x = torch.randn(1000, device="cuda", requires_grad=True)
-    grad_output = torch.randn(1000, device="cuda")
-    module = ModelNew()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        torch.autograd.grad(module(x), x, grad_output)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (grad,) = torch.autograd.grad(module(x), x, grad_output)
-    with torch.no_grad():
-        x.copy_(torch.randn(1000, device="cuda"))
-        grad_output.copy_(torch.randn(1000, device="cuda"))
-    graph.replay()
-    assert_same_bits(grad, torch.where(x > 0, grad_output, torch.zeros_like(x)).detach())
-
-
-# --------------------------------------------------------------------------------- tensor kinds
-
-
-class Wrapper(torch.Tensor):
-    """A wrapper subclass that stores its tensor transposed."""
-
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, inner.t().shape, dtype=inner.dtype, device=inner.device
-        )
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __repr__(self):
-        return f"Wrapper({self.inner})"
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        args = [a.inner if isinstance(a, Wrapper) else a for a in args]
-        out = function(*args, **(kwargs or {}))
-        return Wrapper(out) if isinstance(out, torch.Tensor) else out
-
-
-class Named(torch.Tensor):
-    """A subclass without behaviour of its own."""
-
-
-def test_subclasses():
+    mine, theirs = modules_of(kind)
     x = samples()
-    out = ModelNew()(x.as_subclass(Named))
-    assert type(out) is type(torch.relu(x.as_subclass(Named))) is Named
-    out = ModelNew()(Wrapper(x))
-    assert type(out) is Wrapper
-    assert_same_bits(out.inner, torch.relu(x))
+    with Mode():
+        got = mine(x)
+        calls = seen.copy()
+        seen.clear()
+        want = theirs(x)
+    assert calls == seen
+    assert torch.relu in calls
+    assert_same(got, want, kind == "relu")
 
 
-class Table(torch.Tensor):
-    """A subclass that serves a few of torch's functions, and no other."""
+@pytest.mark.parametrize("grad", [False, True])
+@KINDS
+def test_a_dispatch_mode_sees_the_operators(kind, grad):
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        served = {torch.relu: "relu", nn.functional.relu: "relu in place"}
-        return served.get(function, NotImplemented)
+    seen = []
 
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
 
-class TableOfOperators(torch.Tensor):
-    """The same one level below."""
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return {torch.ops.aten.relu.default: cls()}.get(function, NotImplemented)
-
-
-def test_subclasses_that_know_torchs_functions_alone():
-    x = samples()
-    assert ModelNew()(x.as_subclass(Table)) == "relu"
-    assert ModelNew(inplace=True)(x.as_subclass(Table)) == "relu in place"
-    assert type(ModelNew()(x.as_subclass(TableOfOperators))) is TableOfOperators
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("x", [None, [1.0], numpy.ones(2), nn.UninitializedParameter()], ids=type)
-def test_errors_are_torchs(x, inplace):
-    with pytest.raises((TypeError, ValueError)) as want:
-        nn.functional.relu(x, inplace=True) if inplace else torch.relu(x)
-    with pytest.raises(want.type) as got:
-        ModelNew(inplace)(x)
-    assert str(got.value) == str(want.value)
-
-
-def test_gradient_of_a_wrapper_subclass():
-    inner = samples()
-    x = Wrapper(inner).requires_grad_()
-    grad_output = Wrapper(torch.randn(4, 6))
-    (grad,) = torch.autograd.grad(ModelNew()(x), x, grad_output)
-    assert_same_bits(grad.inner, torch.where(inner > 0, grad_output.inner, 0.0))
-
-
-def test_parameter(device):
-    x = nn.Parameter(samples(device))
-    ModelNew()(x).sum().backward()
-    assert_same_bits(x.grad, (x > 0).float())
-
-
-def test_negative_bit_view():
-    x = torch.imag(torch.randn(50, dtype=torch.complex64).conj())
-    assert x.is_neg()
-    got, want = both(lambda module: module(x))
-    assert_same_bits(got, want)
+    mine, theirs = modules_of(kind)
+    x = samples().requires_grad_(grad)
+    with torch.set_grad_enabled(grad), Mode():
+        got = mine(x)
+    own = TARGET[kind]
+    if kind == "linear" and grad:
+        own = own.replace("divide.", "divide_with_mask.")
+    assert [name for name in seen if "detach" not in name] == [own]
+    assert_same(got, theirs(x), kind == "relu")
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: x.to_sparse(),
-        lambda x: x.to_sparse_csr(),
-        lambda x: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged),
-        lambda x: torch.nested.nested_tensor([x, x[:2]]),
-        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-        lambda x: x.to_mkldnn(),
-    ],
-    ids=["coo", "csr", "jagged", "nested", "quantized", "mkldnn"],
+    ("owner", "name"),
+    [(torch, "relu"), (nn.functional, "linear"), (nn.Linear, "forward")],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.filterwarnings("ignore")
-def test_other_kinds_of_tensors(make):
-    x = make(samples())
-    got, want = both(lambda module: module(x))
-    assert (type(got), got.layout) == (type(want), want.layout)
-    if got.layout == torch.jagged or got.is_nested:
-        pairs = zip(got.unbind(), want.unbind(), strict=True)
-    elif got.is_quantized:
-        pairs = [(got.dequantize(), want.dequantize())]
-    else:
-        pairs = [(got.to_dense(), want.to_dense())]
-    for mine, theirs in pairs:
-        assert_same_bits(mine, theirs)
+@KINDS
+def test_a_function_in_the_place_of_torchs_is_called(kind, owner, name, monkeypatch, device):
+    """Low-rank adapters and other precisions reach all modules so."""
+    modules, x, before = modules_of(kind, device), samples(device), getattr(owner, name)
+    plain = modules[1](x)
+    monkeypatch.setattr(owner, name, lambda *args: before(*args) + 1)
+    changed = both(modules, lambda module: module(x))
+    assert torch.equal(changed, plain) == (kind == "relu" and owner is not torch)
 
 
-def test_sparse_gradient():
-    x = samples().to_sparse().requires_grad_()
+def test_a_profiler_sees_the_operator(device, kind, modules):
+    """Under a default device too, whose mode changes functions that make tensors."""
+    name, x = {"relu": "relu", "linear": "linear_relu_divide"}[kind], samples(device)
+    for default in (device, "meta"):
+        with torch.device(default), torch.profiler.profile() as profile:
+            both(modules, lambda module: module(x))
+        events = {event.key for event in profile.key_averages()}
+        assert f"relu_divide_kernels::{name}" in events
+
+
+def test_inference_mode(device, modules):
+    x = samples(device).requires_grad_()
+    with torch.inference_mode():
+        assert both(modules, lambda module: module(x)).is_inference()
+        assert both(modules, lambda module: module(samples(device) * 0 + 1)).is_inference()
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(device, kind, dtype, to):
+    x = samples(device, dtype)
+    modules = modules_of(kind, device, dtype)
 
     def run(module):
-        (grad,) = torch.autograd.grad(module(x).to_dense().sum(), x)
-        return grad.to_dense()
+        leaf = x.clone().requires_grad_()
+        with torch.autocast(device, dtype=to):
+            out = module(leaf)
+        wanted = [leaf, *module.parameters()]
+        return out, *torch.autograd.grad(out.sum(), wanted)
 
-    assert_same_bits(*both(run))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_nested_tensors_in_inference_mode():
-    with torch.inference_mode():
-        x = torch.nested.nested_tensor([samples(), samples()[:2]])
-        for got, want in zip(ModelNew()(x).unbind(), torch.relu(x).unbind(), strict=True):
-            assert_same_bits(got, want)
+    both(modules, run)
+    with torch.no_grad(), torch.autocast(device, dtype=to):
+        out = both(modules, lambda module: module(x))
+    assert out.dtype == (to if kind == "linear" and dtype != torch.float64 else dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn], ids=str)
-def test_gradients_of_dtypes_that_torch_refuses(dtype):
-    for module in (Model(), ModelNew()):
-        with pytest.raises(NotImplementedError):
-            module(samples().to(dtype).requires_grad_())
+def test_autocast_with_mixed_dtypes(device):
+    modules = linear_modules(6, 10, 3.0, device=device)
+    x = samples(device).half()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        both(modules, lambda module: module(x))
+    with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
+        modules[0](x.double())
+
+
+def test_deterministic_and_anomaly_mode(device, modules):
+    x = samples(device)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            both(modules, lambda module: step(module, x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("path", ["auto", "torch"])
+def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
+    mine, _ = modules_of(kind, "cuda", dtype)
+    x = torch.randn(4096, 6, device="cuda", dtype=dtype, requires_grad=True)
+    grad_output = torch.randn_like(mine(x))
+
+    def run():
+        out = mine(x)
+        return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
+
+    with linear_path(path):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = run()
+        with torch.no_grad():
+            for tensor in (x, grad_output, *mine.parameters()):
+                tensor.copy_(torch.randn_like(tensor))
+        graph.replay()
+        for got, want in zip(results, run(), strict=True):
+            assert_same_bits(got.detach(), want.detach())
 
 
 # ---------------------------------------------------------------------------------- the module
 
 
-def test_copies_and_serialisation(tmp_path):
-    module = nn.Sequential(nn.Linear(6, 6), ModelNew())
+@KINDS
+def test_copies_and_serialisation(kind, tmp_path):
+    mine, theirs = modules_of(kind)
     x = samples()
-    want = module(x)
-    torch.save(module, tmp_path / "module.pt")
-    stored = io.BytesIO()
-    torch.save(module.state_dict(), stored)
+    want = theirs(x)
+    torch.save(mine, tmp_path / "module.pt")
     for other in (
-        copy.deepcopy(module),
-        pickle.loads(pickle.dumps(module)),
+        copy.deepcopy(mine),
+        pickle.loads(pickle.dumps(mine)),
         torch.load(tmp_path / "module.pt", weights_only=False),
     ):
-        assert_same_bits(other(x), want)
-    assert list(ModelNew().state_dict()) == list(Model().state_dict()) == []
+        assert_same(other(x), want, kind == "relu")
+    stored = io.BytesIO()
+    torch.save(mine.state_dict(), stored)
+    stored.seek(0)
+    theirs.load_state_dict(torch.load(stored))
+    assert_same(theirs(x), want, kind == "relu")
 
 
-def test_conversions(device):
+@KINDS
+def test_construction(kind):
+    """Random numbers, parameters and divisor of the reference."""
+    kinds = {"relu": (ModelNew, Model), "linear": (LinearReluDivideNew, LinearReluDivide)}[kind]
+    assert issubclass(*kinds)
+    for arguments in ((),) if kind == "relu" else ((6, 5, 2.0), (1, 1, -3)):
+        states, random_numbers, divisors = [], [], []
+        for module_class in kinds:
+            torch.manual_seed(3)
+            module = module_class(*arguments)
+            states.append(module.state_dict())
+            divisors.append(getattr(module, "divisor", None))
+            random_numbers.append(torch.rand(1))
+        assert list(states[0]) == list(states[1])
+        for name, value in states[0].items():
+            assert_same_bits(value, states[1][name])
+        assert_same_bits(*random_numbers)
+        assert divisors[0] == divisors[1] and type(divisors[0]) is type(divisors[1])
+
+
+def test_conversions(device, modules):
+    x = samples(device)
     for dtype in (torch.float16, torch.float64):
-        module = nn.Sequential(nn.Linear(6, 6), ModelNew()).to(device, dtype)
-        assert module(samples(device).to(dtype)).dtype == dtype
-    assert ModelNew().half().double().to(device).train().eval().training is False
+        for module in modules:
+            module.to(dtype)
+        out = both(modules, lambda module, dtype=dtype: module(x.to(dtype)))
+        assert out.dtype == dtype
 
 
-def test_hooks(device):
+def test_hooks(device, modules):
     seen = []
-    module = ModelNew()
-    module.register_forward_pre_hook(lambda m, args: seen.append("before"))
-    module.register_forward_hook(lambda m, args, out: seen.append("after"))
-    module.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
-    module(samples(device).requires_grad_()).sum().backward()
+    mine = modules[0]
+    mine.register_forward_pre_hook(lambda m, args: seen.append("before"))
+    mine.register_forward_hook(lambda m, args, out: seen.append("after"))
+    mine.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
+    mine(samples(device).requires_grad_()).sum().backward()
     assert seen == ["before", "after", "backward"]
 
 
-def test_construction_draws_no_random_numbers():
-    torch.manual_seed(3)
-    ModelNew()
-    got = torch.rand(1)
-    torch.manual_seed(3)
-    Model()
-    assert_same_bits(got, torch.rand(1))
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing(device, use_reentrant):
-    x = samples(device).requires_grad_()
-    checkpoint(ModelNew(), x, use_reentrant=use_reentrant).pow(2).sum().backward()
-    assert_same_bits(x.grad, (2 * torch.relu(x)).detach())
+def test_activation_checkpointing(device, modules, use_reentrant):
+    x = samples(device)
+
+    def run(module):
+        leaf = x.clone().requires_grad_()
+        checkpoint(module, leaf, use_reentrant=use_reentrant).pow(2).sum().backward()
+        return leaf.grad
+
+    both(modules, run)
 
 
-def test_saved_tensor_hooks(device):
-    x = samples(device).requires_grad_()
-    with torch.autograd.graph.save_on_cpu():
-        out = ModelNew()(x)
-    out.sum().backward()
-    assert_same_bits(x.grad, (x > 0).float())
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        torch.autograd.graph.save_on_cpu,
+        lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()),
+        lambda: torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t.t().contiguous() if t.dim() == 2 else t,
+            lambda t: t.t() if t.dim() == 2 else t,
+        ),
+    ],
+    ids=["on the CPU", "converted", "transposed"],
+)
+def test_saved_tensor_hooks(device, modules, hooks):
+    x = samples(device)
+
+    def run(module):
+        leaf = x.clone().requires_grad_()
+        with hooks():
+            out = module(leaf)
+        return torch.autograd.grad(out.sum(), [leaf, *module.parameters()])
+
+    both(modules, run)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-def test_saved_tensor_hooks_that_convert(device, dtype):
-    x = samples(device).requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(dtype), lambda t: t.t()):
-        out = ModelNew()(x.view(-1))
-    out.sum().backward()
-    assert_same_bits(x.grad, (x > 0).float())
+def test_training_reaches_the_same_weights(device):
+    x, target = samples(device), torch.rand(4, 10, device=device)
+
+    def run(module):
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
+        for _ in range(30):
+            optimizer.zero_grad()
+            (module(x) - target).pow(2).mean().backward()
+            optimizer.step()
+        return module.linear.weight.detach()
+
+    got, want = (run(module) for module in linear_modules(6, 10, 3.0, device=device))
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-def test_threads_share_the_module():
-    import threading
-
-    x = torch.randn(200_000)
+@KINDS
+def test_threads_share_the_module(kind):
+    mine, theirs = modules_of(kind)
+    x = torch.randn(30_000, 6)
     results = [None] * 8
 
     def work(i):
-        results[i] = ModelNew()(x + i)
+        results[i] = mine(x + i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -525,4 +512,4 @@ def test_threads_share_the_module():
     for thread in threads:
         thread.join()
     for i, result in enumerate(results):
-        assert_same_bits(result, torch.relu(x + i))
+        assert_same(result, theirs(x + i), kind == "relu")

@@ -58,9 +58,7 @@ class Caller:
         try:
             with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
                 while time.monotonic() < until:
-                    self.choose.choice(
-                        [self.relu, self.relu_gradient, self.in_place, self.linear]
-                    )()
+                    self.choose.choice([self.relu, self.relu_gradient, self.linear])()
                     self.calls += 1
                 if on_gpu:
                     torch.cuda.current_stream().synchronize()
@@ -83,11 +81,6 @@ class Caller:
         grad_output = torch.ones_like(x)
         results = [grad(module(x), x, grad_output)[0] for module in (ModelNew(), Model())]
         assert_equal(*results)
-
-    def in_place(self):
-        x = self.tensor(DTYPES)
-        want = torch.relu(x)
-        assert_equal(ModelNew(inplace=True)(x), want)
 
     def linear(self):
         """Small integers: every sum is exact, so that any two orders agree."""

@@ -1,1 +1,35 @@
-"""The kernels as torch and Python see them."""
+"""The kernels as torch sees them, and who else may want to see a call."""
+
+import sys
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Of function modes that trace, and of the one that changes functions that make tensors.
+_MODULES = ("torch.utils._device", "torch.fx.", "torch._export.")
+
+
+def is_plain(x: object) -> bool:
+    """Whether x is a tensor of torch's own, or one that it traces by."""
+    return type(x) in PLAIN or type(x).__module__.startswith("torch._subclasses.")
+
+
+def is_watched(*operands: object) -> bool:
+    """Whether Python code wants to see torch's own functions called: a mode, or a subclass but
+    DTensor.
+
+    The modes of `torch.device`, `torch.export` and `make_fx` do not: they see operators.
+    """
+    if not has_torch_function_variadic(*operands):
+        return False
+    if not all(x is None or is_plain(x) or is_dtensor(x) for x in operands):
+        return True
+    modes = _get_current_function_mode_stack()
+    return not all(type(mode).__module__.startswith(_MODULES) for mode in modes)
+
+
+def is_dtensor(x: object) -> bool:
+    # Importing DTensor takes a second; where nobody has, there is none.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(x) is module.DTensor

@@ -1,36 +1,53 @@
 """One self-contained file a problem, for harnesses that take a single source text.
 
-The file holds the problem's sources, the text that builds them and the replacement class, and
-imports nothing of this project. It defines none of the names that a problem file uses.
-
-Markers in the files, each a line of its own, say which lines it takes:
-
-    # bundle: skip ... # bundle: end                    lines that no bundle takes
-    # bundle: begin PROBLEM, from FOLDER ... # bundle: end    those of one problem's alone (in
-                                                        model.py without the folder)
-    # bundle: class ...                                 takes the place of the line after it
-    # bundle: the same of model.py                      what model.py has marked for the problem
+It has the problem's sources and the project's Python as they are, and none of the names that a
+problem file uses.
 """
 
+import hashlib
 import re
 from pathlib import Path
 
-from kernels import read_sources
+from kernels import load_reference, read_sources
 
-_PROJECT = Path(__file__).resolve().parent.parent.parent
-_SHARED = (
-    "kernels/build/toolchain.py",
-    "kernels/build/cache.py",
-    "kernels/build/extension.py",
-    "kernels/binding/subclasses.py",
-)
-
-_HEADER = '''\
-"""One file for harnesses that take a single source text, made by `python run.py {} --bundle`.
+PROJECT = Path(__file__).resolve().parents[2]
+TEMPLATE = '''\
+"""One file for harnesses that take a single source text, by `python run.py {problem} --bundle`.
 
 The kernels are compiled when this text is executed. Needs torch 2.9 or newer, ninja, a C++
 compiler, and for GPUs the CUDA toolkit of torch's version.
-"""'''
+"""
+
+import importlib.abc
+import importlib.util
+import sys
+
+_SOURCES, _MODULES = {{}}, {{}}
+{files}
+
+class _Importer(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports the modules of this text, under names that no other package has."""
+
+    modules = _MODULES
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, self) if name in self.modules else None
+
+    def is_package(self, name):
+        return any(other.startswith(name + ".") for other in self.modules)
+
+    def get_source(self, name):
+        return self.modules[name]
+
+
+if "{package}" not in sys.modules:
+    sys.meta_path.insert(0, _Importer())
+    _package = importlib.import_module("{package}")
+    _package.problems = lambda: ["{folder}"]
+    _package.read_sources = lambda problem, sources=_SOURCES: sources
+    _package.load_reference = lambda: importlib.import_module("{package}.model")
+ModelNew = importlib.import_module("{package}.model_new").{new}
+'''
 
 
 def bundle(problem: str) -> str:
@@ -39,48 +56,26 @@ def bundle(problem: str) -> str:
     Raises:
         ValueError: there is no such problem.
     """
-    solution = (_PROJECT / "model_new.py").read_text()
-    folders = dict(re.findall(r"^# bundle: begin (\w+), from ([\w/]+)$", solution, re.MULTILINE))
-    if problem not in folders:
-        raise ValueError(f"expected a problem among {', '.join(folders)}, got {problem!r}")
-    folder = _PROJECT / folders[problem]
-    own = (path.relative_to(_PROJECT).as_posix() for path in sorted(folder.glob("[!_]*.py")))
-    sources = read_sources(folder.name).items()
-    parts = [
-        _HEADER.format(problem),
-        *(_taken(file, problem) for file in (*_SHARED, *own)),
-        "# The sources by file name.\nSOURCES = {}",
-        *(f'SOURCES["{name}"] = r"""{text}"""' for name, text in sources),
-        _taken("model_new.py", problem),
-    ]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    problems = load_reference().PROBLEMS
+    if problem not in problems:
+        raise ValueError(f"expected a problem among {', '.join(problems)}, got {problem!r}")
+    sources, modules = read_sources(problem), {"": ""}
+    files = (PROJECT / "model.py", PROJECT / "model_new.py", *PROJECT.glob("kernels/*/**/*.py"))
+    for path in sorted(files):
+        name = path.relative_to(PROJECT).as_posix().removesuffix(".py").removesuffix("/__init__")
+        modules["." + name.removeprefix("kernels/").replace("/", ".")] = path.read_text()
+    del modules[".build.bundle"]
+    package = f"kernels_{hashlib.sha256(repr([sources, modules]).encode()).hexdigest()[:12]}"
+    texts = [f'_SOURCES["{name}"] = {quote(text)}\n' for name, text in sources.items()]
+    for name, text in modules.items():
+        text = re.sub(r"^( *)import kernels$", rf"\1import {package} as kernels", text, flags=re.M)
+        text = re.sub(r"^( *from) kernels\b", rf"\1 {package}", text, flags=re.M)
+        texts.append(f'_MODULES["{package}{name}"] = {quote(text)}\n')
+    names = {"folder": problem.split("_")[0], "new": problems[problem].reference.__name__ + "New"}
+    return TEMPLATE.format(problem=problem, files="".join(texts), package=package, **names)
 
 
-def _taken(file: str, problem: str) -> str:
-    """The lines of a file that the bundle of a problem takes, without the file's docstring."""
-    text = re.sub(r'\A""".*?"""\n', "", (_PROJECT / file).read_text(), flags=re.DOTALL)
-    lines, takes, replacement = [], True, None
-    for line in text.splitlines():
-        marker = re.fullmatch(r" *# bundle: (.*)", line)
-        if marker is None:
-            if takes:
-                lines.append(line if replacement is None else replacement)
-            replacement = None
-        elif marker[1].startswith(("skip", "begin ")):
-            takes = bool(re.match(rf"begin {problem}\b", marker[1]))
-        elif marker[1] == "end":
-            takes = True
-        elif marker[1].startswith("class "):
-            replacement = marker[1]
-        elif marker[1] == "the same of model.py":
-            if takes:
-                lines.append(_marked("model.py", problem))
-        else:
-            raise ValueError(f"{file} has a marker that no bundle knows: {line}")
-    return "\n".join(lines)
-
-
-def _marked(file: str, problem: str) -> str:
-    """The lines of a file between the markers of a problem."""
-    pattern = rf" *# bundle: begin {problem}\n(.*?) *# bundle: end\n"
-    return re.search(pattern, (_PROJECT / file).read_text(), re.DOTALL)[1].rstrip("\n") + "\n"
+def quote(text: str) -> str:
+    """A literal of the text, with its lines as they are where that can be."""
+    quotes = "'''" if '"""' in text else '"""'
+    return repr(text) if quotes in text else f"r{quotes}{text}{quotes}"

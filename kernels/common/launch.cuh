@@ -1,6 +1,6 @@
-// Launches beyond <<<>>>: by one call of the driver; in clusters; and with programmatic dependent
-// launch (PDL), which lets a kernel start while the one before it in the stream ends, from sm_90
-// on. Errors of the runtime are exceptions between here and the functions of launchers.h.
+// Launches beyond <<<>>>: in clusters, and with programmatic dependent launch (PDL), which lets a
+// kernel start while the one before it in the stream ends, from sm_90 on. Errors of the runtime are
+// exceptions between here and the functions of launchers.h.
 
 #pragma once
 
@@ -140,42 +140,14 @@ Function find_driver_function(const char* name, unsigned version) {
   return reinterpret_cast<Function>(function);
 }
 
-// kernel<<<grid, block, 0, stream>>> and cudaGetLastError, by one call of the driver instead of
-// four of the runtime. Small tensors are bound by the host's time: for 1,024 elements, the
-// runtime's cudaLaunchKernel makes a module's call 2.4% longer than this (H200).
-inline int launch_kernel(const void* kernel, cudaKernel_t function, dim3 grid, int block,
-                         cudaStream_t stream, void** params) {
-  static const auto driver_launch =
-      find_driver_function<PFN_cuLaunchKernel_v4000>("cuLaunchKernel", 4000);
-  // The driver wants the device's context to be current. The runtime makes it so: it has a thread's
-  // first launch, and the one after somebody has taken the context away.
-  static thread_local bool has_context = false;
-  if (has_context && driver_launch != nullptr && function != nullptr) {
-    // A CUkernel, which stands for a function in any device's context.
-    const CUresult status = driver_launch(reinterpret_cast<CUfunction>(function), grid.x, grid.y,
-                                          grid.z, block, 1, 1, 0, stream, params, nullptr);
-    if (status != CUDA_ERROR_INVALID_CONTEXT) return status;  // the runtime has the same numbers
-  }
-  has_context = true;
-  return cudaLaunchKernel(kernel, grid, block, params, 0, stream);
-}
-
-inline cudaKernel_t find_function(const void* kernel) {
-  cudaKernel_t function = nullptr;
-  cudaGetKernel(&function, kernel);
-  return function;
-}
-
-// launch_kernel of a kernel and its arguments. All but these lines is there once: nvcc's host code
-// is not optimised, and was made anew for each of 90 kernels.
+// kKernel<<<grid, block, 0, stream>>>(params...), and its cudaError_t.
 template <auto kKernel, typename... Params>
 int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
   static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
                 "the arguments have the types of the kernel's parameters");
-  const auto kernel = reinterpret_cast<const void*>(kKernel);
-  static const cudaKernel_t function = find_function(kernel);
   void* addresses[] = {&params...};
-  return launch_kernel(kernel, function, grid, block, stream, addresses);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kKernel), grid, block, addresses, 0,
+                          stream);
 }
 
 }  // namespace kernels

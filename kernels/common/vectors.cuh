@@ -1,4 +1,4 @@
-// Accesses of up to 16 bytes, with an L2 policy where it pays, and element types.
+// Accesses of 16 bytes, with an L2 policy where it pays, and element types.
 
 #pragma once
 
@@ -8,27 +8,17 @@
 
 #include <cstdint>
 #include <cstring>
-#include <tuple>
 
 #include "launchers.h"
 
 namespace kernels {
 
 // The elements of one access.
-template <typename T, int kBytes = 16>
-struct alignas(kBytes) Vector {
-  static constexpr int kSize = kBytes / sizeof(T);
+template <typename T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
   T value[kSize];
 };
-
-// What one access of so many bytes loads or stores.
-template <int kBytes>
-using Access = std::tuple_element_t<kBytes == 16  ? 0
-                                    : kBytes == 8 ? 1
-                                    : kBytes == 4 ? 2
-                                    : kBytes == 2 ? 3
-                                                  : 4,
-                                    std::tuple<uint4, uint64_t, uint32_t, uint16_t, uint8_t>>;
 
 // Elements i and following of a row of k, zeros past its end.
 template <int kCount>
@@ -59,12 +49,10 @@ __device__ inline uint64_t l2_policy(bool evict_last) {
   return policy;
 }
 
-// Not ld.global.nc: the operand may be the result (in-place).
-template <int kBytes = 16, typename T>
-__device__ Vector<T, kBytes> load_vector(const T* address) {
-  const auto bits = *reinterpret_cast<const Access<kBytes>*>(address);
-  Vector<T, kBytes> vector;
-  static_assert(sizeof(vector) == sizeof(bits), "a vector is one access");
+template <typename T>
+__device__ Vector<T> load_vector(const T* address) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(address);
+  Vector<T> vector;
   memcpy(&vector, &bits, sizeof(vector));
   return vector;
 }
@@ -85,20 +73,11 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #endif
 }
 
-template <int kBytes, typename T>
-__device__ void store_vector(T* address, const Vector<T, kBytes>& vector) {
-  Access<kBytes> bits;
-  memcpy(&bits, &vector, sizeof(bits));
-  *reinterpret_cast<Access<kBytes>*>(address) = bits;
-}
-
-// The first `count` elements of a vector, at any address.
 template <typename T>
-__device__ void store_elements(T* address, const Vector<T>& vector, int64_t count) {
-#pragma unroll
-  for (int j = 0; j < Vector<T>::kSize; ++j) {
-    if (j < count) address[j] = vector.value[j];
-  }
+__device__ void store_vector(T* address, const Vector<T>& vector) {
+  uint4 bits;
+  memcpy(&bits, &vector, sizeof(bits));
+  *reinterpret_cast<uint4*>(address) = bits;
 }
 
 // A byte of a mask. It goes with lines that are to be evicted last, and is treated like them.
@@ -123,10 +102,6 @@ __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t poli
 #else
   *address = static_cast<uint8_t>(bits);
 #endif
-}
-
-inline bool is_vector_aligned(const void* a, const void* b) {
-  return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
 }
 
 // Returns what body makes of a zero of the dtype's element type.

@@ -1,29 +1,24 @@
-// The elements of the floating dtypes and the bits of a mask, for the CPU kernels.
+// The elements of the floating dtypes, ReLU's comparisons, and the bits of a mask, for the CPU
+// kernels, whose plain loops compilers make vectors of.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-
-#ifdef __SSE2__
-#include <emmintrin.h>  // immintrin.h takes GCC 0.4 s
-#endif
+#include <type_traits>
 
 #include "launchers.h"
-
-#ifdef __clang__
-// It has no `GCC ivdep`; its loops check at run time whether their operands overlap.
-#pragma clang diagnostic ignored "-Wunknown-pragmas"
-#endif
 
 namespace kernels {
 namespace {
 
-// The floating dtypes: their bits, the type that arithmetic is done in, and conversions.
-template <typename Compute, typename T>
+// The floating dtypes: their bits, those of infinity, the type that arithmetic is done in, and
+// conversions.
+template <typename Compute, typename T, T kInfinityBits>
 struct Native {
   using Bits = T;
   using Sum = Compute;
+  static constexpr T kInfinity = kInfinityBits;
   static Compute widen(Bits x) {
     Compute value;
     memcpy(&value, &x, sizeof(value));
@@ -35,12 +30,13 @@ struct Native {
     return bits;
   }
 };
-using Float64 = Native<double, uint64_t>;
-using Float32 = Native<float, uint32_t>;
+using Float64 = Native<double, uint64_t, 0x7ff0000000000000>;
+using Float32 = Native<float, uint32_t, 0x7f800000>;
 
 struct BFloat16 {
   using Bits = uint16_t;
   using Sum = float;
+  static constexpr uint16_t kInfinity = 0x7f80;
   static float widen(uint16_t x) { return Float32::widen(uint32_t{x} << 16); }
   static uint16_t narrow(float x) {  // to nearest, ties to even
     const uint32_t bits = Float32::narrow(x);
@@ -54,6 +50,7 @@ struct BFloat16 {
 struct Float16 {
   using Bits = uint16_t;
   using Sum = float;
+  static constexpr uint16_t kInfinity = 0x7c00;
   // Not by ?:, for which GCC makes a branch around the floating-point operation and no vectors.
   static uint32_t select(bool condition, uint32_t yes, uint32_t no) {
     const uint32_t mask = -uint32_t{condition};
@@ -83,26 +80,7 @@ struct Float16 {
   }
 };
 
-#ifdef __F16C__
-// Eight floats of float16, by the machine's own conversions, for which GCC 12 makes no vectors.
-typedef float Floats __attribute__((vector_size(32)));
-typedef short Halves __attribute__((vector_size(16)));
-
-inline Floats load_halves(const uint16_t* from) {
-  Halves halves;
-  memcpy(&halves, from, sizeof(halves));
-  return __builtin_ia32_vcvtph2ps256(halves);
-}
-inline void store_halves(uint16_t* to, Floats v) {
-  const Halves halves = __builtin_ia32_vcvtps2ph256(v, 0);  // to nearest, ties to even
-  memcpy(to, &halves, sizeof(halves));
-}
-#endif
-
-constexpr int64_t kBlock = 64;   // elements that are handled together
-constexpr int64_t kStrip = 512;  // elements that stay in L1 between two passes
-
-// Calls body with the element of a floating dtype.
+// Calls body with the element of a dtype.
 template <typename Body>
 void for_floating(DType dtype, const Body& body) {
   if (dtype == DType::kFloat32) return body(Float32{});
@@ -111,22 +89,38 @@ void for_floating(DType dtype, const Body& body) {
   if (dtype == DType::kBFloat16) return body(BFloat16{});
 }
 
-// Packs kBlock flags of a byte each, 0 or 0xff, into bits.
-inline void pack_flags(const uint8_t* flags, uint8_t* mask) {
-#ifdef __SSE2__
-  for (size_t i = 0; i < kBlock; i += 16) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + i));
-    const uint16_t bits = static_cast<uint16_t>(_mm_movemask_epi8(bytes));
-    memcpy(mask + i / 8, &bits, sizeof(bits));
+// The bits of floats as signed integers: -0 is the least, then come the negative numbers down to
+// -inf, the negative NaNs, and from 0 on the positive numbers. Integer comparison ignores
+// torch.set_flush_denormal. It is signed, because SSE and AVX2 have no other.
+template <typename E, typename Bits = typename E::Bits>
+struct Order {
+  using Signed = std::make_signed_t<Bits>;
+  static constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
+  static constexpr Signed kMinusInfinity = static_cast<Signed>(kSign | E::kInfinity);
+  // x < 0 ? 0 : x, which keeps NaN and -0 as they are: -0 - 1 is the largest. Not by ?:, as in
+  // Float16.
+  static Bits relu(Bits x) {
+    const bool is_kept = static_cast<Signed>(static_cast<Bits>(x - 1)) >= kMinusInfinity;
+    return x & static_cast<Bits>(-static_cast<Bits>(is_kept));
   }
-#else
-  for (size_t i = 0; i < kBlock; i += 8) {
-    uint64_t bytes;
-    memcpy(&bytes, flags + i, sizeof(bytes));
-    // The product moves bit 0 of flag j to bit 56 + j, and no two partial products meet.
-    mask[i / 8] = static_cast<uint8_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56);
+  // !(x <= 0), true for NaN, as torch lets the gradient through there.
+  static bool keeps_gradient(Bits x) {
+    return (static_cast<Signed>(x) > kMinusInfinity) & (x != 0);
   }
-#endif
+};
+
+// Packs eight flags of a byte each, 0 or 0xff, into bits. The product moves bit 0 of flag j to bit
+// 56 + j, and no two partial products meet.
+inline uint8_t pack_byte(const uint8_t* flags) {
+  uint64_t bytes;
+  memcpy(&bytes, flags, sizeof(bytes));
+  return static_cast<uint8_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56);
+}
+
+// The reverse; what is not 0 stands for 1.
+inline void unpack_byte(uint8_t bits, uint8_t* flags) {
+  const uint64_t bytes = bits * 0x0101010101010101u & 0x8040201008040201u;
+  memcpy(flags, &bytes, sizeof(bytes));
 }
 
 }  // namespace

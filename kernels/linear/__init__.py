@@ -1,1 +1,117 @@
 """Linear -> ReLU -> divide."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kernels.binding import PLAIN, is_dtensor, is_plain, is_watched
+
+_modules = nn.modules.module
+_torch_functions = nn.Linear.forward, functional.linear, torch.relu
+
+
+def is_plain_linear(linear: nn.Module) -> bool:
+    """Whether calling `linear` does nothing but the product of its weight and the sum of its bias.
+
+    Not so with hooks, which tensor parallelism and pruning use, with another `forward`, or where a
+    wrapper (quantized, low-rank, parametrized) has taken its place: these must be called. Nor where
+    somebody has put a function of their own in the place of torch's.
+    """
+    return type(linear) is nn.Linear and not (
+        linear._forward_hooks
+        or linear._forward_pre_hooks
+        or linear._backward_hooks
+        or linear._backward_pre_hooks
+        or _modules._global_forward_hooks
+        or _modules._global_forward_pre_hooks
+        or _modules._global_backward_hooks
+        or _modules._global_backward_pre_hooks
+        or "forward" in linear.__dict__
+        or (nn.Linear.forward, functional.linear, torch.relu) != _torch_functions
+    )
+
+
+def is_number(divisor: object) -> bool:
+    """Whether the operator takes the divisor as torch would: a float, or an int that is one."""
+    return type(divisor) is float or (type(divisor) is int and abs(divisor) < 2**53)
+
+
+def linear_of_others(
+    linear: nn.Linear, x: object, divisor: float, linear_relu_divide: Callable
+) -> object:
+    """Of operands that are no plain tensors, or where somebody watches: the reference, but for
+    DTensors."""
+    operands = [x, linear.weight] + ([] if linear.bias is None else [linear.bias])
+    if not is_watched(*operands):
+        if all(is_plain(t) for t in operands):
+            return linear_relu_divide(x, linear.weight, linear.bias, divisor)
+        if all(is_dtensor(t) for t in operands):
+            placements = placements_of(*operands)
+            if placements is not None:
+                return linear_of_shards(operands, placements, divisor, linear_relu_divide)
+    return torch.relu(linear(x)) / divisor
+
+
+def linear_in_graph(
+    linear: nn.Linear, x: torch.Tensor, divisor: object, linear_relu_divide: Callable
+) -> torch.Tensor:
+    """As Dynamo traces it.
+
+    A divisor that changed between calls is a symbol there. The operator takes numbers only, so the
+    graph would be compiled anew for each: its division is left to torch.
+    """
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    operands = [x, linear.weight] + ([] if linear.bias is None else [linear.bias])
+    if type(divisor) not in (float, int) or any(type(t) not in PLAIN for t in operands):
+        return torch.relu(linear(x)) / divisor
+    if has_static_value(divisor):
+        return linear_relu_divide(x, linear.weight, linear.bias, divisor)
+    return linear_relu_divide(x, linear.weight, linear.bias, 1.0) / divisor
+
+
+def placements_of(x: object, weight: object, bias: object = None) -> list[tuple] | None:
+    """For each dimension of the mesh, the placements of x's gradient, the weight's and the result.
+
+    None if no process can make its part of the result alone: x is then neither replicated nor
+    sharded over rows, or weight and bias are neither replicated nor sharded over features.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if bias is not None and bias.placements != weight.placements:
+        return None
+    replicated, features, last = Replicate(), Shard(0), x.ndim - 1
+    placements = []
+    for of_x, of_weight in zip(x.placements, weight.placements, strict=True):
+        if of_x == replicated == of_weight:
+            placements.append((replicated, replicated, replicated))
+        elif of_x == replicated and of_weight == features:
+            placements.append((Partial(), features, Shard(last)))
+        elif type(of_x) is Shard and of_x.dim < last and of_weight == replicated:
+            placements.append((of_x, Partial(), of_x))
+        else:
+            return None
+    return placements
+
+
+def linear_of_shards(
+    operands: list, placements: list[tuple], divisor: float, linear_relu_divide: Callable
+) -> object:
+    """Each process makes its part of the result from its parts of the operands."""
+    from torch.distributed.tensor import DTensor
+
+    grad_x, grad_weight, of_out = map(list, zip(*placements, strict=True))
+    x, weight, *bias = operands
+    local = linear_relu_divide(
+        x.to_local(grad_placements=grad_x),
+        weight.to_local(grad_placements=grad_weight),
+        bias[0].to_local(grad_placements=grad_weight) if bias else None,
+        divisor,
+    )
+    shape = (*x.shape[:-1], weight.shape[0])
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        local, x.device_mesh, of_out, run_check=False, shape=torch.Size(shape), stride=stride
+    )

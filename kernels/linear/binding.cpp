@@ -1,5 +1,4 @@
-// Linear -> ReLU -> divide for torch and Python. binding/dispatch.h says what the names of the
-// steps mean.
+// Linear -> ReLU -> divide for torch. Operators:
 //
 //   linear_relu_divide(x, weight, bias, divisor)              what users call
 //   linear_relu_divide_with_mask(x, weight, bias, divisor)    the forward of that, with a mask
@@ -7,45 +6,325 @@
 //   linear_relu_divide_gradients(grad_output, mask, x, weight, output_mask, divisor)    its
 //                        backward: the gradients of x, weight and bias for bits 0, 1 and 2 of
 //                        output_mask, and empty ones for bits that are off. Without bit 0, weight
-//                        is None; without bit 1, x is. It is an int because DTensor, which looks
-//                        results' shapes up by the arguments, passes over lists of bools
-//   linear_relu_divide_backward(grad_output, mask, divisor, wants_bias)    its first step: the
-//                        gradients of the product and of the bias
+//                        is None; without bit 1, x is
+//   set_linear_path(name), float32_precision()                for tests
 //
-// Where no kernel of ours serves, torch's own ops do, and only these places say so:
-//   - is_left_to_torch and linear_autograd: as for ReLU
-//   - is_regular: arguments that do not fit, empty results, and on a GPU some divisors
-//   - choose_path: products on a GPU. On a CPU the product is always torch's.
-//   - multiply: the products of the gradients
-//   - LinearReluDivideBackward: gradients that are differentiated again
-//   - modules.py and model_new.py: a `linear` that is more than an nn.Linear, and TorchScript
-//   - subclasses.py: tensor subclasses, and products of DTensors that are sums over processes
-//   - define_linear_operators: other devices, meta tensors (shapes only), vmap
-//
-// On the CPU the epilogue calls ReLU's loops, so a build of this problem alone
-// needs "relu/relu_cpu.cpp"
+// Traces (torch.compile, torch.export) hold the first three.
 
-#include "linear/binding/forward.h"
-// It includes Python.h, which comes first.
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/threshold_backward.h>
 
-#include <ATen/ops/ones_like.h>
+#include <tuple>
+
+#include "binding/operators.h"
+#include "linear/binding/product.h"
+
+// From ATen/autocast_mode.h, which includes all of ATen: 2 of 7 s.
+namespace at::autocast {
+TORCH_API ScalarType get_autocast_dtype(DeviceType device_type);
+TORCH_API Tensor cached_cast(ScalarType to_type, const Tensor& arg, DeviceType device_type);
+}  // namespace at::autocast
 
 namespace kernels {
 namespace {
 
-// -------------------------------------------------------------------------------------- calls
+using TwoTensors = std::tuple<Tensor, Tensor>;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+
+// Whether the divisor and its reciprocal are normal floats; false for 0, infinity and NaN. On a GPU
+// torch multiplies by the reciprocal, rounded to float from that of a float (2.9) or of a double
+// (2.10 and newer). By other divisors it gets NaN and infinity where a division does not: 0 / 1e-39
+// is NaN, inf / 1e39 is NaN in 2.9 alone.
+bool has_normal_reciprocal(double divisor) {
+  const double magnitude = std::abs(divisor);
+  return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
+}
+
+// ---------------------------------------------------------------------------------------- gate
+
+c10::DispatchKeySet keys_of(const LinearInputs& in) {
+  const auto keys = in.x.key_set() | in.weight.key_set();
+  return in.bias ? keys | in.bias->key_set() : keys;
+}
+
+template <typename Predicate>
+bool any(const LinearInputs& in, const Predicate& is) {
+  return is(in.x) || is(in.weight) || (in.bias && is(*in.bias));
+}
+
+// How a call is served.
+enum class Way { kOurs, kTraced, kTorch };
+
+// The gate: our kernels serve dense tensors that fit together, where no derivative but autograd's
+// is due. The same of traced ones, whose sizes may be symbols, goes on to the operators. All else
+// is the reference's own ops.
+Way way_of(const LinearInputs& in) {
+  const auto keys = keys_of(in);
+  const bool is_plain = kernels::is_plain(keys);
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const bool is_traced = (keys | local.included_).has(DispatchKey::Python) &&
+                         !local.included_.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
+  const auto is_odd = [&](const Tensor& t) {
+    return t.layout() != at::kStrided || t.is_nested() || t.is_quantized() || has_tangent(t) ||
+           t.scalar_type() != in.x.scalar_type() || t.device() != in.x.device();
+  };
+  if ((!is_plain && !is_traced) || any(in, is_odd) || !kernel_dtype(in.x.scalar_type()) ||
+      in.x.dim() == 0 || in.weight.dim() != 2 || (in.bias && in.bias->dim() != 1) ||
+      !has_normal_reciprocal(in.divisor)) {
+    return Way::kTorch;
+  }
+  if (!is_plain) return Way::kTraced;
+  const bool fits = in.x.size(-1) == in.weight.size(1) && in.x.numel() > 0 &&
+                    in.weight.numel() > 0 && (!in.bias || in.bias->size(0) == in.weight.size(0));
+  return fits ? Way::kOurs : Way::kTorch;
+}
+
+Tensor linear_composite(const LinearInputs& in) {
+  return at::linear(in.x, in.weight, in.bias).relu().div(in.divisor);
+}
+
+// ------------------------------------------------------------------------------------- forward
+
+int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
+
+// A CPU's threads get so many elements at least.
+constexpr int64_t kGrain = 32768;
+
+// In place, out = relu(out) / divisor, and the mask if there is one to write.
+void run_epilogue(const Tensor& out, double divisor, const Tensor& mask) {
+  const DType dtype = *kernel_dtype(out.scalar_type());
+  int64_t m = rows_of(out), n = out.size(-1);
+  void* const data = out.mutable_data_ptr();
+  uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  if (bits == nullptr || n % 8 == 0) {  // nothing tells the rows apart
+    n *= m;
+    m = 1;
+  }
+  run_on_device(
+      out,
+      [=](auto stream) { return cuda::linear_epilogue(dtype, data, divisor, bits, m, n, stream); },
+      [=] {
+        at::parallel_for(0, m * mask_row_bytes(n), kGrain / 8, [=](int64_t begin, int64_t end) {
+          cpu::linear_epilogue(dtype, data, divisor, bits, n, begin, end);
+        });
+      });
+}
+
+// By our product where choose_path says so, otherwise by torch's and the epilogue. x is contiguous
+// or a matrix.
+Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
+  const DeviceOf device(in.x);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const Tensor x = in.x.dim() == 2 ? in.x : in.x.reshape({-1, in.x.size(-1)});
+  Tensor out = launch_linear({x, in.weight, in.bias, in.divisor}, /*relu=*/true, mask);
+  if (!out.defined()) {
+    out = at::linear(in.x, in.weight, in.bias).contiguous();
+    run_epilogue(out, in.divisor, mask);
+  }
+  return in.x.dim() == 2 ? out : out.view(with_last(in.x.sizes(), in.weight.size(0)));
+}
+
+Tensor linear_forward(const LinearInputs& in) {
+  if (way_of(in) != Way::kOurs) return linear_composite(in);
+  return compute_linear(in, Tensor());
+}
+
+TwoTensors linear_with_mask_forward(const LinearInputs& in) {
+  if (way_of(in) != Way::kOurs) {
+    fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
+  }
+  const DeviceOf device(in.x);
+  const Tensor mask =
+      allocate(in.x, with_last(in.x.sizes(), mask_row_bytes(in.weight.size(0))), at::kByte);
+  return {compute_linear(in, mask), mask};
+}
+
+TwoTensors linear_with_mask_meta(const LinearInputs& in) {
+  const Tensor out = linear_composite(in);
+  const c10::SymInt bytes = (in.weight.sym_size(0) + 7) / 8;
+  const auto options = out.options().dtype(at::kByte);
+  return {out, at::empty_symint(with_last(in.x.sym_sizes(), bytes), options)};
+}
+
+// ------------------------------------------------------------------------------------ backward
+
+// There is x where weight's gradient is wanted, and weight where x's is.
+struct LinearGradients {
+  const Tensor& grad_output;
+  const Tensor& mask;
+  const std::optional<Tensor>& x;
+  const std::optional<Tensor>& weight;
+  bool wants_bias;
+  double divisor;
+  // Whether torch makes the gradients of x and weight as their transposes, as autograd would: on a
+  // CPU the other way may take ten times as long.
+  bool turns_x = false, turns_weight = false;
+};
+
+// The gradient of the product, and its sum over all rows, that of bias.
+TwoTensors run_epilogue_backward(const LinearGradients& in) {
+  const Tensor grad_output = in.grad_output.contiguous();
+  const at::ScalarType type = grad_output.scalar_type();
+  const DType dtype = *kernel_dtype(type);
+  const int64_t m = rows_of(grad_output), n = grad_output.size(-1);
+  const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
+  const Tensor grad_bias = in.wants_bias ? allocate(grad_output, {n}, type) : Tensor();
+  const void* const from = grad_output.const_data_ptr();
+  const uint8_t* const bits = in.mask.const_data_ptr<uint8_t>();
+  void* const to = grad_z.mutable_data_ptr();
+  void* const sums = in.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  const auto allocate_workspace = [&](int64_t size, at::ScalarType type) {
+    return allocate(grad_output, {in.wants_bias ? size : 0}, type);
+  };
+  run_on_device(
+      grad_output,
+      [&](auto stream) {
+        const Tensor workspace =
+            allocate_workspace(cuda::linear_epilogue_backward_workspace(dtype, m, n), at::kByte);
+        return cuda::linear_epilogue_backward(dtype, from, bits, in.divisor, to, sums,
+                                              workspace.mutable_data_ptr(), m, n, stream);
+      },
+      [&] {
+        const int64_t runs = cpu::linear_epilogue_backward_runs(m);
+        const int64_t pieces = runs * cpu::linear_epilogue_backward_strips(n);
+        const Tensor workspace =
+            allocate_workspace(runs * n, type == at::kDouble ? at::kDouble : at::kFloat);
+        void* const run_sums = in.wants_bias ? workspace.mutable_data_ptr() : nullptr;
+        const int64_t grain = std::max<int64_t>(kGrain * pieces / (m * n), 1);
+        at::parallel_for(0, pieces, grain, [&](int64_t begin, int64_t end) {
+          cpu::linear_epilogue_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
+                                        end);
+        });
+        if (in.wants_bias) cpu::linear_epilogue_backward_sum(dtype, run_sums, sums, m, n);
+      });
+  return {grad_z, grad_bias};
+}
+
+// Whether our kernels may make a product of gradients. Half types are read where they are, or left
+// to torch.
+bool may_be_ours(const Tensor& a, const Tensor& b) {
+  if (a.scalar_type() == at::kFloat) {
+    return float32_precision() == Precision::kHighest || !demanded_path ||
+           demanded_path == Path::kSm90;
+  }
+  const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
+  const bool is_large = demanded_path || a.size(0) * b.size(1) >= kLargeResult;
+  return a.element_size() == 2 && is_large && is_readable(a) && is_readable(b);
+}
+
+// a [i, j] b [j, k]; torch makes the transpose if it `turns`.
+Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool turns) {
+  if (a.is_cuda() && !at::GradMode::is_enabled() && is_plain(a.key_set() | b.key_set()) &&
+      may_be_ours(a, b)) {
+    const Tensor out =
+        launch_linear({a, b.t(), std::nullopt, /*divisor=*/1.0}, /*relu=*/false, Tensor());
+    if (out.defined()) return out;
+  }
+  return turns ? b.t().mm(a.t()).t() : a.mm(b);
+}
+
+Tensor as_matrix(const Tensor& x) {
+  return x.dim() == 2 ? x : x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
+}
+
+// The products for the gradients of x and weight that are wanted.
+ThreeTensors multiply_out(const LinearGradients& in, const TwoTensors& epilogue) {
+  const auto& [grad_z, grad_bias] = epilogue;
+  const Tensor z = as_matrix(grad_z);
+  Tensor grad_x, grad_weight;
+  if (in.weight) {
+    grad_x = multiply_matrices(z, *in.weight, in.turns_x);
+    if (grad_z.dim() != 2) {
+      grad_x = grad_x.view_symint(with_last(grad_z.sym_sizes(), grad_x.sym_size(-1)));
+    }
+  }
+  if (in.x) grad_weight = multiply_matrices(z.t(), as_matrix(*in.x), in.turns_weight);
+  return {grad_x, grad_weight, grad_bias};
+}
+
+// A tensor with the signs of the forward's output, out of the mask.
+Tensor signs_of(const LinearGradients& in) {
+  return in.mask.unsqueeze(-1)
+      .bitwise_right_shift(at::arange(8, in.mask.options()))
+      .bitwise_and(1)
+      .flatten(-2)
+      .narrow_symint(-1, 0, in.grad_output.sym_size(-1))
+      .reshape_symint(in.grad_output.sym_sizes())
+      .to(in.grad_output.scalar_type());
+}
+
+// The gradients by torch's own ops, given such signs.
+ThreeTensors gradients_composite(const LinearGradients& in, const Tensor& signs) {
+  const Tensor grad_z = at::threshold_backward(in.grad_output.div(in.divisor), signs, 0);
+  return multiply_out(in, {grad_z, in.wants_bias ? as_matrix(grad_z).sum(0) : Tensor()});
+}
+
+ThreeTensors compute_gradients(const LinearGradients& in) {
+  const DeviceOf device(in.grad_output);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return multiply_out(in, run_epilogue_backward(in));
+}
+
+// Operators return no undefined tensors, but empty ones.
+ThreeTensors with_empty(ThreeTensors gradients, const Tensor& like) {
+  const auto defined = [&](const Tensor& t) {
+    return t.defined() ? t : at::empty_symint({0}, like.options());
+  };
+  auto& [x, weight, bias] = gradients;
+  return {defined(x), defined(weight), defined(bias)};
+}
+
+ThreeTensors linear_gradients_forward(const LinearGradients& in) {
+  const Tensor &grad = in.grad_output, &mask = in.mask;
+  const auto is_like_grad = [&](const Tensor& t) {
+    return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
+  };
+  if (!kernel_dtype(grad.scalar_type()) || grad.dim() == 0 || grad.numel() == 0 ||
+      (in.x && (!is_like_grad(*in.x) || in.x->dim() == 0 || rows_of(*in.x) != rows_of(grad))) ||
+      (in.weight && (!is_like_grad(*in.weight) || in.weight->dim() != 2 ||
+                     in.weight->size(0) != grad.size(-1)))) {
+    fail("linear_relu_divide_gradients: expected floating tensors that fit together, none empty");
+  }
+  if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() == 0 ||
+      mask.device() != grad.device() || rows_of(mask) != rows_of(grad) ||
+      mask.size(-1) != mask_row_bytes(grad.size(-1))) {
+    fail("mask must be contiguous, uint8, on the gradient's device, with %ld rows of %ld",
+         rows_of(grad), mask_row_bytes(grad.size(-1)));
+  }
+  // Whoever runs a graph may have autocast or gradients on that were off in the forward.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const at::NoGradGuard no_grad;
+  return with_empty(compute_gradients(in), grad);
+}
+
+ThreeTensors linear_gradients_meta(const LinearGradients& in) {
+  const Tensor& grad = in.grad_output;
+  const auto options = grad.options();
+  Tensor grad_x, grad_weight, grad_bias;
+  if (in.weight) {
+    grad_x = at::empty_symint(with_last(grad.sym_sizes(), in.weight->sym_size(1)), options);
+  }
+  if (in.x) grad_weight = at::empty_symint({grad.sym_size(-1), in.x->sym_size(-1)}, options);
+  if (in.wants_bias) grad_bias = at::empty_symint({grad.sym_size(-1)}, options);
+  return with_empty({grad_x, grad_weight, grad_bias}, grad);
+}
+
+ThreeTensors linear_gradients_composite(const LinearGradients& in) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return with_empty(gradients_composite(in, signs_of(in)), in.grad_output);
+}
+
+// ----------------------------------------------------------------------------------- operators
 
 // The dispatcher's functions: the arguments as the structs of the steps.
 template <auto step>
 auto of_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                double divisor) {
   return step({x, weight, bias, divisor});
-}
-
-template <auto step>
-TwoTensors of_epilogue(const Tensor& grad_output, const Tensor& mask, double divisor,
-                       bool wants_bias) {
-  return step({grad_output, mask, divisor, wants_bias, std::nullopt, std::nullopt});
 }
 
 template <auto step>
@@ -57,22 +336,13 @@ ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
     fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got %ld",
          output_mask);
   }
-  return step({grad_output, mask, divisor, (output_mask & 4) != 0, x, weight});
+  return step({grad_output, mask, x, weight, (output_mask & 4) != 0, divisor});
 }
 
-bool any(const LinearInputs& in, bool (*is)(const Tensor&)) {
-  return is(in.x) || is(in.weight) || (in.bias && is(*in.bias));
-}
-
-bool any(const LinearGradients& in, bool (*is)(const Tensor&)) {
-  return is(in.grad_output) || (in.x && is(*in.x)) || (in.weight && is(*in.weight));
-}
-
-// Where the dispatcher would do nothing below autograd but call our kernel; linear heeds autocast.
-bool are_dense(const LinearInputs& in) {
-  c10::DispatchKeySet keys = in.x.key_set() | in.weight.key_set();
-  if (in.bias) keys = keys | in.bias->key_set();
-  return has_only(keys, kDense);
+template <typename Function, typename... Arguments>
+auto call_operator(const char* name, const Arguments&... arguments) {
+  const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  return found.template typed<Function>().call(arguments...);
 }
 
 Tensor call_linear(const LinearInputs& in) {
@@ -81,30 +351,15 @@ Tensor call_linear(const LinearInputs& in) {
 }
 
 TwoTensors call_linear_with_mask(const LinearInputs& in) {
-  if (are_dense(in)) return linear_with_mask_forward(in);
-  const at::AutoDispatchBelowADInplaceOrView below;
   return call_operator<decltype(of_inputs<linear_with_mask_forward>)>(
       KERNELS_NAMESPACE "::linear_relu_divide_with_mask", in.x, in.weight, in.bias, in.divisor);
 }
 
-TwoTensors call_epilogue_backward(const LinearGradients& in) {
-  return call_operator<decltype(of_epilogue<epilogue_backward>)>(
-      KERNELS_NAMESPACE "::linear_relu_divide_backward", in.grad_output, in.mask, in.divisor,
-      in.wants_bias);
-}
-
-ThreeTensors call_linear_backward_operator(const LinearGradients& in) {
+ThreeTensors call_gradients(const LinearGradients& in) {
   const int64_t outputs = in.weight.has_value() | in.x.has_value() << 1 | in.wants_bias << 2;
-  return call_operator<decltype(of_gradients<linear_backward>)>(
+  return call_operator<decltype(of_gradients<linear_gradients_forward>)>(
       KERNELS_NAMESPACE "::linear_relu_divide_gradients", in.grad_output, in.mask, in.x, in.weight,
       outputs, in.divisor);
-}
-
-// Called where autograd records nothing.
-ThreeTensors call_linear_backward(const LinearGradients& in) {
-  const auto is_not_dense = [](const Tensor& t) { return !is_dense(t) || has_tangent(t); };
-  if (!is_dense(in.mask) || any(in, is_not_dense)) return call_linear_backward_operator(in);
-  return multiply_out(in, epilogue_backward(in));
 }
 
 // ------------------------------------------------------------------------------------- autograd
@@ -113,39 +368,41 @@ ThreeTensors call_linear_backward(const LinearGradients& in) {
 struct LinearReluDivideBackward : Node {
   SavedVariable x, weight, mask;
   double divisor;
-  bool turns_x = false, turns_weight = false;
+  bool turns_x, turns_weight;
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
   variable_list apply(variable_list&& grads) override {
-    return gradients(grads[0], divisor, *this);
-  }
-
-  // Those that `task`, this node or a LinearReluBackward of it, has to compute.
-  variable_list gradients(const Tensor& grad_output, double divisor, const Node& task) {
-    variable_list result(3);
-    if (!grad_output.defined()) return result;
+    const Tensor& grad_output = grads[0];
+    if (!grad_output.defined()) return variable_list(3);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool wants_x = task.task_should_compute_output(0),
-               wants_weight = task.task_should_compute_output(1),
-               wants_bias = task.task_should_compute_output(2);
-    const Tensor bits = unpack_mask(mask);
+    const bool wants_x = task_should_compute_output(0),
+               wants_weight = task_should_compute_output(1),
+               wants_bias = task_should_compute_output(2);
+    const Tensor bits = unpack_saved_mask(mask);
     std::optional<Tensor> of_x, of_weight;
     if (wants_weight) of_x = x.unpack();
     if (wants_x) of_weight = weight.unpack();
-    const LinearGradients in{grad_output, bits,      divisor, wants_bias,
-                             of_x,        of_weight, turns_x, turns_weight};
-    auto [grad_x, grad_weight, grad_bias] =
-        at::GradMode::is_enabled() ? multiply_out(in, epilogue_backward_by_signs(in, signs_of(in)))
-                                   : call_linear_backward(in);
-    if (wants_x) result[0] = std::move(grad_x);
-    if (wants_weight) result[1] = std::move(grad_weight);
-    if (wants_bias) result[2] = std::move(grad_bias);
-    return result;
+    const LinearGradients in{grad_output, bits,    of_x,    of_weight,
+                             wants_bias,  divisor, turns_x, turns_weight};
+    auto [grad_x, grad_weight, grad_bias] = gradients(in);
+    return {wants_x ? grad_x : Tensor(), wants_weight ? grad_weight : Tensor(),
+            wants_bias ? grad_bias : Tensor()};
   }
 
-  // linear_signs, with a gradient of their own.
-  Tensor signs_of(const LinearGradients& in);
+  ThreeTensors gradients(const LinearGradients& in) {
+    if (at::GradMode::is_enabled()) {
+      // By relu's output too, as torch's gradients are, where that gives zeros.
+      const Tensor signs = signs_of(in).detach();
+      torch::autograd::impl::set_gradient_edge(signs, {getptr(), 0});
+      return gradients_composite(in, signs);
+    }
+    auto keys = in.grad_output.key_set() | in.mask.key_set();
+    if (in.x) keys = keys | in.x->key_set();
+    if (in.weight) keys = keys | in.weight->key_set();
+    const bool is_ours = is_plain(keys) && !has_tangent(in.grad_output);
+    return is_ours ? compute_gradients(in) : call_gradients(in);
+  }
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -155,81 +412,48 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
-// The same without the division: where the gradient of relu's output goes. Only a gradient that is
-// differentiated again has one, of zeros: it was selected by that output. As in torch, their
-// products with an x or weight that is not finite are NaN.
-struct LinearReluBackward : Node {
-  NodePointer origin;
-
-  std::string name() const override { return "LinearReluBackward"; }
-
-  variable_list apply(variable_list&& grads) override {
-    auto& node = static_cast<LinearReluDivideBackward&>(*origin);
-    return node.gradients(grads[0], /*divisor=*/1.0, *this);
-  }
-};
-
-Tensor LinearReluDivideBackward::signs_of(const LinearGradients& in) {
-  Tensor signs;
-  if (subclass_of(in.mask) == Subclass::kDTensor) {  // the bits are taken apart where they lie
-    const Tensor ones = at::ones_like(in.grad_output);
-    std::tie(signs, std::ignore) = call_epilogue_backward(
-        {ones, in.mask, /*divisor=*/1.0, /*wants_bias=*/false, std::nullopt, std::nullopt});
-  } else {
-    signs = linear_signs(in).detach();
-  }
-  auto node = make_node<LinearReluBackward>();
-  node->set_next_edges(torch::autograd::edge_list(next_edges()));
-  node->origin = getptr();
-  torch::autograd::set_history(signs, std::move(node));
-  return signs;
-}
-
 Tensor linear_autograd(const LinearInputs& in) {
-  if (is_left_to_torch(in) || !is_regular(in) || any(in, has_tangent) || in_functorch()) {
-    return linear_composite(in);
+  const Way way = way_of(in);
+  if (way == Way::kTorch) return linear_composite(in);
+  if (in.x.dim() > 2 && !in.x.is_contiguous()) {  // rows of a matrix, a copy where there is no view
+    const Tensor out = linear_autograd({as_matrix(in.x), in.weight, in.bias, in.divisor});
+    return out.view_symint(with_last(in.x.sym_sizes(), in.weight.sym_size(0)));
   }
   if (!any(in, wants_gradient)) {
-    if (are_dense(in)) return linear_forward(in);
-    const at::AutoDispatchBelowADInplaceOrView below;
+    if (way == Way::kOurs) return compute_linear(in, Tensor());
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return call_linear(in);
   }
-  // Where only a copy of x is a matrix, the copy is what is kept, as at::linear does: x may change.
-  // A DTensor is no matrix where its rows lie in several processes.
-  const bool is_copied = in.x.dim() > 2 && !in.x.is_contiguous() && wants_gradient(in.weight) &&
-                         subclass_of(in.x) != Subclass::kDTensor;
-  const Tensor x = is_copied ? as_matrix(in.x) : in.x;
-  const LinearInputs kept{x, in.weight, in.bias, in.divisor};
-  auto [out, mask] = call_linear_with_mask(kept);
-  if (is_copied) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    out = with_rows_of(in.x, out);
-  }
+  auto [out, mask] = [&] {
+    if (way == Way::kOurs) return linear_with_mask_forward(in);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_linear_with_mask(in);
+  }();
   auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
-  if (wants_gradient(in.weight)) node->x = SavedVariable(x, /*is_output=*/false);
+  if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
   if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
-  if (are_dense(in)) {
-    const int64_t k = in.weight.size(1);
-    node->turns_x = in.x.dim() == 2 && in.x.stride(0) == 1 && in.x.stride(1) == in.x.size(0);
-    node->turns_weight = in.weight.stride(0) != k || in.weight.stride(1) != 1;
-  }
+  node->turns_x = way == Way::kOurs && in.x.dim() == 2 && has_columns(in.x, 1);
+  node->turns_weight = way == Way::kOurs && !in.weight.is_contiguous();
   torch::autograd::set_history(out, std::move(node));
   return out;
 }
 
-// A backward operator: by torch's ops where derivatives of the gradients are due.
-template <auto composite, auto call>
-auto backward_autograd(const LinearGradients& in) {
-  if (any(in, is_tracked) || in_functorch()) return composite(in);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call(in);
+// The backward as an operator: by torch's ops where derivatives of the gradients are due.
+ThreeTensors linear_gradients_autograd(const LinearGradients& in) {
+  const auto is_tracked = [](const Tensor& t) { return wants_gradient(t) || has_tangent(t); };
+  if (is_tracked(in.grad_output) || (in.x && is_tracked(*in.x)) ||
+      (in.weight && is_tracked(*in.weight))) {
+    return linear_gradients_composite(in);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return call_gradients(in);
 }
 
 // As autocast treats nn.Linear: everything in its dtype but float64, which it leaves alone.
 Tensor linear_autocast(const LinearInputs& in) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kAutocast);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::DeviceType device = in.x.device().type();
   const at::ScalarType type = at::autocast::get_autocast_dtype(device);
   const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
@@ -238,121 +462,52 @@ Tensor linear_autocast(const LinearInputs& in) {
   return call_linear({x, weight, bias, in.divisor});
 }
 
-// ------------------------------------------------------------------------------------- entries
+// -------------------------------------------------------------------------------- registration
 
-// Whether the argument is a number that x.div takes as a double without loss.
-bool is_number(PyObject* argument, double* value) {
-  if (PyFloat_Check(argument)) {
-    *value = PyFloat_AS_DOUBLE(argument);
-    return true;
-  }
-  if (!PyLong_CheckExact(argument)) return false;
-  int overflow;
-  const long long whole = PyLong_AsLongLongAndOverflow(argument, &overflow);
-  *value = static_cast<double>(whole);
-  return overflow == 0 && std::abs(*value) < 0x1p53;
-}
-
-// linear_relu_divide(x, weight, bias, divisor): linear_autograd for dense tensors, and the operator
-// for all others, and where a profiler looks on. NotImplemented for divisors that are no numbers.
-PyObject* linear_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 4) {
-    PyErr_Format(PyExc_TypeError, "linear_relu_divide() takes 4 arguments, not %zd", count);
-    return nullptr;
-  }
-  double divisor;
-  if (!is_number(arguments[3], &divisor)) Py_RETURN_NOTIMPLEMENTED;
-  const bool has_bias = arguments[2] != Py_None;
-  if (!is_plain(arguments[0]) || !is_plain(arguments[1]) || (has_bias && !is_plain(arguments[2])) ||
-      has_function_mode()) {
-    return call_python("linear_of_subclasses", arguments, 4);
-  }
-  return with_python_errors([&] {
-    const Tensor x = unpack(arguments[0]), weight = unpack(arguments[1]);
-    const auto bias = has_bias ? std::optional(unpack(arguments[2])) : std::nullopt;
-    const LinearInputs in{x, weight, bias, divisor};
-    Tensor out;
-    without_gil(is_short(x) && is_short(weight), [&] {
-      const auto is_special = [](const Tensor& t) { return !is_strided(t); };
-      out = are_dense(in) && !at::hasCallbacks() ? linear_autograd(in)
-            : any(in, is_special)                ? linear_composite(in)
-                                                 : call_linear(in);
-    });
-    return THPVariable_Wrap(std::move(out));
-  });
-}
-
-constexpr std::pair<const char*, std::optional<Path>> kPaths[] = {{"auto", std::nullopt},
-                                                                  {"skinny", Path::kSkinny},
-                                                                  {"sm90", Path::kSm90},
-                                                                  {"sm80", Path::kSm80},
-                                                                  {"torch", Path::kTorch}};
-
-PyObject* set_linear_path(PyObject*, PyObject* argument) {
-  for (const auto& [name, path] : kPaths) {
-    if (PyUnicode_Check(argument) && PyUnicode_CompareWithASCIIString(argument, name) == 0) {
+void set_linear_path(c10::string_view name) {
+  constexpr std::pair<c10::string_view, std::optional<Path>> kPaths[] = {{"auto", std::nullopt},
+                                                                         {"skinny", Path::kSkinny},
+                                                                         {"sm90", Path::kSm90},
+                                                                         {"sm80", Path::kSm80},
+                                                                         {"torch", Path::kTorch}};
+  for (const auto& [known, path] : kPaths) {
+    if (name == known) {
       demanded_path = path;
-      Py_RETURN_NONE;
+      return;
     }
   }
-  PyErr_Format(PyExc_ValueError, "expected a path among auto, skinny, sm90, sm80, torch, got %R",
-               argument);
-  return nullptr;
+  fail("expected a path among auto, skinny, sm90, sm80, torch, got %.99s",
+       std::string(name).c_str());
 }
 
-PyObject* get_float32_precision(PyObject*, PyObject*) {
-  return PyUnicode_FromString(float32_precision() == Precision::kHigh ? "high" : "highest");
+std::string float32_precision_name() {
+  return float32_precision() == Precision::kHigh ? "high" : "highest";
 }
 
-// ----------------------------------------------------------------------------------- operators
-
-void define_linear_operators() {
-  Operator("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")
-      .dense(of_inputs<linear_forward>)
-      .impl(DispatchKey::Autograd, of_inputs<linear_autograd>)
-      .impl(DispatchKey::AutocastCPU, of_inputs<linear_autocast>)
-      .impl(DispatchKey::AutocastCUDA, of_inputs<linear_autocast>)
-      .impl(DispatchKey::FuncTorchBatched, of_inputs<linear_composite>)
-      .impl(DispatchKey::CompositeExplicitAutograd, of_inputs<linear_composite>);
-  Operator(
-      "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor)"
-      " -> (Tensor, Tensor)")
-      .dense(of_inputs<linear_with_mask_forward>)
-      .impl(DispatchKey::Meta, of_inputs<linear_with_mask_meta>);
-  Operator(
-      "linear_relu_divide_backward(Tensor grad_output, Tensor mask, float divisor, bool wants_bias)"
-      " -> (Tensor, Tensor)")
-      .dense(of_epilogue<epilogue_backward>)
-      .impl(DispatchKey::Meta, of_epilogue<epilogue_backward_meta>)
-      .impl(DispatchKey::Autograd,
-            of_epilogue<backward_autograd<epilogue_backward_composite, call_epilogue_backward>>)
-      .impl(DispatchKey::FuncTorchBatched, of_epilogue<epilogue_backward_composite>);
-  Operator(
-      "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, Tensor? weight,"
-      " int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
-      .dense(of_gradients<linear_backward>)
-      .impl(DispatchKey::Meta, of_gradients<linear_backward_by<epilogue_backward_meta>>)
-      .impl(DispatchKey::Autograd,
-            of_gradients<backward_autograd<linear_backward_by<epilogue_backward_composite>,
-                                           call_linear_backward_operator>>)
-      .impl(DispatchKey::FuncTorchBatched,
-            of_gradients<linear_backward_by<epilogue_backward_composite>>);
-}
-
-PyMethodDef linear_methods[] = {
-    {"linear_relu_divide", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(linear_entry)),
-     METH_FASTCALL,
-     "linear_relu_divide(x, weight, bias, divisor): relu(x weight^T + bias) / divisor, or "
-     "NotImplemented where an argument is neither a plain tensor nor a plain number."},
-    {"set_linear_path", set_linear_path, METH_O,
-     "set_linear_path(name): for tests, how products on a GPU are computed: auto, skinny, sm90, "
-     "sm80 or torch. A product that the path cannot serve, or that this build has no kernel for, "
-     "raises RuntimeError."},
-    {"float32_precision", get_float32_precision, METH_NOARGS,
-     "float32_precision(): for tests, the accuracy of float32 products on a GPU, high or highest."},
-    {nullptr, nullptr, 0, nullptr}};
-
-const bool is_linear_added = add_problem(linear_methods, define_linear_operators);
+[[maybe_unused]] const Operator linear_operators[] = {
+    Operator("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> "
+             "Tensor")
+        .dense(of_inputs<linear_forward>)
+        .impl(DispatchKey::Autograd, of_inputs<linear_autograd>)
+        .impl(DispatchKey::AutocastCPU, of_inputs<linear_autocast>)
+        .impl(DispatchKey::AutocastCUDA, of_inputs<linear_autocast>)
+        .impl(DispatchKey::FuncTorchBatched, of_inputs<linear_composite>)
+        .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, of_inputs<linear_composite>)
+        .impl(DispatchKey::CompositeExplicitAutograd, of_inputs<linear_composite>),
+    Operator("linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, "
+             "float divisor) -> (Tensor, Tensor)")
+        .dense(of_inputs<linear_with_mask_forward>)
+        .impl(DispatchKey::Meta, of_inputs<linear_with_mask_meta>),
+    Operator("linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, "
+             "Tensor? weight, int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
+        .dense(of_gradients<linear_gradients_forward>)
+        .impl(DispatchKey::Meta, of_gradients<linear_gradients_meta>)
+        .impl(DispatchKey::Autograd, of_gradients<linear_gradients_autograd>)
+        .impl(DispatchKey::FuncTorchBatched, of_gradients<linear_gradients_composite>),
+    Operator("set_linear_path(str name) -> ()")
+        .impl(DispatchKey::CompositeExplicitAutograd, set_linear_path),
+    Operator("float32_precision() -> str")
+        .impl(DispatchKey::CompositeExplicitAutograd, float32_precision_name)};
 
 }  // namespace
 }  // namespace kernels

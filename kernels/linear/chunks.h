@@ -10,26 +10,26 @@
 
 namespace kernels {
 
-// torch's allocator may add 2 MiB. Where the weight's part of a workspace is so large that less
+// torch's allocator may add 2 MiB. Where the weight's slices of a workspace are so large that less
 // than kLeastForRows remains, x gets so much past the limit: small chunks would not fill a GPU.
 constexpr int64_t kMostWorkspace = int64_t{254} << 20, kLeastForRows = int64_t{64} << 20;
 
 // The tiles of a kernel's result: rows of one, tiles side by side along N, and how many of all are
-// multiplied at a time; 1 where no multiprocessor waits for the tiles of the last round.
+// multiplied at a time, a wave; 1 where no multiprocessor waits for the tiles of the last wave.
 struct Tiling {
   int64_t rows, side_by_side, at_once;
 };
 
-// The parts of a workspace, each aligned to 256 bytes, or without memory their size so far.
-class Parts {
+// The slices of a workspace, each aligned to 256 bytes, or without memory their size so far.
+class WorkspaceSlices {
  public:
-  explicit Parts(void* workspace) : start_(reinterpret_cast<uintptr_t>(workspace)) {}
+  explicit WorkspaceSlices(void* workspace) : start_(reinterpret_cast<uintptr_t>(workspace)) {}
 
   template <typename T>
   T* add(int64_t count) {
-    T* const part = reinterpret_cast<T*>(start_ + bytes_);
+    T* const slice = reinterpret_cast<T*>(start_ + bytes_);
     bytes_ += (count * sizeof(T) + 255) / 256 * 256;
-    return part;
+    return slice;
   }
   size_t bytes() const { return bytes_; }
 
@@ -43,27 +43,27 @@ inline Linear with_rows(Linear linear, int64_t m) {
   return linear;
 }
 
-// Rows of a chunk, whose workspace has workspace_of(rows) bytes: as many rounds of tiles together
+// Rows of a chunk, whose workspace has workspace_of(rows) bytes: as many waves of tiles together
 // as without chunks, as far as the limit lets them be; then few chunks, then even ones.
 template <typename WorkspaceOf>
 int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMostWorkspace) return m;
-  const auto parts_of = [](int64_t size, int64_t part) { return (size + part - 1) / part; };
-  constexpr int64_t kMany = 1024;  // a workspace's parts then end at multiples of 256 bytes
-  const int64_t fixed = workspace_of(0), row = parts_of(workspace_of(kMany) - fixed, kMany);
+  const auto divide_up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  constexpr int64_t kMany = 1024;  // a workspace's slices then end at multiples of 256 bytes
+  const int64_t fixed = workspace_of(0), row = divide_up(workspace_of(kMany) - fixed, kMany);
   const int64_t room = std::max(kMostWorkspace - fixed, kLeastForRows);
-  const int64_t tiles = parts_of(m, tiling.rows);
+  const int64_t tiles = divide_up(m, tiling.rows);
   const int64_t most = std::max(room / (row * tiling.rows), int64_t{1});
   if (tiles <= most) return m;
-  const auto rounds_of = [&](int64_t tiles_of_x) {
-    return parts_of(tiles_of_x * tiling.side_by_side, tiling.at_once);
+  const auto waves_of = [&](int64_t tiles_of_x) {
+    return divide_up(tiles_of_x * tiling.side_by_side, tiling.at_once);
   };
-  int64_t best = 0, fewest_rounds = INT64_MAX, fewest_chunks = INT64_MAX;
+  int64_t best = 0, fewest_waves = INT64_MAX, fewest_chunks = INT64_MAX;
   for (int64_t size = most; size > most / 2; --size) {
-    const int64_t rounds = tiles / size * rounds_of(size) + rounds_of(tiles % size);
-    const int64_t chunks = parts_of(tiles, size);
-    if (rounds > fewest_rounds || (rounds == fewest_rounds && chunks > fewest_chunks)) continue;
-    best = size, fewest_rounds = rounds, fewest_chunks = chunks;
+    const int64_t waves = tiles / size * waves_of(size) + waves_of(tiles % size);
+    const int64_t chunks = divide_up(tiles, size);
+    if (waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks)) continue;
+    best = size, fewest_waves = waves, fewest_chunks = chunks;
   }
   return best * tiling.rows;
 }
@@ -74,8 +74,7 @@ void for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
   const int64_t size = linear.dtype == DType::kFloat32 ? 4 : 2;
   for (int64_t begin = 0; begin < linear.m; begin += rows) {
     Linear chunk = with_rows(linear, std::min(rows, linear.m - begin));
-    const int64_t apart = linear.x_is_transposed ? 1 : linear.x_stride;
-    chunk.x = static_cast<const char*>(linear.x) + begin * apart * size;
+    chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * size;
     chunk.out = static_cast<char*>(linear.out) + begin * linear.n * size;
     if (linear.mask != nullptr) chunk.mask = linear.mask + begin * ((linear.n + 7) / 8);
     launch(chunk, begin == 0);

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "cpu/elements.h"
 #include "launchers.h"
@@ -12,102 +10,35 @@
 namespace kernels {
 namespace {
 
+// Elements that stay in L1 between passes: columns of a row, or whole rows.
+constexpr int64_t kStrip = 512;
 // A column of gradients is summed in runs of this many rows, and then the runs: whatever the number
 // of threads, and with a small error where there are many rows.
 constexpr int64_t kRun = 64;
 
-// Not inlined, which would compile them anew for every use.
+// A byte for each element of a strip. The last byte of a row of the mask has bits that stand for no
+// column: the next row overwrites their flags, and those of the last row go to the spare ones.
+using Flags = uint8_t[kStrip + 8];
 
-template <typename E, typename T = typename E::Bits>
-__attribute__((noinline)) void divide(const T* x, typename E::Sum divisor, T* out, int64_t n) {
-  int64_t i = 0;
-#ifdef __F16C__
-  if constexpr (std::is_same_v<E, Float16>) {
-    for (; i + 8 <= n; i += 8) store_halves(out + i, load_halves(x + i) / divisor);
-  }
-#endif
-#pragma GCC ivdep  // x is out, or apart from it
-  for (; i < n; ++i) out[i] = E::narrow(E::widen(x[i]) / divisor);
-}
-
-// Adds a row of n to the sums.
-template <typename E, typename T = typename E::Bits>
-void add_row(const T* x, typename E::Sum* sum, int64_t n) {
-  int64_t i = 0;
-#ifdef __F16C__
-  if constexpr (std::is_same_v<E, Float16>) {
-    for (; i + 8 <= n; i += 8) {
-      Floats v;
-      memcpy(&v, sum + i, sizeof(v));
-      v += load_halves(x + i);
-      memcpy(sum + i, &v, sizeof(v));
+// body(i, byte, bits) for each byte of the rows of a strip's mask: so many of its bits are used,
+// for the elements from i on. The first row begins at `mask`, the next ones row_bytes apart.
+template <typename Byte, typename Body>
+void for_bytes(Byte* mask, int64_t rows, int64_t columns, int64_t row_bytes, const Body& body) {
+  for (int64_t row = 0; row < rows; ++row, mask += row_bytes) {
+    for (int64_t j = 0; j < columns; j += 8) {
+      body(row * columns + j, mask + j / 8, std::min<int64_t>(columns - j, 8));
     }
   }
-#endif
-  for (; i < n; ++i) sum[i] += E::widen(x[i]);
 }
 
-// Adds rows to the sums of their columns: narrow ones eight at a time, as one row, so that there
-// are vectors.
-template <typename E, typename T = typename E::Bits>
-__attribute__((noinline)) void add(const T* x, typename E::Sum* sum, int64_t rows, int64_t n) {
-  constexpr int64_t kNarrow = 16, kTogether = 8;
-  if (n < kNarrow) {
-    typename E::Sum sums[kTogether * kNarrow] = {};
-    for (; rows >= kTogether; rows -= kTogether, x += kTogether * n) {
-      add_row<E>(x, sums, kTogether * n);
-    }
-    for (int64_t row = 0; row < kTogether; ++row) {
-      for (int64_t i = 0; i < n; ++i) sum[i] += sums[row * n + i];
-    }
+// Two loops, as compilers make no vectors of one.
+template <typename E, typename Bits = typename E::Bits>
+void divide_kept(const Bits* __restrict__ grad, const uint8_t* __restrict__ flags,
+                 typename E::Sum divisor, Bits* __restrict__ out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = E::narrow(E::widen(grad[i]) / divisor);
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] &= static_cast<Bits>(-static_cast<Bits>(flags[i] != 0));
   }
-  for (; rows > 0; --rows, x += n) add_row<E>(x, sum, n);
-}
-
-// How many rows of n columns make up a strip. Each row of a mask begins with a byte of its own; in
-// a strip of several rows, the bits of one follow those of the other.
-int64_t rows_of_strip(int64_t n) { return n < kBlock ? kStrip / n : 1; }
-constexpr int64_t kStripBytes = kStrip / 8 + 1;
-
-// Calls body(byte, count, place) for each byte of the rows of a mask: count of its bits are used,
-// and the first of them is at this place in the strip.
-template <typename Body>
-void for_bytes(int64_t rows, int64_t n, const Body& body) {
-  for (int64_t row = 0, byte = 0; row < rows; ++row) {
-    for (int64_t j = 0; j < n; j += 8, ++byte) body(byte, std::min<int64_t>(n - j, 8), row * n + j);
-  }
-}
-
-// The strip's mask of rows of a mask.
-void pack_rows(const uint8_t* mask, int64_t rows, int64_t n, uint8_t (&strip)[kStripBytes]) {
-  if (n == 1) {
-    uint8_t flags[kStrip] = {};
-    for (int64_t row = 0; row < rows; ++row) flags[row] = static_cast<uint8_t>(-(mask[row] & 1));
-    for (int64_t row = 0; row < rows; row += kBlock) pack_flags(flags + row, strip + row / 8);
-    return;
-  }
-  memset(strip, 0, sizeof(strip));
-  for_bytes(rows, n, [&](int64_t byte, int64_t count, int64_t place) {
-    const int bits = (mask[byte] & ((1 << count) - 1)) << place % 8;
-    strip[place / 8] |= static_cast<uint8_t>(bits);
-    if (bits > 0xff) strip[place / 8 + 1] |= static_cast<uint8_t>(bits >> 8);
-  });
-}
-
-// The rows of a mask out of the strip's.
-void unpack_rows(const uint8_t (&strip)[kStripBytes], int64_t rows, int64_t n, uint8_t* mask) {
-  if (n == 1) {
-    uint8_t flags[kStrip];
-    for (int64_t byte = 0; byte < kStrip / 8; ++byte) {
-      for (int bit = 0; bit < 8; ++bit) flags[byte * 8 + bit] = strip[byte] >> bit & 1;
-    }
-    memcpy(mask, flags, rows);
-    return;
-  }
-  for_bytes(rows, n, [&](int64_t byte, int64_t count, int64_t place) {
-    const int bits = strip[place / 8] | strip[place / 8 + 1] << 8;
-    mask[byte] = static_cast<uint8_t>(bits >> place % 8 & ((1 << count) - 1));
-  });
 }
 
 }  // namespace
@@ -119,29 +50,23 @@ void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int6
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     const int64_t row_bytes = (n + 7) / 8;
-    const auto sum_divisor = static_cast<typename E::Sum>(divisor);
-    int64_t row = begin / row_bytes, j = begin % row_bytes * 8;
     for (int64_t byte = begin; byte < end;) {
-      const auto to = static_cast<typename E::Bits*>(out) + row * n;
-      const int64_t rows = j == 0 ? std::min(rows_of_strip(n), (end - byte) / row_bytes) : 0;
-      if (rows > 1) {
-        uint8_t strip[kStripBytes] = {};
-        relu_with_mask(dtype, to, to, strip, 0, rows * n, false);
-        divide<E>(to, sum_divisor, to, rows * n);
-        unpack_rows(strip, rows, n, mask + row * row_bytes);
-        row += rows, byte += rows * row_bytes;
-        continue;
+      const int64_t row = byte / row_bytes, j = byte % row_bytes * 8;
+      const int64_t whole_rows = j == 0 ? std::min(kStrip / n, (end - byte) / row_bytes) : 0;
+      const int64_t rows = std::max<int64_t>(whole_rows, 1);
+      const int64_t columns = std::min({n - j, kStrip, (end - byte) * 8});
+      const auto z = static_cast<typename E::Bits*>(out) + row * n + j;
+      const int64_t count = rows * columns;
+      if (mask != nullptr) {
+        Flags flags;
+        for (int64_t i = 0; i < count; ++i) flags[i] = Order<E>::keeps_gradient(z[i]) ? 0xff : 0;
+        for_bytes(mask + byte, rows, columns, row_bytes, [&](int64_t i, uint8_t* to, int64_t bits) {
+          *to = static_cast<uint8_t>(pack_byte(flags + i) & ((1 << bits) - 1));
+        });
       }
-      const int64_t strip_end = std::min({n, j + kStrip, j + (end - byte) * 8});
-      if (mask == nullptr) {
-        relu(dtype, to, to, j, strip_end, false);
-      } else {
-        relu_with_mask(dtype, to, to, mask + row * row_bytes, j, strip_end, false);
-      }
-      divide<E>(to + j, sum_divisor, to + j, strip_end - j);
-      byte += (strip_end - j + 7) / 8;
-      j = strip_end;
-      if (j == n) ++row, j = 0;
+      const auto by = static_cast<typename E::Sum>(divisor);
+      for (int64_t i = 0; i < count; ++i) z[i] = E::narrow(E::widen(Order<E>::relu(z[i])) / by);
+      byte += rows * ((columns + 7) / 8);
     }
   });
 }
@@ -154,28 +79,27 @@ void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_
                               int64_t begin, int64_t end) {
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
-    using T = typename E::Bits;
+    using Bits = typename E::Bits;
     using Sum = typename E::Sum;
     const int64_t strips = linear_epilogue_backward_strips(n), row_bytes = (n + 7) / 8;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t run = i / strips, j = i % strips * kStrip, columns = std::min(kStrip, n - j);
-      const int64_t last = std::min(run * kRun + kRun, m);
-      Sum* const sum = sums == nullptr ? nullptr : static_cast<Sum*>(sums) + run * n + j;
-      if (sum != nullptr) std::fill_n(sum, columns, Sum{0});
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t run = piece / strips, j = piece % strips * kStrip;
+      const int64_t columns = std::min(kStrip, n - j), last = std::min(run * kRun + kRun, m);
+      Sum sum[kStrip] = {};
       for (int64_t row = run * kRun, rows; row < last; row += rows) {
-        rows = std::min(rows_of_strip(n), last - row);
-        const T* const from = static_cast<const T*>(grad_output) + row * n + j;
-        T* const to = static_cast<T*>(grad_z) + row * n + j;
-        const uint8_t* bits = mask + row * row_bytes + j / 8;
-        uint8_t strip[kStripBytes];
-        if (rows > 1 && n % 8 != 0) {
-          pack_rows(bits, rows, n, strip);
-          bits = strip;
+        rows = columns < n ? 1 : std::min(std::max<int64_t>(kStrip / n, 1), last - row);
+        const int64_t first = row * n + j;
+        Flags flags;
+        for_bytes(mask + row * row_bytes + j / 8, rows, columns, row_bytes,
+                  [&](int64_t i, const uint8_t* from, int64_t) { unpack_byte(*from, flags + i); });
+        Bits* const z = static_cast<Bits*>(grad_z) + first;
+        divide_kept<E>(static_cast<const Bits*>(grad_output) + first, flags,
+                       static_cast<Sum>(divisor), z, rows * columns);
+        for (int64_t i = 0; sums != nullptr && i < rows; ++i) {
+          for (int64_t k = 0; k < columns; ++k) sum[k] += E::widen(z[i * columns + k]);
         }
-        divide<E>(from, static_cast<Sum>(divisor), to, rows * columns);
-        relu_backward(dtype, to, bits, to, 0, rows * columns, false);
-        if (sum != nullptr) add<E>(to, sum, rows, columns);
       }
+      if (sums != nullptr) std::copy_n(sum, columns, static_cast<Sum*>(sums) + run * n + j);
     }
   });
 }

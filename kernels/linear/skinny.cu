@@ -1,10 +1,10 @@
 // Linear -> ReLU -> divide of few rows of x in float32, on Hopper: bound by reading the weight.
 //
 // No tensor core takes part: in float32 as it is, 16 rows need half of the time that the weight
-// takes to arrive. A cluster's blocks share K, each with its part of x in shared memory, and go
-// through groups of 32 features: a warp multiplies 4 of them with all rows, its lanes side by side
+// takes to arrive. A cluster's blocks share K, each with its range of x in shared memory, and go
+// through tiles of 32 features: a warp multiplies 4 of them with all rows, its lanes side by side
 // along K, while the next weights are prefetched to registers. The blocks' sums are added up while
-// they work on the next group: short runs, added in double, err less than a library's. Up to 4 rows
+// they work on the next tile: short runs, added in double, err less than a library's. Up to 4 rows
 // have time for runs in double. The order of all sums is fixed.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
@@ -27,13 +27,13 @@ constexpr int kFeatures = 4;                          // of a thread
 constexpr int kClusterFeatures = kWarps * kFeatures;  // features of a cluster
 constexpr int kStep = 128;                            // of K: four of each lane
 constexpr int kPrefetched = 2;                        // steps whose weights are prefetched
-constexpr int kChunk = kPrefetched * kStep;
+constexpr int kStageK = kPrefetched * kStep;
 constexpr int kBlocksEach = 2;                             // on a multiprocessor
 constexpr int kBytes = 112 * 1024;                         // of shared memory, the most of a block
 constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluster
-// Runs in float are of no more chunks, so that their sums stay short.
-constexpr int kMostChunks = 4;
-constexpr int kGroupEnd = 1;  // chunks that the end of a group costs
+// Runs in float are of no more stages, so that their sums stay short.
+constexpr int kMostStages = 4;
+constexpr int kTileEnd = 1;  // stages that the end of a tile costs
 
 struct Problem {
   const float* x;
@@ -42,8 +42,8 @@ struct Problem {
   int64_t weight_stride;
   Epilogue<float> epilogue;
   int k;
-  int x_tiles, groups;
-  int chunks;  // of K, in each block
+  int x_tiles, weight_tiles;
+  int stages;  // of kStageK, in each block
 };
 
 // The type in which kM rows of x are multiplied and summed.
@@ -51,11 +51,11 @@ template <int kM>
 using Sum = std::conditional_t<(kM > 4), float, double>;
 
 template <int kM>
-constexpr size_t bytes(int chunks) {
-  return kM * (2 * kClusterFeatures * sizeof(double) + chunks * kChunk * sizeof(Sum<kM>));
+constexpr size_t bytes(int stages) {
+  return kM * (2 * kClusterFeatures * sizeof(double) + stages * kStageK * sizeof(Sum<kM>));
 }
 
-// The part of K that is whole vectors of four. add_blocks adds the rest.
+// As much of K as is whole vectors of four. add_blocks adds the rest.
 __device__ inline int whole_k(const Problem& p) { return p.k / 4 * 4; }
 
 // A step of a row of x in shared memory, of which a lane has four: as 16 bytes of each lane, or,
@@ -82,12 +82,12 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
   v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
 }
 
-// The weights that a warp multiplies next, prefetched: those of a group and of a chunk of K.
+// The weights that a warp multiplies next, prefetched: those of a tile and of a stage, 256 of K.
 class Weights {
  public:
   // first_k is this lane's.
-  __device__ Weights(const Problem& p, int group, int first_k)
-      : p_(p), group_(group), first_k_(first_k) {
+  __device__ Weights(const Problem& p, int tile, int first_k)
+      : p_(p), tile_(tile), first_k_(first_k) {
     locate();
 #pragma unroll
     for (int step = 0; step < kPrefetched; ++step) load(step);
@@ -98,8 +98,8 @@ class Weights {
   __device__ const float4& at(int step, int i) const { return v_[step][i]; }
 
   __device__ void load(int step) {
-    const int k = chunk_ * kChunk + step * kStep;
-    const bool valid = first_k_ + k < whole_k(p_) && group_ < p_.groups;
+    const int k = stage_ * kStageK + step * kStep;
+    const bool valid = first_k_ + k < whole_k(p_) && tile_ < p_.weight_tiles;
 #pragma unroll
     for (int i = 0; i < kFeatures; ++i) {  // past the last feature, the last again
       const float* const from = first_ + min(i, more_) * p_.weight_stride + k;
@@ -108,16 +108,16 @@ class Weights {
   }
 
   __device__ void advance() {
-    if (++chunk_ < p_.chunks) return;
-    chunk_ = 0;
-    group_ += ptx::nclusterid() / p_.x_tiles;
+    if (++stage_ < p_.stages) return;
+    stage_ = 0;
+    tile_ += ptx::nclusterid() / p_.x_tiles;
     locate();
   }
 
  private:
   __device__ void locate() {
     const int feature =
-        min(group_ * kClusterFeatures + static_cast<int>(threadIdx.x) / 32 * kFeatures,
+        min(tile_ * kClusterFeatures + static_cast<int>(threadIdx.x) / 32 * kFeatures,
             p_.epilogue.n - 1);
     first_ = p_.weight + feature * p_.weight_stride + first_k_;
     more_ = p_.epilogue.n - 1 - feature;
@@ -126,7 +126,7 @@ class Weights {
   const Problem& p_;
   const float* first_;  // feature of the warp's
   int more_;            // features after it
-  int group_, chunk_ = 0;
+  int tile_, stage_ = 0;
   const int first_k_;
   float4 v_[kPrefetched][kFeatures];
 };
@@ -164,17 +164,17 @@ template <int kM>
 __device__ float add_blocks(const Problem& p, const double* sums, int row, int feature) {
   const int ranks = ptx::cluster_nctarank();
   const uint32_t address = ptx::shared_address(sums);
-  double part[kMostRanks];
+  double of_rank[kMostRanks];
 #pragma unroll
   for (int i = 0; i < kMostRanks; ++i) {
-    part[i] = i < ranks ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
+    of_rank[i] = i < ranks ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
   }
 #pragma unroll
   for (int half = kMostRanks / 2; half > 0; half /= 2) {
 #pragma unroll
-    for (int i = 0; i < half; ++i) part[i] += part[i + half];
+    for (int i = 0; i < half; ++i) of_rank[i] += of_rank[i + half];
   }
-  double sum = part[0];
+  double sum = of_rank[0];
   const float* const x = p.x + row * p.x_stride;
   const float* const weight = p.weight + feature * p.weight_stride;
 #pragma unroll 1
@@ -184,7 +184,7 @@ __device__ float add_blocks(const Problem& p, const double* sums, int row, int f
   return static_cast<float>(sum);
 }
 
-// This block's share of a group's results, from the sums of all blocks.
+// This block's results of a tile, from the sums of all blocks.
 template <int kM>
 __device__ void store_results(const Problem& p, const double* sums, int first_row,
                               int first_feature) {
@@ -194,12 +194,12 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
   const Epilogue<float>& epilogue = p.epilogue;
   for (int first = warp * 4 * ranks + rank; first < kCount; first += kWarps * 4 * ranks) {
     const int byte = first + lane / 8 * ranks;
-    const int in_tile = byte / kBytesEach, in_group = byte % kBytesEach * 8 + lane % 8;
-    const int row = first_row + in_tile, feature = first_feature + in_group;
+    const int row_of_tile = byte / kBytesEach, feature_of_tile = byte % kBytesEach * 8 + lane % 8;
+    const int row = first_row + row_of_tile, feature = first_feature + feature_of_tile;
     const bool exists = byte < kCount && row < epilogue.m && feature < epilogue.n;
     float z = 0;
     if (exists) {
-      z = add_blocks<kM>(p, sums + in_tile * kClusterFeatures + in_group, row, feature);
+      z = add_blocks<kM>(p, sums + row_of_tile * kClusterFeatures + feature_of_tile, row, feature);
       *epilogue.out_at(row, feature) = epilogue.finish(z);
     }
     if (epilogue.mask != nullptr) {
@@ -241,14 +241,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
       reinterpret_cast<uint8_t*>(both_sums + 2 * kM * kClusterFeatures);  // [steps][kM]
   constexpr int kStepBytes = kStep * sizeof(Sum<kM>);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int slice = p.chunks * kChunk, first_k = ptx::cluster_ctarank() * slice;
+  const int k_range = p.stages * kStageK, first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid(), first_row = cluster % p.x_tiles * kM;
-  int group = cluster / p.x_tiles;
+  int tile = cluster / p.x_tiles;
 
   // load
-  Weights weights(p, group, first_k + lane * 4);
+  Weights weights(p, tile, first_k + lane * 4);
 #pragma unroll 4
-  for (int i = warp; i < slice / kStep * kM; i += kWarps) {
+  for (int i = warp; i < k_range / kStep * kM; i += kWarps) {
     const int row = first_row + i % kM, k = first_k + i / kM * kStep + lane * 4;
     const bool exists = row < p.epilogue.m && k < whole_k(p);
     const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
@@ -256,18 +256,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   }
   __syncthreads();
 
-  // While the sums of one group are added up, those of the next are made.
+  // While the sums of one tile are added up, those of the next are made.
   double* sums = both_sums;
   double* other = both_sums + kM * kClusterFeatures;
   int previous = -1;
-  for (; group < p.groups; group += ptx::nclusterid() / p.x_tiles) {
+  for (; tile < p.weight_tiles; tile += ptx::nclusterid() / p.x_tiles) {
     // multiply
     if (p.epilogue.bias != nullptr && threadIdx.x == 0) {
-      ptx::prefetch_l2(p.epilogue.bias + group * kClusterFeatures);
+      ptx::prefetch_l2(p.epilogue.bias + tile * kClusterFeatures);
     }
     Sum<kM> sum[kM * kFeatures] = {};
     uint32_t of_x = ptx::shared_address(x + lane * kLaneBytes);
-    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    for (int stage = 0; stage < p.stages; ++stage) {
 #pragma unroll
       for (int step = 0; step < kPrefetched; ++step, of_x += kM * kStepBytes) {
         multiply_step<kM>(sum, weights, step, of_x);
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
       }
     }
     ptx::cluster_arrive();
-    previous = group;
+    previous = tile;
     double* const swapped = sums;
     sums = other;
     other = swapped;
@@ -330,29 +330,29 @@ void launch(const Linear& linear, cudaStream_t stream) {
                   static_cast<int>(linear.k),
                   blocks_of(linear.m, kM),
                   blocks_of(linear.n, kClusterFeatures),
-                  /*chunks=*/0};
-  // Clusters of so many blocks that all groups are done soonest.
-  const int all_chunks = blocks_of(problem.k, kChunk);
+                  /*stages=*/0};
+  // Clusters of so many blocks that all tiles are done soonest.
+  const int all_stages = blocks_of(problem.k, kStageK);
   int64_t least = INT64_MAX;
   int ranks = 0, blocks = 0;
   for (int log_ranks = 0; log_ranks <= kLogRanks; ++log_ranks) {
-    const int chunks = blocks_of(all_chunks, 1 << log_ranks);
-    const bool is_long = sizeof(Sum<kM>) == sizeof(float) && chunks > kMostChunks;
-    if (bytes<kM>(chunks) > kBytes || (is_long && log_ranks < kLogRanks)) continue;
+    const int stages = blocks_of(all_stages, 1 << log_ranks);
+    const bool is_long = sizeof(Sum<kM>) == sizeof(float) && stages > kMostStages;
+    if (bytes<kM>(stages) > kBytes || (is_long && log_ranks < kLogRanks)) continue;
     const int clusters = count_clusters<kM>(log_ranks);
-    const int rounds = blocks_of(problem.groups, std::max(clusters / problem.x_tiles, 1));
+    const int tiles_each = blocks_of(problem.weight_tiles, std::max(clusters / problem.x_tiles, 1));
     const int64_t waves = blocks_of(problem.x_tiles, clusters);
-    const int64_t time = waves * rounds * (chunks + kGroupEnd);
+    const int64_t time = waves * tiles_each * (stages + kTileEnd);
     if (time >= least) continue;
     least = time, ranks = 1 << log_ranks;
-    problem.chunks = chunks;
-    // As few clusters as it takes for the same number of rounds.
-    blocks = problem.x_tiles * blocks_of(problem.groups, rounds) * ranks;
+    problem.stages = stages;
+    // As few clusters as it takes for as many tiles each.
+    blocks = problem.x_tiles * blocks_of(problem.weight_tiles, tiles_each) * ranks;
   }
   if constexpr (kM > 1) {
     if (blocks == 0) return launch<kM / 2>(linear, stream);
   }
-  launch_grid({blocks, kThreads, bytes<kM>(problem.chunks), stream, /*has_pdl=*/false, ranks},
+  launch_grid({blocks, kThreads, bytes<kM>(problem.stages), stream, /*has_pdl=*/false, ranks},
               skinny_kernel<kM>, problem);
 }
 
@@ -362,7 +362,7 @@ namespace kernels::cuda {
 
 bool linear_skinny_serves(const Linear& linear) {
   constexpr int64_t kMostK = skinny::kMostRanks * (skinny::kBytes / sizeof(skinny::Sum<1>) -
-                                                   2 * skinny::kClusterFeatures - skinny::kChunk);
+                                                   2 * skinny::kClusterFeatures - skinny::kStageK);
   return linear.dtype == DType::kFloat32 && linear.k <= kMostK &&
          linear.m * linear.n < int64_t{1} << 31 &&
          has_aligned_rows(linear.x, 4 * linear.x_stride) &&

@@ -10,18 +10,18 @@ struct Tile {
   int x, weight;
 };
 
-// Groups of tiles of x, and in a group one tile of the weight after the other: tiles that are made
-// at once share both operands in L2.
+// Bands of eight tiles of x, and in a band one tile of the weight after the other: tiles that are
+// made at once share both operands in L2.
 struct TileOrder {
-  static constexpr int kGroup = 8;
+  static constexpr int kBand = 8;
   int x_tiles, weight_tiles;
 
   __host__ __device__ int count() const { return x_tiles * weight_tiles; }
   __host__ __device__ Tile find(int index) const {
-    const int group = index / (kGroup * weight_tiles);
-    const int rest = index - group * (kGroup * weight_tiles);
-    const int size = min(kGroup, x_tiles - group * kGroup);
-    return {group * kGroup + rest % size, rest / size};
+    const int band = index / (kBand * weight_tiles);
+    const int rest = index - band * (kBand * weight_tiles);
+    const int size = min(kBand, x_tiles - band * kBand);
+    return {band * kBand + rest % size, rest / size};
   }
 };
 

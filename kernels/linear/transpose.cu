@@ -23,8 +23,13 @@ __host__ __device__ inline int64_t count_tiles(const Transposition& t) {
   return divide_up(t.rows, kTile) * divide_up(t.columns, kTile);
 }
 
-// A block a tile at a time.
-__device__ inline void transpose(const Transposition& t, float (&tile)[kTile][kPitch]) {
+// A block a tile at a time. Copies nothing where is_needed points to a 0.
+__global__ void __launch_bounds__(kThreads)
+    transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
+  __shared__ float tile[kTile][kPitch];
+  start_next_kernel();
+  wait_for_previous_kernel();
+  if (is_needed != nullptr && *is_needed == 0) return;
   const bool from_aligned = has_aligned_rows(t.from, 4 * t.from_stride);
   const bool to_aligned = has_aligned_rows(t.to, 4 * t.to_stride);
   const int64_t tiles_down = divide_up(t.rows, kTile), tiles = count_tiles(t);
@@ -56,16 +61,13 @@ __device__ inline void transpose(const Transposition& t, float (&tile)[kTile][kP
   }
 }
 
-// Both copies, unless is_needed points to a 0.
-__global__ void __launch_bounds__(kThreads)
-    transpose_kernel(const __grid_constant__ Transposition first,
-                     const __grid_constant__ Transposition second, const unsigned* is_needed) {
-  __shared__ float tile[kTile][kPitch];
-  start_next_kernel();
-  wait_for_previous_kernel();
-  if (is_needed != nullptr && *is_needed == 0) return;
-  transpose(first, tile);
-  transpose(second, tile);
+int launch(const Transposition& t, int64_t most_blocks, const unsigned* is_needed,
+           CUstream_st* stream) {
+  const int blocks = static_cast<int>(std::min(count_tiles(t), most_blocks));
+  return status_of([&] {
+    launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/is_needed != nullptr}, transpose_kernel,
+                t, is_needed);
+  });
 }
 
 }  // namespace kernels::transpose_tiles
@@ -73,24 +75,12 @@ __global__ void __launch_bounds__(kThreads)
 namespace kernels::cuda {
 
 int transpose(const Transposition& transposition, CUstream_st* stream) {
-  using namespace transpose_tiles;
-  const int64_t tiles = count_tiles(transposition);
-  const int blocks = static_cast<int>(std::min<int64_t>(tiles, INT_MAX));
-  return status_of([&] {
-    launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/false}, transpose_kernel, transposition,
-                Transposition{}, static_cast<const unsigned*>(nullptr));
-  });
+  return transpose_tiles::launch(transposition, INT_MAX, nullptr, stream);
 }
 
-int transpose_if(const unsigned* is_needed, const Transposition& first, const Transposition& second,
+int transpose_if(const unsigned* is_needed, const Transposition& transposition,
                  CUstream_st* stream) {
-  using namespace transpose_tiles;
-  const int64_t tiles = std::max(count_tiles(first), count_tiles(second));
-  const int blocks = static_cast<int>(std::min(tiles, kFewBlocks));
-  return status_of([&] {
-    launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/true}, transpose_kernel, first, second,
-                is_needed);
-  });
+  return transpose_tiles::launch(transposition, transpose_tiles::kFewBlocks, is_needed, stream);
 }
 
 }  // namespace kernels::cuda

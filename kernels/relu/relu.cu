@@ -1,157 +1,243 @@
-// ReLU on CUDA: forward, forward that also packs the mask for backward, backward; of operands that
-// are dense and aligned (dense.cuh), dense (misaligned.cuh), or neither (strided.cuh, across.cuh).
+// ReLU on CUDA: forward, forward that also packs the mask for backward, backward, and the mask as
+// bytes, as launchers.h describes them.
 //
 // Every byte is read once and written once, so the limit is device memory. For large tensors, one
 // 16-byte access a thread and one-shot blocks reach what cudaMemcpy reaches; loops, more accesses a
 // thread and bulk copies through shared memory all do worse on an H200.
+//
+//   x, out, grad_output, grad_input [n], aligned to 16 bytes; mask [(n + 7) / 8]; kept [n], to 8
 
+#include <cstring>
 #include <type_traits>
 
 #include "common/launch.cuh"
+#include "common/vectors.cuh"
 #include "launchers.h"
-#include "relu/across.cuh"
-#include "relu/dense.cuh"
-#include "relu/misaligned.cuh"
-#include "relu/order.h"
-#include "relu/strided.cuh"
 
 namespace kernels::elementwise {
 
-// Between these sizes a thread has four vectors: 9.6 instead of 10.3 us for 12 MiB on an H200. One
-// is the shorter code for fewer bytes, and 2% better for more.
-constexpr uint32_t kFourVectorsFrom = 512 << 10, kFourVectorsTo = 20 << 20;
+constexpr int kBlock = 256;
 
-// The vectors of a thread where there is a mask, in blocks of kScalarBlock: 7 to 9% less time for 8
-// MiB on an H200 than one vector a thread takes.
-constexpr int kVectorsWithMask = 2;
+// How many threads a block has, and a thread vectors. Kernels for small tensors have a 32-bit
+// index.
+template <int kBlockThreads, int kThreadVectors, bool kForLarge>
+struct Shape {
+  static constexpr int kThreads = kBlockThreads, kVectors = kThreadVectors;
+  static constexpr bool kIsLarge = kForLarge;
+  using Index = std::conditional_t<kIsLarge, int64_t, uint32_t>;
+};
+
+// -------------------------------------------------------------------------------------- kernels
+
+// x < 0 is false for NaN and for -0, which ReLU therefore keeps as they are. Floats are compared,
+// not their bits: one instruction serves two half types, and with a mask half the code.
+template <typename T>
+__device__ T relu_of(T x) {
+  const T zero{};
+  return x < zero ? zero : x;
+}
+
+// True for NaN: torch lets the gradient through there.
+template <typename T>
+__device__ bool keeps_gradient(T x) {
+  return !(x <= T{});
+}
+
+// Loads of large tensors ask L2 to evict their lines last. Others have no policy, for it takes
+// instructions to make.
+template <typename S, typename T>
+__device__ Vector<T> load_dense(const T* address, uint64_t policy) {
+  if constexpr (S::kIsLarge) return load_vector(address, policy);
+  return load_vector(address);
+}
+
+// Loads and then stores a thread's vectors u. They are a constant `before` elements after `start`,
+// so that all accesses are off one address. In all blocks but the last, none is tested: the shorter
+// code comes earlier from memory, as L2 may have lost it (4% of the time of 1 MiB). The elements
+// after the last whole kGroup have a thread of the last block each. All threads store, for they
+// exchange bits; is_there tells whether there is a vector.
+template <typename S, int kSize, int kGroup, typename Load, typename Store, typename LoadRest,
+          typename StoreRest>
+__device__ void for_elements(typename S::Index n, const Load& load, const Store& store,
+                             const LoadRest& load_rest, const StoreRest& store_rest) {
+  using Index = typename S::Index;
+  constexpr int kVectors = S::kVectors, kStep = S::kThreads * kSize;
+  const Index first = static_cast<Index>(blockIdx.x) * (kStep * kVectors);
+  const Index start = first + threadIdx.x * kSize;
+  if (first + kStep * kVectors <= n) {
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) load(u, start, u * kStep);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) store(u, start, u * kStep, true);
+    return;
+  }
+  const Index whole = n - n % kGroup, last = whole + threadIdx.x;
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    if (start + u * kStep < whole) load(u, start, u * kStep);
+  }
+  if (last < n) load_rest(last);
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) store(u, start, u * kStep, start + u * kStep < whole);
+  store_rest(last, last < n);
+}
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::kThreads)
+    relu_kernel(const T* x, T* out, typename S::Index n) {
+  constexpr int kSize = Vector<T>::kSize;
+  const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
+  // As vectors of narrow elements, they would be taken apart between load and store.
+  Vector<uint32_t> words[S::kVectors];
+  T rest;
+  for_elements<S, kSize, kSize>(
+      n,
+      [&](int u, auto start, int before) {
+        words[u] = load_dense<S>(reinterpret_cast<const uint32_t*>(x + start + before), policy);
+      },
+      [&](int u, auto start, int before, bool is_there) {
+        if (!is_there) return;
+        Vector<T> v;
+        memcpy(&v, &words[u], sizeof(v));
+#pragma unroll
+        for (T& value : v.value) value = relu_of(value);
+        store_vector(out + start + before, v);
+      },
+      [&](auto last) { rest = x[last]; },
+      [&](auto last, bool is_there) {
+        if (is_there) out[last] = relu_of(rest);
+      });
+}
+
+// Stores a thread's kSize bits, of which the first is bit i of the mask. Neighbouring threads have
+// the rest of the byte. By all threads of a warp.
+template <typename S, int kSize>
+__device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool is_there,
+                           uint64_t policy) {
+  constexpr int kThreadsPerByte = 8 / kSize;
+  static_assert(kThreadsPerByte >= 1, "a thread has at most the bits of one byte");
+  const int place = threadIdx.x % kThreadsPerByte;
+  if constexpr (kSize == 1) {
+    bits = __ballot_sync(0xffffffff, bits) >> threadIdx.x % 32;
+  } else {
+    bits <<= place * kSize;
+#pragma unroll
+    for (int lane = 1; lane < kThreadsPerByte; lane *= 2) {
+      bits |= __shfl_xor_sync(0xffffffff, bits, lane);
+    }
+  }
+  if (place != 0 || !is_there) return;
+  if constexpr (S::kIsLarge) return store_mask(mask + i / 8, bits, policy);
+  mask[i / 8] = static_cast<uint8_t>(bits);
+}
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::kThreads)
+    relu_with_mask_kernel(const T* x, T* out, uint8_t* mask, typename S::Index n) {
+  constexpr int kSize = Vector<T>::kSize;
+  const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
+  Vector<T> v[S::kVectors] = {};
+  T rest{};
+  for_elements<S, kSize, 8>(
+      n, [&](int u, auto start, int before) { v[u] = load_dense<S>(x + start + before, policy); },
+      [&](int u, auto start, int before, bool is_there) {
+        uint32_t bits = 0;
+#pragma unroll
+        for (int j = 0; j < kSize; ++j) {
+          bits |= uint32_t{keeps_gradient(v[u].value[j])} << j;
+          v[u].value[j] = relu_of(v[u].value[j]);
+        }
+        store_bits<S, kSize>(mask, start + before, bits, is_there, policy);
+        if (is_there) store_vector(out + start + before, v[u]);
+      },
+      [&](auto last) { rest = x[last]; },
+      [&](auto last, bool is_there) {
+        if (is_there) out[last] = relu_of(rest);
+        store_bits<S, 1>(mask, last, keeps_gradient(rest), is_there, policy);
+      });
+}
+
+// Selects by bits, so that one kernel serves all dtypes of a width. grad_output may be one element,
+// the gradient of all.
+template <typename Bits, typename S>
+__global__ void __launch_bounds__(S::kThreads)
+    relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,
+                         Bits* grad_input, typename S::Index n) {
+  constexpr int kSize = Vector<Bits>::kSize;
+  const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
+  const auto load_byte = [&](auto i) -> uint32_t {
+    if constexpr (S::kIsLarge) return load_mask(mask + i / 8, policy);
+    return mask[i / 8];
+  };
+  Vector<Bits> v[S::kVectors];
+  uint32_t byte[S::kVectors], rest_byte;
+  Bits rest;
+  for_elements<S, kSize, kSize>(
+      n,
+      [&](int u, auto start, int before) {
+        if (is_constant) {
+          for (Bits& value : v[u].value) value = *grad_output;
+        } else {
+          v[u] = load_dense<S>(grad_output + start + before, policy);
+        }
+        byte[u] = load_byte(start + before);
+      },
+      [&](int u, auto start, int before, bool is_there) {
+        if (!is_there) return;
+        const uint32_t bits = byte[u] >> (start + before) % 8;
+#pragma unroll
+        for (int j = 0; j < kSize; ++j) v[u].value[j] = bits >> j & 1 ? v[u].value[j] : Bits{0};
+        store_vector(grad_input + start + before, v[u]);
+      },
+      [&](auto last) { rest = grad_output[is_constant ? 0 : last], rest_byte = load_byte(last); },
+      [&](auto last, bool is_there) {
+        if (is_there) grad_input[last] = rest_byte >> last % 8 & 1 ? rest : Bits{0};
+      });
+}
+
+// A thread has a byte of the mask.
+__global__ void __launch_bounds__(kBlock)
+    unpack_mask_kernel(const uint8_t* mask, bool* kept, int64_t n) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (8 * i >= n) return;
+  const uint32_t bits = mask[i];
+  // The product moves bit j of four to bit 8 j, and no two partial products meet.
+  const auto spread = [](uint32_t four) { return four * 0x204081u & 0x01010101u; };
+  const uint2 bytes = make_uint2(spread(bits & 15), spread(bits >> 4));
+  if (8 * i + 8 <= n) {
+    reinterpret_cast<uint2*>(kept)[i] = bytes;
+  } else {
+    for (int j = 0; 8 * i + j < n; ++j) kept[8 * i + j] = bits >> j & 1;
+  }
+}
+
+// ------------------------------------------------------------------------------------ launchers
 
 // From this size on, loads ask L2 to evict their lines last, so that the lines to be written go to
-// memory in longer runs. Below, the data fits in L2 and there is nothing to gain.
-constexpr int64_t kEvictLastBytes = 64 << 20;
+// memory in longer runs. Below, a loop over the same tensor finds more of it in L2 without: 45.1
+// instead of 48.0 us for 64 MiB on an H100. With a mask the size is smaller.
+constexpr int64_t kLargeBytes = 256 << 20, kLargeBytesWithMask = 64 << 20;
+using Large = Shape<kBlock, 1, true>;
+using Small = Shape<kBlock, 1, false>;
+// Between these sizes four vectors a thread take 9.6 instead of 10.3 us for 12 MiB on an H200. One
+// is the shorter code for fewer bytes, and 2% better for more.
+constexpr int64_t kFourVectorsFrom = 512 << 10, kFourVectorsTo = 20 << 20;
+using SmallByFour = Shape<kBlock, 4, false>;
+// 7 to 9% less time for 8 MiB on an H200 than Small.
+using SmallWithMask = Shape<128, 2, false>;
 
-template <typename T>
-bool evicts_last(int64_t n) {
-  return n * static_cast<int64_t>(sizeof(T)) >= kEvictLastBytes;
+template <typename T, typename S>
+int blocks_for(int64_t n) {
+  return blocks_of(n, int64_t{S::kThreads} * S::kVectors * Vector<T>::kSize);
 }
 
-// for_floating, for every dtype.
-template <typename Body>
-int for_any(DType dtype, const Body& body) {
-  if (dtype == DType::kInt8) return body(int8_t{});
-  if (dtype == DType::kInt16) return body(int16_t{});
-  if (dtype == DType::kInt32) return body(int32_t{});
-  if (dtype == DType::kInt64) return body(int64_t{});
-  if (dtype == DType::kUInt8) return body(uint8_t{});
-  return for_floating(dtype, body);
-}
-
-// The operands begin at multiples of kBytes. x may be out.
-template <int kBytes, int kVectors, typename T>
-int relu_with_mask_small(const T* x, T* out, uint8_t* mask, int64_t n, CUstream_st* stream) {
-  return launch<relu_with_mask_kernel<T, kBytes, kScalarBlock, kVectors, false>>(
-      blocks_of(n * sizeof(T), kScalarBlock * kVectors * kBytes), kScalarBlock, stream, x, out,
-      mask, static_cast<uint32_t>(n));
-}
-
-template <int kBytes, int kVectors, typename Bits>
-int relu_backward_small(const Bits* grad_output, const uint8_t* mask, Bits* grad_input, int64_t n,
-                        CUstream_st* stream) {
-  return launch<relu_backward_kernel<Bits, kBytes, kScalarBlock, kVectors, false>>(
-      blocks_of(n * sizeof(Bits), kScalarBlock * kVectors * kBytes), kScalarBlock, stream,
-      grad_output, mask, grad_input, static_cast<uint32_t>(n));
-}
-
-// x may be out.
-template <typename Bits>
-int relu_misaligned(Order<Bits> order, const Bits* x, Bits* out, int64_t n, CUstream_st* stream) {
-  return for_words<Bits>(x, out, n, /*has_mask=*/false, [&](auto bytes, auto each) {
-    constexpr int kBytes = bytes;
-    if constexpr (kBytes == 0) {
-      const AlignedVectors<Bits> vectors(out, n);
-      return launch<relu_shifted_kernel<Bits, false>>(vectors.blocks(), kBlock, stream, order, x,
-                                                      out, static_cast<uint8_t*>(nullptr), vectors,
-                                                      evicts_last<Bits>(n));
-    } else {
-      const auto launch_words = [&](auto count) {
-        constexpr int kEach = count;
-        return launch<relu_words_kernel<Bits, kBytes, kEach>>(
-            blocks_of(n * sizeof(Bits), kScalarBlock * kEach * kBytes), kScalarBlock, stream, order,
-            x, out, static_cast<uint32_t>(n));
-      };
-      if constexpr (each == kUnroll) {
-        const int64_t words = n * sizeof(Bits) / kBytes;
-        if (kWordsOfWave < words && words <= 2 * kWordsOfWave) {
-          return launch_words(std::integral_constant<int, 2 * kUnroll>{});
-        }
-      }
-      return launch_words(each);
-    }
-  });
-}
-
-int relu_with_mask_shifted(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
-                           CUstream_st* stream) {
-  return for_floating_bits(dtype, [&](auto order) {
-    using Bits = decltype(order.offset);
-    const AlignedVectors<Bits> vectors(out, n);
-    return launch<relu_shifted_kernel<Bits, true>>(
-        vectors.blocks(), kBlock, stream, order, static_cast<const Bits*>(x),
-        static_cast<Bits*>(out), mask, vectors, evicts_last<Bits>(n));
-  });
-}
-
-// relu_misaligned, and the mask.
-template <typename T>
-int relu_with_mask_misaligned(DType dtype, const T* x, T* out, uint8_t* mask, int64_t n,
-                              CUstream_st* stream) {
-  return for_words<T>(x, out, n, /*has_mask=*/true, [&](auto bytes, auto each) {
-    constexpr int kBytes = bytes, kEach = each;
-    if constexpr (kBytes == 0) {
-      return relu_with_mask_shifted(dtype, x, out, mask, n, stream);
-    } else {
-      return relu_with_mask_small<kBytes, kEach>(x, out, mask, n, stream);
-    }
-  });
-}
-
-template <typename Bits>
-int relu_backward_misaligned(const Bits* grad_output, const uint8_t* mask, Bits* grad_input,
-                             int64_t n, CUstream_st* stream) {
-  return for_words<Bits>(grad_output, grad_input, n, /*has_mask=*/true, [&](auto bytes, auto each) {
-    constexpr int kBytes = bytes, kEach = each;
-    if constexpr (kBytes == 0) {
-      const AlignedVectors<Bits> vectors(grad_input, n);
-      return launch<relu_backward_shifted_kernel<Bits>>(vectors.blocks(), kBlock, stream,
-                                                        grad_output, mask, grad_input, vectors,
-                                                        evicts_last<Bits>(n));
-    } else {
-      return relu_backward_small<kBytes, kEach>(grad_output, mask, grad_input, n, stream);
-    }
-  });
-}
-
-// A part of a result whose x is strided. x may be out, and mask null where there is none.
-template <bool kMask, typename Bits>
-int relu_part(Order<Bits> order, const void* x, void* out, uint8_t* mask, const Part& part,
-              CUstream_st* stream) {
-  const bool is_in_place = x == out;
-  const Bits* from = static_cast<const Bits*>(x) + part.offset;
-  Bits* to = static_cast<Bits*>(out) + (is_in_place ? part.offset : part.first);
-  const uint32_t size = static_cast<uint32_t>(part.size);
-  const Walk walk(part.layout);
-  if constexpr (sizeof(Bits) < 8) {
-    if (!is_in_place && !by_elements<Bits>(part.layout, part.size)) {
-      return launch<relu_strided_kernel<Bits, kMask>>(blocks_of(size, kBlockElements<Bits>), kBlock,
-                                                      stream, order, from, to, mask, size, walk);
-    }
+// body(shape) for n elements with a mask. float64, which few use, has the large kernels alone.
+template <typename T, typename Body>
+int for_shape_with_mask(int64_t n, const Body& body) {
+  if constexpr (sizeof(T) < 8) {
+    if (n * static_cast<int64_t>(sizeof(T)) < kLargeBytesWithMask) return body(SmallWithMask{});
   }
-  const int blocks = blocks_of(size, kUnroll * kScalarBlock);
-  if (walk.largest_offset() > UINT32_MAX) {
-    return launch<relu_elements_kernel<Bits, kMask, uint64_t>>(blocks, kScalarBlock, stream, order,
-                                                               from, to, mask, size, walk);
-  }
-  return launch<relu_elements_kernel<Bits, kMask, uint32_t>>(blocks, kScalarBlock, stream, order,
-                                                             from, to, mask, size, walk);
+  return body(Large{});
 }
 
 }  // namespace kernels::elementwise
@@ -161,37 +247,20 @@ namespace kernels::cuda {
 using namespace elementwise;
 
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) {
-  if (!is_vector_aligned(x, out)) {
-    return for_bits(dtype, [&](auto order) {
-      using Bits = decltype(order.offset);
-      return relu_misaligned(order, static_cast<const Bits*>(x), static_cast<Bits*>(out), n,
-                             stream);
-    });
-  }
-  return for_any(dtype, [&](auto zero) {
+  return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    const T* from = static_cast<const T*>(x);
-    T* to = static_cast<T*>(out);
-    if (evicts_last<T>(n)) {
-      return launch<relu_kernel<T, 1, true>>(blocks_of(n, kBlockElements<T>), kBlock, stream, from,
-                                             to, n);
+    const auto launch_as = [&](auto shape) {
+      using S = decltype(shape);
+      return launch<relu_kernel<T, S>>(blocks_for<T, S>(n), S::kThreads, stream,
+                                       static_cast<const T*>(x), static_cast<T*>(out),
+                                       static_cast<typename S::Index>(n));
+    };
+    const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
+    if constexpr (sizeof(T) < 8) {
+      if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) return launch_as(SmallByFour{});
+      if (bytes < kLargeBytes) return launch_as(Small{});
     }
-    const uint32_t size = static_cast<uint32_t>(n), bytes = size * sizeof(T);
-    if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) {
-      return launch<relu_kernel<T, 4, false>>(blocks_of(n, 4 * kBlockElements<T>), kBlock, stream,
-                                              from, to, size);
-    }
-    return launch<relu_kernel<T, 1, false>>(blocks_of(n, kBlockElements<T>), kBlock, stream, from,
-                                            to, size);
-  });
-}
-
-int relu_strided(DType dtype, const void* x, void* out, int64_t n, const Layout& layout,
-                 CUstream_st* stream) {
-  return for_bits(dtype, [&](auto order) {
-    return for_parts({layout, n}, [&](const Part& part) {
-      return relu_part<false>(order, x, out, nullptr, part, stream);
-    });
+    return launch_as(Large{});
   });
 }
 
@@ -199,65 +268,32 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
                    CUstream_st* stream) {
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    const T* from = static_cast<const T*>(x);
-    T* to = static_cast<T*>(out);
-    if (!is_vector_aligned(x, out)) {
-      return relu_with_mask_misaligned(dtype, from, to, mask, n, stream);
-    }
-    if (evicts_last<T>(n)) {
-      return launch<relu_with_mask_kernel<T, 16, kBlock, 1, true>>(
-          blocks_of(n, kBlockElements<T>), kBlock, stream, from, to, mask, n);
-    }
-    return relu_with_mask_small<16, kVectorsWithMask>(from, to, mask, n, stream);
-  });
-}
-
-int relu_with_mask_strided(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
-                           const Layout& layout, CUstream_st* stream) {
-  if (n > Walk::kMaxSize) {  // parts do not begin at bytes of the mask
-    const int status = relu_strided(dtype, x, out, n, layout, stream);
-    return status != cudaSuccess ? status : relu_with_mask(dtype, out, out, mask, n, stream);
-  }
-  return for_floating_bits(
-      dtype, [&](auto order) { return relu_part<true>(order, x, out, mask, {layout, n}, stream); });
-}
-
-int relu_backward(DType dtype, const void* grad_output, const uint8_t* mask, void* grad_input,
-                  int64_t n, CUstream_st* stream) {
-  return for_floating_bits(dtype, [&](auto order) {
-    using Bits = decltype(order.offset);
-    const Bits* from = static_cast<const Bits*>(grad_output);
-    Bits* to = static_cast<Bits*>(grad_input);
-    if (!is_vector_aligned(from, to)) {
-      return relu_backward_misaligned(from, mask, to, n, stream);
-    }
-    if (evicts_last<Bits>(n)) {
-      return launch<relu_backward_kernel<Bits, 16, kBlock, 1, true>>(
-          blocks_of(n, kBlockElements<Bits>), kBlock, stream, from, mask, to, n);
-    }
-    return relu_backward_small<16, kVectorsWithMask>(from, mask, to, n, stream);
-  });
-}
-
-int relu_backward_strided(DType dtype, const void* grad_output, const uint8_t* mask,
-                          void* grad_input, int64_t n, const Layout& layout, CUstream_st* stream) {
-  return for_floating_bits(dtype, [&](auto order) {
-    using Bits = decltype(order.offset);
-    return for_parts({layout, n}, [&](const Part& part) {
-      const Bits* from = static_cast<const Bits*>(grad_output) + part.offset;
-      Bits* to = static_cast<Bits*>(grad_input) + part.first;
-      const uint64_t first_bit = part.first;
-      const TiledLayout tiled = TiledLayout::choose<Bits>(part.layout);
-      if (tiled.tiles.dims[0] > 0) {
-        return launch<relu_backward_tiles_kernel<Bits>>(
-            static_cast<unsigned>(tiled.tiles.blocks(part.size)), kBlock, stream, from, mask,
-            first_bit, to, tiled.tiles, Walk(tiled.layout));
-      }
-      return launch<relu_backward_strided_kernel<Bits>>(
-          blocks_of(part.size, kBlockElements<Bits>), kBlock, stream, from, mask, first_bit, to,
-          static_cast<uint32_t>(part.size), Walk(part.layout));
+    return for_shape_with_mask<T>(n, [&](auto shape) {
+      using S = decltype(shape);
+      return launch<relu_with_mask_kernel<T, S>>(blocks_for<T, S>(n), S::kThreads, stream,
+                                                 static_cast<const T*>(x), static_cast<T*>(out),
+                                                 mask, static_cast<typename S::Index>(n));
     });
   });
+}
+
+int relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
+                  void* grad_input, int64_t n, CUstream_st* stream) {
+  return for_floating(dtype, [&](auto zero) {
+    constexpr int kBytes = sizeof(zero);
+    using Bits = std::conditional_t<kBytes == 8, uint64_t,
+                                    std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
+    return for_shape_with_mask<Bits>(n, [&](auto shape) {
+      using S = decltype(shape);
+      return launch<relu_backward_kernel<Bits, S>>(
+          blocks_for<Bits, S>(n), S::kThreads, stream, static_cast<const Bits*>(grad_output),
+          is_constant, mask, static_cast<Bits*>(grad_input), static_cast<typename S::Index>(n));
+    });
+  });
+}
+
+int unpack_mask(const uint8_t* mask, bool* kept, int64_t n, CUstream_st* stream) {
+  return launch<unpack_mask_kernel>(blocks_of(n, 8 * kBlock), kBlock, stream, mask, kept, n);
 }
 
 }  // namespace kernels::cuda

@@ -1,32 +1,24 @@
-// Rows of float32 split into scaled fp16 (kernels/linear/SPLIT.md), on random operands:
-// `split SEED CASES`. Compares every piece, every exponent and state. Prints the kernel that ran.
+// Rows of float32 split into scaled fp16 (docs/SPLIT.md), on random operands:
+// `split SEED CASES`. Compares every piece, every exponent and state; and the results of rows that
+// hold infinity or NaN. Prints the kernels that ran.
 
 #include <cmath>
 
-#include "linear/sm90/split_lines.cuh"
+#include "linear/split/nonfinite.cuh"
 #include "linear/split/pieces.cuh"
 #include "operands.h"
 
 namespace {
 
-template <bool kIsPair>
-__global__ void split_row_kernel(split::Operand operand, int64_t k) {
-  split::split_row<kIsPair>(operand, blockIdx.x, k);
+__global__ void split_row_kernel(split::SplitMatrix matrix, int64_t k, split::Splitter splitter) {
+  const bool is_warp = splitter == split::Splitter::kWarp;
+  const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
+  if (row < matrix.rows) split::split_row(matrix, row, k, splitter, matrix.low != nullptr);
 }
 
-template <bool kIsPair>
-__global__ void split_short_row_kernel(split::Operand operand, int64_t k) {
-  const int64_t row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-  if (row < operand.rows) split::split_row<kIsPair, /*kByWarp=*/true>(operand, row, k);
-}
-
-constexpr int kMostKept = 512;  // lines
-
-template <bool kIsPair>
-__global__ void split_lines_kernel(split::Operand operand, int64_t k, sm90::LineShares shares) {
-  alignas(1024) static uint8_t memory[sm90::LinesMemory::bytes(kMostKept)];
-  sm90::split_lines<kIsPair>(operand, blockIdx.x, static_cast<int>(k), shares,
-                             *reinterpret_cast<sm90::LinesMemory*>(memory));
+__global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix weight, int64_t k,
+                                      Epilogue<float> epilogue, const unsigned* has_nonfinite) {
+  nonfinite::nonfinite_kernel(x, weight, k, epilogue, has_nonfinite);
 }
 
 // n numbers of some range, zeros among them, some infinite or NaN.
@@ -44,23 +36,10 @@ std::vector<float> draw_row(int64_t n) {
   return row;
 }
 
-enum Splitter { kBlock, kWarp, kCluster };  // of x's rows, of short ones, of a transposed x
-
-template <bool kIsPair>
-int split(Splitter splitter, const split::Operand& operand, int64_t k) {
-  const int rows = static_cast<int>(operand.rows), threads = split::threads_of_row(k);
-  if (splitter == kBlock) {
-    return launch<split_row_kernel<kIsPair>>(rows, threads, nullptr, operand, k);
-  }
-  if (splitter == kWarp) {
-    const int blocks = blocks_of(rows, threads / 32);
-    return launch<split_short_row_kernel<kIsPair>>(blocks, threads, nullptr, operand, k);
-  }
-  sm90::LineShares shares;  // of a cluster of one block
-  shares.lines = static_cast<int>(split::padded(k));
-  shares.kept = static_cast<int>(split::kStepwise * draw(1, kMostKept / split::kStepwise));
-  return launch<split_lines_kernel<kIsPair>>(blocks_of(rows, sm90::kLineRows), split::kThreads,
-                                             nullptr, operand, k, shares);
+int split(split::Splitter splitter, const split::SplitMatrix& matrix, int64_t k) {
+  const int rows = static_cast<int>(matrix.rows), threads = split::threads_of_row(k);
+  const int blocks = splitter == split::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
+  return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 
 // The place of element i among its row's high pieces; low ones are half a step behind.
@@ -72,18 +51,16 @@ int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool is
   return (i / 32 * rows + row) * 64 + i % 32 / 16 * 16 + kOrder[i % 16 / 2] * 2 + i % 2;
 }
 
-void check(bool is_pair) {
-  const auto splitter = static_cast<Splitter>(draw(kBlock, kCluster));
-  const bool has_lines = splitter == kCluster;
-  const int64_t longest = splitter == kWarp ? split::kKeptByWarp : has_lines ? 2500 : 20000;
+void check_split(bool is_pair) {
+  const auto splitter = one_in(2) ? split::Splitter::kWarp : split::Splitter::kBlock;
+  const int64_t longest = splitter == split::Splitter::kWarp ? split::kKeptByWarp : 20000;
   const int64_t k = draw(1, one_in(3)   ? longest
                             : one_in(2) ? std::min(longest, int64_t{2500})
                                         : 300);
-  const int64_t rows = draw(1, has_lines ? 40 : 9), across = has_lines ? rows : k;
-  const int64_t stride = one_in(2) ? (across + 3) / 4 * 4 : across + draw(0, 4);
+  const int64_t rows = draw(1, 9), stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
   const int64_t padded_k = split::padded(k);
-  const bool is_stepwise = has_lines || !one_in(4);
-  Buffer memory((has_lines ? k : rows) * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
+  const bool is_stepwise = !one_in(4);
+  Buffer memory(rows * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
   Buffer pieces((is_pair ? 2 : 1) * rows * padded_k * 2, 0);
   Buffer exponents(rows * 4, 0), states(rows * 4, 0);
   float* const x = reinterpret_cast<float*>(memory.data);
@@ -92,16 +69,14 @@ void check(bool is_pair) {
   std::vector<std::vector<float>> elements;
   for (int64_t row = 0; row < rows; ++row) {
     elements.push_back(draw_row(k));
-    for (int64_t i = 0; i < k; ++i) {
-      x[has_lines ? i * stride + row : row * stride + i] = elements[row][i];
-    }
+    std::copy(elements[row].begin(), elements[row].end(), x + row * stride);
   }
-  split::Operand operand{x, rows, stride};
-  operand.high = high, operand.low = is_pair ? low : nullptr;
-  operand.exponent = reinterpret_cast<int*>(exponents.data);
-  operand.state = reinterpret_cast<int*>(states.data);
-  operand.is_stepwise = is_stepwise, operand.is_transposed = has_lines;
-  note_launch(is_pair ? split<true>(splitter, operand, k) : split<false>(splitter, operand, k));
+  split::SplitMatrix matrix{x, rows, stride};
+  matrix.high = high, matrix.low = is_pair ? low : nullptr;
+  matrix.exponent = reinterpret_cast<int*>(exponents.data);
+  matrix.state = reinterpret_cast<int*>(states.data);
+  matrix.is_stepwise = is_stepwise;
+  note_launch(split(splitter, matrix, k));
 
   for (int64_t row = 0; row < rows; ++row) {
     float largest = 0;
@@ -126,19 +101,87 @@ void check(bool is_pair) {
       if (is_pair) require(is_same(low[place], of_low), "low", DType::kFloat32, k, i);
     }
     const bool is_lost = !is_pair && (!is_carried || subnormals * 32 > nonzeros);
-    require(operand.exponent[row] == (is_lost ? split::kUncarried : exponent), "exponent",
+    require(matrix.exponent[row] == (is_lost ? split::kUncarried : exponent), "exponent",
             DType::kFloat32, k, row);
     const int state = is_carried ? split::kCarried : split::kNonfinite;
-    if (is_pair) require(operand.state[row] == state, "state", DType::kFloat32, k, row);
+    if (is_pair) require(matrix.state[row] == state, "state", DType::kFloat32, k, row);
   }
   require(pieces.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
           DType::kFloat32, k);
+}
+
+// A matrix for a product, each row of which has a state.
+struct Rows {
+  int64_t rows, k, stride;
+  Buffer memory, states;
+
+  Rows(int64_t rows, int64_t k)
+      : rows(rows),
+        k(k),
+        stride(k + draw(0, 2)),
+        memory(rows * stride * 4, 0),
+        states(rows * 4, 0) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const std::vector<float> drawn = draw_row(k);
+      std::copy(drawn.begin(), drawn.end(), elements() + row * stride);
+      const bool is_finite = std::all_of(drawn.begin(), drawn.end(),
+                                         [](float element) { return std::isfinite(element); });
+      matrix().state[row] = is_finite ? split::kCarried : split::kNonfinite;
+    }
+  }
+  float* elements() const { return reinterpret_cast<float*>(memory.data); }
+  split::SplitMatrix matrix() const {
+    split::SplitMatrix matrix{elements(), rows, stride};
+    matrix.state = reinterpret_cast<int*>(states.data);
+    return matrix;
+  }
+  bool is_marked(int64_t row) const { return matrix().state[row] == split::kNonfinite; }
+};
+
+// Results of marked rows alone are made, and infinite or NaN as their elements demand.
+void check_nonfinite() {
+  const int64_t m = draw(1, 20), n = draw(1, 40), k = draw(1, one_in(9) ? 600 : 20);
+  const Rows x(m, k), weight(n, k);
+  const int64_t mask_bytes = (n + 7) / 8;
+  Buffer out(m * n * 4, 0), mask(m * mask_bytes, 0), bias(n * 4, 0);
+  for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(bias.data)[i] = draw(-9, 9);
+  Linear linear{};
+  linear.m = m, linear.n = n, linear.k = k, linear.divisor = -2, linear.relu = one_in(2);
+  linear.bias = one_in(2) ? bias.data : nullptr;
+  linear.out = out.data, linear.mask = one_in(2) ? mask.data : nullptr;
+  const unsigned flag = !one_in(5);
+  const unsigned* const has_nonfinite = one_in(3) ? nullptr : &flag;
+  note_launch(launch<nonfinite_rows_kernel>(static_cast<int>(draw(1, 5)), nonfinite::kThreads,
+                                            nullptr, x.matrix(), weight.matrix(), k,
+                                            Epilogue<float>(linear), has_nonfinite));
+  for (int64_t i = 0; i < m * n; ++i) {
+    const int64_t row = i / n, column = i % n;
+    const bool is_made =
+        (x.is_marked(row) || weight.is_marked(column)) && (has_nonfinite == nullptr || flag != 0);
+    double z = linear.bias != nullptr ? reinterpret_cast<float*>(bias.data)[column] : 0;
+    for (int64_t j = k - 1; j >= 0; --j) {
+      z += double{x.elements()[row * x.stride + j]} * weight.elements()[column * weight.stride + j];
+    }
+    const double want = (linear.relu && z < 0 ? 0 : z) / linear.divisor;
+    const float got = reinterpret_cast<float*>(out.data)[i];
+    const bool is_right = std::isnan(want) ? std::isnan(got) : got == static_cast<float>(want);
+    require(is_made ? is_right : out.element(i, 4) == out.element_before(i, 4), "nonfinite",
+            DType::kFloat32, k, i);
+    const int64_t byte = row * mask_bytes + column / 8;
+    const uint64_t before = mask.element_before(byte, 1) >> column % 8 & 1;
+    const bool is_set = is_made && linear.mask != nullptr ? !(z <= 0) : before;
+    require((mask.element(byte, 1) >> column % 8 & 1) == is_set, "mask", DType::kFloat32, k, i);
+  }
+  require(out.has_guards() && mask.has_guards(), "written beyond", DType::kFloat32, k);
 }
 
 }  // namespace
 
 int main(int, char** arguments) {
   generator.seed(atoi(arguments[1]));
-  for (int cases = atoi(arguments[2]); cases > 0; --cases) check(/*is_pair=*/one_in(2));
+  for (int cases = atoi(arguments[2]); cases > 0; --cases) {
+    check_split(/*is_pair=*/one_in(2));
+    if (one_in(4)) check_nonfinite();
+  }
   print_launched();
 }

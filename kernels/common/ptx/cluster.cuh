@@ -39,10 +39,6 @@ __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value,
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
-// Orders no writes: the other arrival fences global memory. fence_mbarrier_init orders its own.
-__device__ inline void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
 __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
@@ -63,21 +59,6 @@ __device__ inline double load_shared_cluster(uint32_t mapped) {
   double v;
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(mapped) : "memory");
   return v;
-}
-
-// Stores into another block's memory, and adds 4 or 8 bytes to what its mbarrier has received.
-__device__ inline void store_async(uint32_t mapped, uint32_t value, uint32_t mapped_barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(mapped),
-      "r"(value), "r"(mapped_barrier)
-      : "memory");
-}
-__device__ inline void store_async(uint32_t mapped, int2 value, uint32_t mapped_barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.s32 [%0], {%1, %2}, [%3];" ::"r"(
-          mapped),
-      "r"(value.x), "r"(value.y), "r"(mapped_barrier)
-      : "memory");
 }
 
 template <int kRegisters>

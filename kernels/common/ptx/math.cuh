@@ -17,16 +17,6 @@ __device__ inline float max_nan(float a, float b) {
   return result;
 }
 
-// A word of integers T with all bits set in those that are negative, and none in the others.
-template <typename T>
-__device__ uint32_t signs_of(uint32_t word) {
-  constexpr uint32_t kSelector =
-      sizeof(T) == 1 ? 0xba98 : 0xbb99;  // of bytes whose signs to repeat
-  uint32_t signs;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(word), "n"(kSelector));
-  return signs;
-}
-
 // Two numbers, or relu of them, rounded to a pair of T, the first in the low half.
 template <typename T, bool kRelu = false>
 __device__ uint32_t pack(float first, float second) {

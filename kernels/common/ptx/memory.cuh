@@ -85,13 +85,7 @@ __device__ inline void copy_async(uint32_t shared, const void* global, bool vali
                : "memory");
 }
 
-// The same of 4 bytes.
-__device__ inline void copy_async_one(uint32_t shared, const float* global, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared),
-               "l"(__cvta_generic_to_global(global)), "r"(valid ? 4 : 0)
-               : "memory");
-}
-
+// 16 bytes, with a policy for L2.
 __device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(to))),

@@ -2,50 +2,25 @@
 
 #pragma once
 
-#include "binding/dispatch.h"
-// It includes Python.h, which comes first.
-
 #include <ATen/Context.h>
+#include <torch/version.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
+#include "binding/tensor.h"
 #include "linear/binding/paths.h"
 
 namespace kernels {
 
-// The arguments of the operators: x [..., k], weight [n, k], bias [n] if there is one.
+// x [..., k], weight [n, k], bias [n] if there is one.
 struct LinearInputs {
   const Tensor& x;
   const Tensor& weight;
   const std::optional<Tensor>& bias;
   double divisor;
 };
-
-// Whether the divisor and its reciprocal are normal floats; false for 0, infinity and NaN. On a GPU
-// torch multiplies by the reciprocal, rounded to float from that of a float (2.9) or of a double
-// (2.10 and newer). By other divisors it gets NaN and infinity where a division does not: 0 / 1e-39
-// is NaN, inf / 1e39 is NaN in 2.9 alone.
-inline bool has_normal_reciprocal(double divisor) {
-  const double magnitude = std::abs(divisor);
-  return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
-}
-
-// Whether the arguments fit together and the result is not empty. Otherwise torch's ops raise their
-// errors, give an empty result its strides, or divide as they do. Symbolic sizes are taken to fit.
-inline bool is_regular(const LinearInputs& in) {
-  if (in.x.is_cuda() && !has_normal_reciprocal(in.divisor)) return false;
-  const auto is_symbolic = [](const Tensor& t) {
-    return t.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-  };
-  if (is_symbolic(in.x) || is_symbolic(in.weight)) return true;
-  const auto is_like_x = [&](const Tensor& t) {
-    return t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
-  };
-  return is_like_x(in.weight) && in.x.size(-1) == in.weight.size(1) &&
-         (!in.bias || (is_like_x(*in.bias) && in.bias->size(0) == in.weight.size(0))) &&
-         in.x.numel() > 0 && in.weight.numel() > 0;
-}
 
 // A float32 product on a GPU has the accuracy of TF32 where cuBLAS would round the operands of
 // torch's to TF32, or else that of float32. By the first line that fits:
@@ -81,7 +56,7 @@ inline Precision float32_precision() {
   return rounds ? Precision::kHigh : Precision::kHighest;
 }
 
-// The path that set_linear_path, which is there for tests, demands.
+// The path that the operator set_linear_path, which is there for tests, demands.
 inline std::optional<Path> demanded_path;
 
 // ------------------------------------------------------------------------------------- shapes
@@ -95,15 +70,10 @@ inline Tensor as_matrix(const Tensor& x) {
 // The sizes of a tensor with another last one.
 template <typename Size>
 c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
+  if (sizes.empty()) fail("expected a tensor of at least one dimension");
   c10::SmallVector<Size, 5> result(sizes.begin(), sizes.end());
   result.back() = last;
   return result;
-}
-
-// A matrix with its rows along the leading dimensions of `like`.
-inline Tensor with_rows_of(const Tensor& like, const Tensor& matrix) {
-  if (like.dim() == 2) return matrix;
-  return matrix.view_symint(with_last(like.sym_sizes(), matrix.sym_size(-1)));
 }
 
 // ------------------------------------------------------------------------------------ operands
@@ -113,8 +83,7 @@ inline Tensor with_rows_of(const Tensor& like, const Tensor& matrix) {
 inline bool has_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
   const int64_t stride = matrix.stride(across);
   return matrix.stride(along) == 1 && stride >= matrix.size(along) &&
-         reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % alignment == 0 &&
-         stride * matrix.element_size() % alignment == 0;
+         is_aligned(matrix, alignment) && stride * matrix.element_size() % alignment == 0;
 }
 inline bool has_rows(const Tensor& matrix, int64_t alignment) {
   return has_lines(matrix, alignment, /*along=*/1, /*across=*/0);
@@ -125,28 +94,21 @@ inline bool has_columns(const Tensor& matrix, int64_t alignment) {
 
 #ifdef KERNELS_WITH_CUDA
 // A matrix as the kernels read it: its rows, or those of its transpose, are lines as above.
-struct Operand {
+struct MatrixView {
   Tensor tensor;
   int64_t stride;
   bool is_transposed = false;
 };
 
-// x [..., columns] as an operand: where it lies, transposed or not, or a copy, with padding that
-// nobody reads.
-inline Operand readable(const Tensor& x, int64_t alignment, bool takes_transposed) {
-  const int64_t columns = x.size(-1), size = x.element_size();
-  if (x.is_contiguous() && columns * size % alignment == 0 &&
-      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % alignment == 0) {
-    return {x, columns};
-  }
-  const Tensor matrix = x.dim() == 2 ? x : x.reshape({-1, columns});
+// A matrix [rows, columns] as it lies, transposed or not, or a copy, with padding that nobody
+// reads.
+inline MatrixView readable(const Tensor& matrix, int64_t alignment, bool takes_transposed) {
   if (has_rows(matrix, alignment)) return {matrix, matrix.stride(0)};
   if (takes_transposed && has_columns(matrix, alignment)) return {matrix, matrix.stride(1), true};
-  const int64_t rows = matrix.size(0);
+  const int64_t rows = matrix.size(0), columns = matrix.size(1), size = matrix.element_size();
   const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
-  const Tensor padded = allocate(x, {rows, stride}, std::nullopt, x.scalar_type());
-  const Tensor copy = padded.narrow(1, 0, columns);
-  if (x.scalar_type() == at::kFloat && has_columns(matrix, size)) {
+  const Tensor copy = allocate(matrix, {rows, stride}, matrix.scalar_type()).narrow(1, 0, columns);
+  if (matrix.scalar_type() == at::kFloat && has_columns(matrix, size)) {
     // 163 us where torch's copy takes 466: [8192, 8192], H200
     const Transposition transposition{matrix.const_data_ptr<float>(),
                                       matrix.stride(1),
@@ -154,7 +116,8 @@ inline Operand readable(const Tensor& x, int64_t alignment, bool takes_transpose
                                       stride,
                                       rows,
                                       columns};
-    launch(x, [&](auto stream) { return cuda::transpose(transposition, stream); }, [] {});
+    run_on_device(
+        matrix, [&](auto stream) { return cuda::transpose(transposition, stream); }, [] {});
   } else {
     copy.copy_(matrix);
   }
@@ -183,23 +146,19 @@ inline bool serves(Path path, const Linear& linear, const Gpu& gpu) {
 }
 
 // Writes out and mask, if there is one, by the path of choice, on the current device, which is x's.
-// Without relu, out is the product, with bias and division, as it is. Undefined where the path is
-// torch's product.
+// x is [m, k]. Without relu, out is the product, with bias and division, as it is. Undefined where
+// the path is torch's product.
 inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mask) {
-  if (!in.x.is_cuda() || !is_regular(in)) return {};
-  const DType dtype = *kernel_dtype(in.x.scalar_type());
-  const bool is_float32 = dtype == DType::kFloat32;
+  if (!in.x.is_cuda()) return {};
   Linear linear{};
-  linear.dtype = dtype;
+  linear.dtype = *kernel_dtype(in.x.scalar_type());
+  const bool is_float32 = linear.dtype == DType::kFloat32;
   linear.precision = is_float32 ? float32_precision() : Precision::kHigh;
-  linear.m = rows_of(in.x);
+  linear.m = in.x.size(0);
   linear.n = in.weight.size(0);
   linear.k = in.weight.size(1);
-  const Tensor bias = in.bias ? in.bias->contiguous() : Tensor();
-  linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
-  linear.divisor = static_cast<float>(in.divisor);
+  linear.x_is_transposed = !has_rows(in.x, 1) && has_columns(in.x, 1);
   linear.relu = relu;
-  linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   const Gpu gpu = gpu_of(in.x);
   const Path path =
       demanded_path ? *demanded_path : choose_path(linear, gpu, has_rows(in.weight, 16));
@@ -208,34 +167,33 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does.
   // An x for three products is split first, wherever its rows begin.
   const int64_t size = in.x.element_size(), alignment = path == Path::kSm80 ? size : 16;
-  const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
   const bool is_sm90 = path == Path::kSm90;
-  const bool takes_x = is_sm90 && reads_transposed_x(linear);
-  const Operand x = readable(in.x, is_split ? size : alignment, takes_x);
-  const Operand weight = readable(in.weight, alignment, is_sm90 && !is_split);
+  const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
+  const MatrixView x = readable(in.x, is_split ? size : alignment, is_sm90 && !is_float32);
+  const MatrixView weight = readable(in.weight, alignment, is_sm90 && !is_split);
+  const Tensor bias = in.bias ? in.bias->contiguous() : Tensor();
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
   linear.x_is_transposed = x.is_transposed;
   linear.weight = weight.tensor.const_data_ptr();
   linear.weight_stride = weight.stride;
   linear.weight_is_transposed = weight.is_transposed;
+  linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
+  linear.divisor = static_cast<float>(in.divisor);
+  linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   if (!serves(path, linear, gpu)) {
     if (demanded_path) fail("the path that set_linear_path chose does not serve this problem");
     return {};
   }
 
-  const Tensor out =
-      allocate(in.x, with_last(in.x.sizes(), linear.n), std::nullopt, in.x.scalar_type());
+  const Tensor out = allocate(in.x, {linear.m, linear.n}, in.x.scalar_type());
   linear.out = out.mutable_data_ptr();
   const size_t bytes = path == Path::kSm90   ? cuda::linear_sm90_workspace(linear)
                        : path == Path::kSm80 ? cuda::linear_sm80_workspace(linear)
                                              : 0;
-  Tensor workspace;
-  if (bytes > 0) {
-    workspace = allocate(in.x, {static_cast<int64_t>(bytes)}, std::nullopt, at::kByte);
-    linear.workspace = workspace.mutable_data_ptr();
-  }
-  launch(
+  const Tensor workspace = allocate(in.x, {static_cast<int64_t>(bytes)}, at::kByte);
+  linear.workspace = workspace.mutable_data_ptr();
+  run_on_device(
       in.x,
       [&](auto stream) {
         return path == Path::kSm90   ? cuda::linear_sm90(linear, stream)

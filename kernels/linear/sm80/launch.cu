@@ -26,7 +26,7 @@ constexpr bool is_built() {
   return true;
 #else
   for (const int architecture : {__CUDA_ARCH_LIST__}) {
-    if (architecture == 800 || architecture == 1000) return true;
+    if (architecture == 800) return true;
   }
   return false;
 #endif
@@ -34,37 +34,37 @@ constexpr bool is_built() {
 
 // Splits a row a block, the rows of first before those of second. A template, as all that leads to
 // it is: nothing is compiled where is_built is false.
-template <typename Operand>
+template <typename Matrix>
 __global__ void __launch_bounds__(split::kThreads)
-    split_rows_kernel(const __grid_constant__ Operand first, const __grid_constant__ Operand second,
+    split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    split::split_row</*kIsPair=*/true>(is_first ? first : second,
-                                       is_first ? index : index - first.rows, k);
+    split::split_row(is_first ? first : second, is_first ? index : index - first.rows, k,
+                     split::Splitter::kBlock, /*is_pair=*/true);
     __syncthreads();  // all have read what the next row overwrites in shared memory
   }
 }
 
-// The split operands: the weight's parts first, whose places do not depend on the rows of x then.
+// The split matrices: the weight's slices first, whose places do not depend on the rows of x then.
 struct Workspace {
-  split::Operand weight, x;
+  split::SplitMatrix weight, x;
   size_t bytes;
 
   explicit Workspace(const Linear& linear) {
-    Parts parts(linear.workspace);
+    WorkspaceSlices slices(linear.workspace);
     const auto add = [&](const void* from, int64_t rows, int64_t stride) {
-      split::Operand operand{static_cast<const float*>(from), rows, stride};
+      split::SplitMatrix matrix{static_cast<const float*>(from), rows, stride};
       const int64_t size = rows * split::padded(linear.k);
-      operand.high = parts.add<__half>(size);
-      operand.low = parts.add<__half>(size);
-      operand.exponent = parts.add<int>(rows);
-      operand.state = parts.add<int>(rows);
-      return operand;
+      matrix.high = slices.add<__half>(size);
+      matrix.low = slices.add<__half>(size);
+      matrix.exponent = slices.add<int>(rows);
+      matrix.state = slices.add<int>(rows);
+      return matrix;
     };
     weight = add(linear.weight, linear.n, linear.weight_stride);
     x = add(linear.x, linear.m, linear.x_stride);
-    bytes = parts.bytes();
+    bytes = slices.bytes();
   }
 };
 
@@ -78,22 +78,22 @@ int64_t rows_of_chunk(const Linear& linear) {
 }
 
 // A chunk of a product; the first splits the weight for all.
-template <typename Operand>
+template <typename Matrix>
 void launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
   const Workspace workspace(linear);
-  const Operand &x = workspace.x, &weight = workspace.weight;
+  const Matrix &x = workspace.x, &weight = workspace.weight;
   const Epilogue<float> epilogue(linear);
 
   // split
-  Operand unsplit = weight;
+  Matrix unsplit = weight;
   if (!is_first) unsplit.rows = 0;
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int rows = static_cast<int>(std::min(x.rows + unsplit.rows, kMaxBlocks));
-  launch_grid({rows, split::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Operand>, x,
+  launch_grid({rows, split::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Matrix>, x,
               unsplit, linear.k);
 
   // multiply
-  const auto kernel = linear_kernel<Operand>;
+  const auto kernel = linear_kernel<Matrix>;
   allow_shared_memory(kernel, kBytes);
   const TileOrder tiles{blocks_of(linear.m, kBlockM), blocks_of(linear.n, kBlockN)};
   const int k = static_cast<int>(split::padded(linear.k));
@@ -127,7 +127,7 @@ size_t linear_sm80_workspace(const Linear& linear) {
 int linear_sm80(const Linear& linear, CUstream_st* stream) {
   const auto launch = [&](const Linear& chunk, bool is_first) {
     if constexpr (sm80::is_built()) {
-      sm80::launch_chunk<split::Operand>(chunk, is_first, stream);
+      sm80::launch_chunk<split::SplitMatrix>(chunk, is_first, stream);
     } else {
       check(cudaErrorInvalidValue);
     }

@@ -27,7 +27,7 @@ namespace kernels::sm80 {
 constexpr int kThreads = 256;  // 2 x 4 warps along M and N
 constexpr int kWarpsN = 4;
 constexpr int kBlockM = 128, kBlockN = 128;
-constexpr int kBlockK = 32, kRowBytes = kBlockK * sizeof(__half);  // four chunks of 16 bytes
+constexpr int kBlockK = 32, kRowBytes = kBlockK * sizeof(__half);  // four vectors of 16 bytes
 constexpr int kFragmentsM = kBlockM / 2 / 16;                      // of a warp, 16 rows each
 constexpr int kFragmentsN = kBlockN / kWarpsN / 8;                 // of a warp, 8 columns each
 static_assert(kFragmentsM == 4, "a stage is copied, and fragments of weight loaded, in quarters");
@@ -35,25 +35,25 @@ constexpr int kTileBytes = kBlockM * kRowBytes;  // of one operand's high or low
 static_assert(kBlockM == kBlockN, "the tiles of x and of weight are alike");
 constexpr int kStageBytes = 4 * kTileBytes;  // x high, x low, weight high, weight low
 constexpr int kStages = 4, kBytes = kStages * kStageBytes;  // sm_86, sm_89 and sm_120 have less
-// The part of a warp's sums that is staged in shared memory at once. 8 floats more than a row has,
-// and half a warp stores without bank conflicts.
+// Those of a warp's fragments whose sums are staged in shared memory at once. 8 floats more than a
+// row has, and half a warp stores without bank conflicts.
 constexpr int kStagedFragments = 2;
 constexpr int kPitch = kFragmentsN * 8 + 8;
 constexpr int kStagedFloats = kStagedFragments * 16 * kPitch;
 static_assert(kThreads / 32 * kStagedFloats * 4 <= kBytes, "it is of stages");
 
-// Where a tile in shared memory has its chunk: eight rows' chunks of one column, as ldmatrix reads
-// them, lie in different banks.
-__device__ inline uint32_t chunk_offset(int row, int chunk) {
-  return row * kRowBytes + (chunk ^ (row / 2 % 4)) * 16;
+// Where a tile in shared memory has its vector: eight rows' vectors of one column, as ldmatrix
+// reads them, lie in different banks.
+__device__ inline uint32_t vector_offset(int row, int vector) {
+  return row * kRowBytes + (vector ^ (row / 2 % 4)) * 16;
 }
 
 __device__ inline uint32_t next_stage(uint32_t stage) {
   return stage == kBytes - kStageBytes ? 0 : stage + kStageBytes;
 }
 
-// The stages' copies: a thread copies one chunk of every 64th row, zeros past the last row and past
-// K.
+// The stages' copies: a thread copies one vector of every 64th row, zeros past the last row and
+// past K.
 struct Copies {
   static constexpr int kRowsApart = kThreads / 4, kEach = kBlockM / kRowsApart;
 
@@ -63,18 +63,18 @@ struct Copies {
   const __half* weight;
   uint32_t to, stage = 0;
 
-  __device__ Copies(const split::Operand& operand_x, const split::Operand& operand_weight,
+  __device__ Copies(const split::SplitMatrix& operand_x, const split::SplitMatrix& operand_weight,
                     int first_m, int first_n, int k, uint32_t shared)
       : stride(k),
         low_x(operand_x.low - operand_x.high),
         low_weight(operand_weight.low - operand_weight.high) {
-    const int row = threadIdx.x / 4, chunk = threadIdx.x % 4;
+    const int row = threadIdx.x / 4, vector = threadIdx.x % 4;
     rows_x = operand_x.rows - first_m - row;
     rows_weight = operand_weight.rows - first_n - row;
-    x = operand_x.high + stride * (first_m + row) + chunk * 8;
-    weight = operand_weight.high + stride * (first_n + row) + chunk * 8;
-    to = shared + chunk_offset(row, chunk);
-    k_left = k - chunk * 8;
+    x = operand_x.high + stride * (first_m + row) + vector * 8;
+    weight = operand_weight.high + stride * (first_n + row) + vector * 8;
+    to = shared + vector_offset(row, vector);
+    k_left = k - vector * 8;
   }
 
   // A quarter of the next stage's copies, so that they can be spread over the products.
@@ -107,12 +107,12 @@ struct Fragments {
 
   __device__ Fragments(uint32_t shared, int warp_m, int warp_n) {
     const int lane = threadIdx.x % 32;
-    a_from = shared + chunk_offset(warp_m + lane % 16, lane / 16);
+    a_from = shared + vector_offset(warp_m + lane % 16, lane / 16);
     b_from =
-        shared + 2 * kTileBytes + chunk_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+        shared + 2 * kTileBytes + vector_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
-  // The second half is two chunks on, and the swizzle turns + 2 into ^ 2.
+  // The second half is two vectors on, and the swizzle turns + 2 into ^ 2.
   __device__ void load_a(uint32_t stage, int half, int fragment) {
 #pragma unroll
     for (int piece = 0; piece < 2; ++piece) {
@@ -257,9 +257,9 @@ __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][
   }
 }
 
-template <typename Operand>
+template <typename Matrix>
 __global__ void __launch_bounds__(kThreads, 1)
-    linear_kernel(const __grid_constant__ Operand x, const __grid_constant__ Operand weight, int k,
+    linear_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight, int k,
                   const TileOrder tiles, const __grid_constant__ Epilogue<float> epilogue) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) uint8_t shared[];

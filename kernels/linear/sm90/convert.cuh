@@ -1,4 +1,4 @@
-// The weight [n, k] in float32, or its transpose, rounded to scaled fp16 once, while the product is
+// Rounds the weight [n, k] in float32, or its transpose, to scaled fp16 once, while the product is
 // made, by warps that have nothing else to do.
 
 #pragma once
@@ -17,24 +17,25 @@
 namespace kernels::sm90 {
 
 // Warps convert units of 32 rows and 256 of K, in the order in which the product needs them.
-// Finished units are counted for each share, the rows that a block loads, and each step, 64 of K.
+// Finished units are counted for each panel, the 128 rows that a block multiplies, and each step,
+// 64 of K.
 constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
-constexpr int kShareRows = 128;
-constexpr int kUnitsOfShare = kShareRows / kUnitRows;
-// Pieces of 8 rows and 64 of K that a warp copies to shared memory at a time; of a transposed
-// weight, of 32 rows and 16 of K.
-constexpr int kPieces = 4, kPieceRows = 8, kPieceDepth = 16;
+constexpr int kPanelRows = 128;
+constexpr int kUnitsOfPanel = kPanelRows / kUnitRows;
+// A warp copies batches of 8 rows and 64 of K to shared memory; of a transposed weight, of 32 rows
+// and 16 of K.
+constexpr int kBatches = 4, kBatchRows = 8, kBatchDepth = 16;
 constexpr int kConverters = 3;
-using Pieces = float4[kPieces][kPieceRows / 2][32];  // of a warp
-using ConverterMemory = Pieces[kConverters];
-// Steps by which a conversion may lead its block's product: the pieces stay in L2 until then.
+using Batches = float4[kBatches][kBatchRows / 2][32];  // of a warp
+using ConverterMemory = Batches[kConverters];
+// Steps by which a conversion may lead its block's product: the batches stay in L2 until then.
 constexpr int kLead = 24;
 
 struct Conversion {
-  split::Operand weight;
+  split::SplitMatrix weight;
   unsigned* next;        // unit, 0 at first
-  unsigned* ready;       // [shares][steps]: units finished, 0 at first
+  unsigned* ready;       // [panels][steps]: units finished, 0 at first
   unsigned* subnormals;  // [rows]: see count_subnormals, 0 at first
   int steps;             // along K
   int side, width;  // tiles of x that use a tile of the weight at once; tiles of the weight that
@@ -43,23 +44,23 @@ struct Conversion {
 
 // A warp converts this much at a time.
 struct Unit {
-  int share, row;  // the share, and the unit's first row of it
+  int panel, row;  // the panel, and the unit's first row of it
   int step;        // the first
-  int first_use;   // the step of the kernel in which its group is used first
+  int first_use;   // the step of the kernel in which its wave begins
 };
 
-// Units go by groups of `width` tiles, the last of which may be smaller, and in a group by steps.
-__device__ inline Unit find_unit(const Conversion& p, int index, int shares, int clusters) {
+// Units go by waves of `width` tiles, the last of which may be smaller, and in a wave by steps.
+__device__ inline Unit find_unit(const Conversion& p, int index, int panels, int clusters) {
   const int units_k = (p.steps + kUnitSteps - 1) / kUnitSteps;
-  const int rows = p.width * kClusterSize * kUnitsOfShare;  // of units in a group
-  const int group = index / (rows * units_k);
-  const int in_group = index - group * rows * units_k;
-  const int size = min(rows, shares * kUnitsOfShare - group * rows);
-  const int unit_k = in_group / size;
-  const int unit_row = group * rows + in_group - unit_k * size;
+  const int rows = p.width * kClusterSize * kUnitsOfPanel;  // of units in a wave
+  const int wave = index / (rows * units_k);
+  const int in_wave = index - wave * rows * units_k;
+  const int size = min(rows, panels * kUnitsOfPanel - wave * rows);
+  const int unit_k = in_wave / size;
+  const int unit_row = wave * rows + in_wave - unit_k * size;
   const int step = unit_k * kUnitSteps;
-  return {unit_row / kUnitsOfShare, unit_row % kUnitsOfShare * kUnitRows, step,
-          group * p.width * p.side / clusters * p.steps + step};
+  return {unit_row / kUnitsOfPanel, unit_row % kUnitsOfPanel * kUnitRows, step,
+          wave * p.width * p.side / clusters * p.steps + step};
 }
 
 // The least magnitude of elements that are subnormal and not zero, in each half of a pair, less 1:
@@ -87,8 +88,8 @@ __device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale
   return make_uint4(high[0], high[1], high[2], high[3]);
 }
 
-// Adds the share of subnormals among the nonzero elements of a row in a step, in 64ths. Eight lanes
-// have eight elements each.
+// Adds the fraction of subnormals among the nonzero elements of a row in a step, in 64ths. Eight
+// lanes have eight elements each.
 __device__ inline void count_subnormals(const Conversion& p, int64_t row, const uint4& group) {
   const uint32_t pairs[] = {group.x, group.y, group.z, group.w};
   __half2 nonzeros = __float2half2_rn(0), normals = nonzeros;
@@ -120,12 +121,12 @@ __device__ inline void spoil_rows(const Conversion& p, int64_t k, int64_t first_
 // fourth row, or of a transposed weight every sixteenth. `barrier` is of the warp. Returns whether
 // anything was counted.
 template <bool kTransposed>
-__device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, Pieces& pieces,
+__device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, Batches& batches,
                              int barrier) {
-  constexpr int kOfStep = kUnitRows / kPieceRows;  // pieces of a step
-  static_assert(kOfStep * kPieceDepth == kStepK, "a step has as many pieces either way");
+  constexpr int kOfStep = kUnitRows / kBatchRows;  // batches of a step
+  static_assert(kOfStep * kBatchDepth == kStepK, "a step has as many batches either way");
   constexpr int kAll = kUnitSteps * kOfStep;
-  constexpr int kPasses = kPieceRows / 4;
+  constexpr int kPasses = kBatchRows / 4;
   constexpr int kScales = kTransposed ? kPasses : kOfStep * kPasses;
   const int lane = threadIdx.x % 32, half = lane / 16;
   const int64_t stride = p.weight.row_stride, of_step = p.weight.rows * kStepK;
@@ -139,16 +140,16 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, P
   const float* const start =
       kTransposed ? p.weight.from + (k + lane / 8) * stride + first_row + lane % 8 * 4
                   : p.weight.from + (first_row + half) * stride + k + lane % 16 * 4;
-  const auto load = [&](int piece) {
+  const auto load = [&](int batch) {
     const float* at =
-        start + (kTransposed ? piece * kPieceDepth * stride
-                             : piece / kOfStep * kStepK + piece % kOfStep * kPieceRows * stride);
+        start + (kTransposed ? batch * kBatchDepth * stride
+                             : batch / kOfStep * kStepK + batch % kOfStep * kBatchRows * stride);
 #pragma unroll
     for (int i = 0; i < 2 * kPasses; ++i, at += (kTransposed ? 4 : 2) * stride) {
-      // The second eight of a transposed piece have the halves of their rows swapped: lanes that
+      // The second eight of a transposed batch have the halves of their rows swapped: lanes that
       // read both eights at once meet in no bank.
       const int to = kTransposed && i >= kPasses ? lane ^ 4 : lane;
-      ptx::copy_async(&pieces[piece % kPieces][i][to], at, policy);
+      ptx::copy_async(&batches[batch % kBatches][i][to], at, policy);
     }
   };
   float scale[kScales];
@@ -158,23 +159,23 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, P
     scale[i] = split::power_of_two(__ldg(p.weight.exponent + row));
   }
 #pragma unroll
-  for (int piece = 0; piece < kPieces - 1; ++piece) {
-    load(piece);
+  for (int batch = 0; batch < kBatches - 1; ++batch) {
+    load(batch);
     ptx::commit_copies();
   }
-  uint32_t with_subnormals = 0;  // pieces, a bit each
-  static_assert(kAll <= 32, "pieces have a bit each");
+  uint32_t with_subnormals = 0;  // batches, a bit each
+  static_assert(kAll <= 32, "batches have a bit each");
 #pragma unroll 1
   for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
 #pragma unroll
-    for (int part = 0; part < kOfStep; ++part) {
-      const int piece = first + part;
-      ptx::wait_copies<kPieces - 2>();
-      // This piece is there for all lanes, and all have read the one before.
+    for (int in_step = 0; in_step < kOfStep; ++in_step) {
+      const int batch = first + in_step;
+      ptx::wait_copies<kBatches - 2>();
+      // This batch is there for all lanes, and all have read the one before.
       ptx::barrier_sync(barrier, 32);
-      if (piece + kPieces - 1 < kAll) load(piece + kPieces - 1);
+      if (batch + kBatches - 1 < kAll) load(batch + kBatches - 1);
       ptx::commit_copies();
-      const auto& loaded = pieces[piece % kPieces];
+      const auto& loaded = batches[batch % kBatches];
       LeastSubnormal subnormal;
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
@@ -183,30 +184,30 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, P
           const float* const column = &loaded[half * kPasses][0].x + (i ^ half) * 16 + lane % 16;
 #pragma unroll
           for (int j = 0; j < split::kGroup; ++j) v[j] = column[j * kUnitRows];
-          *reinterpret_cast<uint4*>(to + i * 16 * kStepK + part * kPieceDepth) =
+          *reinterpret_cast<uint4*>(to + i * 16 * kStepK + in_step * kBatchDepth) =
               round_group(v, scale[i], &subnormal);
         } else {
           const float4* const group = &loaded[2 * i + half][lane % 16 * 2];
           *reinterpret_cast<float4*>(v) = group[0], *reinterpret_cast<float4*>(v + 4) = group[1];
-          *reinterpret_cast<uint4*>(to + (part * kPieceRows + 4 * i) * kStepK) =
-              round_group(v, scale[part * kPasses + i], &subnormal);
+          *reinterpret_cast<uint4*>(to + (in_step * kBatchRows + 4 * i) * kStepK) =
+              round_group(v, scale[in_step * kPasses + i], &subnormal);
         }
       }
-      // Subnormals are counted by rows: a transposed piece has parts of all.
+      // Subnormals are counted by rows: a transposed batch has elements of all.
       constexpr uint32_t kWholeStep = (1u << kOfStep) - 1;
-      if (subnormal.any()) with_subnormals |= kTransposed ? kWholeStep << first : 1u << piece;
+      if (subnormal.any()) with_subnormals |= kTransposed ? kWholeStep << first : 1u << batch;
     }
   }
-  // At the end, as the code of count_subnormals in every part would slow the kernel down.
+  // At the end, as the code of count_subnormals in every batch would slow the kernel down.
   with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
   const bool counts = with_subnormals != 0;
   if (kTransposed && counts) __syncwarp();  // other lanes have written what is read
 #pragma unroll 1
   for (; with_subnormals != 0; with_subnormals &= with_subnormals - 1) {
-    const int piece = __ffs(with_subnormals) - 1;
-    const int64_t row = first_row + piece % kOfStep * kPieceRows + lane / 8;
+    const int batch = __ffs(with_subnormals) - 1;
+    const int64_t row = first_row + batch % kOfStep * kBatchRows + lane / 8;
     const __half* const from =
-        first_of_step + piece / kOfStep * of_step + row * kStepK + lane % 8 * split::kGroup;
+        first_of_step + batch / kOfStep * of_step + row * kStepK + lane % 8 * split::kGroup;
     uint4 groups[kPasses];
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
@@ -253,49 +254,49 @@ __device__ bool convert_edge(const Conversion& p, int64_t k, int64_t row, int st
 }
 
 // Converts units until all are converted. progress, in shared memory, is the step that this block's
-// copies have reached; pieces and barrier are the warp's. is_needed(): whether the product reads
+// copies have reached; batches and barrier are the warp's. is_needed(): whether the product reads
 // the weight at all, for all blocks alike.
 template <bool kTransposed, typename IsNeeded>
 __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
-                        Pieces& pieces, int barrier, int* progress, const IsNeeded& is_needed) {
+                        Batches& batches, int barrier, int* progress, const IsNeeded& is_needed) {
   const int lane = threadIdx.x % 32;
-  const int shares = weight_tiles * kClusterSize;
+  const int panels = weight_tiles * kClusterSize;
   const unsigned units =
-      static_cast<unsigned>(shares * kUnitsOfShare) * ((p.steps + kUnitSteps - 1) / kUnitSteps);
+      static_cast<unsigned>(panels * kUnitsOfPanel) * ((p.steps + kUnitSteps - 1) / kUnitSteps);
   const auto next_unit = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
   const unsigned first = next_unit();
   if (!is_needed()) return;  // its loads and the atomic operation are in flight at once
   unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {
     const unsigned prefetched = next_unit();
-    const Unit unit = find_unit(p, static_cast<int>(index), shares, clusters);
+    const Unit unit = find_unit(p, static_cast<int>(index), panels, clusters);
     if (lane == 0) {
       while (atomicAdd(progress, 0) + kLead < unit.first_use) __nanosleep(200);
     }
     __syncwarp();
-    const int64_t row = static_cast<int64_t>(unit.share) * kShareRows + unit.row;
+    const int64_t row = static_cast<int64_t>(unit.panel) * kPanelRows + unit.row;
     const bool is_whole = row + kUnitRows <= p.weight.rows &&
                           static_cast<int64_t>(unit.step + kUnitSteps) * kStepK <= k;
-    const bool counts = is_whole ? convert_unit<kTransposed>(p, row, unit.step, pieces, barrier)
+    const bool counts = is_whole ? convert_unit<kTransposed>(p, row, unit.step, batches, barrier)
                                  : convert_edge<kTransposed>(p, k, row + lane / 8, unit.step);
     if (counts) spoil_rows(p, k, row, unit.step);
     ptx::fence_proxy_async_global();
     __syncwarp();
     if (lane < kUnitSteps && unit.step + lane < p.steps) {
-      ptx::add_release(p.ready + static_cast<int64_t>(unit.share) * p.steps + unit.step + lane, 1);
+      ptx::add_release(p.ready + static_cast<int64_t>(unit.panel) * p.steps + unit.step + lane, 1);
     }
     index = __shfl_sync(0xffffffff, prefetched, 0);
   }
 }
 
-// Waits until a share of the weight is converted in a step. Returns the number of converted steps
+// Waits until a panel of the weight is converted in a step. Returns the number of converted steps
 // from this one on, 32 at most. By all lanes of a warp.
-__device__ inline int wait_converted(const Conversion& p, int share, int step) {
+__device__ inline int wait_converted(const Conversion& p, int panel, int step) {
   const int at = step + threadIdx.x % 32;
-  const unsigned* const ready = p.ready + static_cast<int64_t>(share) * p.steps + at;
+  const unsigned* const ready = p.ready + static_cast<int64_t>(panel) * p.steps + at;
   unsigned missing;
   do {
-    const bool is_ready = at < p.steps && ptx::load_acquire(ready) == kUnitsOfShare;
+    const bool is_ready = at < p.steps && ptx::load_acquire(ready) == kUnitsOfPanel;
     missing = ~__ballot_sync(0xffffffff, is_ready);
   } while (missing & 1);
   __syncwarp();  // the flags of all lanes, for the one that copies

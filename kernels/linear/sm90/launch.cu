@@ -41,46 +41,86 @@ int count_clusters(Kernel* kernel, size_t bytes) {
                                  {kClusterSize, kThreads, bytes, nullptr, /*has_pdl=*/false});
 }
 
-// Splits x and samples the weight. The first `zeros` bytes of the workspace become 0.
-template <typename Workspace>
-void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
-  constexpr bool kIsPair = Workspace::kIsPair;
-  const auto launch = [&](auto splitter, int threads, int rows_of_block, const LineShares& shares) {
-    constexpr Splitter kSplitter = decltype(splitter)::value;
-    auto kernel = prepare_kernel<kIsPair, kSplitter, false>;
-    if constexpr (!kIsPair) {
-      if (linear.weight_is_transposed) kernel = prepare_kernel<false, kSplitter, true>;
-    }
-    Grid grid{0, threads, 0, stream, /*has_pdl=*/true};
-    if constexpr (kSplitter == Splitter::kCluster) {
-      grid.cluster = shares.cluster, grid.bytes = LinesMemory::bytes(shares.kept);
-      allow_shared_memory(kernel, LinesMemory::bytes(kMostLines));  // other threads have other k
-    }
-    const int sampled_rows = threads / 32 * kSampledRows * shares.cluster;
-    const int sampling = blocks_of(linear.n, sampled_rows) * shares.cluster;
-    grid.blocks = sampling + blocks_of(linear.m, rows_of_block) * shares.cluster;
-    launch_grid(grid, kernel, workspace.x, workspace.weight, linear.k, sampling, shares,
-                static_cast<unsigned*>(linear.workspace),
-                static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
-  };
-  constexpr std::integral_constant<Splitter, Splitter::kBlock> by_block;
-  constexpr std::integral_constant<Splitter, Splitter::kWarp> by_warp;
-  constexpr std::integral_constant<Splitter, Splitter::kCluster> by_cluster;
-  const int threads = split::threads_of_row(linear.k);
-  if (linear.x_is_transposed) {
-    launch(by_cluster, split::kThreads, kLineRows, LineShares(linear.k));
-  } else if (linear.k <= split::kKeptByWarp) {
-    launch(by_warp, threads, threads / 32, {});
-  } else {
-    launch(by_block, threads, 1, {});
-  }
-}
-
-// ---------------------------------------------------------------------------------- one product
-
+// The tiles of one product.
 inline TileOrder product_tiles(const Linear& linear) {
   return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
 }
+
+// For float32: counters, which are 0 at first, the split x, and what the weight becomes.
+struct Workspace {
+  bool is_pair;  // of pieces: for three products
+  split::SplitMatrix x, weight;
+  size_t zeros, bytes;
+  // Three products.
+  unsigned *has_overflowed, *has_nonfinite;
+  PartialSums partials[2];  // of both runs: the same sums, other counts
+  // One product: the rounded weight, tiles to be made again, and a copy of a transposed weight.
+  Conversion conversion{};
+  TileList redo;
+  Transposition weight_copy{};
+
+  explicit Workspace(const Linear& linear)
+      : is_pair(linear.precision == Precision::kHighest),
+        x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
+        weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
+    WorkspaceSlices slices(linear.workspace);
+    const int64_t padded_k = split::padded(linear.k);
+    is_pair ? add_counters_of_three(slices) : add_counters_of_one(slices, linear);
+    zeros = slices.bytes();
+    x.is_stepwise = weight.is_stepwise = true;
+    x.high = slices.add<__half>((is_pair ? 2 : 1) * x.rows * padded_k);
+    for (split::SplitMatrix* matrix : {&x, &weight}) {
+      matrix->exponent = slices.add<int>(matrix->rows);
+      if (is_pair) matrix->state = slices.add<int>(matrix->rows);
+    }
+    if (is_pair) {
+      x.low = x.high + split::kStepwise / 2;
+      partials[0].sums = partials[1].sums = slices.add<PartialSums::Sums>(Schedule::kMostClusters);
+    } else {
+      weight.high = slices.add<__half>(weight.rows * padded_k);
+      redo.tiles = slices.add<int>(product_tiles(linear).count());
+      conversion.weight = weight;
+    }
+    if (linear.weight_is_transposed) {
+      float* const to = slices.add<float>(weight.rows * padded_k);
+      weight_copy = {weight.from, weight.row_stride, to, padded_k, weight.rows, linear.k};
+    }
+    bytes = slices.bytes();
+  }
+
+ private:
+  void add_counters_of_three(WorkspaceSlices& slices) {
+    partials[0].counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
+    partials[1].counts = partials[0].counts + Schedule::kMostClusters;
+    has_overflowed = slices.add<unsigned>(2);
+    has_nonfinite = has_overflowed + 1;
+  }
+  void add_counters_of_one(WorkspaceSlices& slices, const Linear& linear) {
+    const int64_t steps = split::padded(linear.k) / kStepK;
+    const int64_t panels = blocks_of(linear.n, kPanelRows * kClusterSize) * kClusterSize;
+    conversion.steps = static_cast<int>(steps);
+    conversion.next = slices.add<unsigned>(1);
+    conversion.ready = slices.add<unsigned>(panels * steps);
+    conversion.subnormals = slices.add<unsigned>(linear.n);
+    redo.count = slices.add<unsigned>(1 + product_tiles(linear).count());
+    redo.is_listed = redo.count + 1;
+  }
+};
+
+// Splits x and samples the weight. The first `zeros` bytes of the workspace become 0.
+void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
+  const int threads = split::threads_of_row(linear.k);
+  const bool is_short = linear.k <= split::kKeptByWarp;
+  const int sampling = blocks_of(linear.n, threads / 32 * kSampledRows);
+  const int blocks = sampling + blocks_of(linear.m, is_short ? threads / 32 : 1);
+  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, prepare_kernel, workspace.x,
+              workspace.weight, linear.weight_is_transposed, linear.k, sampling,
+              is_short ? split::Splitter::kWarp : split::Splitter::kBlock,
+              static_cast<unsigned*>(linear.workspace),
+              static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
+}
+
+// ---------------------------------------------------------------------------------- one product
 
 template <typename Kind>
 Product<Kind> make_product(const Linear& linear, int64_t together) {
@@ -105,7 +145,7 @@ void launch_product(const Product<Kind>& product, int clusters, const Linear& li
                     cudaStream_t stream) {
   const auto make = [&](const void* operand, int64_t rows, int64_t stride, bool is_transposed,
                         int box_rows) {
-    const auto matrix = static_cast<const typename Kind::Operand*>(operand);
+    const auto matrix = static_cast<const typename Kind::Element*>(operand);
     if (is_transposed) return make_map(matrix, linear.k, rows, stride, kStepK);
     return make_map(matrix, rows, linear.k, stride, Kind::kIsGeneral ? kBoxRows : box_rows);
   };
@@ -115,7 +155,7 @@ void launch_product(const Product<Kind>& product, int clusters, const Linear& li
                    kWarpFeatures);
   }
   launch_product(
-      product, clusters, make(linear.x, linear.m, linear.x_stride, linear.x_is_transposed, kXShare),
+      product, clusters, make(linear.x, linear.m, linear.x_stride, linear.x_is_transposed, kXHalf),
       make(linear.weight, linear.n, linear.weight_stride, linear.weight_is_transposed, kWeightRows),
       out, stream);
 }
@@ -125,58 +165,15 @@ void launch_half(const Linear& linear, cudaStream_t stream) {
   const int64_t together = linear.mask != nullptr ? kFeatures : 16 / sizeof(typename Kind::Out);
   auto product = make_product<Kind>(linear, together);
   product.epilogue.is_direct &= linear.relu;  // or else General stages its results
-  // As many clusters as the same number of rounds needs: 0.3% less time on an H200 than with all.
+  // As many clusters as the same number of waves needs: 0.3% less time on an H200 than with all.
   const int clusters = count_clusters(product_kernel<Kind>, sizeof(Memory<Kind>));
-  const int tiles = product.tiles.count(), rounds = blocks_of(tiles, clusters);
-  launch_product(product, blocks_of(tiles, rounds), linear, stream);
+  const int tiles = product.tiles.count(), waves = blocks_of(tiles, clusters);
+  launch_product(product, blocks_of(tiles, waves), linear, stream);
 }
-
-// One product of float32: counters, which are 0 at first, then the rounded operands.
-struct RoundedWorkspace {
-  static constexpr bool kIsPair = false;  // of pieces
-  split::Operand x, weight;
-  Conversion conversion{};
-  TileList redo;
-  size_t zeros, bytes;
-  // Copies of transposed operands, for what is made again.
-  Transposition x_copy{}, weight_copy{};
-
-  explicit RoundedWorkspace(const Linear& linear)
-      : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
-        weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
-    x.is_transposed = linear.x_is_transposed;
-    weight.is_transposed = linear.weight_is_transposed;
-    const int64_t padded_k = split::padded(linear.k), steps = padded_k / kStepK;
-    const int64_t shares = blocks_of(linear.n, kShareRows * kClusterSize) * kClusterSize;
-    const int64_t tiles = product_tiles(linear).count();
-    Parts parts(linear.workspace);
-    conversion.next = parts.add<unsigned>(1);
-    conversion.ready = parts.add<unsigned>(shares * steps);
-    conversion.subnormals = parts.add<unsigned>(linear.n);
-    redo.count = parts.add<unsigned>(1 + tiles);
-    redo.is_listed = redo.count + 1;
-    zeros = parts.bytes();
-    redo.tiles = parts.add<int>(tiles);
-    for (split::Operand* operand : {&x, &weight}) {
-      operand->exponent = parts.add<int>(operand->rows);
-      operand->high = parts.add<__half>(operand->rows * padded_k);
-      operand->is_stepwise = true;
-    }
-    conversion.weight = weight;
-    conversion.steps = static_cast<int>(steps);
-    const auto add_copy = [&](const split::Operand& of) -> Transposition {
-      if (!of.is_transposed) return {};
-      return {of.from,  of.row_stride, parts.add<float>(of.rows * padded_k),
-              padded_k, of.rows,       linear.k};
-    };
-    x_copy = add_copy(x), weight_copy = add_copy(weight);
-    bytes = parts.bytes();
-  }
-};
 
 template <typename Kind>
 void launch_rounded(const Linear& linear, cudaStream_t stream) {
-  const RoundedWorkspace workspace(linear);
+  const Workspace workspace(linear);
   const int64_t together = linear.mask != nullptr ? 8 : 4;
   prepare(linear, workspace, stream);
   auto product = make_product<Kind>(linear, together);
@@ -184,24 +181,20 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
   const int clusters = std::min(count_clusters(product_kernel<Kind>, sizeof(Memory<Kind>)), tiles);
   product.redo = workspace.redo;
   product.conversion = workspace.conversion;
-  product.conversion.side = std::min(product.tiles.x_tiles, TileOrder::kGroup);
+  product.conversion.side = std::min(product.tiles.x_tiles, TileOrder::kBand);
   product.conversion.width = blocks_of(clusters, product.conversion.side);
   product.x_exponent = workspace.x.exponent;
   const int64_t steps = product.conversion.steps;
-  launch_product(product, clusters, make_map(workspace.x, steps, kXShare),
+  launch_product(product, clusters, make_map(workspace.x, steps, kXHalf),
                  make_map(workspace.weight, steps, kWeightRows), CUtensorMap{}, stream);
 
   // The tiles that fp16 does not carry. TF32 is not read transposed.
   Linear again = linear;
-  again.x_is_transposed = again.weight_is_transposed = false;
-  const Transposition &x_copy = workspace.x_copy, &weight_copy = workspace.weight_copy;
-  if (linear.x_is_transposed) again.x = x_copy.to, again.x_stride = x_copy.to_stride;
   if (linear.weight_is_transposed) {
-    again.weight = weight_copy.to, again.weight_stride = weight_copy.to_stride;
-  }
-  if (linear.x_is_transposed || linear.weight_is_transposed) {
-    check(static_cast<cudaError_t>(
-        cuda::transpose_if(workspace.redo.count, x_copy, weight_copy, stream)));
+    const Transposition& copy = workspace.weight_copy;
+    check(static_cast<cudaError_t>(cuda::transpose_if(workspace.redo.count, copy, stream)));
+    again.weight = copy.to, again.weight_stride = copy.to_stride;
+    again.weight_is_transposed = false;
   }
   auto redo = make_product<Redo>(again, together);
   redo.redo = workspace.redo;
@@ -210,38 +203,6 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
 }
 
 // ------------------------------------------------------------------------------- three products
-
-// Three products: counters, which are 0 at first, the split x, the weight's exponents, and partial
-// sums.
-struct SplitWorkspace {
-  static constexpr bool kIsPair = true;  // of pieces
-  split::Operand x, weight;
-  unsigned *has_overflowed, *has_nonfinite;
-  PartialSums partials[2];  // of both runs: the same sums, other counts
-  size_t zeros, bytes;
-
-  explicit SplitWorkspace(const Linear& linear)
-      : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
-        weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
-    constexpr int64_t kClusters = Schedule::kMostClusters;
-    x.is_transposed = linear.x_is_transposed;
-    Parts parts(linear.workspace);
-    partials[0].counts = parts.add<PartialSums::Counts>(2 * kClusters);
-    partials[1].counts = partials[0].counts + kClusters;
-    has_overflowed = parts.add<unsigned>(2);
-    has_nonfinite = has_overflowed + 1;
-    zeros = parts.bytes();
-    for (split::Operand* operand : {&x, &weight}) {
-      operand->exponent = parts.add<int>(operand->rows);
-      operand->state = parts.add<int>(operand->rows);
-    }
-    x.high = parts.add<__half>(2 * x.rows * split::padded(linear.k));
-    x.low = x.high + split::kStepwise / 2;
-    x.is_stepwise = true;
-    partials[0].sums = partials[1].sums = parts.add<PartialSums::Sums>(kClusters);
-    bytes = parts.bytes();
-  }
-};
 
 // The tiles of a result: `wide` tiles of x have Split::kXRows rows, the others `rows`.
 struct SplitTiles {
@@ -256,14 +217,14 @@ inline SplitTiles choose_tiles(int m, int n, int k, int clusters) {
     return TileOrder{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
   };
   const auto time = [&](const TileOrder& tiles, int rows) {
-    const int steps = S::rounds(k), full_rounds = tiles.count() / clusters;
-    const double rest = tiles.count() % clusters, step = rows + Schedule::kOverhead;
-    if (rest == 0) return full_rounds * steps * step;
-    // How many clusters share a tile of the last round.
-    const double most = static_cast<double>(steps) / Schedule::least_share(steps, rows);
-    const double parts = std::min(clusters / rest, most);
-    const double adding = std::max(Schedule::kWorth * step, Schedule::kAdding * parts * rows);
-    return full_rounds * steps * step + std::min(steps * step, steps / parts * step + adding);
+    const int rounds = S::rounds(k), waves = tiles.count() / clusters;
+    const double rest = tiles.count() % clusters, round = rows + Schedule::kOverhead;
+    if (rest == 0) return waves * rounds * round;
+    // How many clusters share a tile of the last wave.
+    const double most = static_cast<double>(rounds) / Schedule::least_range(rounds, rows);
+    const double k_split = std::min(clusters / rest, most);
+    const double adding = std::max(Schedule::kWorth * round, Schedule::kAdding * k_split * rows);
+    return waves * rounds * round + std::min(rounds * round, rounds / k_split * round + adding);
   };
   constexpr int kMore = S::kXRows - S::kNarrow;
   TileOrder order = tiles_of(S::kXRows);
@@ -282,15 +243,15 @@ inline SplitTiles choose_tiles(int m, int n, int k, int clusters) {
 
 void launch_split(const Linear& linear, cudaStream_t stream) {
   using S = Split;
-  const SplitWorkspace workspace(linear);
+  const Workspace workspace(linear);
   prepare(linear, workspace, stream);
-  const split::Operand &x = workspace.x, &weight = workspace.weight;
+  const split::SplitMatrix &x = workspace.x, &weight = workspace.weight;
   const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),
             k = static_cast<int>(linear.k);
   const auto kernel = k < kShortK  ? split_kernel<32>
                       : k < kLongK ? split_kernel<64>
                                    : split_kernel<128>;
-  int clusters = std::min(count_clusters(kernel, sizeof(S::Memory)), Schedule::kMostClusters);
+  int clusters = std::min(count_clusters(kernel, sizeof(SplitMemory)), Schedule::kMostClusters);
   const SplitTiles tiles = choose_tiles(m, n, k, clusters);
   SplitProblem problem{
       Epilogue<float>(linear, 2), x,           weight,     k,         workspace.has_overflowed,
@@ -305,7 +266,7 @@ void launch_split(const Linear& linear, cudaStream_t stream) {
   for (const bool is_second_run : {false, true}) {
     problem.is_second_run = is_second_run;
     problem.partials = workspace.partials[is_second_run];
-    launch_grid({clusters * kClusterSize, kThreads, sizeof(S::Memory), stream, /*has_pdl=*/true},
+    launch_grid({clusters * kClusterSize, kThreads, sizeof(SplitMemory), stream, /*has_pdl=*/true},
                 kernel, x_map, weight_map, problem);
   }
   nonfinite::multiply(x, weight, k, problem.epilogue, problem.has_nonfinite, stream);
@@ -343,14 +304,12 @@ void launch_chunk(const Linear& linear, cudaStream_t stream) {
   if (linear.dtype == DType::kBFloat16) return launch_half_of<__nv_bfloat16>(linear, stream);
   if (linear.precision == Precision::kHighest) return launch_split(linear, stream);
   if (linear.weight_is_transposed) return launch_rounded<RoundedTransposed>(linear, stream);
-  if (linear.mask != nullptr) return launch_rounded<Rounded<Mask::kWanted>>(linear, stream);
-  launch_rounded<Rounded<Mask::kNone>>(linear, stream);
+  launch_rounded<Rounded<Mask::kAtRunTime>>(linear, stream);
 }
 
 size_t workspace_bytes(const Linear& linear) {
   if (linear.dtype != DType::kFloat32) return 0;
-  return linear.precision == Precision::kHighest ? SplitWorkspace(linear).bytes
-                                                 : RoundedWorkspace(linear).bytes;
+  return Workspace(linear).bytes;
 }
 
 // Rows of x that are multiplied at once.
@@ -364,10 +323,10 @@ int64_t rows_of_chunk(const Linear& linear) {
     tiling = {kXRows, product_tiles(linear).weight_tiles,
               std::max(multiprocessors / kClusterSize, 1)};
   }
-  // Copies of transposed operands are in the workspace and not in its limit, as other copies are.
+  // The copy of a transposed weight is in the workspace and not in its limit, as other copies are.
   return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {
     Linear chunk = with_rows(linear, rows);
-    chunk.x_is_transposed = chunk.weight_is_transposed = false;
+    chunk.weight_is_transposed = false;
     return workspace_bytes(chunk);
   });
 }
@@ -381,9 +340,11 @@ bool linear_sm90_serves(const Linear& linear) {
   const bool is_float32 = linear.dtype == DType::kFloat32;
   const bool is_half = linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16;
   const bool is_split = is_float32 && linear.precision == Precision::kHighest;
+  const bool has_layout =
+      !is_float32 || (!linear.x_is_transposed && !(is_split && linear.weight_is_transposed));
   const int64_t size = is_float32 ? 4 : 2;
   constexpr int64_t kMost = int64_t{1} << 30;
-  return (is_float32 || is_half) &&
+  return (is_float32 || is_half) && has_layout &&
          (is_split || has_aligned_rows(linear.x, size * linear.x_stride)) &&
          has_aligned_rows(linear.weight, size * linear.weight_stride) && linear.m < kMost &&
          linear.n < kMost && linear.k < (is_float32 ? sm90::kMostK : kMost);

@@ -30,13 +30,12 @@ enum class Mode {
   kRedo,               // the tiles of both that fp16 does not carry
 };
 
-// Masks: those of the kernels that users wait for most are compiled apart, as their code slows down
-// the kernel without.
+// Half types have a kernel with the mask's code and one without, which that code would slow down.
 enum class Mask { kNone, kWanted, kAtRunTime };
 
-template <typename OperandType, typename OutType, Mode kMode, Mask kMask_>
+template <typename ElementType, typename OutType, Mode kMode, Mask kMask_>
 struct ProductKind {
-  using Operand = OperandType;
+  using Element = ElementType;
   using Out = OutType;
   static constexpr bool kIsTransposed = kMode == Mode::kConvertTransposed;
   static constexpr bool kConverts = kMode == Mode::kConvert || kIsTransposed;
@@ -63,8 +62,8 @@ using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo, Mask::kAtRunTime>;
 // A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which the two blocks
 // of a cluster have in common. Rows in shared memory are as long as the widest swizzle.
 constexpr int kWeightRows = kFeatures * kConsumers;
-static_assert(kShareRows == kWeightRows, "a block converts what it multiplies");
-constexpr int kXShare = kXRows / kClusterSize;  // rows of x that a block loads for both
+static_assert(kPanelRows == kWeightRows, "a block converts what it multiplies");
+constexpr int kXHalf = kXRows / kClusterSize;  // rows of x that a block loads for both
 constexpr int kRowBytes = 128;
 static_assert(kRowBytes / sizeof(__half) == kStepK, "steps are the same");
 constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
@@ -95,7 +94,7 @@ struct Memory {
 // Tiles to be made again.
 struct TileList {
   unsigned* count;      // 0 at first
-  unsigned* is_listed;  // [tiles], 0 at first; then also counts the warps that have left a part
+  unsigned* is_listed;  // [tiles], 0 at first
   int* tiles;
 
   // By one thread.
@@ -104,14 +103,9 @@ struct TileList {
   }
 };
 
-// Few tiles that are made again are cut along K, so that all clusters have a part. Each part adds
-// its sums to those that the one before it has left in the result: with more than kMostParts, that
-// would take longer than the products.
-constexpr int kMostParts = 4;
-
 template <typename Kind>
 struct Product {
-  static constexpr int kK = kRowBytes / sizeof(typename Kind::Operand);  // of K a step
+  static constexpr int kK = kRowBytes / sizeof(typename Kind::Element);  // of K a step
 
   Epilogue<typename Kind::Out> epilogue;
   int k;
@@ -126,12 +120,6 @@ struct Product {
   __device__ int count() const {
     return Kind::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }
-  // Into how many parts tiles are cut. Those of all tiles run at once, if there are more than one.
-  __device__ int parts() const {
-    if constexpr (!Kind::kIsRedo) return 1;
-    const int clusters = gridDim.x / kClusterSize;
-    return max(min(min(clusters / count(), kMostParts), steps()), 1);
-  }
   // The tile of an index. That of float32 is in the order in which the weight is converted.
   // Clusters next to each other have a tile of x in common for half types: 0.3% of an H200's time.
   __device__ Tile find(int index) const {
@@ -143,91 +131,51 @@ struct Product {
   }
 };
 
-// The tiles of x that Kind makes: all, unless it converts; then Redo has others. By whole warps.
+// Whether Kind makes a tile of x: all, unless it converts; then Redo makes those with rows that
+// fp16 does not carry. By whole warps.
 template <typename Kind>
-struct MadeTiles {
-  const Product<Kind>& p;
-  const bool are_few;  // tiles of x
-  uint32_t made = 0;   // where they are few: a bit each
-
-  __device__ explicit MadeTiles(const Product<Kind>& p)
-      : p(p), are_few(p.tiles.x_tiles <= TileOrder::kGroup) {
-    if (!Kind::kConverts || !are_few) return;
-    made = (1u << p.tiles.x_tiles) - 1;
-#pragma unroll 16
-    for (int row = threadIdx.x % 32; row < p.epilogue.m; row += 32) {
-      if (__ldg(p.x_exponent + row) == split::kUncarried) made &= ~(1u << row / kXRows);
-    }
-    made = __reduce_and_sync(0xffffffff, made);
-    if (again_is_faster()) made = 0;
-  }
-
-  __device__ bool has(int x_tile) const {
-    if (!Kind::kConverts) return true;
-    return are_few ? made >> x_tile & 1 : is_carried(x_tile);
-  }
-  __device__ bool any() const {
-    int x_tile = 0;
-    while (x_tile < p.tiles.x_tiles && !has(x_tile)) ++x_tile;
-    return x_tile < p.tiles.x_tiles;
-  }
-
- private:
-  // Whether fp16 carries all rows of a tile.
-  __device__ bool is_carried(int x_tile) const {
-    bool is_carried = true;
+__device__ bool is_made(const Product<Kind>& p, int x_tile) {
+  if (!Kind::kConverts) return true;
+  bool is_carried = true;
 #pragma unroll
-    for (int i = threadIdx.x % 32; i < kXRows; i += 32) {
-      const int row = x_tile * kXRows + i;
-      is_carried &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != split::kUncarried;
-    }
-    return __all_sync(0xffffffff, is_carried);
+  for (int i = threadIdx.x % 32; i < kXRows; i += 32) {
+    const int row = x_tile * kXRows + i;
+    is_carried &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != split::kUncarried;
   }
+  return __all_sync(0xffffffff, is_carried);
+}
 
-  // Whether Redo makes all tiles in less time than Kind makes these and then Redo the others. A
-  // round of tiles, one a cluster, takes TF32 half as long again. Where clusters are even in
-  // number, each has either even or odd tiles of x.
-  __device__ bool again_is_faster() const {
-    const int clusters = gridDim.x / kClusterSize, all = p.tiles.x_tiles;
-    const auto rounds = [&](int x_tiles) {
-      return (x_tiles * p.tiles.weight_tiles + clusters - 1) / clusters;
-    };
-    const auto again = [&](int x_tiles) {
-      const int parts = min(clusters / (x_tiles * p.tiles.weight_tiles), kMostParts);
-      return 1.5f * rounds(x_tiles) / max(parts, 1);
-    };
-    const int own = __popc(made), others = all - own;
-    const int most = max(__popc(made & 0x55), __popc(made & 0xaa));
-    const int as_long_as = clusters % 2 == 0 ? min(2 * most, all) : own;
-    return others > 0 && again(all) < rounds(as_long_as) + again(others);
-  }
-};
-
-// Copies a block's share of x and its weight in a step into a stage: one thread.
 template <typename Kind>
-__device__ void copy_stage(const Product<Kind>& p, const CUtensorMap& x_map,
-                           const CUtensorMap& weight_map, uint32_t x, uint32_t weight, int row,
-                           int weight_row, int step, uint32_t full) {
-  constexpr int kBoth = (1 << kClusterSize) - 1;
-  ptx::mbarrier_arrive_expect_tx(full, kXBytes + kWeightBytes);
+__device__ bool makes_any(const Product<Kind>& p) {
+  int x_tile = 0;
+  while (x_tile < p.tiles.x_tiles && !is_made(p, x_tile)) ++x_tile;
+  return x_tile < p.tiles.x_tiles;
+}
+
+// Copies a block's half of x and its weight in a step: one thread.
+template <typename Kind>
+__device__ void copy_step(const Product<Kind>& p, const CUtensorMap& x_map,
+                          const CUtensorMap& weight_map, uint32_t x, uint32_t weight, int row,
+                          int weight_row, int step, uint32_t barrier) {
+  ptx::mbarrier_arrive_expect_tx(barrier, kXBytes + kWeightBytes);
   if constexpr (Kind::kIsGeneral) {
     const int k = step * p.kK;
-    for (int i = 0; i < kXShare / kBoxRows; ++i) {
+    for (int i = 0; i < kXHalf / kBoxRows; ++i) {
       const int at = row + i * kBoxRows;
       ptx::copy_tensor_multicast(x + i * kBoxBytes, &x_map, p.x_is_transposed ? at : k,
-                                 p.x_is_transposed ? k : at, full, kBoth);
+                                 p.x_is_transposed ? k : at, barrier, kBothBlocks);
     }
     for (int i = 0; i < kWeightRows / kBoxRows; ++i) {
       const int at = weight_row + i * kBoxRows;
       ptx::copy_tensor(weight + i * kBoxBytes, &weight_map, p.weight_is_transposed ? at : k,
-                       p.weight_is_transposed ? k : at, full);
+                       p.weight_is_transposed ? k : at, barrier);
     }
   } else if constexpr (Kind::kConverts) {  // both are stepwise
-    ptx::copy_tensor_multicast(x, &x_map, 0, row, step, full, kBoth);
-    ptx::copy_tensor(weight, &weight_map, 0, weight_row, step, full);
+    ptx::copy_tensor_multicast(x, &x_map, 0, row, step, barrier, kBothBlocks);
+    ptx::copy_tensor(weight, &weight_map, 0, weight_row, step, barrier);
   } else {
-    ptx::copy_tensor_multicast(x, &x_map, step * p.kK, row, full, kBoth);
-    ptx::copy_tensor(weight, &weight_map, step * p.kK, weight_row, full);
+    ptx::copy_tensor_multicast(x, &x_map, step * p.kK, row, barrier, kBothBlocks);
+    ptx::copy_tensor(weight, &weight_map, step * p.kK, weight_row, barrier);
   }
 }
 
@@ -242,36 +190,32 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
   const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x = base + offsetof(Memory<Kind>, x) + rank * kXShare * kRowBytes;
+  const uint32_t x = base + offsetof(Memory<Kind>, x) + rank * kXHalf * kRowBytes;
   const uint32_t weight = base + offsetof(Memory<Kind>, weight);
   const bool copies = threadIdx.x % 32 == 0;
-  const int steps = p.steps(), parts = p.parts(), count = p.count() * parts;
-  const MadeTiles<Kind> made(p);
+  const int steps = p.steps(), count = p.count();
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
-    const int part = i % parts, end = steps * (part + 1) / parts;
-    const Tile tile = p.find(i / parts);
-    const int row = tile.x * kXRows + rank * kXShare;
-    const int share = tile.weight * kClusterSize + rank;
-    if (!made.has(tile.x)) {
+    const Tile tile = p.find(i);
+    const int row = tile.x * kXRows + rank * kXHalf;
+    const int panel = tile.weight * kClusterSize + rank;
+    if (!is_made(p, tile.x)) {
       if (copies && rank == 0) p.redo.add(i);
       started += steps;
       continue;
     }
     int converted = 0;
-    for (int step = steps * part / parts; step < end; ++step, ring.advance()) {
+    for (int step = 0; step < steps; ++step, ring.advance()) {
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       if constexpr (Kind::kConverts) {
         if (copies) atomicExch(&shared.progress, started + step);
         if (copies && step == 0) shared.tiles[ring.stage] = i;
-        if (step >= converted) converted = step + wait_converted(p.conversion, share, step);
+        if (step >= converted) converted = step + wait_converted(p.conversion, panel, step);
       }
-      if (copies) {
-        copy_stage(p, x_map, weight_map, x + ring.stage * kXBytes,
-                   weight + ring.stage * kWeightBytes, row, share * kWeightRows, step,
-                   full + 8 * ring.stage);
-      }
+      if (!copies) continue;
+      copy_step(p, x_map, weight_map, x + ring.stage * kXBytes, weight + ring.stage * kWeightBytes,
+                row, panel * kWeightRows, step, full + 8 * ring.stage);
     }
     started += steps;
   }
@@ -283,7 +227,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   }
 }
 
-// A thread's share of the epilogue's data, prefetched while the products are made.
+// A thread's rows and feature in the epilogue, prefetched while the products are made.
 template <typename Kind>
 struct ThreadScales {
   static constexpr bool kScaled = Scales<typename Kind::Out>::kScaled;
@@ -311,7 +255,7 @@ struct ThreadScales {
 
   // Stores them for the warpgroup. Returns whether the tile is direct: half types' bias is divided
   // then.
-  __device__ bool share(const Epilogue<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
+  __device__ bool store(const Epilogue<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
                         int barrier) const {
     const int thread = threadIdx.x % 128;
     // All have read the scales of the tile before.
@@ -343,7 +287,7 @@ __device__ __forceinline__ void multiply_step(float (&d)[kSums], uint32_t x, uin
   ptx::wgmma_fence();
 #pragma unroll
   for (int s = 0; s < kRowBytes / 32; ++s) {
-    ptx::wgmma<kWeight, kX>(typename Kind::Operand{}, d, a + s * step_of(kWeight),
+    ptx::wgmma<kWeight, kX>(typename Kind::Element{}, d, a + s * step_of(kWeight),
                             b + s * step_of(kX), accumulates || s > 0);
   }
   ptx::wgmma_commit_group();
@@ -413,43 +357,6 @@ struct ProductConsumer {
   }
 };
 
-// visit(sum, place in the result) for a thread's sums that are in the result. A lane has features g
-// and g + 8 of its warp's 16, and of every 8 rows of x 2 c and 2 c + 1.
-template <typename Visit>
-__device__ void for_results(const Epilogue<float>& p, int first_row, int first_feature,
-                            float (&sums)[kSums], const Visit& visit) {
-  const int lane = threadIdx.x % 32, row = first_row + lane % 4 * 2;
-  const int feature = first_feature + threadIdx.x % 128 / 32 * 16 + lane / 4;
-  const int64_t n = p.n;
-  float* at = p.out + row * n + feature;
-  int rows = p.m - row;
-#pragma unroll
-  for (int block = 0; block < kSums / 4; ++block, at += 8 * n, rows -= 8) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool exists = rows > i % 2 && feature + i / 2 * 8 < n;
-      if (exists) visit(sums[4 * block + i], at + i % 2 * n + i / 2 * 8);
-    }
-  }
-}
-
-// Adds the sums of the parts before this one. Leaves the total to the next part, and returns
-// whether there is none. `warps` is 1 before the first part.
-__device__ inline bool add_parts(const Epilogue<float>& p, int row, int feature, unsigned* warps,
-                                 int part, int parts, float (&sums)[kSums]) {
-  if (part > 0) {
-    const unsigned all = 1 + part * (4 * kConsumers * kClusterSize);
-    while (!__all_sync(0xffffffff, ptx::load_acquire(warps) >= all)) {
-    }
-    for_results(p, row, feature, sums, [](float& sum, float* at) { sum += __ldcg(at); });
-  }
-  if (part == parts - 1) return true;
-  for_results(p, row, feature, sums, [](float& sum, float* at) { __stcg(at, sum); });
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::add_release(warps, 1);
-  return false;
-}
-
 // The epilogue of a warpgroup's sums.
 template <typename Kind>
 __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, int feature,
@@ -475,21 +382,20 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
 template <typename Kind>
 __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, Memory<Kind>& shared,
                                         int warpgroup) {
-  const int parts = p.parts(), count = p.count() * parts;
+  const int count = p.count();
   ProductConsumer<Kind> consumer(p, base, warpgroup);
   float d[kSums];
   for (int i = blockIdx.x / kClusterSize;; i += gridDim.x / kClusterSize) {
     if constexpr (Kind::kConverts) i = consumer.wait_tile(shared.tiles);
     if (i >= count) break;
-    const int part = i % parts;
-    const int steps = p.steps() * (part + 1) / parts - p.steps() * part / parts;
-    const Tile tile = p.find(i / parts);
+    const int steps = p.steps();
+    const Tile tile = p.find(i);
     const int row = consumer.row(tile), feature = consumer.feature(tile);
     const ThreadScales<Kind> own(p, row, feature);
 
     // multiply
     for (int step = 0; step < steps; ++step) consumer.multiply(d, step);
-    const bool is_direct = own.share(p.epilogue, &shared.scales[warpgroup], 1 + warpgroup);
+    const bool is_direct = own.store(p.epilogue, &shared.scales[warpgroup], 1 + warpgroup);
     consumer.complete();
 
     // epilogue
@@ -498,10 +404,6 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
       // finite: one of each of the thread's two rows tells.
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
       if (!__all_sync(0xffffffff, is_finite) && threadIdx.x % 32 == 0) p.redo.add(i);
-    }
-    if constexpr (Kind::kIsRedo) {
-      unsigned* const warps = p.redo.is_listed + p.redo.tiles[i / parts];
-      if (parts > 1 && !add_parts(p.epilogue, row, feature, warps, part, parts, d)) continue;
     }
     store_results(p.epilogue, row, feature, d, shared, warpgroup, is_direct);
   }
@@ -571,7 +473,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       convert<Kind::kIsTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
                                    gridDim.x / kClusterSize, shared.converters[converter],
                                    1 + kConsumers + converter, &shared.progress,
-                                   [&] { return MadeTiles<Kind>(p).any(); });
+                                   [&] { return makes_any(p); });
     }
   } else {  // multiply
     ptx::setmaxnreg_inc<Kind::kIsGradient ? kGradientProductRegisters : kProductRegisters>();

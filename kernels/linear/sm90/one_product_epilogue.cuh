@@ -187,10 +187,10 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
   const int g = lane / 4, c = lane % 4;
   const float scale = p.divisor.scale;
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
-  // stmatrix transposes matrices of 8 features and 8 rows. Chunks of 16 bytes are swizzled.
+  // stmatrix transposes matrices of 8 features and 8 rows. Vectors of 16 bytes are swizzled.
   const uint32_t base = ptx::shared_address(&staging);
   const uint32_t matrix = base + lane % 16 * 128 + ((warp * 2 + lane / 16) ^ lane % 8) * 16;
-  const uint32_t chunk = base + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
+  const uint32_t vector = base + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
   const int feature = first_feature + thread % 8 * 8;
   int row = first_row + thread / 8;
   T* to = p.out + static_cast<int64_t>(row) * p.n + feature;
@@ -236,14 +236,14 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
     }
 #pragma unroll
     for (int i = 0; i < kHalfSlabRows / 16; ++i, row += 16, to += 16 * static_cast<int64_t>(p.n)) {
-      const float4 v = ptx::load_shared_four(chunk + buffer + i * 16 * 128);
+      const float4 v = ptx::load_shared_four(vector + buffer + i * 16 * 128);
       // Non-temporal, as float32's: 0.6% of an H200's time.
       if (row < p.m && feature < p.n) __stcs(reinterpret_cast<float4*>(to), v);
     }
   }
 }
 
-// A thread's share of a tile of a gradient, out [n, m]: packed when the sums are complete, and
+// A thread's results in a tile of a gradient, out [n, m]: packed when the sums are complete, and
 // stored, a box at a time, while the next tile is multiplied: 5% of an H200's time where K is 1024.
 template <typename T>
 struct PackedResults {
@@ -285,14 +285,14 @@ struct PackedResults {
     static_assert(kBox < kEach);
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t box = ptx::shared_address(staging.boxes[warp][kBox % kBoxes]);
-    // stmatrix stores matrices of 8 features and 8 rows. Chunks of 16 bytes are swizzled.
+    // stmatrix stores matrices of 8 features and 8 rows. Vectors of 16 bytes are swizzled.
     const int line = lane / 16 * 8 + lane % 8;
     if (lane == 0) ptx::wait_stores_read<kBoxes - 1>();
     __syncwarp();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      const int chunk = (pair * 2 + lane / 8 % 2) ^ lane % 8;
-      ptx::store_matrices(box + line * 128 + chunk * 16, words[kBox][pair]);
+      const int vector = (pair * 2 + lane / 8 % 2) ^ lane % 8;
+      ptx::store_matrices(box + line * 128 + vector * 16, words[kBox][pair]);
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();

@@ -1,4 +1,4 @@
-// Parts that the Hopper kernels share: the pipeline's stages and barriers, and the staging of
+// For both Hopper products: the pipeline's stages and barriers, and the staging of
 // results in shared memory.
 
 #pragma once
@@ -15,6 +15,7 @@ namespace kernels::sm90 {
 constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kClusterSize = 2;
+constexpr int kBothBlocks = (1 << kClusterSize) - 1;  // of a cluster, a bit each
 // Compilers for older GPUs, for which the kernels are empty, know no clusters.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define KERNELS_CLUSTER

@@ -44,9 +44,9 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
   return map;
 }
 
-// The pieces of an operand that was split stepwise.
-inline CUtensorMap make_map(const split::Operand& operand, int64_t steps, int box_rows) {
-  return make_map(operand.high, operand.rows, split::kStepwise, split::kStepwise, box_rows, steps);
+// The pieces of a matrix that was split stepwise.
+inline CUtensorMap make_map(const split::SplitMatrix& matrix, int64_t steps, int box_rows) {
+  return make_map(matrix.high, matrix.rows, split::kStepwise, split::kStepwise, box_rows, steps);
 }
 
 }  // namespace kernels::sm90

@@ -27,29 +27,37 @@
 
 namespace kernels::sm90 {
 
+struct SplitMemory {
+  uint8_t x[Split::kStages][Split::kXBytes];
+  uint8_t weight[Split::kStages][Split::kWeightBytes];
+  float4 staging[kConsumers][Split::kSlabBlocks][128];
+  TileEpilogue epilogues[2];  // of this tile, and of the next
+  Barriers<Split::kStages> barriers;
+};
+static_assert(sizeof(SplitMemory) <= 227 * 1024, "a block has no more shared memory");
+
 // The TMA producer: one warp, of which one thread copies.
 __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
                                const CUtensorMap& weight_map, const SplitProblem& p) {
   using S = Split;
-  using Memory = S::Memory;
-  const uint32_t full = base + offsetof(Memory, barriers.full);
-  const uint32_t empty = base + offsetof(Memory, barriers.empty);
+  const uint32_t full = base + offsetof(SplitMemory, barriers.full);
+  const uint32_t empty = base + offsetof(SplitMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const int share = p.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
-  const uint32_t x = base + offsetof(Memory, x) + rank * share * S::kXRowBytes;
+  const int half = p.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
+  const uint32_t x = base + offsetof(SplitMemory, x) + rank * half * S::kXRowBytes;
   const uint32_t bytes = p.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
-  const uint32_t weight = base + offsetof(Memory, weight);
+  const uint32_t weight = base + offsetof(SplitMemory, weight);
   Ring<S::kStages> ring;
-  for_parts(p, [&](const Schedule::Part& part, const Tile& tile) {
+  for_items(p, [&](const Schedule::WorkItem& item, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
-    const int row = TileRows(p, tile).begin + rank * share;
+    const int row = TileRows(p, tile).begin + rank * half;
     const int weight_row = (tile.weight * kClusterSize + rank) * S::kWeightRows;
-    for (int step = part.begin * S::kRound; step < part.end * S::kRound; ++step, ring.advance()) {
+    for (int step = item.begin * S::kRound; step < item.end * S::kRound; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, bytes);
-      constexpr int kBoth = (1 << kClusterSize) - 1;
-      ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes, &x_map, 0, row, step, arrived, kBoth);
+      ptx::copy_tensor_multicast(x + ring.stage * S::kXBytes, &x_map, 0, row, step, arrived,
+                                 kBothBlocks);
       ptx::copy_tensor(weight + ring.stage * S::kWeightBytes, &weight_map, step * S::kK, weight_row,
                        arrived);
     }
@@ -59,7 +67,7 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
 // In the second run: sets the exponents of this block's overflowed rows of the weight by their
 // largest elements, a warp a row.
 __device__ inline void rescale(const SplitProblem& p) {
-  for_parts(p, [&](const Schedule::Part&, const Tile& tile) {
+  for_items(p, [&](const Schedule::WorkItem&, const Tile& tile) {
     const int first = (tile.weight * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
     for (int in_tile = threadIdx.x / 32; in_tile < Split::kWeightRows; in_tile += kThreads / 32) {
       const int row = first + in_tile;
@@ -119,7 +127,7 @@ struct Consumer {
   float d[S::kSums], sums[S::kSums];
 
   __device__ void convert(uint32_t (&high)[2][4], uint32_t (&low)[2][4], const Stage& at) const {
-    ptx::mbarrier_wait(base + offsetof(S::Memory, barriers.full) + 8 * at.stage, at.parity);
+    ptx::mbarrier_wait(base + offsetof(SplitMemory, barriers.full) + 8 * at.stage, at.parity);
     convert(weight + at.stage * S::kWeightBytes, scale, high, low);
   }
 
@@ -164,13 +172,13 @@ struct Consumer {
 
   __device__ void release(const Stage& at) const {
     if constexpr (kSegment == 32) {  // which has no register for an address
-      sm90::release(base + offsetof(S::Memory, barriers.empty) + 8 * at.stage);
+      sm90::release(base + offsetof(SplitMemory, barriers.empty) + 8 * at.stage);
     } else if (threadIdx.x % 32 < kClusterSize) {
       ptx::mbarrier_arrive_mapped(empty_of_block + 8 * at.stage);
     }
   }
 
-  // The sums of one part, whose stages begin at `ring`.
+  // The sums of one work item, whose stages begin at `ring`.
   template <int kRows>
   __device__ void multiply(Rows<kRows> rows, int rounds, bool is_first, Stage* ring) {
     constexpr bool kIsShort = kSegment == 32;
@@ -230,7 +238,7 @@ struct Consumer {
 };
 
 // The epilogue of a tile.
-__device__ inline void finish(const SplitProblem& p, const Split::TileEpilogue& tile,
+__device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
                               float4 (&staging)[Split::kSlabBlocks][128],
                               const float (&sums)[Split::kSums]) {
   using S = Split;
@@ -261,28 +269,27 @@ __device__ inline void finish(const SplitProblem& p, const Split::TileEpilogue& 
 
 // A consumer warpgroup's tiles.
 template <int kSegment>
-__device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Split::Memory& shared,
+__device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, SplitMemory& shared,
                                         int warpgroup) {
   using S = Split;
-  using Memory = S::Memory;
   const int lane = threadIdx.x % 32, g = lane / 4;
   const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
-  // The thread's first row, fragment_row(g, 0), is even: its second is the next, whose chunks are
+  // The thread's first row, fragment_row(g, 0), is even: its second is the next, whose vectors are
   // swizzled by one bit more.
   const int own_row = local_row + fragment_row(g, 0);
   Consumer<kSegment> consumer;
   consumer.base = base;
   consumer.weight =
-      base + offsetof(Memory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
+      base + offsetof(SplitMemory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
   consumer.empty_of_block =
-      ptx::map_shared(base + offsetof(Memory, barriers.empty), lane % kClusterSize);
-  consumer.x_descriptor = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(Memory, x));
+      ptx::map_shared(base + offsetof(SplitMemory, barriers.empty), lane % kClusterSize);
+  consumer.x_descriptor = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(SplitMemory, x));
   Ring<S::kStages> ring;
   int tiles = 0;
   for (int i = 0;; ++i) {
-    const Schedule::Part part = p.schedule.uniform_part(i);
-    if (!part.exists()) break;
-    const Tile tile = p.tiles.find(part.tile);
+    const Schedule::WorkItem item = p.schedule.uniform_item(i);
+    if (!item.exists()) break;
+    const Tile tile = p.tiles.find(item.tile);
     if (!is_wanted(p, tile.weight)) continue;
     const int first_row =
         (tile.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows + local_row;
@@ -297,7 +304,7 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
     for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
     if (warpgroup == 1) ptx::barrier_sync(kSecondStarts, 256);
     const int rows = TileRows(p, tile).size;
-    const int rounds = part.end - part.begin;
+    const int rounds = item.end - item.begin;
     const bool is_first = warpgroup == 0;
     if (rows == S::kSmall) {
       consumer.multiply(Rows<S::kSmall>{}, rounds, is_first, &ring);
@@ -311,10 +318,10 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
 
     // epilogue
     meet_loader(warpgroup);
-    if (!p.schedule.finishes(part)) {
+    if (!p.schedule.finishes(item)) {
       store_partial(p, rows, consumer.sums);
     } else {
-      if (part.begin > 0) add_partials(p, part.tile, rows, consumer.sums);
+      if (item.begin > 0) add_partials(p, item.tile, rows, consumer.sums);
       finish(p, shared.epilogues[tiles % 2], shared.staging[warpgroup], consumer.sums);
     }
     ++tiles;
@@ -328,9 +335,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
                  const __grid_constant__ CUtensorMap weight_map,
                  const __grid_constant__ SplitProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Memory = Split::Memory;
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  Memory& shared = *reinterpret_cast<Memory*>(dynamic_memory);
+  SplitMemory& shared = *reinterpret_cast<SplitMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = ptx::uniform(threadIdx.x / 128);  // 1% of an H200's time
   start_next_kernel();
@@ -342,8 +348,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  init_barriers<Split::kStages>(base + offsetof(Memory, barriers.full),
-                                base + offsetof(Memory, barriers.empty));
+  init_barriers<Split::kStages>(base + offsetof(SplitMemory, barriers.full),
+                                base + offsetof(SplitMemory, barriers.empty));
   wait_for_previous_kernel();
   if (p.is_second_run) rescale(p);
   if (warpgroup == kConsumers) {

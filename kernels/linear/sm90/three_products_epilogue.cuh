@@ -41,27 +41,18 @@ struct Split {
   // Steps go in rounds. Past the end of k the copies are zeros.
   static constexpr int kRound = 4;
   static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
+};
 
-  // The epilogue's data of a tile.
-  struct TileEpilogue {
-    int x_exponent[kXRows];
-    struct alignas(8) Feature {
-      int exponent;
-      float bias;
-    } features[kWeightRows];
-    int row, end;   // rows of x: the first, and one past the last
-    int column;     // the first feature
-    int is_direct;  // whether store_direct serves
-  };
-
-  struct Memory {
-    uint8_t x[kStages][kXBytes];
-    uint8_t weight[kStages][kWeightBytes];
-    float4 staging[kConsumers][kSlabBlocks][128];
-    TileEpilogue epilogues[2];  // of this tile, and of the next
-    Barriers<kStages> barriers;
-  };
-  static_assert(sizeof(Memory) <= 227 * 1024, "a block has no more shared memory");
+// The epilogue's data of a tile.
+struct TileEpilogue {
+  int x_exponent[Split::kXRows];
+  struct alignas(8) Feature {
+    int exponent;
+    float bias;
+  } features[Split::kWeightRows];
+  int row, end;   // rows of x: the first, and one past the last
+  int column;     // the first feature
+  int is_direct;  // whether store_direct serves
 };
 
 // Sums are promoted every 32 of K below kShortK, every 64 below kLongK, and every 128 from there
@@ -88,7 +79,7 @@ __device__ inline void meet_consumers() {
 // The partial sums of tiles that clusters share.
 struct PartialSums {
   using Sums = float4[kClusterSize][Split::kSums / 4][128 * kConsumers];  // of each thread
-  using Counts = unsigned[kClusterSize][4 * kConsumers];  // how often each warp has stored its part
+  using Counts = unsigned[kClusterSize][4 * kConsumers];  // how often each warp has stored
   Sums* sums;                                             // [clusters]
   Counts* counts;                                         // [clusters], 0 at first
 };
@@ -98,7 +89,7 @@ struct PartialSums {
 // largest.
 struct SplitProblem {
   Epilogue<float> epilogue;
-  split::Operand x, weight;
+  split::SplitMatrix x, weight;
   int k;
   unsigned* has_overflowed;  // whether a state is kOverflowed; 0 at first
   unsigned* has_nonfinite;   // whether a state is kNonfinite; 0 at first
@@ -130,7 +121,7 @@ struct TileRows {
   }
 };
 
-// Stores a part's sums for the cluster that finishes the tile. The tile has `rows` rows of x.
+// Stores a work item's sums for the cluster that finishes the tile. The tile has `rows` rows of x.
 __device__ inline void store_partial(const SplitProblem& p, int rows,
                                      const float (&sums)[Split::kSums]) {
   const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
@@ -178,24 +169,24 @@ __device__ inline bool is_wanted(const SplitProblem& p, int weight_tile) {
   return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
 }
 
-// Calls body(part, tile) on each part of the cluster's work in this run: all lanes of a warp.
+// Calls body(item, tile) on each of the cluster's work items in this run: all lanes of a warp.
 template <typename Body>
-__device__ __forceinline__ void for_parts(const SplitProblem& p, const Body& body) {
+__device__ __forceinline__ void for_items(const SplitProblem& p, const Body& body) {
   for (int i = 0;; ++i) {
-    const Schedule::Part part = p.schedule.part(i);
-    if (!part.exists()) break;
-    const Tile tile = p.tiles.find(part.tile);
-    if (is_wanted(p, tile.weight)) body(part, tile);
+    const Schedule::WorkItem item = p.schedule.item(i);
+    if (!item.exists()) break;
+    const Tile tile = p.tiles.find(item.tile);
+    if (is_wanted(p, tile.weight)) body(item, tile);
   }
 }
 
 // Prefetches the epilogue's data of each tile while it is multiplied: one warp.
-__device__ inline void load_epilogues(const SplitProblem& p, Split::TileEpilogue (&epilogues)[2]) {
+__device__ inline void load_epilogues(const SplitProblem& p, TileEpilogue (&epilogues)[2]) {
   using S = Split;
   const int lane = threadIdx.x % 32;
   int tiles = 0;
-  for_parts(p, [&](const Schedule::Part&, const Tile& at) {
-    Split::TileEpilogue& tile = epilogues[tiles++ % 2];
+  for_items(p, [&](const Schedule::WorkItem&, const Tile& at) {
+    TileEpilogue& tile = epilogues[tiles++ % 2];
     const TileRows rows(p, at);
     const int end = min(rows.begin + rows.size, p.epilogue.m);
     const int column = (at.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
@@ -263,7 +254,7 @@ __device__ inline void mark_overflow(const SplitProblem& p, int column) {
 // A thread has staged two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A swap with
 // the thread that has the next two makes that four features of one row, from first_feature on.
 template <bool kExact, int kSlabBlocks>
-__device__ void store_pass(const SplitProblem& p, const Split::TileEpilogue& tile, int first_row,
+__device__ void store_pass(const SplitProblem& p, const TileEpilogue& tile, int first_row,
                            int first_feature, const float4 (&staging)[kSlabBlocks][128]) {
   const int lane = threadIdx.x % 32;
   const bool is_second = lane & 8;
@@ -279,7 +270,7 @@ __device__ void store_pass(const SplitProblem& p, const Split::TileEpilogue& til
     float z[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const Split::TileEpilogue::Feature feature = tile.features[first_feature + i];
+      const TileEpilogue::Feature feature = tile.features[first_feature + i];
       const float total = (i < 2) == is_second ? other[i % 2] : keep[i % 2];
       if (!isfinite(total)) mark_overflow(p, tile.column + first_feature + i);
       z[i] = split::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
@@ -291,14 +282,13 @@ __device__ void store_pass(const SplitProblem& p, const Split::TileEpilogue& til
 // The epilogue where it is direct and all exponents are modest: `feature` and the next, of all
 // rows.
 template <bool kMask, int kSums>
-__device__ void store_direct(const SplitProblem& p, const Split::TileEpilogue& tile, int feature,
+__device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, int feature,
                              const float (&sums)[kSums]) {
   const Epilogue<float>& epilogue = p.epilogue;
   const int column = tile.column + feature;
   const bool exists = column < epilogue.n;
   if (!kMask && !exists) return;
-  const Split::TileEpilogue::Feature features[2] = {tile.features[feature],
-                                                    tile.features[feature + 1]};
+  const TileEpilogue::Feature features[2] = {tile.features[feature], tile.features[feature + 1]};
   const float scale[2] = {split::power_of_two(-features[0].exponent),
                           split::power_of_two(-features[1].exponent)};
   float largest[2] = {};

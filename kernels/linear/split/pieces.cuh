@@ -1,4 +1,4 @@
-// float32 as pairs of scaled fp16 (SPLIT.md), or as a single piece.
+// float32 as pairs of scaled fp16 pieces (SPLIT.md), or as a high piece alone.
 //
 // A row is scaled by a power of two that puts its largest element into [2^14, 2^15). A scaled
 // element v is then high + low / 2^11: fp16 rounded to nearest, and fp16 of (v - high) 2^11. The
@@ -30,7 +30,7 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 enum RowState { kCarried, kOverflowed, kNonfinite };
 
 // A float32 matrix [rows, k], rows row_stride elements apart, and its pieces.
-struct Operand {
+struct SplitMatrix {
   const float* from;
   int64_t rows, row_stride;
   __half* high;   // [rows, padded(k)], or stepwise
@@ -38,11 +38,10 @@ struct Operand {
   int* exponent;  // [rows]: scaled = element * 2^exponent
   int* state;     // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
-  // and low side by side: one copy reads one place. Pieces of rows that are a whole K apart may
-  // share few slices of L2. With a low, pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a
-  // thread that holds a fragment of the other operand has four neighbours of each 16 in it.
+  // and low side by side: one copy reads one place, and rows of any K use all of L2. With a low,
+  // pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a thread that holds a fragment of the
+  // other operand has four neighbours of each 16 in it.
   bool is_stepwise;
-  bool is_transposed;  // from is [k, rows]: k row_stride elements apart, rows adjacent
 };
 
 // Elements of a row that a thread splits at a time: 16 bytes of fp16.
@@ -60,7 +59,7 @@ __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t 
 // The exponent of a row of x of which a lone high carries too little.
 constexpr int kUncarried = 127;
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;  // at most
+constexpr int kThreads = 256, kWarps = kThreads / 32;  // of a block, at most
 // Elements of a row that a thread, and a warp, keep between the passes. They read the rest twice.
 constexpr int kKept = 32, kKeptByWarp = 32 * kKept;
 // The threads of a block: as many as keep a row, up to kThreads. With one group each, x [4096,
@@ -108,57 +107,26 @@ __device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t 
   load_floats(v, row, i, k, has_aligned_rows(row));
 }
 
-// The same of an operand's row, transposed or not.
-__device__ inline void load_group(float (&v)[kGroup], const Operand& operand, int64_t row,
-                                  int64_t i, int64_t k) {
-  const int64_t stride = operand.row_stride;
-  if (!operand.is_transposed) return load_group(v, operand.from + row * stride, i, k);
-#pragma unroll
-  for (int j = 0; j < kGroup; ++j) v[j] = i + j < k ? operand.from[(i + j) * stride + row] : 0.0f;
-}
-
-// Some groups of a row, `apart` elements apart, by aligned vectors; all loads are issued before the
-// first is waited for. Where the row begins between two vectors, a group is the middle of three.
-// The first of these may begin before the row, but not before its allocation, which is aligned too.
+// Some groups of a row, `apart` elements apart, by vectors; all loads are issued before the first
+// is waited for.
 template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_t i, int64_t apart,
                             int64_t k) {
-  const int shift = reinterpret_cast<uintptr_t>(row) / sizeof(float) % 4;
-  const auto load = [&](auto vectors) {
-    constexpr int kVectors = decltype(vectors)::value;
-    float w[kCount][4 * kVectors];
+  const bool is_aligned = has_aligned_rows(row);
 #pragma unroll
-    for (int g = 0; g < kCount; ++g) {
+  for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-      for (int j = 0; j < 4 * kVectors; j += 4) {
-        const int64_t at = i + g * apart + j - shift;
-        const float4 four = ptx::load_global_four_if(at + 4 <= k, row + at);
-        w[g][j] = four.x, w[g][j + 1] = four.y, w[g][j + 2] = four.z, w[g][j + 3] = four.w;
-      }
+    for (int j = 0; j < kGroup; j += 4) {
+      const int64_t at = i + g * apart + j;
+      const float4 four = ptx::load_global_four_if(is_aligned && at + 4 <= k, row + at);
+      v[g][j] = four.x, v[g][j + 1] = four.y, v[g][j + 2] = four.z, v[g][j + 3] = four.w;
     }
-#pragma unroll
-    for (int g = 0; g < kCount; ++g) {
-      if constexpr (kVectors > 2) {
-#pragma unroll
-        for (int j = 0; j < kGroup + 2; ++j) w[g][j] = shift & 2 ? w[g][j + 2] : w[g][j];
-#pragma unroll
-        for (int j = 0; j < kGroup; ++j) w[g][j] = shift & 1 ? w[g][j + 1] : w[g][j];
-      }
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) v[g][j] = w[g][j];
-    }
-  };
-  if (shift == 0) {
-    load(std::integral_constant<int, 2>{});
-  } else {
-    load(std::integral_constant<int, 3>{});
   }
-  // The end of a row, which is no whole vector.
-  const int64_t end = (k + shift) / 4 * 4 - shift;
+  // The end of a row, and a row that is not aligned.
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
     const int64_t at = i + g * apart;
-    if (at < k && at + kGroup > end && end < k) load_group(v[g], row, at, k);
+    if (at < k && (!is_aligned || at + kGroup > k)) load_group(v[g], row, at, k);
   }
 }
 
@@ -180,21 +148,25 @@ __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bo
   }
 }
 
-// The largest of all threads of the warp or the block.
-template <bool kByWarp>
-__device__ uint32_t reduce_max(uint32_t largest) {
-  __shared__ uint32_t of_warp[kWarps];
-  largest = reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
-  if constexpr (kByWarp) return largest;
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
+// Who splits a row, all of its threads: a warp, or a block of up to kThreads.
+enum class Splitter { kBlock, kWarp };
+
+// The values of all threads of the splitter, reduced by op.
+template <typename T, typename Op>
+__device__ T reduce(T value, Splitter splitter, const Op& op) {
+  __shared__ T of_warp[kWarps];
+  value = reduce_warp(value, op);
+  if (splitter == Splitter::kWarp) return value;
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
   __syncthreads();
-  for (int warp = 0; warp < blockDim.x / 32; ++warp) largest = max(largest, of_warp[warp]);
-  return largest;
+  value = of_warp[0];
+  for (int warp = 1; warp < blockDim.x / 32; ++warp) value = op(value, of_warp[warp]);
+  return value;
 }
 
 // A row's nonzero elements, and those of them that are subnormal in a lone high.
 struct Losses {
-  int nonzeros = 0, subnormals = 0;
+  uint32_t nonzeros = 0, subnormals = 0;
 
   // Most groups have no zeros and no subnormals, which takes one comparison an element to see.
   __device__ void add(const float (&v)[kGroup], const float (&scaled)[kGroup]) {
@@ -210,22 +182,11 @@ struct Losses {
     }
   }
 
-  // The sums of all threads of the warp or the block, for its first.
-  template <bool kByWarp>
-  __device__ void reduce() {
-    __shared__ int of_warp[2][kWarps];
-    const auto add = [](int a, int b) { return a + b; };
-    subnormals = reduce_warp(subnormals, add), nonzeros = reduce_warp(nonzeros, add);
-    if constexpr (kByWarp) return;
-    if (threadIdx.x % 32 == 0) {
-      of_warp[0][threadIdx.x / 32] = subnormals, of_warp[1][threadIdx.x / 32] = nonzeros;
-    }
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    subnormals = nonzeros = 0;
-    for (int warp = 0; warp < blockDim.x / 32; ++warp) {
-      subnormals += of_warp[0][warp], nonzeros += of_warp[1][warp];
-    }
+  // Whether the row, of all threads, has_many_subnormals.
+  __device__ bool are_many(Splitter splitter) const {
+    const uint64_t both = static_cast<uint64_t>(nonzeros) << 32 | subnormals;
+    const uint64_t sums = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
+    return has_many_subnormals(static_cast<uint32_t>(sums), static_cast<int64_t>(sums >> 32));
   }
 };
 
@@ -255,53 +216,38 @@ struct RowScale {
   }
 };
 
-// The place of element i of a row among the operand's pieces.
-template <bool kIsPair>
-__device__ int64_t place_of(const Operand& operand, int64_t row, int64_t i, int64_t padded_k) {
-  constexpr int kOfStep = kIsPair ? kStepwise / 2 : kStepwise;
-  if (!operand.is_stepwise) return row * padded_k + i;
-  return (i / kOfStep * operand.rows + row) * kStepwise + i % kOfStep;
+// The place of element i of a row among the matrix's pieces.
+__device__ inline int64_t place_of(const SplitMatrix& matrix, int64_t row, int64_t i,
+                                   int64_t padded_k, bool is_pair) {
+  const int of_step = is_pair ? kStepwise / 2 : kStepwise;
+  if (!matrix.is_stepwise) return row * padded_k + i;
+  return (i / of_step * matrix.rows + row) * kStepwise + i % of_step;
 }
 
 // Splits one group of a row and stores its pieces at this place, if it exists.
-template <bool kIsPair>
-__device__ void split_group(const Operand& operand, int64_t place, bool exists,
-                            const float (&v)[kGroup], const RowScale& scale, Losses* losses) {
+__device__ inline void split_group(const SplitMatrix& matrix, int64_t place, bool exists,
+                                   const float (&v)[kGroup], const RowScale& scale, bool is_pair,
+                                   Losses* losses) {
   float scaled[kGroup];
   scale.apply(v, scaled);
-  if constexpr (!kIsPair) losses->add(v, scaled);
+  if (!is_pair) losses->add(v, scaled);
   uint32_t high[kGroup / 2], low[kGroup / 2];
 #pragma unroll
   for (int j = 0; j < kGroup / 2; ++j) {
     split_pair(scaled[2 * j], scaled[2 * j + 1], &high[j], &low[j]);
   }
-  const bool is_interleaved = kIsPair && operand.is_stepwise;
-  store_group(operand.high + place, high, is_interleaved, exists);
-  if constexpr (kIsPair) store_group(operand.low + place, low, is_interleaved, exists);
+  const bool is_interleaved = is_pair && matrix.is_stepwise;
+  store_group(matrix.high + place, high, is_interleaved, exists);
+  if (is_pair) store_group(matrix.low + place, low, is_interleaved, exists);
 }
 
-// How a row was split, for the product. The losses are of a row of which high is all.
-template <bool kIsPair>
-__device__ void store_exponent(const Operand& operand, int64_t row, const RowScale& scale,
-                               const Losses& losses) {
-  if constexpr (kIsPair) {
-    operand.exponent[row] = scale.exponent;
-    operand.state[row] = scale.is_carried ? kCarried : kNonfinite;
-  } else {
-    const bool is_carried =
-        scale.is_carried && !has_many_subnormals(losses.subnormals, losses.nonzeros);
-    operand.exponent[row] = is_carried ? scale.exponent : kUncarried;
-  }
-}
-
-// A row, by a warp or by all threads of the block, which are kThreads at most.
-template <bool kIsPair, bool kByWarp = false>
-__device__ void split_row(const Operand& operand, int64_t row, int64_t k) {
-  const int threads = kByWarp ? 32 : blockDim.x;
-  const int thread = kByWarp ? threadIdx.x % 32 : threadIdx.x;
+__device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t k,
+                                 Splitter splitter, bool is_pair) {
+  const bool is_warp = splitter == Splitter::kWarp;
+  const int threads = is_warp ? 32 : blockDim.x, thread = is_warp ? threadIdx.x % 32 : threadIdx.x;
   constexpr int kGroups = kKept / kGroup;
   const int64_t padded_k = padded(k), step = int64_t{kGroup} * threads, start = kGroup * thread;
-  const float* from = operand.from + row * operand.row_stride;
+  const float* from = matrix.from + row * matrix.row_stride;
 
   // load
   float kept[kGroups][kGroup];
@@ -320,25 +266,29 @@ __device__ void split_row(const Operand& operand, int64_t row, int64_t k) {
   }
 
   // split
-  const RowScale scale(reduce_max<kByWarp>(largest), kIsPair);
-  const int64_t place = place_of<kIsPair>(operand, row, start, padded_k);
-  const int64_t apart = place_of<kIsPair>(operand, row, start + step, padded_k) - place;
+  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
+  const RowScale scale(reduce(largest, splitter, larger), is_pair);
+  const int64_t place = place_of(matrix, row, start, padded_k, is_pair);
+  const int64_t apart = place_of(matrix, row, start + step, padded_k, is_pair) - place;
   Losses losses;
+  const auto split = [&](int64_t g, const float (&v)[kGroup]) {
+    split_group(matrix, place + g * apart, start + g * step < padded_k, v, scale, is_pair, &losses);
+  };
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    if (g * step >= padded_k) continue;
-    split_group<kIsPair>(operand, place + g * apart, start + g * step < padded_k, kept[g], scale,
-                         &losses);
+    if (g * step < padded_k) split(g, kept[g]);
   }
   for (int64_t g = kGroups; g * step < padded_k; ++g) {
     float v[1][kGroup];
     load_groups(v, from, start + g * step, step, k);
-    split_group<kIsPair>(operand, place + g * apart, start + g * step < padded_k, v[0], scale,
-                         &losses);
+    split(g, v[0]);
   }
 
-  if constexpr (!kIsPair) losses.reduce<kByWarp>();
-  if (thread == 0) store_exponent<kIsPair>(operand, row, scale, losses);
+  bool is_carried = scale.is_carried;
+  if (!is_pair) is_carried &= !losses.are_many(splitter);
+  if (thread != 0) return;
+  matrix.exponent[row] = is_pair || is_carried ? scale.exponent : kUncarried;
+  if (is_pair) matrix.state[row] = is_carried ? kCarried : kNonfinite;
 }
 
 }  // namespace kernels::split

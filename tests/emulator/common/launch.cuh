@@ -113,16 +113,6 @@ inline void run_grid(dim3 grid, int threads) {
   }
 }
 
-// f of each of the two words' elements.
-template <typename Element, typename F>
-uint32_t map_words(uint32_t a, uint32_t b, const F& f) {
-  Element x[4 / sizeof(Element)], y[4 / sizeof(Element)];
-  memcpy(x, &a, 4), memcpy(y, &b, 4);
-  for (size_t i = 0; i < 4 / sizeof(Element); ++i) x[i] = static_cast<Element>(f(x[i], y[i]));
-  memcpy(&a, x, 4);
-  return a;
-}
-
 }  // namespace emulator
 
 // ---------------------------------------------------------------------------- CUDA's functions
@@ -153,15 +143,6 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   return value;
 }
 
-template <typename T>
-void atomicAdd(T* to, T value) {
-  *to += value;
-}
-template <typename T>
-void atomicMax(T* to, T value) {
-  *to = std::max(*to, value);
-}
-
 template <typename To, typename From>
 To bits_as(From value) {
   static_assert(sizeof(To) == sizeof(From));
@@ -173,22 +154,6 @@ inline int __float_as_int(float v) { return bits_as<int>(v); }
 inline uint32_t __float_as_uint(float v) { return bits_as<uint32_t>(v); }
 inline float __int_as_float(int v) { return bits_as<float>(v); }
 inline float __uint_as_float(uint32_t v) { return bits_as<float>(v); }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
-inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
-  return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (shift & 31));
-}
-inline uint32_t __vsub2(uint32_t a, uint32_t b) {
-  return emulator::map_words<uint16_t>(a, b, [](int x, int y) { return x - y; });
-}
-inline uint32_t __vsub4(uint32_t a, uint32_t b) {
-  return emulator::map_words<uint8_t>(a, b, [](int x, int y) { return x - y; });
-}
-inline uint32_t __vcmplts2(uint32_t a, uint32_t b) {
-  return emulator::map_words<int16_t>(a, b, [](int x, int y) { return x < y ? -1 : 0; });
-}
-inline uint32_t __vcmplts4(uint32_t a, uint32_t b) {
-  return emulator::map_words<int8_t>(a, b, [](int x, int y) { return x < y ? -1 : 0; });
-}
 
 // ------------------------------------------------------------------------------------- launches
 
@@ -203,6 +168,7 @@ inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;
 }
 inline void start_next_kernel() {}
+inline void wait_for_previous_kernel() {}
 
 inline const char* launched = "";  // the kernel, within the name of a function
 
@@ -217,5 +183,19 @@ int launch(dim3 grid, int block, cudaStream_t, Params... params) {
   emulator::run_grid(grid, block);
   return cudaSuccess;
 }
+
+// Declared for launchers beside emulated kernels, which no test calls.
+struct Grid {
+  int blocks, threads;
+  size_t bytes;
+  cudaStream_t stream;
+  bool has_pdl;
+};
+template <typename... Parameters>
+void launch_grid(const Grid&, void (*)(Parameters...), const Parameters&...);
+template <typename Kernel>
+bool has_pdl(Kernel*);
+void check(cudaError_t);
+cudaError_t device_attribute(cudaDeviceAttr, int*);
 
 }  // namespace kernels

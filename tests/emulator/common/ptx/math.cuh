@@ -10,11 +10,6 @@ namespace kernels::ptx {
 
 inline float max_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
-template <typename T>
-uint32_t signs_of(uint32_t word) {
-  return emulator::map_words<T>(word, 0, [](int x, int) { return x < 0 ? -1 : 0; });
-}
-
 template <typename T, bool kRelu = false>
 uint32_t pack(float first, float second) {
   static_assert(!kRelu, "no emulated kernel packs relu of its numbers");

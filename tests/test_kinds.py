@@ -1,0 +1,251 @@
+"""Kinds of tensors, and a `linear` that is more than an nn.Linear, beside the reference."""
+
+import pytest
+import torch
+from beside_torch import both, samples, step
+from tensors import assert_same_bits, linear_modules
+from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrize import register_parametrization
+
+from model import Model
+from model_new import LinearReluDivideNew, ModelNew
+
+
+@pytest.fixture
+def modules(device):
+    return linear_modules(6, 10, 3.0, device=device)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def double(module):
+    weights = module.linear.state_dict()
+    module.linear = Doubled(6, 10).to(module.linear.weight.device)
+    module.linear.load_state_dict(weights)
+
+
+def patch(module):
+    module.linear.forward = lambda x: x.sum() + nn.Linear.forward(module.linear, x)
+
+
+def replace_by_function(module):
+    base = module._modules.pop("linear")
+    module.base, module.linear = base, lambda x: base(x) + 1
+
+
+class LowRank(nn.Module):
+    """A wrapper as adapters use it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Linear(6, 2), nn.Linear(2, 10)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def wrap(module):
+    torch.manual_seed(5)
+    module.linear = LowRank(module.linear)
+
+
+CHANGES = {
+    "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
+    "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
+    "parametrization": lambda m: register_parametrization(m.linear, "weight", nn.Softplus()),
+    "pruning": lambda m: prune.l1_unstructured(m.linear, "weight", 0.5),
+    "subclass": double,
+    "wrapper": wrap,
+    "patched forward": patch,
+    "function": replace_by_function,
+    "sequential": lambda m: setattr(m, "linear", nn.Sequential(m.linear, nn.Tanh())),
+}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_done_to_linear_is_done(device, modules, change, is_compiled):
+    x = samples(device)
+    plain = modules[1](x)
+    for module in modules:
+        CHANGES[change](module)
+        module.to(device)
+    mine, theirs = modules
+    if is_compiled:
+        torch._dynamo.reset()
+        mine = torch.compile(mine, backend="aot_eager")
+    out, *_ = both((mine, theirs), lambda module: step(module, x))
+    assert not torch.equal(out, plain)
+
+
+def test_backward_hooks_and_global_hooks(device, modules):
+    seen = []
+    modules[0].linear.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
+    modules[0](samples(device).requires_grad_()).sum().backward()
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: seen.append(type(module))
+    )
+    try:
+        modules[0](samples(device))
+    finally:
+        handle.remove()
+    assert seen == ["backward", nn.Linear, LinearReluDivideNew]
+
+
+# --------------------------------------------------------------------------------- tensor kinds
+
+
+def pairs(device="cpu"):
+    """Ours and the reference, of both problems."""
+    return [(ModelNew(), Model()), linear_modules(6, 10, 3.0, device=device)]
+
+
+class Named(torch.Tensor):
+    """A subclass without behaviour of its own."""
+
+
+class Logged(torch.Tensor):
+    """A subclass that serves F.linear itself, as quantized weights do."""
+
+    seen = ()
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen = (*cls.seen, function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_subclasses():
+    x = samples()
+    for mine, theirs in pairs():
+        got, want = (module(x.as_subclass(Named)) for module in (mine, theirs))
+        assert type(got) is type(want) is Named
+        assert_same_bits(*(t.detach().as_subclass(torch.Tensor) for t in (got, want)))
+    mine.linear.weight = nn.Parameter(mine.linear.weight.detach().as_subclass(Logged))
+    mine(x)
+    assert nn.functional.linear in Logged.seen
+
+
+class Wrapper(torch.Tensor):
+    """A wrapper subclass that stores its tensor transposed."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.t().shape, dtype=inner.dtype, device=inner.device
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __repr__(self):
+        return f"Wrapper({self.inner})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args = [a.inner if isinstance(a, Wrapper) else a for a in args]
+        out = function(*args, **(kwargs or {}))
+        return Wrapper(out) if isinstance(out, torch.Tensor) else out
+
+
+def test_gradient_of_a_wrapper_subclass():
+    inner = samples()
+    x, grad_output = Wrapper(inner).requires_grad_(), Wrapper(samples())
+    out = ModelNew()(x)
+    (grad,) = torch.autograd.grad(out, x, grad_output)
+    assert type(out) is Wrapper
+    assert_same_bits(out.inner.detach(), torch.relu(inner))
+    assert_same_bits(grad.inner, torch.where(inner > 0, grad_output.inner, 0.0))
+
+
+class Table(torch.Tensor):
+    """A subclass that serves a few of torch's functions, and no other."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        served = {nn.functional.linear: cls(), torch.relu: 6.0, torch.relu_: 7.0}
+        return served.get(function, NotImplemented)
+
+
+class TableOfOperators(torch.Tensor):
+    """The same one level below."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return {torch.ops.aten.relu.default: cls()}.get(function, NotImplemented)
+
+
+def test_subclasses_that_know_torchs_functions_alone():
+    x = samples().as_subclass(Table)
+    assert [module(x) for module in pairs()[0]] == [6.0, 6.0]
+    assert ModelNew(inplace=True)(x) == 7.0
+    assert [module(x) for module in pairs()[1]] == [2.0, 2.0]
+    assert type(ModelNew()(samples().as_subclass(TableOfOperators))) is TableOfOperators
+
+
+KINDS = {
+    "parameter": nn.Parameter,
+    "negative": lambda x: torch.imag(torch.complex(x, x).conj()),
+    "coo": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "jagged": lambda x: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged),
+    "nested": lambda x: torch.nested.nested_tensor([x, x[:2]]),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "mkldnn": lambda x: x.to_mkldnn(),
+    "complex": lambda x: x.to(torch.complex64),
+    "float8": lambda x: x.to(torch.float8_e4m3fn),
+}
+
+
+def parts(x):
+    """Dense tensors of the same values."""
+    if x.is_nested:
+        return x.unbind()
+    return [x.dequantize() if x.is_quantized else x.to_dense()]
+
+
+def result_of(module, x):
+    """A tensor, or the type of an error."""
+    try:
+        return module(x)
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_other_kinds_of_tensors(make, mode):
+    for pair in pairs():
+        with mode():
+            x = make(samples())
+            got, want = (result_of(module, x) for module in pair)
+            if not isinstance(want, torch.Tensor):
+                assert got == want
+                continue
+            assert (type(got), got.layout) == (type(want), want.layout)
+            for mine, theirs in zip(parts(got), parts(want), strict=True):
+                assert_same_bits(mine.detach(), theirs.detach())
+
+
+def test_sparse_gradient():
+    x = samples().to_sparse().requires_grad_()
+
+    def run(module):
+        (grad,) = torch.autograd.grad(module(x).to_dense().sum(), x)
+        return grad.to_dense()
+
+    both((ModelNew(), Model()), run)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_weight():
+    modules = linear_modules(6, 10)
+    for module in modules:
+        module.linear.weight = nn.Parameter(module.linear.weight.detach().to_sparse_csr(), False)
+    x = samples()
+    both(modules, lambda module: module(x))
