@@ -20,13 +20,11 @@ class Model(nn.Module):
 class LinearReluDivide(nn.Module):
     """relu(x weight^T + bias) / divisor, for x `[..., in_features]`."""
 
-    # bundle: begin linear_relu_divide
     def __init__(self, in_features: int, out_features: int, divisor: float) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, out_features)
         self.divisor = divisor
 
-    # bundle: end
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.linear(x)
         x = torch.relu(x)

@@ -24,7 +24,7 @@ from kernels.relu import relu_of_others
 _reference = kernels.load_reference()
 _is_scripted = torch.jit.is_scripting
 _is_traced = torch.compiler.is_dynamo_compiling
-_torch_relu = torch.relu
+_torch_relu, _Tensor, _Parameter = torch.relu, torch.Tensor, torch.nn.Parameter
 
 
 def _load_inline(**arguments: object) -> None:
@@ -34,8 +34,9 @@ def _load_inline(**arguments: object) -> None:
     load_inline(**arguments)
 
 
-load("relu", kernels.read_sources("relu"), _load_inline)
-_relu = torch.ops.relu_divide_kernels.relu.default
+if "relu" in kernels.problems():  # a bundle has one problem's kernels
+    load("relu", kernels.read_sources("relu"), _load_inline)
+    _relu = torch.ops.relu_divide_kernels.relu.default
 
 
 class ModelNew(_reference.Model):
@@ -55,8 +56,8 @@ class ModelNew(_reference.Model):
         """max(x, 0) element by element; NaN stays NaN. Differentiable.
 
         Args:
-            x: of any shape, strides and dtype that torch takes. The kernels serve dense floating
-                ones on a CPU or a GPU, torch's own op all others.
+            x: of any shape, strides and dtype that torch takes. The kernels serve dense float32,
+                float64, float16 and bfloat16 on a CPU or a GPU, torch's own op all others.
 
         Returns:
             A dense tensor of x's shape, dtype and device; x itself if in place.
@@ -70,11 +71,7 @@ class ModelNew(_reference.Model):
             return x.relu_() if self.inplace else x.relu()
         if self.inplace:
             return torch.relu_(x)
-        if (
-            type(x) is torch.Tensor
-            and not has_torch_function_unary(x)
-            and torch.relu is _torch_relu
-        ):
+        if type(x) is _Tensor and not has_torch_function_unary(x) and torch.relu is _torch_relu:
             return _relu(x)
         return relu_of_others(x, _relu)
 
@@ -127,8 +124,8 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
             return torch.relu(linear(x)) / divisor
         weight, bias = linear.weight, linear.bias
         if (
-            type(x) is torch.Tensor
-            and type(weight) is torch.nn.Parameter
+            type(x) is _Tensor
+            and type(weight) is _Parameter
             and not has_torch_function_variadic(x, weight, bias)
         ):
             return fused(x, weight, bias, divisor)

@@ -22,10 +22,8 @@ def problems() -> list[str]:
 def read_sources(problem: str) -> dict[str, str]:
     """The sources of a problem's extension by their paths in this folder.
 
-    Args:
-        problem: the name of its folder, or one that begins with it, as `linear_relu_divide`. All
-            that lies there is compiled, and each `.cpp` beside a header of its name; what they
-            `#include "..."` comes along.
+    All that lies in its folder, which has the first word of its name, is compiled, and each `.cpp`
+    beside a header of its name; what they `#include "..."` comes along.
 
     Raises:
         ValueError: there is no such problem.

@@ -45,12 +45,11 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"--hypothesis-seed={config.option.hypothesis_seed}")
 
 
-def pytest_collection_modifyitems(items):
-    if not torch.cuda.is_available():
-        skip = pytest.mark.skip(reason="needs a CUDA device")
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(skip)
+def pytest_collection_modifyitems(config, items):
+    if not torch.cuda.is_available():  # thousands: each that is skipped takes a millisecond
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
 @pytest.fixture(params=DEVICES)

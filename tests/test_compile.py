@@ -1,5 +1,7 @@
 """Both modules inside larger compiled models, beside the reference's."""
 
+from functools import partial
+
 import pytest
 import torch
 from tensors import assert_same_bits, linear_modules, recording, targets_of
@@ -17,6 +19,12 @@ OWN = "relu_divide_kernels.linear_relu_divide"
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
+
+
+@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def compile(request):
+    """torch.compile with one of its backends."""
+    return partial(torch.compile, fullgraph=True, backend=request.param)
 
 
 class Network(nn.Module):
@@ -58,10 +66,10 @@ def assert_same_step(got, want):
 
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
-def test_training(device, dynamic):
+def test_training(compile, device, dynamic):
     mine, theirs = networks(device)
-    compiled = torch.compile(mine, fullgraph=True, dynamic=dynamic)
-    shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,))
+    compiled = compile(mine, dynamic=dynamic)
+    shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,), (0, 6))
     for shape in shapes if dynamic else shapes[:2]:
         x = torch.randn(shape, device=device)
         assert_same_step(step(compiled, x), step(theirs, x))
@@ -97,9 +105,9 @@ def test_inductor_fuses_relu():
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_relu_in_place(device, inplace):
+def test_relu_in_place(compile, device, inplace):
     relu = ModelNew(inplace)
-    compiled = torch.compile(lambda x: relu(x) + 1, fullgraph=True)
+    compiled = compile(lambda x: relu(x) + 1)
     x = torch.randn(5, 7, device=device)
     want = torch.relu(x)
     assert_same_bits(compiled(x), want + 1)
@@ -115,18 +123,19 @@ def test_relu_in_place(device, inplace):
         lambda x: x[:1].expand(12, 12),
     ],
 )
-def test_strides(device, view):
+def test_strides(compile, device, view):
     x = view(torch.randn(12, 12, device=device))
     mine, theirs = linear_modules(x.shape[-1], 8, 3.0, device=device)
-    compiled = torch.compile(mine, fullgraph=True)
+    compiled = compile(mine)
     assert_same_step(step(compiled, x), step(theirs, x))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), theirs(x))
-    relu = torch.compile(ModelNew(), fullgraph=True)(x)
+    relu = compile(ModelNew())(x)
     assert_same_bits(relu, torch.relu(x))
     assert relu.stride() == torch.relu(x).stride()
 
 
+@pytest.mark.slow
 def test_reduce_overhead(device):
     """On a GPU, CUDA graphs, which are recorded in the second step and replayed from the third."""
     mine, theirs = networks(device)
@@ -167,7 +176,7 @@ def test_checkpoint(device, is_module_compiled):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast(device, inside):
+def test_autocast(compile, device, inside):
     mine, theirs = networks(device)
     x = torch.randn(4, 6, device=device)
 
@@ -178,7 +187,7 @@ def test_autocast(device, inside):
 
         return call
 
-    compiled = torch.compile(run(mine) if inside else mine, fullgraph=True)
+    compiled = compile(run(mine) if inside else mine)
     compiled = compiled if inside else run(compiled)
     results = []
     for module, call in ((mine, compiled), (theirs, run(theirs))):
@@ -191,10 +200,10 @@ def test_autocast(device, inside):
         torch.testing.assert_close(got, want, atol=5e-2, rtol=5e-2)
 
 
-def test_backward_under_autocast(device):
+def test_backward_under_autocast(compile, device):
     """The graph was made without: its operator takes no notice, nor do Inductor's products."""
     mine, _ = linear_modules(6, 8, 3.0, device=device)
-    compiled = torch.compile(mine, fullgraph=True)
+    compiled = compile(mine)
     x = torch.randn(4, 6, device=device, requires_grad=True)
     want = torch.autograd.grad(compiled(x).sum(), [x, mine.linear.weight])
     out = compiled(x)
@@ -213,11 +222,11 @@ def test_backward_under_autocast(device):
     ],
     ids=["hessian", "vmap of grad", "jacfwd"],
 )
-def test_torch_func(transform):
+def test_torch_func(compile, transform):
     """Gradients of gradients inside a compiled function too: torch's formulas."""
     mine, theirs = linear_modules(6, 8, 3.0)
     x = torch.randn(4, 6)
-    got = torch.compile(transform(mine), fullgraph=True)(x)
+    got = compile(transform(mine))(x)
     torch.testing.assert_close(got, transform(theirs)(x))
 
 
@@ -249,10 +258,10 @@ def test_no_recompilation_that_the_reference_spares(change):
 
 @pytest.mark.parametrize("number", [float, int])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_divisor_that_changes(device, number, dtype):
+def test_a_divisor_that_changes(compile, device, number, dtype):
     """Symbolic from the second on: results and gradients are those of the number."""
     mine, theirs = linear_modules(6, 8, 3.0, dtype, device)
-    compiled = torch.compile(mine, fullgraph=True)
+    compiled = compile(mine)
     x = torch.randn(4, 6, device=device, dtype=dtype)
     for divisor in (2, -3, 5, 0, 7):
         mine.divisor = theirs.divisor = number(divisor)

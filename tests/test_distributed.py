@@ -55,8 +55,9 @@ def check_dtensor(device):
         torch.relu(want).backward(grad_output)
         for placement in (Replicate(), Shard(0), Shard(1)):
             x = distribute_tensor(whole, mesh, [placement])
-            with torch.no_grad():
+            with torch.no_grad(), torch.profiler.profile() as profile:
                 out = ModelNew()(x)
+            assert "relu_divide_kernels::relu" in {event.key for event in profile.key_averages()}
             if min(shape) >= WORLD:  # else a process would hold nothing
                 assert out.placements == (placement,)
             assert torch.equal(out.full_tensor(), torch.relu(whole))

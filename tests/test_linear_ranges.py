@@ -1,4 +1,4 @@
-"""Operands of every kind on the GPU: SPLIT.md's promises, against torch and float64.
+"""Operands of every kind on the GPU: docs/SPLIT.md's promises, against torch and float64.
 
 The environment variable SEEDS says how many random compositions are tried, 64 if it is not set.
 """

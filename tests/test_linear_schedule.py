@@ -115,9 +115,9 @@ int main(int, char** arguments) {
   const SplitTiles tiles = choose_tiles(m, n, k, clusters);
   const int rows = tiles.wide > 0 ? Split::kXRows : tiles.rows;
   Schedule schedule;
-  const int used = schedule.plan(tiles.order.count(), Split::rounds(k), clusters, rows,
+  const int used = schedule.plan(tiles.count(), Split::rounds(k), clusters, rows,
                                  [=](int) { return rows; });
-  printf("%d %d %d", rows, tiles.order.count(), used);
+  printf("%d %d %d", rows, tiles.count(), used);
 }
 """
 

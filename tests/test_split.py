@@ -127,7 +127,7 @@ def test_compositions_are_finite_and_of_24_bits_of_range():
 
 
 def derived_bound(k, kernel):
-    """The rows of SPLIT.md's table, in 2^-24."""
+    """The rows of docs/SPLIT.md's table, in 2^-24."""
     length = segment_length(k, kernel)
     additions = 2 if kernel.compensates else k / length
     return 8 + 10 * length / kernel.cores.terms + 0.2 + additions + 3

@@ -50,19 +50,6 @@ def run(folder, *arguments, status=0):
     return done.stdout
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_its_kernels_compile_beside_the_others(project, tmp_path):
-    """All of them make up one file, in which a name means one thing."""
-    code = "from kernels import read_sources; from kernels.build.extension import join; "
-    code += "print(join(read_sources(), '.cu'))"
-    text = subprocess.run([sys.executable, "-c", code], cwd=project, stdout=subprocess.PIPE)
-    (tmp_path / "all.cu").write_bytes(text.stdout)
-    command = ["nvcc", "-std=c++17", "-Werror", "all-warnings", "-arch=sm_80", "-ptx", "all.cu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "gelu_kernel" in (tmp_path / "all.ptx").read_text()
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_is_compared(project, device):
     output = run(project, *SIZE, "--device", device)

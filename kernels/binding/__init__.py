@@ -6,8 +6,10 @@ import torch
 from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-# Of function modes that trace, and of the one that changes functions that make tensors.
-_MODULES = ("torch.utils._device", "torch.fx.", "torch._export.")
+# Modules of function modes that want to see no calls: the one of `torch.device`, which changes what
+# makes tensors; and, of operators that graphs hold, those of `make_fx` and `torch.export`.
+DEVICE = ("torch.utils._device",)
+TRACERS = ("torch.fx.", "torch._export.")
 
 
 def is_plain(x: object) -> bool:
@@ -15,18 +17,15 @@ def is_plain(x: object) -> bool:
     return type(x) in PLAIN or type(x).__module__.startswith("torch._subclasses.")
 
 
-def is_watched(*operands: object) -> bool:
-    """Whether Python code wants to see torch's own functions called: a mode, or a subclass but
-    DTensor.
-
-    The modes of `torch.device`, `torch.export` and `make_fx` do not: they see operators.
-    """
+def is_watched(*operands: object, blind: tuple[str, ...] = DEVICE) -> bool:
+    """Whether Python code wants to see torch's own functions called: a subclass but DTensor, or a
+    mode that is not of a blind module."""
     if not has_torch_function_variadic(*operands):
         return False
     if not all(x is None or is_plain(x) or is_dtensor(x) for x in operands):
         return True
     modes = _get_current_function_mode_stack()
-    return not all(type(mode).__module__.startswith(_MODULES) for mode in modes)
+    return not all(type(mode).__module__.startswith(blind) for mode in modes)
 
 
 def is_dtensor(x: object) -> bool:

@@ -44,8 +44,13 @@ inline Tensor allocate_output(const Tensor& like, at::IntArrayRef sizes, at::Sca
                               std::optional<at::IntArrayRef> strides) {
   static LargeAllocator large;
   const size_t bytes = c10::multiply_integers(sizes) * c10::elementSize(type);
-  c10::Allocator* const cpu = bytes < kStreamBytes ? c10::GetAllocator(at::kCPU) : &large;
-  return allocate(like, sizes, type, strides, cpu);
+  c10::Allocator* const allocator = bytes < kStreamBytes ? c10::GetAllocator(at::kCPU) : &large;
+  try {
+    return allocate(like, sizes, type, strides, allocator);
+  } catch (const c10::Error&) {  // once more without the memory that is kept for later
+    if (!cpu::release_memory()) throw;
+  }
+  return allocate(like, sizes, type, strides, allocator);
 }
 
 // The same like `like`, which is dense, with the strides that torch's elementwise ops give their

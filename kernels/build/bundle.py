@@ -1,8 +1,4 @@
-"""One self-contained file a problem, for harnesses that take a single source text.
-
-It has the problem's sources and the project's Python as they are, and none of the names that a
-problem file uses.
-"""
+"""One file a problem, for harnesses that take a single text: sources and Python as they are."""
 
 import hashlib
 import re
@@ -51,11 +47,7 @@ ModelNew = importlib.import_module("{package}.model_new").{new}
 
 
 def bundle(problem: str) -> str:
-    """The solution of a problem as one text; the same text every time.
-
-    Raises:
-        ValueError: there is no such problem.
-    """
+    """The solution of a problem as one text; the same text every time."""
     problems = load_reference().PROBLEMS
     if problem not in problems:
         raise ValueError(f"expected a problem among {', '.join(problems)}, got {problem!r}")

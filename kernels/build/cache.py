@@ -1,8 +1,7 @@
-"""Finished builds on disk: whose are trusted, which are whole, who builds next.
+"""Finished builds on disk, as `<name>-<user>/build-<process>/`: which are trusted, who is next.
 
-`<root>/<name>-<user id>/` holds a user's builds of one name, each in a folder whose name says which
-process builds there. `manifest.json`, which comes last, by a rename, has the library's SHA-256.
-What has none that is right is never loaded, and removed once its process is certain to be dead.
+`manifest.json` comes last, by a rename, and has the library's SHA-256. What has none that is right
+is never loaded, and is removed once its process is certain to be dead.
 """
 
 import contextlib
@@ -75,8 +74,7 @@ def choose_folder(name: str) -> Path:
 def finished_builds(folder: Path, name: str) -> list[tuple[Path, list[str]]]:
     """The libraries that may be loaded, with the targets that each holds code for.
 
-    On the way it removes what dead processes of this host left; a compiler that outlives them may
-    write there again, for the next import to remove.
+    It removes what dead processes of this host left; their compilers may yet write there again.
     """
     found = []
     for build in sorted(folder.parent.glob(f"{name}-*/build-*")):
@@ -85,7 +83,8 @@ def finished_builds(folder: Path, name: str) -> list[tuple[Path, list[str]]]:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if not intruder(library) and not intruder(manifest):
                 content = json.loads(manifest.read_bytes())
-                targets = content["targets"] if content["sha256"] == digest(library) else None
+                if content["sha256"] == hashlib.sha256(library.read_bytes()).hexdigest():
+                    targets = content["targets"]
         if targets is not None:
             found.append((library, targets))
         elif owner and owner[2] == HOST and owner[1] != process(owner[3]):
@@ -102,24 +101,17 @@ def process(number: str = "self") -> str:
     return ""
 
 
-def digest(library: Path) -> str:
-    return hashlib.sha256(library.read_bytes()).hexdigest()
-
-
 def publish(library: Path, targets: list[str]) -> None:
     """Makes a build a finished one: readable by whom the umask says, writable by nobody else."""
-    manifest = library.with_name("manifest.new")
-    manifest.write_text(json.dumps({"targets": targets, "sha256": digest(library)}))
+    manifest, digest = library.with_name("manifest.new"), hashlib.sha256(library.read_bytes())
+    manifest.write_text(json.dumps({"targets": targets, "sha256": digest.hexdigest()}))
     for path in (library, manifest):
         path.chmod(path.stat().st_mode & 0o755)
     manifest.rename(library.with_name("manifest.json"))
 
 
 def take_turn(folder: Path, stack: contextlib.ExitStack) -> bool:
-    """Whether this thread may build in `folder`, until `stack` ends or the process dies.
-
-    The lock only saves double work: where the file system has none, all may.
-    """
+    """Whether this thread may build, until `stack` ends; all may where the disk has no locks."""
     with contextlib.suppress(BlockingIOError), contextlib.ExitStack() as attempt:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.open(folder / "lock", flags, 0o600)

@@ -21,10 +21,10 @@ PATIENCE_S = 300.0  # a builder that may have been stopped is waited for no long
 
 
 def load(problem: str, sources: dict[str, str], load_inline: Callable[..., object]) -> None:
-    """Loads the extension of a problem, and builds it first where there is no finished build.
+    """Loads the operators of a problem; builds them first where there is no finished build.
 
     Args:
-        sources: the texts by file name, which register operators as the library is loaded.
+        sources: the texts by file name.
         load_inline: `torch.utils.cpp_extension`'s, called with its arguments by name for a build.
 
     Raises:

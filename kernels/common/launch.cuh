@@ -1,10 +1,9 @@
 // Launches beyond <<<>>>: in clusters, and with programmatic dependent launch (PDL), which lets a
-// kernel start while the one before it in the stream ends, from sm_90 on. Errors of the runtime are
-// exceptions between here and the functions of launchers.h.
+// kernel start while the one before it ends, from sm_90 on. Errors of the runtime are exceptions
+// between here and the functions of launchers.h.
 
 #pragma once
 
-#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -38,8 +37,6 @@ __device__ inline void start_next_kernel() {
 #endif
 }
 
-// --------------------------------------------------------------------------------------- errors
-
 inline void check(cudaError_t status) {
   if (status != cudaSuccess) throw status;
 }
@@ -55,8 +52,6 @@ int status_of(const Body& body) {
   return cudaSuccess;
 }
 
-// ------------------------------------------------------------------------------------- launches
-
 struct Grid {
   int blocks, threads;
   size_t bytes;  // of dynamic shared memory
@@ -65,25 +60,19 @@ struct Grid {
   int cluster = 0;  // blocks; 0 where the kernel's attributes say it
 };
 
-// A grid as the runtime takes it.
 struct LaunchConfig : cudaLaunchConfig_t {
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[2] = {};
 
-  explicit LaunchConfig(const Grid& grid) : cudaLaunchConfig_t{} {
-    gridDim = grid.blocks;
-    blockDim = grid.threads;
-    dynamicSmemBytes = grid.bytes;
-    stream = grid.stream;
+  explicit LaunchConfig(const Grid& grid)
+      : cudaLaunchConfig_t{dim3(grid.blocks), dim3(grid.threads), grid.bytes, grid.stream} {
     attrs = attributes;
     if (grid.has_pdl) {
-      cudaLaunchAttribute& attribute = attributes[numAttrs++];
-      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attribute.val.programmaticStreamSerializationAllowed = 1;
+      attributes[numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
     if (grid.cluster > 0) {
-      cudaLaunchAttribute& attribute = attributes[numAttrs++];
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+      attributes[numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[numAttrs++].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
     }
   }
   LaunchConfig(const LaunchConfig&) = delete;
@@ -121,23 +110,11 @@ int count_clusters(Kernel* kernel, const Grid& grid) {
   return clusters;
 }
 
-// An attribute of the current device.
-inline cudaError_t device_attribute(cudaDeviceAttr attribute, int* value) {
-  int device;
-  const cudaError_t status = cudaGetDevice(&device);
-  return status == cudaSuccess ? cudaDeviceGetAttribute(value, attribute, device) : status;
-}
-
-// A function of the driver that the runtime works with, found at run time so that nothing links
-// against it; or null.
-template <typename Function>
-Function find_driver_function(const char* name, unsigned version) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
-  if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<Function>(function);
+// An attribute of the current device, or 0 without one.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device, value = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
 }
 
 // kKernel<<<grid, block, 0, stream>>>(params...), and its cudaError_t.

@@ -56,31 +56,36 @@ bool any(const LinearInputs& in, const Predicate& is) {
   return is(in.x) || is(in.weight) || (in.bias && is(*in.bias));
 }
 
-// How a call is served.
-enum class Way { kOurs, kTraced, kTorch };
-
-// The gate: our kernels serve dense tensors that fit together, where no derivative but autograd's
-// is due. The same of traced ones, whose sizes may be symbols, goes on to the operators. All else
-// is the reference's own ops.
-Way way_of(const LinearInputs& in) {
-  const auto keys = keys_of(in);
-  const bool is_plain = kernels::is_plain(keys);
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  const bool is_traced = (keys | local.included_).has(DispatchKey::Python) &&
-                         !local.included_.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
+// Whether dtypes, devices and dimensions are such as our kernels serve. Sizes may be symbols.
+bool fits_in_kind(const LinearInputs& in) {
   const auto is_odd = [&](const Tensor& t) {
     return t.layout() != at::kStrided || t.is_nested() || t.is_quantized() || has_tangent(t) ||
            t.scalar_type() != in.x.scalar_type() || t.device() != in.x.device();
   };
-  if ((!is_plain && !is_traced) || any(in, is_odd) || !kernel_dtype(in.x.scalar_type()) ||
-      in.x.dim() == 0 || in.weight.dim() != 2 || (in.bias && in.bias->dim() != 1) ||
-      !has_normal_reciprocal(in.divisor)) {
-    return Way::kTorch;
-  }
-  if (!is_plain) return Way::kTraced;
-  const bool fits = in.x.size(-1) == in.weight.size(1) && in.x.numel() > 0 &&
-                    in.weight.numel() > 0 && (!in.bias || in.bias->size(0) == in.weight.size(0));
-  return fits ? Way::kOurs : Way::kTorch;
+  return !any(in, is_odd) && kernel_dtype(in.x.scalar_type()) && in.x.dim() > 0 &&
+         in.weight.dim() == 2 && (!in.bias || in.bias->dim() == 1) &&
+         has_normal_reciprocal(in.divisor);
+}
+
+// Whether sizes fit together and the result is not empty.
+bool fits_in_size(const LinearInputs& in) {
+  return in.x.size(-1) == in.weight.size(1) && in.x.numel() > 0 && in.weight.numel() > 0 &&
+         (!in.bias || in.bias->size(0) == in.weight.size(0));
+}
+
+// How a call is served.
+enum class Way { kOurs, kTraced, kTorch };
+
+// The gate: our kernels serve dense tensors that fit together, where no derivative but autograd's
+// is due. The same of traced ones goes on to the operators. All else is the reference's own ops.
+Way way_of(const LinearInputs& in) {
+  const auto keys = keys_of(in);
+  if (!fits_in_kind(in)) return Way::kTorch;
+  if (is_plain(keys)) return fits_in_size(in) ? Way::kOurs : Way::kTorch;
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const bool is_traced = (keys | local.included_).has(DispatchKey::Python) &&
+                         !local.included_.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
+  return is_traced ? Way::kTraced : Way::kTorch;
 }
 
 Tensor linear_composite(const LinearInputs& in) {
@@ -134,7 +139,7 @@ Tensor linear_forward(const LinearInputs& in) {
 }
 
 TwoTensors linear_with_mask_forward(const LinearInputs& in) {
-  if (way_of(in) != Way::kOurs) {
+  if (!fits_in_kind(in) || !fits_in_size(in)) {
     fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
   }
   const DeviceOf device(in.x);

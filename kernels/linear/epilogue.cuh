@@ -12,9 +12,9 @@
 
 namespace kernels {
 
-// Division by one number. Where the reciprocal is exact (powers of two; zero and infinity, whose
-// quotients are the products with infinity and zero), a multiplication gives the same bits. Where
-// it overflows, torch multiplies by it too: 0 becomes NaN.
+// Division by one number. Where the reciprocal is exact (powers of two, zero, infinity), a
+// multiplication gives the same bits. Where it overflows, torch multiplies by it too: 0 becomes
+// NaN.
 template <typename T>
 struct Divisor {
   T divisor;
@@ -35,10 +35,9 @@ struct Divisor {
   __device__ T quotient(T x) const { return is_exact ? quotient<true>(x) : quotient<false>(x); }
 };
 
-// In float, without the branches of a general division, of which a kernel would have one for each
-// element of a thread. The quotient by the divisor's mantissa is corrected by its remainder, which
-// makes it the nearest float (Markstein, IBM J. Res. Dev. 34(1), 1990), and is then scaled by the
-// power of two. Only subnormal quotients are rounded twice.
+// In float, without the branches of a general division. The quotient by the divisor's mantissa is
+// corrected by its remainder, which makes it the nearest float (Markstein, IBM J. Res. Dev. 34(1),
+// 1990), and is then scaled by the power of two. Only subnormal quotients are rounded twice.
 template <>
 struct Divisor<float> {
   float mantissa = 1;
@@ -82,8 +81,7 @@ __device__ bool mask_bit(T z) {
   return !(z <= T{0});
 }
 
-// The epilogue of a product: from z, a sum with its bias, to out and mask. T is float or a half
-// type; z is a float.
+// From z, a float, a sum with its bias, to out and mask. T is float or a half type.
 template <typename T>
 struct Epilogue {
   const T* bias;  // [n], or null
@@ -92,9 +90,8 @@ struct Epilogue {
   int m, n;
   float floor;  // ReLU makes 0 of anything below: 0, or -infinity where there is no ReLU
   Divisor<float> divisor;
-  // Whether rows are aligned, and the division is an exact multiplication that can be applied to
-  // sum and bias one by one: nothing overflows, and only subnormal results come from subnormal
-  // terms.
+  // Whether rows are aligned, and the division is an exact multiplication of sum and bias one by
+  // one: nothing overflows, and only subnormal results come from subnormal terms.
   bool is_direct;
 
   // `together` elements of a row are stored at once.
@@ -110,7 +107,6 @@ struct Epilogue {
                   divisor.scale >= 0x1p-32f) {}
 
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
-  // For a kernel that looks at divisor.is_exact once for many elements.
   template <bool kExact>
   __device__ float finish(float z) const {
     return divisor.template quotient<kExact>(z < floor ? 0.0f : z);

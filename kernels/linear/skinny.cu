@@ -3,9 +3,8 @@
 // No tensor core takes part: in float32 as it is, 16 rows need half of the time that the weight
 // takes to arrive. A cluster's blocks share K, each with its range of x in shared memory, and go
 // through tiles of 32 features: a warp multiplies 4 of them with all rows, its lanes side by side
-// along K, while the next weights are prefetched to registers. The blocks' sums are added up while
-// they work on the next tile: short runs, added in double, err less than a library's. Up to 4 rows
-// have time for runs in double. The order of all sums is fixed.
+// along K, while the next weights are prefetched. The blocks' sums, of short runs, are added up in
+// double while they work on the next tile; up to 4 rows have time for runs in double.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
 
@@ -43,7 +42,8 @@ struct Problem {
   Epilogue<float> epilogue;
   int k;
   int x_tiles, weight_tiles;
-  int stages;  // of kStageK, in each block
+  int stages;                                           // of kStageK, in each block
+  __device__ int whole_k() const { return k / 4 * 4; }  // add_blocks adds the rest
 };
 
 // The type in which kM rows of x are multiplied and summed.
@@ -55,11 +55,7 @@ constexpr size_t bytes(int stages) {
   return kM * (2 * kClusterFeatures * sizeof(double) + stages * kStageK * sizeof(Sum<kM>));
 }
 
-// As much of K as is whole vectors of four. add_blocks adds the rest.
-__device__ inline int whole_k(const Problem& p) { return p.k / 4 * 4; }
-
-// A step of a row of x in shared memory, of which a lane has four: as 16 bytes of each lane, or,
-// in double, two times that.
+// A step of a row of x in shared memory: 16 bytes of each lane, or, in double, two times that.
 constexpr int kLaneBytes = 16, kWarpBytes = 32 * kLaneBytes;
 
 __device__ inline void store_step(uint8_t* step, float4 v, float) {
@@ -71,7 +67,6 @@ __device__ inline void store_step(uint8_t* step, float4 v, double) {
   *reinterpret_cast<double2*>(to + kWarpBytes) = {v.z, v.w};
 }
 
-// Loads what store_step has stored at this lane's address.
 __device__ inline void load_step(uint32_t address, float (&v)[4]) {
   const float4 four = ptx::load_shared_four(address);
   v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
@@ -83,56 +78,40 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 }
 
 // The weights that a warp multiplies next, prefetched: those of a tile and of a stage, 256 of K.
-class Weights {
- public:
-  // first_k is this lane's.
-  __device__ Weights(const Problem& p, int tile, int first_k)
-      : p_(p), tile_(tile), first_k_(first_k) {
-    locate();
-#pragma unroll
-    for (int step = 0; step < kPrefetched; ++step) load(step);
-    advance();
+struct Weights {
+  const Problem& p;
+  int tile;
+  const int first_k;  // this lane's
+  int stage = 0;
+  const float* first = nullptr;        // feature of the warp's
+  int more = 0;                        // features after it
+  float4 v[kPrefetched][kFeatures]{};  // four of K each
+
+  __device__ void locate() {
+    const int feature = min(
+        tile * kClusterFeatures + static_cast<int>(threadIdx.x) / 32 * kFeatures, p.epilogue.n - 1);
+    first = p.weight + feature * p.weight_stride + first_k;
+    more = p.epilogue.n - 1 - feature;
   }
 
-  // Four of K, of one feature.
-  __device__ const float4& at(int step, int i) const { return v_[step][i]; }
-
   __device__ void load(int step) {
-    const int k = stage_ * kStageK + step * kStep;
-    const bool valid = first_k_ + k < whole_k(p_) && tile_ < p_.weight_tiles;
+    const int k = stage * kStageK + step * kStep;
+    const bool valid = first_k + k < p.whole_k() && tile < p.weight_tiles;
 #pragma unroll
     for (int i = 0; i < kFeatures; ++i) {  // past the last feature, the last again
-      const float* const from = first_ + min(i, more_) * p_.weight_stride + k;
-      v_[step][i] = ptx::load_global_four_if(valid, from);
+      v[step][i] = ptx::load_global_four_if(valid, first + min(i, more) * p.weight_stride + k);
     }
   }
 
   __device__ void advance() {
-    if (++stage_ < p_.stages) return;
-    stage_ = 0;
-    tile_ += ptx::nclusterid() / p_.x_tiles;
+    if (++stage < p.stages) return;
+    stage = 0;
+    tile += ptx::nclusterid() / p.x_tiles;
     locate();
   }
-
- private:
-  __device__ void locate() {
-    const int feature =
-        min(tile_ * kClusterFeatures + static_cast<int>(threadIdx.x) / 32 * kFeatures,
-            p_.epilogue.n - 1);
-    first_ = p_.weight + feature * p_.weight_stride + first_k_;
-    more_ = p_.epilogue.n - 1 - feature;
-  }
-
-  const Problem& p_;
-  const float* first_;  // feature of the warp's
-  int more_;            // features after it
-  int tile_, stage_ = 0;
-  const int first_k_;
-  float4 v_[kPrefetched][kFeatures];
 };
 
-// Adds the sums of all lanes, half of them in each half of the lanes: of kCount, lane l gets those
-// from l kCount / 32 on.
+// Adds the sums of all lanes: of kCount, lane l gets those from l kCount / 32 on.
 template <int kApart, typename T, int kCount, int kOwn>
 __device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
   constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
@@ -150,13 +129,6 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) own[i] = added[i];
   }
-}
-
-// The sum in double, for one that is infinite or NaN: a partial sum may have overflowed float.
-__device__ inline double wide_sum(const float* x, const float* weight, int k) {
-  double sum = 0;
-  for (int i = 0; i < k && !isnan(sum); ++i) sum = fma(double{x[i]}, double{weight[i]}, sum);
-  return sum;
 }
 
 // One result before the epilogue: the blocks' sums, the end of K, and the bias.
@@ -178,13 +150,15 @@ __device__ float add_blocks(const Problem& p, const double* sums, int row, int f
   const float* const x = p.x + row * p.x_stride;
   const float* const weight = p.weight + feature * p.weight_stride;
 #pragma unroll 1
-  for (int k = whole_k(p); k < p.k; ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
-  if (sizeof(Sum<kM>) == sizeof(float) && !isfinite(sum)) sum = wide_sum(x, weight, p.k);
+  for (int k = p.whole_k(); k < p.k; ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
+  if (sizeof(Sum<kM>) == sizeof(float) && !isfinite(sum)) {  // a partial one overflowed, maybe
+    sum = 0;
+    for (int k = 0; k < p.k && !isnan(sum); ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
+  }
   if (p.epilogue.bias != nullptr) sum += __ldg(p.epilogue.bias + feature);
   return static_cast<float>(sum);
 }
 
-// This block's results of a tile, from the sums of all blocks.
 template <int kM>
 __device__ void store_results(const Problem& p, const double* sums, int first_row,
                               int first_feature) {
@@ -209,7 +183,6 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
   }
 }
 
-// Adds the products of a warp's features with kM rows of x in a step, which is at `x`.
 template <int kM>
 __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * kFeatures],
                                               const Weights& weights, int step, uint32_t x) {
@@ -219,7 +192,7 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * kFeatures],
     load_step(x + m * kStep * sizeof(Sum<kM>), a);
 #pragma unroll
     for (int i = 0; i < kFeatures; ++i) {
-      const float4& b = weights.at(step, i);
+      const float4& b = weights.v[step][i];
       Sum<kM>& s = sum[m * kFeatures + i];
       // In this order ptxas finds registers for the sums of 16 rows.
       s = fma(a[3], Sum<kM>{b.w}, s);
@@ -230,7 +203,6 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * kFeatures],
   }
 }
 
-// Multiplies kM rows of x at a time.
 template <int kM>
 __global__ void __launch_bounds__(kThreads, kBlocksEach)
     skinny_kernel(const __grid_constant__ Problem p) {
@@ -246,11 +218,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   int tile = cluster / p.x_tiles;
 
   // load
-  Weights weights(p, tile, first_k + lane * 4);
+  Weights weights{p, tile, first_k + lane * 4};
+  weights.locate();
+#pragma unroll
+  for (int step = 0; step < kPrefetched; ++step) weights.load(step);
+  weights.advance();
 #pragma unroll 4
   for (int i = warp; i < k_range / kStep * kM; i += kWarps) {
     const int row = first_row + i % kM, k = first_k + i / kM * kStep + lane * 4;
-    const bool exists = row < p.epilogue.m && k < whole_k(p);
+    const bool exists = row < p.epilogue.m && k < p.whole_k();
     const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
     store_step(x + i * kStepBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
   }
@@ -294,8 +270,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
     ptx::cluster_arrive();
     previous = tile;
     double* const swapped = sums;
-    sums = other;
-    other = swapped;
+    sums = other, other = swapped;
   }
   if (previous >= 0) {
     ptx::cluster_wait();
@@ -305,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
 #endif
 }
 
-// How many clusters of 1 << log_ranks blocks run at once; the runtime is asked once a device.
+// How many clusters of 1 << log_ranks blocks run at once, asked once a device.
 template <int kM>
 int count_clusters(int log_ranks) {
   constexpr int kDevices = 64;
@@ -322,15 +297,16 @@ int count_clusters(int log_ranks) {
 
 template <int kM>
 void launch(const Linear& linear, cudaStream_t stream) {
-  Problem problem{static_cast<const float*>(linear.x),
+  const auto x = static_cast<const float*>(linear.x);
+  const auto weight = static_cast<const float*>(linear.weight);
+  Problem problem{x,
                   linear.x_stride,
-                  static_cast<const float*>(linear.weight),
+                  weight,
                   linear.weight_stride,
                   Epilogue<float>(linear),
                   static_cast<int>(linear.k),
                   blocks_of(linear.m, kM),
-                  blocks_of(linear.n, kClusterFeatures),
-                  /*stages=*/0};
+                  blocks_of(linear.n, kClusterFeatures)};
   // Clusters of so many blocks that all tiles are done soonest.
   const int all_stages = blocks_of(problem.k, kStageK);
   int64_t least = INT64_MAX;

@@ -10,8 +10,7 @@ struct Tile {
   int x, weight;
 };
 
-// Bands of eight tiles of x, and in a band one tile of the weight after the other: tiles that are
-// made at once share both operands in L2.
+// Bands of eight tiles of x: tiles that are made at once share both operands in L2.
 struct TileOrder {
   static constexpr int kBand = 8;
   int x_tiles, weight_tiles;

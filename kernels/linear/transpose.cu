@@ -1,5 +1,4 @@
-// Transposed copies, for products that read along an operand's other dimension: from [columns,
-// rows], to [rows, columns], float32.
+// Transposed copies: from [columns, rows], to [rows, columns], float32.
 
 #include <algorithm>
 #include <climits>
@@ -16,12 +15,7 @@ constexpr int kTile = 64;                      // elements a side, by way of sha
 constexpr int kPitch = kTile + 1;              // a column's elements lie in different banks
 constexpr int kThreads = 256;                  // each moves four neighbours at a time
 constexpr int kRows = kThreads / (kTile / 4);  // of a tile at once
-// Blocks of a copy that is seldom needed: most only find that out.
-constexpr int64_t kFewBlocks = 256;
-
-__host__ __device__ inline int64_t count_tiles(const Transposition& t) {
-  return divide_up(t.rows, kTile) * divide_up(t.columns, kTile);
-}
+constexpr int64_t kFewBlocks = 256;            // of a copy that is seldom needed
 
 // A block a tile at a time. Copies nothing where is_needed points to a 0.
 __global__ void __launch_bounds__(kThreads)
@@ -32,7 +26,8 @@ __global__ void __launch_bounds__(kThreads)
   if (is_needed != nullptr && *is_needed == 0) return;
   const bool from_aligned = has_aligned_rows(t.from, 4 * t.from_stride);
   const bool to_aligned = has_aligned_rows(t.to, 4 * t.to_stride);
-  const int64_t tiles_down = divide_up(t.rows, kTile), tiles = count_tiles(t);
+  const int64_t tiles_down = divide_up(t.rows, kTile);
+  const int64_t tiles = tiles_down * divide_up(t.columns, kTile);
   const int across = threadIdx.x % (kTile / 4) * 4, down = threadIdx.x / (kTile / 4);
   for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
     const int64_t first_row = at % tiles_down * kTile, first_column = at / tiles_down * kTile;
@@ -63,7 +58,8 @@ __global__ void __launch_bounds__(kThreads)
 
 int launch(const Transposition& t, int64_t most_blocks, const unsigned* is_needed,
            CUstream_st* stream) {
-  const int blocks = static_cast<int>(std::min(count_tiles(t), most_blocks));
+  const int64_t tiles = divide_up(t.rows, kTile) * divide_up(t.columns, kTile);
+  const int blocks = static_cast<int>(std::min(tiles, most_blocks));
   return status_of([&] {
     launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/is_needed != nullptr}, transpose_kernel,
                 t, is_needed);

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.binding import is_dtensor, is_plain, is_watched
+from kernels.binding import PLAIN, is_dtensor, is_watched
 
 _torch_relu = torch.relu
 
@@ -13,7 +13,7 @@ def relu_of_others(x: object, relu: Callable) -> object:
     """ReLU of what is no plain tensor, or where somebody watches: torch's own, but for DTensors."""
     if torch.relu is not _torch_relu or is_watched(x):
         return torch.relu(x)
-    if is_plain(x):
+    if type(x) in PLAIN:
         return relu(x)
     return relu_of_shards(x, relu) if is_dtensor(x) else torch.relu(x)
 

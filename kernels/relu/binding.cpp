@@ -3,6 +3,7 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include "binding/elementwise.h"
 #include "binding/operators.h"
@@ -40,7 +41,8 @@ Tensor compute_relu(const Tensor& x) {
 
 std::pair<Tensor, Tensor> compute_relu_with_mask(const Tensor& x) {
   const DeviceOf device(x);
-  const Tensor out = allocate_like(x), mask = allocate(x, {(x.numel() + 7) / 8}, at::kByte);
+  const Tensor out = allocate_like(x);
+  const Tensor mask = allocate_output(x, {(x.numel() + 7) / 8}, at::kByte, std::nullopt);
   const DType dtype = *kernel_dtype(x.scalar_type());
   const int64_t n = x.numel();
   void* const to = out.mutable_data_ptr();
@@ -82,7 +84,7 @@ Tensor compute_relu_backward(const Tensor& grad_output, bool is_constant, const 
 // The mask as booleans that lie as the output did.
 Tensor unpack_mask(const Tensor& mask, at::IntArrayRef sizes, at::IntArrayRef strides) {
   const DeviceOf device(mask);
-  const Tensor kept = allocate(mask, sizes, at::kBool, strides);
+  const Tensor kept = allocate_output(mask, sizes, at::kBool, strides);
   const int64_t n = kept.numel();
   const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
   bool* const to = kept.mutable_data_ptr<bool>();
@@ -118,7 +120,10 @@ struct ReluBackward : Node {
       }
     }
     const Tensor kept = unpack_mask(mask, sizes, strides);
-    if (!is_differentiated) return {at::where(kept, grad_output, 0)};
+    if (!is_differentiated) {
+      const Tensor zero = at::zeros({}, grad_output.options());  // a number would be copied there
+      return {at::where(kept, grad_output, zero)};
+    }
     // By the output too, as torch's gradient is, where that gives zeros.
     const Tensor signs = kept.to(grad_output.scalar_type());
     torch::autograd::impl::set_gradient_edge(signs, {getptr(), 0});

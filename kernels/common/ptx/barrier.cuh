@@ -11,12 +11,10 @@ __device__ inline void barrier_sync(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Arrives, and does not wait.
 __device__ inline void barrier_arrive(int barrier, int threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// barrier_sync, and whether the predicate of all is true.
 __device__ inline bool barrier_and(int barrier, int threads, bool predicate) {
   uint32_t all;
   asm volatile(
@@ -44,9 +42,8 @@ __device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t byte
                : "memory");
 }
 
-// Arrives at an address of map_shared. Release and acquire are of the block's scope: the cluster's
-// would fence all memory each time, and these barriers order reads of shared memory before copies
-// into it.
+// Arrives at an address of map_shared. Release is of the block's scope: the cluster's would fence
+// all memory, and these barriers order reads of shared memory before copies into it.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }

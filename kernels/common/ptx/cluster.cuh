@@ -1,5 +1,4 @@
-// Clusters of blocks, registers of a warpgroup, and values that a warp has alike: one wrapper for
-// each PTX instruction.
+// Clusters of blocks, and registers of a warpgroup, one wrapper for each PTX instruction.
 
 #pragma once
 
@@ -7,30 +6,18 @@
 
 namespace kernels::ptx {
 
-__device__ inline uint32_t cluster_ctarank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ inline int cluster_nctarank() {
-  int count;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
-  return count;
-}
-
-// Read again at every use, so that nothing derived from it stays in registers.
-__device__ inline int clusterid() {
-  int id;
-  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
-  return id;
-}
-
-__device__ inline int nclusterid() {
-  int count;
-  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
-  return count;
-}
+// Special registers, read again at every use, so that nothing derived from them stays in registers.
+#define KERNELS_SPECIAL_REGISTER(type, function, name)     \
+  __device__ inline type function() {                      \
+    type value;                                            \
+    asm volatile("mov.u32 %0, %%" name ";" : "=r"(value)); \
+    return value;                                          \
+  }
+KERNELS_SPECIAL_REGISTER(uint32_t, cluster_ctarank, "cluster_ctarank")
+KERNELS_SPECIAL_REGISTER(int, cluster_nctarank, "cluster_nctarank")
+KERNELS_SPECIAL_REGISTER(int, clusterid, "clusterid.x")
+KERNELS_SPECIAL_REGISTER(int, nclusterid, "nclusterid.x")
+#undef KERNELS_SPECIAL_REGISTER
 
 // A value that all lanes of a warp have alike, so that the compiler sees that they do.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
@@ -42,10 +29,7 @@ __device__ inline void cluster_arrive() {
 __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
-__device__ inline void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
-}
+__device__ inline void cluster_sync() { cluster_arrive(), cluster_wait(); }
 
 // The address of this block's `shared` in another block of the cluster, or in this one.
 __device__ inline uint32_t map_shared(uint32_t shared, uint32_t rank) {

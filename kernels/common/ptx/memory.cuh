@@ -60,8 +60,8 @@ __device__ inline void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, u
                : "memory");
 }
 
-// Stores four such matrices: lane l gives the address of row l % 8 of matrix l / 8, and holds two
-// neighbours of row l / 4 of each. Transposed, the address is that of a column.
+// Stores four such matrices: lane l holds two neighbours of row l / 4 of each. Transposed, the
+// address is that of a column.
 __device__ inline void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
@@ -75,10 +75,7 @@ __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t
       : "memory");
 }
 
-// ----------------------------------------------------------------------------- copies to shared
-
-// 16 bytes, both aligned to 16; or zeros, and the address is not read. The thread that copies sees
-// them after wait_copies.
+// 16 bytes; or zeros, and the address is not read. The thread sees them after wait_copies.
 __device__ inline void copy_async(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
@@ -101,8 +98,6 @@ __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// --------------------------------------------------------------------------------------- caches
-
 __device__ inline void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
@@ -113,8 +108,6 @@ __device__ inline uint64_t evict_first() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-
-// ---------------------------------------------------------------------------------------- flags
 
 // Threads that read the sum see all writes of this thread before.
 __device__ inline void add_release(unsigned* to, unsigned value) {

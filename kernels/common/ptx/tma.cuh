@@ -12,8 +12,8 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// A box of a two-dimensional tensor into the shared memory of every block in `blocks`, at the same
-// place in each; the bytes are counted at each block's own `barrier`.
+// A box of a tensor to the same place in each block of `blocks`, whose own `barrier` counts the
+// bytes.
 __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
                                              int row, uint32_t barrier, uint16_t blocks) {
   asm volatile(

@@ -10,13 +10,11 @@
 
 namespace kernels::ptx {
 
-// A float32 that the copy engine rounds to TF32, 11 bits, on its way into shared memory.
 struct Tf32 {
-  float value;
+  float value;  // which the copy engine rounds to 11 bits
 };
 
-// Which dimension of an operand is adjacent in memory: k, or that of its rows. The values are
-// wgmma's.
+// Which dimension of an operand is adjacent in memory, k or its rows. The values are wgmma's.
 enum class Major { kK = 0, kMN = 1 };
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -30,10 +28,9 @@ __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Describes a tile in lines of kRowBytes, swizzled over as many bytes as the copy engine writes
-// them; the tile begins at a multiple of eight lines. A line of a K-major operand has adjacent k of
-// one row. A line of an MN-major operand has adjacent rows of one k; the lines of the next rows
-// begin kBlockBytes later.
+// Describes a tile in lines of kRowBytes, swizzled as the copy engine writes them, from a multiple
+// of eight lines on. A line of a K-major operand has adjacent k of one row; of an MN-major one,
+// adjacent rows of one k, and the lines of the next rows begin kBlockBytes later.
 template <int kRowBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
 __device__ uint64_t matrix_descriptor(uint32_t tile) {
   static_assert(kRowBytes == 128, "rows are as long as the widest swizzle");
@@ -77,8 +74,7 @@ constexpr uint64_t kDescriptorLines16 = 16 * 128 >> 4;
   "%104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
   "%119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), a in registers and b in shared
-// memory. d has n / 2 registers, and maybe some more.
+// d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), a in registers, b in shared memory.
 #define KERNELS_WGMMA(n, half, a0, a1, a2, a3, b, p)                                              \
   template <int kSums>                                                                            \
   __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kSums], const uint32_t* a,     \

@@ -18,9 +18,8 @@
 
 namespace kernels::sm80 {
 
-// Whether these kernels are in a build at all: where choose_path chooses them on one of its GPUs.
-// In others they would cost nvcc 1 of 9 s. Tests, which run them on every GPU, define
-// KERNELS_ALL_PATHS.
+// Whether these kernels are in a build at all, where they would cost nvcc 1 of 9 s: if choose_path
+// chooses them on one of its GPUs. Tests, which run them on every GPU, define KERNELS_ALL_PATHS.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -32,8 +31,7 @@ constexpr bool is_built() {
 #endif
 }
 
-// Splits a row a block, the rows of first before those of second. A template, as all that leads to
-// it is: nothing is compiled where is_built is false.
+// A row a block, first's before second's. Templates are not compiled where is_built is false.
 template <typename Matrix>
 __global__ void __launch_bounds__(split::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
@@ -46,7 +44,7 @@ __global__ void __launch_bounds__(split::kThreads)
   }
 }
 
-// The split matrices: the weight's slices first, whose places do not depend on the rows of x then.
+// The weight's slices come first: their places do not depend on the rows of x.
 struct Workspace {
   split::SplitMatrix weight, x;
   size_t bytes;
@@ -68,11 +66,9 @@ struct Workspace {
   }
 };
 
-// Rows of x that are multiplied at once.
 int64_t rows_of_chunk(const Linear& linear) {
-  int multiprocessors = 1;
-  device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
-  const Tiling tiling{kBlockM, divide_up(linear.n, kBlockN), multiprocessors};
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const Tiling tiling{kBlockM, divide_up(linear.n, kBlockN), std::max(multiprocessors, 1)};
   return kernels::rows_of_chunk(
       linear.m, tiling, [&](int64_t rows) { return Workspace(with_rows(linear, rows)).bytes; });
 }
@@ -107,13 +103,9 @@ void launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
 namespace kernels::cuda {
 
 bool linear_sm80_serves(const Linear& linear) {
-  int major, memory;  // bytes of a block
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor, &major) != cudaSuccess ||
-      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &memory) != cudaSuccess) {
-    return false;
-  }
   constexpr int64_t kMaxSize = INT32_MAX - 1024;  // the last tile and step fit, too
-  return sm80::is_built() && major >= 8 && memory >= sm80::kBytes &&
+  return sm80::is_built() && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
+         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= sm80::kBytes &&
          linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest &&
          linear.m > 0 && linear.n > 0 && linear.k > 0 && linear.m <= kMaxSize &&
          linear.n <= kMaxSize && linear.k <= kMaxSize &&

@@ -1,12 +1,11 @@
-// float32 as three products of fp16 pairs on the tensor cores of any GPU from sm_80 on: cp.async,
-// ldmatrix, mma.sync.
+// float32 as three products of fp16 pairs from sm_80 on: cp.async, ldmatrix, mma.sync.
 //
 //   x [m, k], weight [n, k] as pairs, k padded to a multiple of 64; out [m, n] float32
 //
 // A block makes a tile of 128 x 128 results; 2 x 4 warps make 64 x 32 each, in steps of 32 of K.
-// The tensor cores truncate when they accumulate, so that they sum up one step alone: the low
-// products first, then the high ones on top of them. The float32 units add up (promote) these sums,
-// and the next sum begins at the rounding error of the last addition.
+// The tensor cores truncate when they accumulate, so that they sum up one step alone: low products,
+// then high ones on top. The float32 units add up (promote) these sums, and the next sum begins at
+// the rounding error of the last addition.
 
 #pragma once
 
@@ -16,8 +15,8 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
+#include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
-#include "common/ptx/mma.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/split/pieces.cuh"
 #include "linear/tiles.cuh"
@@ -35,15 +34,13 @@ constexpr int kTileBytes = kBlockM * kRowBytes;  // of one operand's high or low
 static_assert(kBlockM == kBlockN, "the tiles of x and of weight are alike");
 constexpr int kStageBytes = 4 * kTileBytes;  // x high, x low, weight high, weight low
 constexpr int kStages = 4, kBytes = kStages * kStageBytes;  // sm_86, sm_89 and sm_120 have less
-// Those of a warp's fragments whose sums are staged in shared memory at once. 8 floats more than a
-// row has, and half a warp stores without bank conflicts.
+// Fragments whose sums are staged at once. 8 floats more than a row has avoid bank conflicts.
 constexpr int kStagedFragments = 2;
 constexpr int kPitch = kFragmentsN * 8 + 8;
 constexpr int kStagedFloats = kStagedFragments * 16 * kPitch;
 static_assert(kThreads / 32 * kStagedFloats * 4 <= kBytes, "it is of stages");
 
-// Where a tile in shared memory has its vector: eight rows' vectors of one column, as ldmatrix
-// reads them, lie in different banks.
+// Where a tile has a vector: ldmatrix reads eight rows' of one column, in different banks.
 __device__ inline uint32_t vector_offset(int row, int vector) {
   return row * kRowBytes + (vector ^ (row / 2 % 4)) * 16;
 }
@@ -52,22 +49,20 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
   return stage == kBytes - kStageBytes ? 0 : stage + kStageBytes;
 }
 
-// The stages' copies: a thread copies one vector of every 64th row, zeros past the last row and
-// past K.
+// The stages' copies: a thread copies a vector of every 64th row, zeros past the last row and K.
 struct Copies {
   static constexpr int kRowsApart = kThreads / 4, kEach = kBlockM / kRowsApart;
 
   int64_t stride, low_x, low_weight;
   int rows_x, rows_weight, k_left;
-  const __half* x;
-  const __half* weight;
+  const __half *x, *weight;
   uint32_t to, stage = 0;
 
   __device__ Copies(const split::SplitMatrix& operand_x, const split::SplitMatrix& operand_weight,
-                    int first_m, int first_n, int k, uint32_t shared)
-      : stride(k),
-        low_x(operand_x.low - operand_x.high),
-        low_weight(operand_weight.low - operand_weight.high) {
+                    int first_m, int first_n, int k, uint32_t shared) {
+    stride = k;
+    low_x = operand_x.low - operand_x.high;
+    low_weight = operand_weight.low - operand_weight.high;
     const int row = threadIdx.x / 4, vector = threadIdx.x % 4;
     rows_x = operand_x.rows - first_m - row;
     rows_weight = operand_weight.rows - first_n - row;
@@ -97,9 +92,9 @@ struct Copies {
   }
 };
 
-// A warp's operands of half a step, 16 of K: of x by half, fragment and piece (high, low), of
-// weight by half and piece. Those of x are loaded one fragment ahead of their use, those of weight
-// half a step. The high ones stay until the low products of the whole step are made.
+// A warp's operands of half a step, 16 of K: of x by half, fragment and piece (high, low), loaded a
+// fragment ahead of their use; of weight by half and piece, half a step ahead. The high ones stay
+// until the low products of the whole step are made.
 struct Fragments {
   uint32_t a[2][kFragmentsM][2][4];
   uint32_t b[2][2][kFragmentsN][2];
@@ -135,8 +130,7 @@ struct Fragments {
   }
 };
 
-// A warp's results: `sums` of one step, which are added to `total`. That is 2^11 times as large, as
-// low products are.
+// A warp's results: `sums` of one step, and `total`, 2^11 times as large, as low products are.
 struct Accumulators {
   float total[kFragmentsM][kFragmentsN][4] = {};
   float sums[kFragmentsM][kFragmentsN][4] = {};
@@ -165,7 +159,7 @@ struct Accumulators {
 };
 
 // The products of a step: two passes make the low ones of each half, two more the high ones. The
-// last one begins the next step: it copies a stage and loads fragments.
+// last one copies a stage and loads fragments for the next step.
 __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragments,
                                               Accumulators& accumulators, uint32_t& stage) {
 #pragma unroll
@@ -201,9 +195,8 @@ __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragmen
   }
 }
 
-// The sums go through shared memory, in which every warp has its place: in the registers, a thread
-// has columns 2 t and 2 t + 1 of rows g and g + 8 of a fragment, for t = lane % 4 and g = lane / 4.
-// It reads eight neighbours of a row, whose mask is a byte.
+// The sums go through the warp's shared memory. In registers, lane 4 g + t has columns 2 t and 2 t
+// + 1 of rows g and g + 8 of a fragment; it reads eight neighbours of a row, whose mask is a byte.
 __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][kFragmentsN][4],
                                               float* staged, const Epilogue<float>& epilogue,
                                               const int* x_exponent, const int* weight_exponent,

@@ -1,5 +1,4 @@
-// Rounds the weight [n, k] in float32, or its transpose, to scaled fp16 once, while the product is
-// made, by warps that have nothing else to do.
+// Rounds the float32 weight [n, k], or its transpose, to scaled fp16 while the product is made.
 
 #pragma once
 
@@ -16,9 +15,8 @@
 
 namespace kernels::sm90 {
 
-// Warps convert units of 32 rows and 256 of K, in the order in which the product needs them.
-// Finished units are counted for each panel, the 128 rows that a block multiplies, and each step,
-// 64 of K.
+// Warps convert units of 32 rows and 256 of K, in the order in which the product needs them, and
+// count them for each panel, the 128 rows that a block multiplies, and each step, 64 of K.
 constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
 constexpr int kPanelRows = 128;
@@ -38,58 +36,26 @@ struct Conversion {
   unsigned* ready;       // [panels][steps]: units finished, 0 at first
   unsigned* subnormals;  // [rows]: see count_subnormals, 0 at first
   int steps;             // along K
-  int side, width;  // tiles of x that use a tile of the weight at once; tiles of the weight that
-                    // are in use at once
+  int side, width;       // tiles of x, and of the weight, that are in use at once
 };
 
-// A warp converts this much at a time.
-struct Unit {
-  int panel, row;  // the panel, and the unit's first row of it
-  int step;        // the first
-  int first_use;   // the step of the kernel in which its wave begins
-};
+// Where no element is subnormal (round_group).
+constexpr uint32_t kNoSubnormal = 0x03ff03ff;
 
-// Units go by waves of `width` tiles, the last of which may be smaller, and in a wave by steps.
-__device__ inline Unit find_unit(const Conversion& p, int index, int panels, int clusters) {
-  const int units_k = (p.steps + kUnitSteps - 1) / kUnitSteps;
-  const int rows = p.width * kClusterSize * kUnitsOfPanel;  // of units in a wave
-  const int wave = index / (rows * units_k);
-  const int in_wave = index - wave * rows * units_k;
-  const int size = min(rows, panels * kUnitsOfPanel - wave * rows);
-  const int unit_k = in_wave / size;
-  const int unit_row = wave * rows + in_wave - unit_k * size;
-  const int step = unit_k * kUnitSteps;
-  return {unit_row / kUnitsOfPanel, unit_row % kUnitsOfPanel * kUnitRows, step,
-          wave * p.width * p.side / clusters * p.steps + step};
-}
-
-// The least magnitude of elements that are subnormal and not zero, in each half of a pair, less 1:
-// as integers, of which that of a zero is the largest. kNone where there are none.
-struct LeastSubnormal {
-  static constexpr uint32_t kNone = 0x03ff03ff;
-  uint32_t least = kNone;
-
-  __device__ void add(uint32_t pair) {
-    least = __viaddmin_u16x2(pair & 0x7fff7fff, 0xffffffff, least);
-  }
-  __device__ bool any() const { return least != kNone; }
-};
-
-// Eight neighbours, scaled and rounded.
-__device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale,
-                                    LeastSubnormal* subnormal) {
+// Eight neighbours, scaled and rounded. `least` becomes the least magnitude of subnormals that are
+// not zero, in each half of a pair, less 1: as integers, of which that of a zero is the largest.
+__device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale, uint32_t* least) {
   uint32_t high[split::kGroup / 2];
 #pragma unroll
   for (int j = 0; j < split::kGroup / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     high[j] = *reinterpret_cast<const uint32_t*>(&pair);
-    subnormal->add(high[j]);
+    *least = __viaddmin_u16x2(high[j] & 0x7fff7fff, 0xffffffff, *least);
   }
   return make_uint4(high[0], high[1], high[2], high[3]);
 }
 
-// Adds the fraction of subnormals among the nonzero elements of a row in a step, in 64ths. Eight
-// lanes have eight elements each.
+// Adds the fraction of subnormals among a row's nonzero elements in a step, in 64ths: eight lanes.
 __device__ inline void count_subnormals(const Conversion& p, int64_t row, const uint4& group) {
   const uint32_t pairs[] = {group.x, group.y, group.z, group.w};
   __half2 nonzeros = __float2half2_rn(0), normals = nonzeros;
@@ -101,25 +67,13 @@ __device__ inline void count_subnormals(const Conversion& p, int64_t row, const 
   }
   __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
   for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
-  const unsigned all = __half2int_rz(__low2half(sum)),
-                 subnormals = all - __half2int_rz(__high2half(sum));
-  if (threadIdx.x % 8 == 0 && subnormals != 0)
-    atomicAdd(p.subnormals + row, subnormals * kStepK / all);
-}
-
-// Puts an infinity into a unit's rows that have too many subnormals. All their results are then
-// infinite or NaN, as those of rows that overflowed are.
-__device__ inline void spoil_rows(const Conversion& p, int64_t k, int64_t first_row, int step) {
-  __syncwarp();  // the counts of all lanes
-  const int64_t row = first_row + threadIdx.x % 32;
-  if (row < p.weight.rows && split::has_many_subnormals(ptx::load_acquire(p.subnormals + row), k)) {
-    p.weight.high[(step * p.weight.rows + row) * kStepK] = __float2half(INFINITY);
-  }
+  const unsigned all = __half2int_rz(__low2half(sum));
+  const unsigned lost = all - __half2int_rz(__high2half(sum));
+  if (threadIdx.x % 8 == 0 && lost != 0) atomicAdd(p.subnormals + row, lost * kStepK / all);
 }
 
 // Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
-// fourth row, or of a transposed weight every sixteenth. `barrier` is of the warp. Returns whether
-// anything was counted.
+// fourth row, or of a transposed weight every sixteenth. Returns whether anything was counted.
 template <bool kTransposed>
 __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, Batches& batches,
                              int barrier) {
@@ -130,7 +84,7 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
   constexpr int kScales = kTransposed ? kPasses : kOfStep * kPasses;
   const int lane = threadIdx.x % 32, half = lane / 16;
   const int64_t stride = p.weight.row_stride, of_step = p.weight.rows * kStepK;
-  const int64_t k = static_cast<int64_t>(step) * kStepK;
+  const int64_t k = int64_t{step} * kStepK;
   __half* const first_of_step = p.weight.high + step * of_step;
   __half* to =  // the place of the lane's first elements
       kTransposed ? first_of_step + (first_row + lane % 16) * kStepK + half * split::kGroup
@@ -146,8 +100,7 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
                              : batch / kOfStep * kStepK + batch % kOfStep * kBatchRows * stride);
 #pragma unroll
     for (int i = 0; i < 2 * kPasses; ++i, at += (kTransposed ? 4 : 2) * stride) {
-      // The second eight of a transposed batch have the halves of their rows swapped: lanes that
-      // read both eights at once meet in no bank.
+      // The second eight of a transposed batch have their rows' halves swapped, for the banks.
       const int to = kTransposed && i >= kPasses ? lane ^ 4 : lane;
       ptx::copy_async(&batches[batch % kBatches][i][to], at, policy);
     }
@@ -164,7 +117,6 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
     ptx::commit_copies();
   }
   uint32_t with_subnormals = 0;  // batches, a bit each
-  static_assert(kAll <= 32, "batches have a bit each");
 #pragma unroll 1
   for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
 #pragma unroll
@@ -176,7 +128,7 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
       if (batch + kBatches - 1 < kAll) load(batch + kBatches - 1);
       ptx::commit_copies();
       const auto& loaded = batches[batch % kBatches];
-      LeastSubnormal subnormal;
+      uint32_t least = kNoSubnormal;
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
         alignas(16) float v[split::kGroup];
@@ -185,17 +137,17 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
 #pragma unroll
           for (int j = 0; j < split::kGroup; ++j) v[j] = column[j * kUnitRows];
           *reinterpret_cast<uint4*>(to + i * 16 * kStepK + in_step * kBatchDepth) =
-              round_group(v, scale[i], &subnormal);
+              round_group(v, scale[i], &least);
         } else {
           const float4* const group = &loaded[2 * i + half][lane % 16 * 2];
           *reinterpret_cast<float4*>(v) = group[0], *reinterpret_cast<float4*>(v + 4) = group[1];
           *reinterpret_cast<uint4*>(to + (in_step * kBatchRows + 4 * i) * kStepK) =
-              round_group(v, scale[in_step * kPasses + i], &subnormal);
+              round_group(v, scale[in_step * kPasses + i], &least);
         }
       }
       // Subnormals are counted by rows: a transposed batch has elements of all.
       constexpr uint32_t kWholeStep = (1u << kOfStep) - 1;
-      if (subnormal.any()) with_subnormals |= kTransposed ? kWholeStep << first : 1u << batch;
+      if (least != kNoSubnormal) with_subnormals |= kTransposed ? kWholeStep << first : 1u << batch;
     }
   }
   // At the end, as the code of count_subnormals in every batch would slow the kernel down.
@@ -222,30 +174,28 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
 // The same at the weight's edges.
 template <bool kTransposed>
 __device__ bool convert_edge(const Conversion& p, int64_t k, int64_t row, int step) {
-  const int64_t padded_k = split::padded(k);
   bool counts = false;
 #pragma unroll 1
   for (int i = 0; i < kUnitSteps * kUnitRows / 4; ++i) {
     const int64_t at = row + i % (kUnitRows / 4) * 4;
     const int own_step = step + i / (kUnitRows / 4);
-    const int64_t column =
-        static_cast<int64_t>(own_step) * kStepK + threadIdx.x % 8 * split::kGroup;
-    LeastSubnormal subnormal;
+    const int64_t column = int64_t{own_step} * kStepK + threadIdx.x % 8 * split::kGroup;
+    uint32_t least = kNoSubnormal;
     uint4 group = {};
-    if (at < p.weight.rows && column < padded_k) {
+    if (at < p.weight.rows && column < split::padded(k)) {
       float v[split::kGroup];
       if constexpr (kTransposed) {
         for (int j = 0; j < split::kGroup; ++j) {
           v[j] = column + j < k ? p.weight.from[(column + j) * p.weight.row_stride + at] : 0;
         }
       } else {
-        split::load_group(v, p.weight.from + at * p.weight.row_stride, column, k);
+        load_floats(v, p.weight.from + at * p.weight.row_stride, column, k, /*is_aligned=*/true);
       }
-      group = round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &subnormal);
+      group = round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &least);
       __half* const to = p.weight.high + (own_step * p.weight.rows + at) * kStepK;
       *reinterpret_cast<uint4*>(to + column % kStepK) = group;
     }
-    if (__any_sync(0xffffffff, subnormal.any())) {
+    if (__any_sync(0xffffffff, least != kNoSubnormal)) {
       count_subnormals(p, at, group);
       counts = true;
     }
@@ -253,44 +203,56 @@ __device__ bool convert_edge(const Conversion& p, int64_t k, int64_t row, int st
   return counts;
 }
 
-// Converts units until all are converted. progress, in shared memory, is the step that this block's
-// copies have reached; batches and barrier are the warp's. is_needed(): whether the product reads
-// the weight at all, for all blocks alike.
+// Converts units until all are converted: one warp. *progress is the step that this block's copies
+// have reached. is_needed(): whether the product reads the weight at all, for all blocks alike.
 template <bool kTransposed, typename IsNeeded>
 __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
                         Batches& batches, int barrier, int* progress, const IsNeeded& is_needed) {
   const int lane = threadIdx.x % 32;
-  const int panels = weight_tiles * kClusterSize;
-  const unsigned units =
-      static_cast<unsigned>(panels * kUnitsOfPanel) * ((p.steps + kUnitSteps - 1) / kUnitSteps);
+  const int units_k = (p.steps + kUnitSteps - 1) / kUnitSteps;
+  const int all_rows = weight_tiles * kClusterSize * kUnitsOfPanel;  // of units
+  const int wave_rows = p.width * kClusterSize * kUnitsOfPanel;
+  const unsigned units = static_cast<unsigned>(all_rows) * units_k;
   const auto next_unit = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
   const unsigned first = next_unit();
   if (!is_needed()) return;  // its loads and the atomic operation are in flight at once
   unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {
     const unsigned prefetched = next_unit();
-    const Unit unit = find_unit(p, static_cast<int>(index), panels, clusters);
+    // Units go by waves of `width` tiles, the last of which may be smaller, and in a wave by steps.
+    const int wave = static_cast<int>(index) / (wave_rows * units_k);
+    const int in_wave = static_cast<int>(index) - wave * wave_rows * units_k;
+    const int size = min(wave_rows, all_rows - wave * wave_rows), unit_k = in_wave / size;
+    const int step = unit_k * kUnitSteps;
+    const int64_t row = (wave * wave_rows + in_wave - unit_k * size) * kUnitRows;
     if (lane == 0) {
-      while (atomicAdd(progress, 0) + kLead < unit.first_use) __nanosleep(200);
+      const int first_use = wave * p.width * p.side / clusters * p.steps + step;
+      while (atomicAdd(progress, 0) + kLead < first_use) __nanosleep(200);
     }
     __syncwarp();
-    const int64_t row = static_cast<int64_t>(unit.panel) * kPanelRows + unit.row;
-    const bool is_whole = row + kUnitRows <= p.weight.rows &&
-                          static_cast<int64_t>(unit.step + kUnitSteps) * kStepK <= k;
-    const bool counts = is_whole ? convert_unit<kTransposed>(p, row, unit.step, batches, barrier)
-                                 : convert_edge<kTransposed>(p, k, row + lane / 8, unit.step);
-    if (counts) spoil_rows(p, k, row, unit.step);
+    const bool is_whole =
+        row + kUnitRows <= p.weight.rows && int64_t{step + kUnitSteps} * kStepK <= k;
+    const bool counts = is_whole ? convert_unit<kTransposed>(p, row, step, batches, barrier)
+                                 : convert_edge<kTransposed>(p, k, row + lane / 8, step);
+    if (counts) {
+      // An infinity makes the results of rows with too many subnormals infinite or NaN.
+      __syncwarp();  // the counts of all lanes
+      const int64_t own = row + lane;
+      if (own < p.weight.rows &&
+          split::has_many_subnormals(ptx::load_acquire(p.subnormals + own), k)) {
+        p.weight.high[(step * p.weight.rows + own) * kStepK] = __float2half(INFINITY);
+      }
+    }
     ptx::fence_proxy_async_global();
     __syncwarp();
-    if (lane < kUnitSteps && unit.step + lane < p.steps) {
-      ptx::add_release(p.ready + static_cast<int64_t>(unit.panel) * p.steps + unit.step + lane, 1);
+    if (lane < kUnitSteps && step + lane < p.steps) {
+      ptx::add_release(p.ready + row / kPanelRows * p.steps + step + lane, 1);
     }
     index = __shfl_sync(0xffffffff, prefetched, 0);
   }
 }
 
-// Waits until a panel of the weight is converted in a step. Returns the number of converted steps
-// from this one on, 32 at most. By all lanes of a warp.
+// Waits until a panel is converted in a step: one warp. Returns how many steps from there on are.
 __device__ inline int wait_converted(const Conversion& p, int panel, int step) {
   const int at = step + threadIdx.x % 32;
   const unsigned* const ready = p.ready + static_cast<int64_t>(panel) * p.steps + at;

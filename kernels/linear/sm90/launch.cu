@@ -3,21 +3,21 @@
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
-//   float16, bfloat16    one_product.cuh: multiplied as they are, transposed ones too; gradients,
-//                        which have no epilogue, by a kernel that makes [n, m]
-//   float32, one product the same; the weight, transposed or not, is rounded to scaled fp16 by
-//                        other warps of the same kernel, just ahead of the product (convert.cuh).
-//                        Tiles that fp16 does not carry are made again by the same kernel from TF32
+//   float16, bfloat16    one_product.cuh: transposed ones too; gradients make [n, m]
+//   float32, one product the same; other warps of the kernel round the weight to scaled fp16, just
+//                        ahead of the product (convert.cuh). Tiles that fp16 does not carry are
+//                        made again from TF32
 //   float32, three       three_products.cuh: the weight is split into pairs of fp16 in the
 //                        registers of the warps that multiply it
 //
-// For float32, a kernel before splits x and samples the weight (prepare.cuh; SPLIT.md).
+// For float32, a kernel before splits x and samples the weight (prepare.cuh; docs/SPLIT.md).
 
+#include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <cmath>
+#include <type_traits>
 
 #include "common/launch.cuh"
 #include "launchers.h"
@@ -27,28 +27,61 @@
 #include "linear/sm90/one_product.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/prepare.cuh"
-#include "linear/sm90/tensor_map.cuh"
 #include "linear/sm90/three_products.cuh"
 #include "linear/split/nonfinite.cuh"
 #include "linear/split/pieces.cuh"
 
 namespace kernels::sm90 {
 
-// How many clusters of a kernel run at once.
+template <typename T>
+constexpr CUtensorMapDataType tensor_map_type() {
+  if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  if constexpr (std::is_same_v<T, ptx::Tf32>) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+// Describes a matrix, or many in a row, to the copy engine, in boxes of box_rows rows of 128 bytes,
+// 0 outside of their matrix; stride is in elements. Nothing links against the driver.
+template <typename T>
+CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t stride,
+                     uint32_t box_rows, uint64_t matrices = 0) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                           cudaEnableDefault, &found));
+    if (function == nullptr) check(cudaErrorSymbolNotFound);
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  CUtensorMap map;
+  const cuuint64_t sizes[] = {columns, rows, matrices};
+  const cuuint64_t strides[] = {stride * sizeof(T), rows * stride * sizeof(T)};
+  const cuuint32_t box[] = {kRowBytes / sizeof(T), box_rows, 1}, steps[] = {1, 1, 1};
+  const CUresult status =
+      encode(&map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
+             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) check(cudaErrorInvalidValue);
+  return map;
+}
+
+inline CUtensorMap make_map(const split::SplitMatrix& matrix, int64_t steps, int box_rows) {
+  return make_map(matrix.high, matrix.rows, split::kStepwise, split::kStepwise, box_rows, steps);
+}
+
 template <typename Kernel>
 int count_clusters(Kernel* kernel, size_t bytes) {
   return kernels::count_clusters(kernel,
                                  {kClusterSize, kThreads, bytes, nullptr, /*has_pdl=*/false});
 }
 
-// The tiles of one product.
 inline TileOrder product_tiles(const Linear& linear) {
   return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
 }
 
 // For float32: counters, which are 0 at first, the split x, and what the weight becomes.
 struct Workspace {
-  bool is_pair;  // of pieces: for three products
   split::SplitMatrix x, weight;
   size_t zeros, bytes;
   // Three products.
@@ -60,12 +93,25 @@ struct Workspace {
   Transposition weight_copy{};
 
   explicit Workspace(const Linear& linear)
-      : is_pair(linear.precision == Precision::kHighest),
-        x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
+      : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
         weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
     WorkspaceSlices slices(linear.workspace);
-    const int64_t padded_k = split::padded(linear.k);
-    is_pair ? add_counters_of_three(slices) : add_counters_of_one(slices, linear);
+    const bool is_pair = linear.precision == Precision::kHighest;
+    const int64_t padded_k = split::padded(linear.k), steps = padded_k / kStepK;
+    const TileOrder tiles = product_tiles(linear);
+    if (is_pair) {
+      partials[0].counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
+      partials[1].counts = partials[0].counts + Schedule::kMostClusters;
+      has_overflowed = slices.add<unsigned>(2);
+      has_nonfinite = has_overflowed + 1;
+    } else {
+      conversion.steps = static_cast<int>(steps);
+      conversion.next = slices.add<unsigned>(1);
+      conversion.ready = slices.add<unsigned>(tiles.weight_tiles * kClusterSize * steps);
+      conversion.subnormals = slices.add<unsigned>(linear.n);
+      redo.count = slices.add<unsigned>(1 + tiles.count());
+      redo.is_listed = redo.count + 1;
+    }
     zeros = slices.bytes();
     x.is_stepwise = weight.is_stepwise = true;
     x.high = slices.add<__half>((is_pair ? 2 : 1) * x.rows * padded_k);
@@ -78,7 +124,7 @@ struct Workspace {
       partials[0].sums = partials[1].sums = slices.add<PartialSums::Sums>(Schedule::kMostClusters);
     } else {
       weight.high = slices.add<__half>(weight.rows * padded_k);
-      redo.tiles = slices.add<int>(product_tiles(linear).count());
+      redo.tiles = slices.add<int>(tiles.count());
       conversion.weight = weight;
     }
     if (linear.weight_is_transposed) {
@@ -87,27 +133,9 @@ struct Workspace {
     }
     bytes = slices.bytes();
   }
-
- private:
-  void add_counters_of_three(WorkspaceSlices& slices) {
-    partials[0].counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
-    partials[1].counts = partials[0].counts + Schedule::kMostClusters;
-    has_overflowed = slices.add<unsigned>(2);
-    has_nonfinite = has_overflowed + 1;
-  }
-  void add_counters_of_one(WorkspaceSlices& slices, const Linear& linear) {
-    const int64_t steps = split::padded(linear.k) / kStepK;
-    const int64_t panels = blocks_of(linear.n, kPanelRows * kClusterSize) * kClusterSize;
-    conversion.steps = static_cast<int>(steps);
-    conversion.next = slices.add<unsigned>(1);
-    conversion.ready = slices.add<unsigned>(panels * steps);
-    conversion.subnormals = slices.add<unsigned>(linear.n);
-    redo.count = slices.add<unsigned>(1 + product_tiles(linear).count());
-    redo.is_listed = redo.count + 1;
-  }
 };
 
-// Splits x and samples the weight. The first `zeros` bytes of the workspace become 0.
+// Splits x, samples the weight, and clears the counters.
 void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
   const int threads = split::threads_of_row(linear.k);
   const bool is_short = linear.k <= split::kKeptByWarp;
@@ -120,15 +148,10 @@ void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stre
               static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
 }
 
-// ---------------------------------------------------------------------------------- one product
-
 template <typename Kind>
 Product<Kind> make_product(const Linear& linear, int64_t together) {
-  Product<Kind> product{Epilogue<typename Kind::Out>(linear, together), static_cast<int>(linear.k),
-                        product_tiles(linear)};
-  product.x_is_transposed = linear.x_is_transposed;
-  product.weight_is_transposed = linear.weight_is_transposed;
-  return product;
+  return {Epilogue<typename Kind::Out>(linear, together), static_cast<int>(linear.k),
+          product_tiles(linear), linear.x_is_transposed, linear.weight_is_transposed};
 }
 
 template <typename Kind>
@@ -202,16 +225,8 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
   launch_product(redo, std::min(most, tiles), again, stream);
 }
 
-// ------------------------------------------------------------------------------- three products
-
-// The tiles of a result: `wide` tiles of x have Split::kXRows rows, the others `rows`.
-struct SplitTiles {
-  TileOrder order;
-  int wide, rows;
-};
-
 // All tiles have fewer rows where that saves time.
-inline SplitTiles choose_tiles(int m, int n, int k, int clusters) {
+inline SplitTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   using S = Split;
   const auto tiles_of = [&](int rows) {
     return TileOrder{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
@@ -220,7 +235,6 @@ inline SplitTiles choose_tiles(int m, int n, int k, int clusters) {
     const int rounds = S::rounds(k), waves = tiles.count() / clusters;
     const double rest = tiles.count() % clusters, round = rows + Schedule::kOverhead;
     if (rest == 0) return waves * rounds * round;
-    // How many clusters share a tile of the last wave.
     const double most = static_cast<double>(rounds) / Schedule::least_range(rounds, rows);
     const double k_split = std::min(clusters / rest, most);
     const double adding = std::max(Schedule::kWorth * round, Schedule::kAdding * k_split * rows);
@@ -231,12 +245,12 @@ inline SplitTiles choose_tiles(int m, int n, int k, int clusters) {
   int wide =
       k < kLongK ? order.x_tiles : blocks_of(m, kMore) - order.x_tiles * (S::kNarrow / kMore);
   wide = std::clamp(wide, 0, order.x_tiles);
-  SplitTiles best{order, wide, S::kNarrow};
+  SplitTiles best{{order}, wide, S::kNarrow};
   double least = time(order, S::kNarrow + kMore * wide / order.x_tiles);
   for (const int rows : {S::kMiddle, S::kSmall}) {
     order = tiles_of(rows);
     const double needed = time(order, rows);
-    if (needed < least) least = needed, best = {order, 0, rows};
+    if (needed < least) least = needed, best = {{order}, 0, rows};
   }
   return best;
 }
@@ -246,23 +260,22 @@ void launch_split(const Linear& linear, cudaStream_t stream) {
   const Workspace workspace(linear);
   prepare(linear, workspace, stream);
   const split::SplitMatrix &x = workspace.x, &weight = workspace.weight;
-  const int m = static_cast<int>(linear.m), n = static_cast<int>(linear.n),
-            k = static_cast<int>(linear.k);
+  const int k = static_cast<int>(linear.k);
   const auto kernel = k < kShortK  ? split_kernel<32>
                       : k < kLongK ? split_kernel<64>
                                    : split_kernel<128>;
   int clusters = std::min(count_clusters(kernel, sizeof(SplitMemory)), Schedule::kMostClusters);
-  const SplitTiles tiles = choose_tiles(m, n, k, clusters);
-  SplitProblem problem{
-      Epilogue<float>(linear, 2), x,           weight,     k,         workspace.has_overflowed,
-      workspace.has_nonfinite,
-      /*is_second_run=*/false,    tiles.order, tiles.wide, tiles.rows};
-  const auto rows_of = [&](int tile) { return TileRows(problem, tiles.order.find(tile)).size; };
-  clusters = problem.schedule.plan(tiles.order.count(), S::rounds(k), clusters,
-                                   problem.rows_at_once(), rows_of);
+  const SplitTiles tiles = choose_tiles(linear.m, linear.n, k, clusters);
+  SplitProblem problem{Epilogue<float>(linear, 2), x,    weight, k, workspace.has_overflowed,
+                       workspace.has_nonfinite,
+                       /*is_second_run=*/false,    tiles};
+  const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
+  clusters =
+      problem.schedule.plan(tiles.count(), S::rounds(k), clusters, tiles.rows_at_once(), rows_of);
   const CUtensorMap x_map =
-      make_map(x, split::padded(k) / S::kK, problem.rows_at_once() / kClusterSize);
-  const CUtensorMap weight_map = make_map(weight.from, n, k, weight.row_stride, S::kWeightRows);
+      make_map(x, split::padded(k) / S::kK, tiles.rows_at_once() / kClusterSize);
+  const CUtensorMap weight_map =
+      make_map(weight.from, linear.n, k, weight.row_stride, S::kWeightRows);
   for (const bool is_second_run : {false, true}) {
     problem.is_second_run = is_second_run;
     problem.partials = workspace.partials[is_second_run];
@@ -272,25 +285,17 @@ void launch_split(const Linear& linear, cudaStream_t stream) {
   nonfinite::multiply(x, weight, k, problem.epilogue, problem.has_nonfinite, stream);
 }
 
-// ------------------------------------------------------------------------------------- all paths
-
-// The same result, transposed: weight x^T.
-inline Linear transposed(const Linear& linear) {
-  Linear result = linear;
-  std::swap(result.x, result.weight);
-  std::swap(result.x_stride, result.weight_stride);
-  std::swap(result.x_is_transposed, result.weight_is_transposed);
-  std::swap(result.m, result.n);
-  return result;
-}
-
 template <typename T>
 void launch_half_of(const Linear& linear, cudaStream_t stream) {
-  // A gradient's rows are operand A, for they have zeros: 2% of an H200's time, which its power
-  // limits.
+  // A gradient's rows are operand A, for they have zeros: 2% of an H200's time, through power.
   const bool has_epilogue = linear.relu || linear.bias != nullptr || linear.divisor != 1;
   if (!has_epilogue && linear.n % 8 == 0) {
-    return launch_half<Gradient<T>>(transposed(linear), stream);
+    Linear transposed = linear;  // weight x^T
+    std::swap(transposed.x, transposed.weight);
+    std::swap(transposed.x_stride, transposed.weight_stride);
+    std::swap(transposed.x_is_transposed, transposed.weight_is_transposed);
+    std::swap(transposed.m, transposed.n);
+    return launch_half<Gradient<T>>(transposed, stream);
   }
   if (linear.x_is_transposed || linear.weight_is_transposed || !linear.relu) {
     return launch_half<General<T>>(linear, stream);
@@ -304,7 +309,7 @@ void launch_chunk(const Linear& linear, cudaStream_t stream) {
   if (linear.dtype == DType::kBFloat16) return launch_half_of<__nv_bfloat16>(linear, stream);
   if (linear.precision == Precision::kHighest) return launch_split(linear, stream);
   if (linear.weight_is_transposed) return launch_rounded<RoundedTransposed>(linear, stream);
-  launch_rounded<Rounded<Mask::kAtRunTime>>(linear, stream);
+  launch_rounded<Rounded>(linear, stream);
 }
 
 size_t workspace_bytes(const Linear& linear) {
@@ -312,16 +317,13 @@ size_t workspace_bytes(const Linear& linear) {
   return Workspace(linear).bytes;
 }
 
-// Rows of x that are multiplied at once.
 int64_t rows_of_chunk(const Linear& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   // Clusters share the last tiles of three products; those of one product make whole tiles.
   Tiling tiling{Split::kXRows, 1, 1};
   if (linear.precision == Precision::kHigh) {
-    int multiprocessors = 0;
-    device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
-    tiling = {kXRows, product_tiles(linear).weight_tiles,
-              std::max(multiprocessors / kClusterSize, 1)};
+    const int clusters = device_attribute(cudaDevAttrMultiProcessorCount) / kClusterSize;
+    tiling = {kXRows, product_tiles(linear).weight_tiles, std::max(clusters, 1)};
   }
   // The copy of a transposed weight is in the workspace and not in its limit, as other copies are.
   return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {

@@ -30,7 +30,7 @@ enum class Mode {
   kRedo,               // the tiles of both that fp16 does not carry
 };
 
-// Half types have a kernel with the mask's code and one without, which that code would slow down.
+// Half types have a kernel without the mask's code, which would slow it down.
 enum class Mask { kNone, kWanted, kAtRunTime };
 
 template <typename ElementType, typename OutType, Mode kMode, Mask kMask_>
@@ -44,23 +44,19 @@ struct ProductKind {
   static constexpr Mask kMask = kMask_;
 };
 
-// float16 and bfloat16.
+// float16 and bfloat16. The last two choose layouts at run time: a quarter of the time to compile.
 template <typename T, Mask kMask>
 using Half = ProductKind<T, T, Mode::kPlain, kMask>;
-// The kernels for transposed operands and for gradients. Layouts are chosen at run time, once a
-// step: compiled in a quarter of the time.
 template <typename T>
 using General = ProductKind<T, T, Mode::kGeneral, Mask::kAtRunTime>;
 template <typename T>
 using Gradient = ProductKind<T, T, Mode::kGradient, Mask::kNone>;
-// float32.
-template <Mask kMask>
-using Rounded = ProductKind<__half, float, Mode::kConvert, kMask>;
+using Rounded = ProductKind<__half, float, Mode::kConvert, Mask::kAtRunTime>;
 using RoundedTransposed = ProductKind<__half, float, Mode::kConvertTransposed, Mask::kAtRunTime>;
 using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo, Mask::kAtRunTime>;
 
-// A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which the two blocks
-// of a cluster have in common. Rows in shared memory are as long as the widest swizzle.
+// A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which a cluster's
+// blocks have in common. Rows in shared memory are as long as the widest swizzle.
 constexpr int kWeightRows = kFeatures * kConsumers;
 static_assert(kPanelRows == kWeightRows, "a block converts what it multiplies");
 constexpr int kXHalf = kXRows / kClusterSize;  // rows of x that a block loads for both
@@ -97,7 +93,6 @@ struct TileList {
   unsigned* is_listed;  // [tiles], 0 at first
   int* tiles;
 
-  // By one thread.
   __device__ void add(int tile) const {
     if (atomicExch(is_listed + tile, 1u) == 0) tiles[atomicAdd(count, 1u)] = tile;
   }
@@ -110,18 +105,17 @@ struct Product {
   Epilogue<typename Kind::Out> epilogue;
   int k;
   TileOrder tiles;
-  TileList redo;          // which Rounded writes and Redo reads
-  Conversion conversion;  // where Kind converts
+  bool x_is_transposed, weight_is_transposed;  // General's operand is [k, rows]
+  TileList redo;                               // which Rounded writes and Redo reads
+  Conversion conversion;                       // where Kind converts
   const int* x_exponent;  // [m], where Kind converts: rows were scaled by 2^exponent
-  // Whether General's operand is [k, rows], with adjacent rows.
-  bool x_is_transposed, weight_is_transposed;
 
   __device__ int steps() const { return (k + kK - 1) / kK; }
   __device__ int count() const {
     return Kind::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }
-  // The tile of an index. That of float32 is in the order in which the weight is converted.
-  // Clusters next to each other have a tile of x in common for half types: 0.3% of an H200's time.
+  // float32: in the order in which the weight is converted. Half types: neighbouring clusters share
+  // a tile of x, 0.3% of an H200's time.
   __device__ Tile find(int index) const {
     if constexpr (std::is_same_v<typename Kind::Out, float>) {
       return tiles.find(Kind::kIsRedo ? redo.tiles[index] : index);
@@ -131,8 +125,7 @@ struct Product {
   }
 };
 
-// Whether Kind makes a tile of x: all, unless it converts; then Redo makes those with rows that
-// fp16 does not carry. By whole warps.
+// Whether Kind makes a tile of x: one warp. Redo makes those with rows that fp16 does not carry.
 template <typename Kind>
 __device__ bool is_made(const Product<Kind>& p, int x_tile) {
   if (!Kind::kConverts) return true;
@@ -143,13 +136,6 @@ __device__ bool is_made(const Product<Kind>& p, int x_tile) {
     is_carried &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != split::kUncarried;
   }
   return __all_sync(0xffffffff, is_carried);
-}
-
-template <typename Kind>
-__device__ bool makes_any(const Product<Kind>& p) {
-  int x_tile = 0;
-  while (x_tile < p.tiles.x_tiles && !is_made(p, x_tile)) ++x_tile;
-  return x_tile < p.tiles.x_tiles;
 }
 
 // Copies a block's half of x and its weight in a step: one thread.
@@ -182,8 +168,7 @@ __device__ void copy_step(const Product<Kind>& p, const CUtensorMap& x_map,
 // Stands in the place of a tile's index after the last tile.
 constexpr int kNoTile = INT_MAX;
 
-// The TMA producer: one warp, of which one thread copies. Where Kind converts, it leaves tiles to
-// Redo, and tells the consumers which ones it loads.
+// The TMA producer: one warp, of which one thread copies.
 template <typename Kind>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
                         const Product<Kind>& p, Memory<Kind>& shared) {
@@ -253,8 +238,7 @@ struct ThreadScales {
     }
   }
 
-  // Stores them for the warpgroup. Returns whether the tile is direct: half types' bias is divided
-  // then.
+  // For the warpgroup. Returns whether the tile is direct: half types' bias is divided then.
   __device__ bool store(const Epilogue<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
                         int barrier) const {
     const int thread = threadIdx.x % 128;
@@ -275,7 +259,6 @@ struct ThreadScales {
   }
 };
 
-// Begins the products of a step, whose stage begins at x and weight.
 template <typename Kind, ptx::Major kX, ptx::Major kWeight>
 __device__ __forceinline__ void multiply_step(float (&d)[kSums], uint32_t x, uint32_t weight,
                                               bool accumulates) {
@@ -293,21 +276,16 @@ __device__ __forceinline__ void multiply_step(float (&d)[kSums], uint32_t x, uin
   ptx::wgmma_commit_group();
 }
 
-// The same of operands that lie as the problem says.
 template <typename Kind>
 __device__ __forceinline__ void multiply_step(const Product<Kind>& p, float (&d)[kSums], uint32_t x,
                                               uint32_t weight, bool accumulates) {
   using ptx::Major;
-  if constexpr (Kind::kIsGeneral) {
-    if (p.x_is_transposed && p.weight_is_transposed) {
-      multiply_step<Kind, Major::kMN, Major::kMN>(d, x, weight, accumulates);
-    } else if (p.x_is_transposed) {
-      multiply_step<Kind, Major::kMN, Major::kK>(d, x, weight, accumulates);
-    } else if (p.weight_is_transposed) {
-      multiply_step<Kind, Major::kK, Major::kMN>(d, x, weight, accumulates);
-    } else {
-      multiply_step<Kind, Major::kK, Major::kK>(d, x, weight, accumulates);
-    }
+  if (Kind::kIsGeneral && p.x_is_transposed && p.weight_is_transposed) {
+    multiply_step<Kind, Major::kMN, Major::kMN>(d, x, weight, accumulates);
+  } else if (Kind::kIsGeneral && p.x_is_transposed) {
+    multiply_step<Kind, Major::kMN, Major::kK>(d, x, weight, accumulates);
+  } else if (Kind::kIsGeneral && p.weight_is_transposed) {
+    multiply_step<Kind, Major::kK, Major::kMN>(d, x, weight, accumulates);
   } else {
     multiply_step<Kind, Major::kK, Major::kK>(d, x, weight, accumulates);
   }
@@ -317,25 +295,19 @@ __device__ __forceinline__ void multiply_step(const Product<Kind>& p, float (&d)
 template <typename Kind>
 struct ProductConsumer {
   const Product<Kind>& p;
-  int warpgroup, rank;
-  uint32_t full, empty, x, weight;
+  uint32_t base;
+  int warpgroup, rank = ptx::cluster_ctarank();
+  uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
+  uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
+  uint32_t x = base + offsetof(Memory<Kind>, x);
+  uint32_t weight = base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
   Ring<kStages> ring;
-
-  __device__ ProductConsumer(const Product<Kind>& p, uint32_t base, int warpgroup)
-      : p(p),
-        warpgroup(warpgroup),
-        rank(ptx::cluster_ctarank()),
-        full(base + offsetof(Memory<Kind>, barriers.full)),
-        empty(base + offsetof(Memory<Kind>, barriers.empty)),
-        x(base + offsetof(Memory<Kind>, x)),
-        weight(base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes) {}
 
   __device__ int row(const Tile& tile) const { return tile.x * kXRows; }
   __device__ int feature(const Tile& tile) const {
     return (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
   }
 
-  // The index of the next tile that the producer loads, kNoTile where there is none.
   __device__ int wait_tile(const int (&tiles)[kStages]) const {
     ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
     return tiles[ring.stage];
@@ -350,14 +322,12 @@ struct ProductConsumer {
     ring.advance();
   }
 
-  // Waits for the products of a tile's last step.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
     release(empty + 8 * ring.previous());
   }
 };
 
-// The epilogue of a warpgroup's sums.
 template <typename Kind>
 __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, int feature,
                               const float (&sums)[kSums], Memory<Kind>& shared, int warpgroup,
@@ -378,12 +348,11 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
   }
 }
 
-// A consumer warpgroup.
 template <typename Kind>
 __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, Memory<Kind>& shared,
                                         int warpgroup) {
   const int count = p.count();
-  ProductConsumer<Kind> consumer(p, base, warpgroup);
+  ProductConsumer<Kind> consumer{p, base, warpgroup};
   float d[kSums];
   for (int i = blockIdx.x / kClusterSize;; i += gridDim.x / kClusterSize) {
     if constexpr (Kind::kConverts) i = consumer.wait_tile(shared.tiles);
@@ -400,8 +369,7 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
 
     // epilogue
     if constexpr (Kind::kConverts) {
-      // An infinity or NaN in a row of the weight makes all its sums infinite or NaN, as x is
-      // finite: one of each of the thread's two rows tells.
+      // A sum of each of the thread's two rows of the weight tells: x is finite.
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
       if (!__all_sync(0xffffffff, is_finite) && threadIdx.x % 32 == 0) p.redo.add(i);
     }
@@ -415,7 +383,7 @@ __device__ __forceinline__ void consume_gradient(const Product<Kind>& p, const C
                                                  uint32_t base, Memory<Kind>& shared,
                                                  int warpgroup) {
   const int steps = p.steps(), count = p.count(), clusters = gridDim.x / kClusterSize;
-  ProductConsumer<Kind> consumer(p, base, warpgroup);
+  ProductConsumer<Kind> consumer{p, base, warpgroup};
   PackedResults<typename Kind::Out> packed;
   float d[kSums];
   int i = blockIdx.x / kClusterSize;
@@ -433,10 +401,9 @@ __device__ __forceinline__ void consume_gradient(const Product<Kind>& p, const C
     packed.pack(d);
   }
   while (packed.stored < packed.kEach) store_next();
-  packed.wait();
+  if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }
 
-// out_map is that of a gradient.
 template <typename Kind>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ CUtensorMap x_map,
@@ -470,10 +437,14 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
       produce(base, x_map, weight_map, p, shared);
     } else if constexpr (Kind::kConverts) {  // convert
       const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
+      const auto makes_any = [&] {
+        int x_tile = 0;
+        while (x_tile < p.tiles.x_tiles && !is_made(p, x_tile)) ++x_tile;
+        return x_tile < p.tiles.x_tiles;
+      };
       convert<Kind::kIsTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
                                    gridDim.x / kClusterSize, shared.converters[converter],
-                                   1 + kConsumers + converter, &shared.progress,
-                                   [&] { return makes_any(p); });
+                                   1 + kConsumers + converter, &shared.progress, makes_any);
     }
   } else {  // multiply
     ptx::setmaxnreg_inc<Kind::kIsGradient ? kGradientProductRegisters : kProductRegisters>();

@@ -1,5 +1,4 @@
-// The epilogue of one product: scales, bias, ReLU, division and mask on the sums of a warpgroup,
-// which has 64 features (rows of the weight) and 256 rows of x.
+// The epilogue of one product, of a warpgroup's sums.
 
 #pragma once
 
@@ -16,7 +15,7 @@
 
 namespace kernels::sm90 {
 
-// A warpgroup's sums: 64 features, 16 a warp, and kXRows rows of x.
+// A warpgroup's sums: of 64 features (rows of the weight), 16 a warp, and of kXRows rows of x.
 constexpr int kFeatures = 64, kXRows = 256;
 constexpr int kWarpFeatures = kFeatures / 4;
 // Results are stored in slabs of kSlabBlocks blocks of 8 rows of x, four features of each a thread.
@@ -24,12 +23,10 @@ constexpr int kSlabBlocks = 2, kSlabs = kXRows / (8 * kSlabBlocks);
 // Rows of a slab of half types that can be stored directly.
 constexpr int kHalfSlabRows = 64;
 
-// A warpgroup's sums are transposed here: rows of x are neighbours in registers, features in the
-// result. Whole lines are stored.
+// Rows of x are neighbours in registers, features in the result: sums are transposed here.
 using StagedSums = float4[kSlabBlocks][4][33];  // of each lane; 33 avoids bank conflicts
 constexpr int kPitch = 4 * 33;
-// Gradients are stored by TMA, in boxes of a warp's features and kBoxColumns rows of x, which are a
-// line of memory; a warp has kBoxes.
+// Gradients are stored by TMA, in boxes of a warp's features and kBoxColumns rows of x, a line.
 constexpr int kBoxColumns = 64, kBoxes = 2;
 template <typename T>
 union alignas(1024) Staging {
@@ -55,26 +52,21 @@ struct alignas(16) Scales {
   int8_t weight_exponent[kScaled ? kFeatures : 1];  // as the rows were scaled
 };
 
-// The place of a thread's sums.
 __device__ inline float4* own_slot(StagedSums& sums) {
   return &sums[0][threadIdx.x % 128 / 32][threadIdx.x % 32];
 }
 
 // A thread reads four features of a row of each block of the sums that a warpgroup has in memory.
 struct Reader {
-  int feature, row;  // the first of the warpgroup's, and of the block's
+  const StagedSums& sums;
+  // The first of the warpgroup's, and of the block's.
+  int feature = threadIdx.x % 16 * 4, row = threadIdx.x % 128 / 16;
   // The sums of lane 4 g + c are of features g and g + 8, and of rows 2 c and 2 c + 1. Neighbouring
   // threads would meet in a bank, so every second one swaps its neighbours.
-  bool swaps;
-  const float* even;
-  const float* odd;
-
-  __device__ explicit Reader(const StagedSums& sums)
-      : feature(threadIdx.x % 16 * 4), row(threadIdx.x % 128 / 16), swaps(threadIdx.x % 2) {
-    const float4& four = sums[0][feature / 16][feature % 8 * 4 + row / 2];
-    const float* const from = &four.x + feature / 8 % 2 * 2 + row % 2;
-    even = from + swaps * 16, odd = from + !swaps * 16;
-  }
+  bool swaps = threadIdx.x % 2;
+  const float* from =
+      &sums[0][feature / 16][feature % 8 * 4 + row / 2].x + feature / 8 % 2 * 2 + row % 2;
+  const float *even = from + swaps * 16, *odd = from + !swaps * 16;
 
   __device__ void read(float (&v)[4], int block) const {
     constexpr int kBlockFloats = 4 * kPitch;
@@ -87,12 +79,11 @@ struct Reader {
   }
 };
 
-// A warpgroup's sums, whose first row of x and first feature are given.
 template <bool kExact, typename T, int kSums>
 __device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feature,
                              const float (&sums)[kSums], const Scales<T>& scales,
                              StagedSums& staging, int barrier) {
-  const Reader reader(staging);
+  const Reader reader{staging};
   const int feature = first_feature + reader.feature;
 #pragma unroll 1
   for (int slab = 0; slab < kSlabs; ++slab) {
@@ -126,12 +117,12 @@ __device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feat
   }
 }
 
-// The same for float32 where the epilogue is direct and all exponents are modest.
+// For float32 where the epilogue is direct and all exponents are modest.
 template <bool kMask, int kSums>
 __device__ void store_direct(const Epilogue<float>& p, int first_row, int first_feature,
                              const float (&sums)[kSums], const Scales<float>& scales,
                              Staging<float>& staging, int barrier) {
-  const Reader reader(staging.sums);
+  const Reader reader{staging.sums};
   const int feature = first_feature + reader.feature;
   float scale[4], bias[4];
 #pragma unroll
@@ -140,7 +131,6 @@ __device__ void store_direct(const Epilogue<float>& p, int first_row, int first_
     scale[i] = split::power_of_two(-scales.weight_exponent[reader.feature + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
-  // Rows from the thread's first to the end.
   int rows = feature < p.n ? p.m - first_row - reader.row : 0;
   const int64_t first = static_cast<int64_t>(first_row + reader.row) * p.n + feature;
   float* to = p.out + first;
@@ -224,7 +214,7 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
         }
       }
     }
-    // All have read the buffer's rows of two slabs ago: they have met since.
+    // All have read the buffer's rows of two slabs ago.
     ptx::barrier_sync(barrier, 128);
     if constexpr (kMask) {
       const int mask_row = first_row + slab * kHalfSlabRows + thread;
@@ -237,7 +227,6 @@ __device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feat
 #pragma unroll
     for (int i = 0; i < kHalfSlabRows / 16; ++i, row += 16, to += 16 * static_cast<int64_t>(p.n)) {
       const float4 v = ptx::load_shared_four(vector + buffer + i * 16 * 128);
-      // Non-temporal, as float32's: 0.6% of an H200's time.
       if (row < p.m && feature < p.n) __stcs(reinterpret_cast<float4*>(to), v);
     }
   }
@@ -261,11 +250,6 @@ struct PackedResults {
     }
   }
 
-  // Until the boxes' memory can be left.
-  __device__ void wait() const {
-    if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
-  }
-
   // Registers have no addresses: the code is there once for each box.
   __device__ void store_next(const CUtensorMap& map, int row, int feature, Staging<T>& staging) {
     switch (stored++) {
@@ -285,7 +269,6 @@ struct PackedResults {
     static_assert(kBox < kEach);
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t box = ptx::shared_address(staging.boxes[warp][kBox % kBoxes]);
-    // stmatrix stores matrices of 8 features and 8 rows. Vectors of 16 bytes are swizzled.
     const int line = lane / 16 * 8 + lane % 8;
     if (lane == 0) ptx::wait_stores_read<kBoxes - 1>();
     __syncwarp();

@@ -1,5 +1,4 @@
-// For both Hopper products: the pipeline's stages and barriers, and the staging of
-// results in shared memory.
+// For both Hopper products: the pipeline's stages and barriers, and the staging of results.
 
 #pragma once
 
@@ -25,11 +24,10 @@ constexpr int kBothBlocks = (1 << kClusterSize) - 1;  // of a cluster, a bit eac
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (kConsumers + 1),
               "a block is launched with 168 registers a thread");
-// Scales of no larger exponents can be multiplied with each other and with a divisor's, down to
-// 2^-32.
+// Scales of such exponents can be multiplied with each other and with a divisor's, down to 2^-32.
 [[maybe_unused]] constexpr int kModestExponent = 40;
 
-// Where the stages of a pipeline stand: the next stage, and the parity of its barrier's phase.
+// The next stage of a pipeline, and the parity of its barrier's phase.
 template <int kStages>
 struct Ring {
   int stage = 0;
@@ -46,8 +44,7 @@ struct Ring {
   __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
-// Barriers of a stage: `full` when its bytes are there, `empty` when the consumer warps of both
-// blocks have read it.
+// Of each stage: its bytes are there; the consumer warps of both blocks have read it.
 template <int kStages>
 struct Barriers {
   uint64_t full[kStages], empty[kStages];
@@ -65,8 +62,7 @@ __device__ void init_barriers(uint32_t full, uint32_t empty) {
   ptx::cluster_sync();
 }
 
-// The epilogue stages a warpgroup's sums in slabs, of kSlabBlocks blocks of 8 columns each. A
-// thread has slots of its own for them in shared memory, kPitch apart.
+// Stages a slab of a thread's sums, kSlabBlocks blocks of 8 columns, in slots kPitch apart.
 template <int kSlabBlocks, int kPitch, int kSums>
 __device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int slab) {
 #pragma unroll
@@ -92,7 +88,7 @@ __device__ void stage_slab(float4* slot, const float (&sums)[kSums], int slab) {
   }
 }
 
-// Tells the producers of both blocks that this warp has read the barrier's stage.
+// This warp has read the barrier's stage: for the producers of both blocks.
 __device__ inline void release(uint32_t empty) {
   const int lane = threadIdx.x % 32;
   if (lane < kClusterSize) ptx::mbarrier_arrive_mapped(ptx::map_shared(empty, lane));

@@ -1,5 +1,4 @@
-// Before both kernels for float32 on Hopper: x [m, k] is split, and the weight [n, k], which they
-// read only once, is sampled for the exponents of its rows.
+// Before both kernels for float32: splits x [m, k], and samples the weight [n, k] for exponents.
 
 #pragma once
 
@@ -13,22 +12,20 @@ namespace kernels::sm90 {
 // The count of a row, times 32, is an int.
 constexpr int64_t kMostK = 1 << 24;
 
-// The weight is read once, so its rows are scaled by eight samples of 16 elements, evenly spread;
-// or by all of a row where the samples are zero.
+// The weight is to be read once, so its rows are scaled by eight samples of 16 elements, evenly
+// spread; or by all of a row where the samples are zero.
 constexpr int kSamples = 8, kSampleLanes = 32 / kSamples;
 // Pairs scale the samples' largest into [2^9, 2^10): they keep 22 bits of elements 2^23 times
 // smaller, and other elements may be 64 times as large before they overflow fp16.
 constexpr int kSampledPairs = 9;
 // With these exponents the limits of fp16, 2^-14 and 2^16 above the scaled unit, are normal floats.
-// Smaller rows of pairs lose up to 2^-163 of |x|.
 constexpr int kLeastExponent = -111, kMostOfPairs = 127;
 // A lone high scales the geometric mean of the samples' largest into [2^2, 2^3): a row may have a
 // few elements that are subnormal in fp16, and none that overflows.
 constexpr int kSampledHigh = 2, kMostOfHigh = 126;
 constexpr int kSampledRows = 4;  // of a warp, which reads them together
 
-// The largest magnitude in a row, infinity where it has infinity or NaN: one warp. Elements are
-// `stride` apart.
+// The largest magnitude, infinity where there is infinity or NaN: one warp.
 __device__ inline float largest_of_row(const float* row, int64_t k, int64_t stride = 1) {
   uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
   const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
@@ -47,44 +44,38 @@ __device__ inline float largest_of_row(const float* row, int64_t k, int64_t stri
   return __uint_as_float(min(largest, 0x7f800000u));
 }
 
-// A warp's samples of kSampledRows rows of the weight: four elements of each row a lane.
+// A warp's samples of kSampledRows rows of the weight: four elements of each a lane.
 struct Samples {
   const split::SplitMatrix& weight;
   bool is_transposed;
   int64_t first_row, k;
-  float4 four[kSampledRows];
+  float largest_of_lane[kSampledRows] = {};
 
   __device__ Samples(const split::SplitMatrix& weight, bool is_transposed, int64_t first_row,
                      int64_t k)
-      : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k), four{} {
+      : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
     const int lane = threadIdx.x % 32;
-    const int64_t stride = weight.row_stride;
     const int64_t at = lane / kSampleLanes * k / kSamples / 4 * 4 + lane % kSampleLanes * 4;
     if (at + 4 > k) return;
-    if (is_transposed) {
-      float v[4][kSampledRows];
+    // In memory: lines, each with four neighbours.
+    const int64_t first_line = is_transposed ? at : first_row;
+    const int64_t column = is_transposed ? first_row : at;
+    const int64_t lines = is_transposed ? k : weight.rows,
+                  columns = is_transposed ? weight.rows : k;
+    float v[4][4] = {};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        load_floats(v[j], weight.from + (at + j) * stride, first_row, weight.rows,
-                    /*is_aligned=*/true);
-      }
+    for (int i = 0; i < 4; ++i) {
+      if (first_line + i >= lines) break;
+      load_floats(v[i], weight.from + (first_line + i) * weight.row_stride, column, columns,
+                  /*is_aligned=*/true);
+    }
 #pragma unroll
-      for (int i = 0; i < kSampledRows; ++i) {
-        four[i] = make_float4(v[0][i], v[1][i], v[2][i], v[3][i]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSampledRows; ++i) {
-        if (first_row + i >= weight.rows) break;
-        four[i] = *reinterpret_cast<const float4*>(weight.from + (first_row + i) * stride + at);
-      }
+    for (int i = 0; i < 16; ++i) {
+      float& largest = largest_of_lane[i / 4];
+      largest = fmaxf(largest, fabsf(is_transposed ? v[i % 4][i / 4] : v[i / 4][i % 4]));
     }
   }
 
-  __device__ float largest_of_lane(int i) const {
-    return fmaxf(fmaxf(fabsf(four[i].x), fabsf(four[i].y)),
-                 fmaxf(fabsf(four[i].z), fabsf(four[i].w)));
-  }
   __device__ float largest_of_all(int i) const {
     const int64_t row = first_row + i, stride = weight.row_stride;
     return is_transposed ? largest_of_row(weight.from + row, k, stride)
@@ -92,9 +83,9 @@ struct Samples {
   }
 };
 
-// The exponent of a warp's row i of the weight, for pairs.
+// The exponent of a warp's row i of the weight.
 __device__ inline int exponent_of_pairs(const Samples& samples, int i) {
-  float largest = split::reduce_warp(samples.largest_of_lane(i), fmaxf);
+  float largest = split::reduce_warp(samples.largest_of_lane[i], fmaxf);
   if (largest == 0) largest = samples.largest_of_all(i);
   const int needed = largest > 0 && largest < INFINITY ? kSampledPairs - ilogbf(largest) : 0;
   return max(kLeastExponent, min(kMostOfPairs, needed));
@@ -106,7 +97,7 @@ __device__ inline int exponent_of_high(const Samples& samples, int i) {
   const auto exponent_of = [](float largest) {
     return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
   };
-  float largest = samples.largest_of_lane(i);
+  float largest = samples.largest_of_lane[i];
   for (int bit = 1; bit < kSampleLanes; bit *= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
   }
@@ -117,8 +108,7 @@ __device__ inline int exponent_of_high(const Samples& samples, int i) {
   return min(kMostOfHigh, kSampledHigh - mean);
 }
 
-// The first `sampling` blocks sample the weight, whose reads are the more scattered. The others
-// split x. `zeros` are set to 0.
+// The first `sampling` blocks sample the weight, the others split x.
 __global__ void __launch_bounds__(split::kThreads)
     prepare_kernel(const __grid_constant__ split::SplitMatrix x,
                    const __grid_constant__ split::SplitMatrix weight, bool weight_is_transposed,

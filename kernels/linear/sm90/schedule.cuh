@@ -1,5 +1,4 @@
-// stream-K: which tiles of the result each cluster multiplies, and how clusters share the tiles of
-// the last wave along K.
+// stream-K: which tiles each cluster multiplies, and how clusters share those of the last wave.
 
 #pragma once
 
@@ -14,9 +13,8 @@ namespace kernels::sm90 {
 
 // Clusters make whole tiles in waves. The remaining tiles, too few for a wave, are put end to end
 // along K, in rounds of 128, and each cluster makes a range of these: as a rule the end of a tile
-// and the beginning of the next. The cluster with a cut tile's last rounds adds the partial sums
-// that the others store in memory. So all clusters end at about the same time, and a result of few
-// tiles has work for all: x [128, 8192], weight [4096, 8192] takes a third of the time on an H200.
+// and the beginning of the next. The cluster with a cut tile's last rounds adds the partial sums of
+// the others: x [128, 8192], weight [4096, 8192] takes a third of the time on an H200.
 struct Schedule {
   static constexpr int kMostClusters = 72;
   // Partial sums in memory cost as much as some rounds. So tiles are cut where that saves kWorth
@@ -36,8 +34,7 @@ struct Schedule {
   int rounds;                    // of a tile
   int begin[kMostClusters + 1];  // of each cluster's range, in rounds of the last wave
 
-  // Plans `tiles` tiles of rows_of(tile) rows of x, `most_rows` at most. Returns how many clusters
-  // have work.
+  // Plans tiles of rows_of(tile) rows of x, `most_rows` at most. Returns how many clusters work.
   template <typename RowsOf>
   int plan(int tiles, int rounds_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
     waves = tiles / clusters, rounds = rounds_of_tile;
@@ -102,8 +99,7 @@ struct Schedule {
 
   __device__ bool finishes(const WorkItem& item) const { return item.end == rounds; }
 
-  // Whether a cluster's range begins inside this tile of the last wave, so that the cluster before
-  // it makes some of the tile too.
+  // Whether the cluster before this one makes some of the tile too.
   __device__ bool is_cut_by(int cluster, int tile) const {
     const int clusters = gridDim.x / kClusterSize;
     return begin[cluster] > (tile - waves * clusters) * rounds;

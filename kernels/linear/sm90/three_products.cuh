@@ -2,15 +2,14 @@
 //
 //   x [m, k] as pairs, weight [n, k] float32; out [m, n] float32
 //
-// A block multiplies 128 rows of the weight with up to 176 of x. A TMA producer, one warp, loads x,
-// split before, and the weight as it is. Each of two consumer warpgroups converts 64 rows of the
-// weight in registers, as operand A, and multiplies them with x in shared memory.
+// A block multiplies 128 rows of the weight with up to 176 of x. A TMA producer loads x, split
+// before, and the weight as it is. Each of two consumer warpgroups converts 64 rows of the weight
+// in registers, as operand A, and multiplies them with x in shared memory.
 //
 // A round is 128 of K, four stages. The low products of all four come first, 2^11 times too large.
 // They are scaled, and high products follow on top: those of the second half, then those of the
 // next round's first half. Then the accumulators are added to the float32 sums; for shorter K more
-// often (kShortK, kLongK). While products are made, the next stages are converted into the
-// registers that are free: an instruction costs nearly a cycle of the tensor cores, a wait nothing.
+// often (kShortK, kLongK). While products are made, the next stages are converted.
 
 #pragma once
 
@@ -43,14 +42,14 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   const uint32_t full = base + offsetof(SplitMemory, barriers.full);
   const uint32_t empty = base + offsetof(SplitMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const int half = p.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
+  const int half = p.tiles.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
   const uint32_t x = base + offsetof(SplitMemory, x) + rank * half * S::kXRowBytes;
-  const uint32_t bytes = p.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
+  const uint32_t bytes = p.tiles.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
   const uint32_t weight = base + offsetof(SplitMemory, weight);
   Ring<S::kStages> ring;
   for_items(p, [&](const Schedule::WorkItem& item, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
-    const int row = TileRows(p, tile).begin + rank * half;
+    const int row = p.tiles.rows_of(tile).begin + rank * half;
     const int weight_row = (tile.weight * kClusterSize + rank) * S::kWeightRows;
     for (int step = item.begin * S::kRound; step < item.end * S::kRound; ++step, ring.advance()) {
       const uint32_t arrived = full + 8 * ring.stage;
@@ -64,8 +63,7 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   });
 }
 
-// In the second run: sets the exponents of this block's overflowed rows of the weight by their
-// largest elements, a warp a row.
+// Scales this block's overflowed rows of the weight by their largest elements, a warp a row.
 __device__ inline void rescale(const SplitProblem& p) {
   for_items(p, [&](const Schedule::WorkItem&, const Tile& tile) {
     const int first = (tile.weight * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
@@ -84,7 +82,6 @@ __device__ inline void rescale(const SplitProblem& p) {
   __syncthreads();
 }
 
-// How many rows of x a tile has.
 template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
 
@@ -99,11 +96,18 @@ struct Consumer {
   using S = Split;
   using Stage = Ring<S::kStages>;
 
-  // float32 to pairs. A lane reads its first row of a stage at `from` (its second is the next) and
-  // scales both. It has four neighbours of each 16 columns, two for each half of the fragment: x is
-  // interleaved to match.
-  __device__ static void convert(uint32_t from, const float (&scale)[2], uint32_t (&high)[2][4],
-                                 uint32_t (&low)[2][4]) {
+  uint32_t base;            // of the block's shared memory
+  uint32_t empty_of_block;  // the barriers of the lane's block
+  uint32_t weight;          // the lane's first row in the first stage
+  uint64_t x_descriptor;    // of the first stage
+  float scale[2];
+  float d[S::kSums], sums[S::kSums];
+
+  // A lane reads its first row of a stage and the next. It has four neighbours of each 16 columns,
+  // two for each half of the fragment: x is interleaved to match.
+  __device__ void convert(Fragments& f, const Stage& at) const {
+    ptx::mbarrier_wait(base + offsetof(SplitMemory, barriers.full) + 8 * at.stage, at.parity);
+    const uint32_t from = weight + at.stage * S::kWeightBytes;
 #pragma unroll
     for (int s = 0; s < S::kSteps16; ++s) {
 #pragma unroll
@@ -112,26 +116,14 @@ struct Consumer {
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // of its columns
-          split::split_pair(scaled[2 * half], scaled[2 * half + 1], &high[s][2 * half + r],
-                            &low[s][2 * half + r]);
+          split::split_pair(scaled[2 * half], scaled[2 * half + 1], &f.high[s][2 * half + r],
+                            &f.low[s][2 * half + r]);
         }
       }
     }
   }
 
-  uint32_t base;            // of the block's shared memory
-  uint32_t empty_of_block;  // the barriers of the lane's block
-  uint32_t weight;          // the lane's first row in the first stage
-  uint64_t x_descriptor;    // of the first stage
-  float scale[2];
-  float d[S::kSums], sums[S::kSums];
-
-  __device__ void convert(uint32_t (&high)[2][4], uint32_t (&low)[2][4], const Stage& at) const {
-    ptx::mbarrier_wait(base + offsetof(SplitMemory, barriers.full) + 8 * at.stage, at.parity);
-    convert(weight + at.stage * S::kWeightBytes, scale, high, low);
-  }
-
-  // Addresses are the low bits of a descriptor, in units of 16 bytes.
+  // A descriptor's low bits are an address, in units of 16 bytes.
   __device__ uint64_t descriptor(const Stage& at) const {
     return x_descriptor + at.stage * (S::kXBytes >> 4);
   }
@@ -162,7 +154,6 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Adds the accumulators to the sums.
   template <int kRows>
   __device__ void promote(Rows<kRows>) {
     ptx::wgmma_wait_group<0>();
@@ -178,16 +169,16 @@ struct Consumer {
     }
   }
 
-  // The sums of one work item, whose stages begin at `ring`.
+  // The sums of a work item, whose stages begin at `ring`.
   template <int kRows>
   __device__ void multiply(Rows<kRows> rows, int rounds, bool is_first, Stage* ring) {
     constexpr bool kIsShort = kSegment == 32;
     Fragments f0, f1;
     Stage a = *ring, b = a.next();
     // convert and multiply: the first half round's high products
-    convert(f0.high, f0.low, a);
+    convert(f0, a);
     multiply_high(rows, f0, a, false);
-    convert(f1.high, f1.low, b);
+    convert(f1, b);
     if (kIsShort) promote(rows);
     multiply_high(rows, f1, b, !kIsShort);
     for (int round = 0;;) {
@@ -199,13 +190,13 @@ struct Consumer {
       multiply_low(rows, f0, a, false);
       multiply_low(rows, f1, b, true);
       ptx::wgmma_wait_group<1>();
-      convert(f0.high, f0.low, c);
+      convert(f0, c);
       multiply_low(rows, f0, c, true);
       // The warpgroups share the tensor cores best where one begins half a round after the other.
       if (round == 0 && is_first) ptx::barrier_arrive(kSecondStarts, 256);
       ptx::wgmma_wait_group<1>();
       release(a), release(b);
-      convert(f1.high, f1.low, e);
+      convert(f1, e);
       multiply_low(rows, f1, e, true);
       ptx::wgmma_wait_group<0>();
 #pragma unroll
@@ -224,12 +215,12 @@ struct Consumer {
 
       // convert and multiply: the next half round's high products
       ptx::wgmma_wait_group<1>();
-      convert(f0.high, f0.low, a);
+      convert(f0, a);
       if (kSegment < 128) promote(rows);
       multiply_high(rows, f0, a, kSegment == 128);
       ptx::wgmma_wait_group<1>();
       release(c), release(e);
-      convert(f1.high, f1.low, b);
+      convert(f1, b);
       if (kIsShort) promote(rows);
       multiply_high(rows, f1, b, !kIsShort);
     }
@@ -237,7 +228,6 @@ struct Consumer {
   }
 };
 
-// The epilogue of a tile.
 __device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
                               float4 (&staging)[Split::kSlabBlocks][128],
                               const float (&sums)[Split::kSums]) {
@@ -245,12 +235,8 @@ __device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
   const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
   if (tile.is_direct) {
     const int feature = local_row + fragment_row(g, 0);
-    if (p.epilogue.mask == nullptr) {
-      store_direct<false>(p, tile, feature, sums);
-    } else {
-      store_direct<true>(p, tile, feature, sums);
-    }
-    return;
+    if (p.epilogue.mask == nullptr) return store_direct<false>(p, tile, feature, sums);
+    return store_direct<true>(p, tile, feature, sums);
   }
   const int feature = local_row + fragment_row(g & ~2, 0);
   constexpr int kSlabRows = S::kSlabBlocks * 8, kSlabs = S::kXRows / kSlabRows;
@@ -267,15 +253,13 @@ __device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
   }
 }
 
-// A consumer warpgroup's tiles.
 template <int kSegment>
 __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, SplitMemory& shared,
                                         int warpgroup) {
   using S = Split;
   const int lane = threadIdx.x % 32, g = lane / 4;
   const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
-  // The thread's first row, fragment_row(g, 0), is even: its second is the next, whose vectors are
-  // swizzled by one bit more.
+  // The first row is even: the second is the next, whose vectors are swizzled by one bit more.
   const int own_row = local_row + fragment_row(g, 0);
   Consumer<kSegment> consumer;
   consumer.base = base;
@@ -298,13 +282,11 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
       const int n = min(first_row + fragment_row(g, r), p.epilogue.n - 1);
       consumer.scale[r] = split::power_of_two(__ldcg(p.weight.exponent + n));
     }
-    // multiply
-    // d has values so that its registers are free when the products are made.
+    // multiply; d has values so that its registers are free when the products are made
 #pragma unroll
     for (int j = 0; j < S::kSums; ++j) consumer.d[j] = consumer.sums[j] = 0;
     if (warpgroup == 1) ptx::barrier_sync(kSecondStarts, 256);
-    const int rows = TileRows(p, tile).size;
-    const int rounds = item.end - item.begin;
+    const int rows = p.tiles.rows_of(tile).size, rounds = item.end - item.begin;
     const bool is_first = warpgroup == 0;
     if (rows == S::kSmall) {
       consumer.multiply(Rows<S::kSmall>{}, rounds, is_first, &ring);
@@ -328,7 +310,6 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
   }
 }
 
-// Sums are promoted every kSegment of K.
 template <int kSegment>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     split_kernel(const __grid_constant__ CUtensorMap x_map,

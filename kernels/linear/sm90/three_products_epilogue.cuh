@@ -1,5 +1,4 @@
-// Three products of float32: their tiles, partial sums, and the epilogue: scales, bias, ReLU,
-// division and mask.
+// Three products of float32: their tiles, partial sums, and the epilogue.
 
 #pragma once
 
@@ -20,14 +19,12 @@ namespace kernels::sm90 {
 // With operand A in registers, its rows are those of the weight. Operand B is the split x.
 struct Split {
   static constexpr int kWeightRows = 64 * kConsumers;
-  // The promoted sums need as many registers as the accumulators; with 176 rows, both fit.
+  // With so many rows, both the accumulators and the promoted sums fit into the registers.
   static constexpr int kXRows = 176;
   static constexpr int kSums = kXRows / 2;
-  // Some tiles of x have fewer rows, so that none multiplies many that are not there: 1024 are 4
-  // tiles of 176 and 2 of 160, which takes 2% off an H200's time.
-  static constexpr int kNarrow = 160;
-  // All tiles of x may have these few rows instead (choose_tiles).
-  static constexpr int kMiddle = 128, kSmall = 64;
+  // Some tiles of x have kNarrow rows, so that none multiplies many that are not there: 1024 are 4
+  // tiles of 176 and 2 of 160, 2% of an H200's time. Or all have fewer (choose_tiles).
+  static constexpr int kNarrow = 160, kMiddle = 128, kSmall = 64;
   static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
   static constexpr int kSlabBlocks = 2;  // blocks of 8 rows that the epilogue stages at a time
   static_assert(kXRows % (kSlabBlocks * 8) == 0, "slabs are whole");
@@ -38,12 +35,11 @@ struct Split {
   static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
   static_assert(2 * kK == split::kStepwise, "x is split stepwise");
 
-  // Steps go in rounds. Past the end of k the copies are zeros.
+  // Steps go in rounds. Past k the copies are zeros.
   static constexpr int kRound = 4;
   static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
 };
 
-// The epilogue's data of a tile.
 struct TileEpilogue {
   int x_exponent[Split::kXRows];
   struct alignas(8) Feature {
@@ -56,16 +52,14 @@ struct TileEpilogue {
 };
 
 // Sums are promoted every 32 of K below kShortK, every 64 below kLongK, and every 128 from there
-// on: the longer K, the more float32 errs itself (SPLIT.md).
+// on: the longer K, the more float32 errs itself (docs/SPLIT.md).
 constexpr int kShortK = 2048, kLongK = 4096;
 
-// The number of a barrier of both consumer warpgroups. Each has one of its own before it, which it
-// shares with the warp of load_epilogues.
+// The barrier of both consumer warpgroups, after those that each shares with load_epilogues' warp.
 constexpr int kSecondStarts = 1 + kConsumers;
 
 // Where consumer warpgroups and the warp of load_epilogues meet, tile by tile. compute-sanitizer's
-// racecheck (2025.3) does not follow barriers of parts of a block that one warp meets in turn; for
-// it, one barrier is of all.
+// racecheck (2025.3) does not follow barriers that one warp meets in turn: it gets one of all.
 #ifdef KERNELS_RACECHECK
 __device__ inline void meet_loader(int) { ptx::barrier_sync(1, kConsumers * 128 + 32); }
 __device__ inline void meet_consumers() { ptx::barrier_sync(1, kConsumers * 128 + 32); }
@@ -84,9 +78,31 @@ struct PartialSums {
   Counts* counts;                                         // [clusters], 0 at first
 };
 
-// The kernel runs twice. The second run makes again the tiles whose sums are not all finite: the
-// sample of a row of the weight missed its scale. The second run scales these rows by their
-// largest.
+struct SplitTiles : TileOrder {
+  int wide;  // tiles of x that have kXRows rows
+  int rows;  // that the other tiles have: kNarrow, or all kMiddle or kSmall
+
+  __host__ __device__ int rows_at_once() const {
+    return rows == Split::kNarrow ? Split::kXRows : rows;
+  }
+
+  struct Rows {
+    int begin, size;
+  };
+  // The wide tiles differ between tiles of the weight, so that all clusters have as many.
+  __host__ __device__ Rows rows_of(const Tile& tile) const {
+    const unsigned tiles = x_tiles, all_wide = wide, shift = tile.weight * all_wide % tiles;
+    const auto wide_before = [&](unsigned i) {
+      return i / tiles * all_wide + min(i % tiles, all_wide);
+    };
+    const unsigned more = wide_before(shift + tile.x) - wide_before(shift);
+    return {static_cast<int>(tile.x * rows + more * (Split::kXRows - rows)),
+            (shift + tile.x) % tiles < all_wide ? Split::kXRows : rows};
+  }
+};
+
+// The kernel runs twice. The second run makes again the tiles whose sums are not all finite, as the
+// sample of a row of the weight missed its scale, and scales these rows by their largest.
 struct SplitProblem {
   Epilogue<float> epilogue;
   split::SplitMatrix x, weight;
@@ -94,34 +110,12 @@ struct SplitProblem {
   unsigned* has_overflowed;  // whether a state is kOverflowed; 0 at first
   unsigned* has_nonfinite;   // whether a state is kNonfinite; 0 at first
   bool is_second_run;
-  TileOrder tiles;
-  int wide;  // tiles of x that have kXRows rows
-  int rows;  // that the other tiles have: kNarrow, or all kMiddle or kSmall
+  SplitTiles tiles;
   Schedule schedule;
   PartialSums partials;
-
-  // Rows of x that are copied at a time.
-  __host__ __device__ int rows_at_once() const {
-    return rows == Split::kNarrow ? Split::kXRows : rows;
-  }
 };
 
-// The rows of a tile of x. The wide tiles differ between tiles of the weight, so that all clusters
-// have as many of them.
-struct TileRows {
-  int begin, size;
-
-  __host__ __device__ TileRows(const SplitProblem& p, const Tile& tile) {
-    const unsigned tiles = p.tiles.x_tiles, wide = p.wide;
-    const unsigned shift = tile.weight * wide % tiles;
-    const auto wide_before = [&](unsigned i) { return i / tiles * wide + min(i % tiles, wide); };
-    begin = tile.x * p.rows +
-            (wide_before(shift + tile.x) - wide_before(shift)) * (Split::kXRows - p.rows);
-    size = (shift + tile.x) % tiles < wide ? Split::kXRows : p.rows;
-  }
-};
-
-// Stores a work item's sums for the cluster that finishes the tile. The tile has `rows` rows of x.
+// Stores a work item's sums for the cluster that finishes the tile, of `rows` rows of x.
 __device__ inline void store_partial(const SplitProblem& p, int rows,
                                      const float (&sums)[Split::kSums]) {
   const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
@@ -136,15 +130,15 @@ __device__ inline void store_partial(const SplitProblem& p, int rows,
     ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
 }
 
-// Adds the partial sums of a tile that the clusters before this one store. They began before this
-// one, as blocks begin in the order of their numbers, and store before they wait for anything.
+// Adds the partial sums of a tile that the clusters before this one store. They began before it, as
+// blocks begin in the order of their numbers, and store before they wait for anything.
 __device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
                                     float (&sums)[Split::kSums]) {
   const int rank = ptx::cluster_ctarank();
 #pragma unroll 1
   for (int c = blockIdx.x / kClusterSize; p.schedule.is_cut_by(c, tile); --c) {
-    // A vote, so that the compiler sees all lanes leave the loop together; otherwise it would
-    // gather them before each product: 3% of an H200's time.
+    // By a vote the compiler sees that all lanes leave the loop together, and does not gather them
+    // before each product: 3% of an H200's time.
     const unsigned* const stored = &p.partials.counts[c - 1][rank][threadIdx.x / 32];
     while (!__all_sync(0xffffffff, ptx::load_acquire(stored) != 0)) {
     }
@@ -187,7 +181,7 @@ __device__ inline void load_epilogues(const SplitProblem& p, TileEpilogue (&epil
   int tiles = 0;
   for_items(p, [&](const Schedule::WorkItem&, const Tile& at) {
     TileEpilogue& tile = epilogues[tiles++ % 2];
-    const TileRows rows(p, at);
+    const SplitTiles::Rows rows = p.tiles.rows_of(at);
     const int end = min(rows.begin + rows.size, p.epilogue.m);
     const int column = (at.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
     bool is_direct = p.epilogue.is_direct, has_nonfinite = false;
@@ -208,9 +202,7 @@ __device__ inline void load_epilogues(const SplitProblem& p, TileEpilogue (&epil
     is_direct = __all_sync(0xffffffff, is_direct);
     if (has_nonfinite) *p.has_nonfinite = 1;
     if (lane == 0) {
-      tile.row = rows.begin, tile.end = end;
-      tile.column = column;
-      tile.is_direct = is_direct;
+      tile.row = rows.begin, tile.end = end, tile.column = column, tile.is_direct = is_direct;
     }
     // Both warpgroups have read the one that is written next before they arrive.
     meet_consumers();
@@ -218,14 +210,12 @@ __device__ inline void load_epilogues(const SplitProblem& p, TileEpilogue (&epil
 }
 
 // The row of its warp's 16 that is row g (r = 0) or g + 8 (r = 1) of the warp's fragments: two
-// neighbours a thread, for the stores, and rows that are swizzled apart in neighbouring quads,
-// which keeps their loads free of bank conflicts.
+// neighbours a thread, for the stores, and without bank conflicts in loads.
 __device__ inline int fragment_row(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
-// The epilogue of four features of a row of x before `end`. The thread whose lane differs in bit 2
-// has the four beside them, and the byte of the mask is of both.
+// Four features of a row of x. The thread whose lane differs in bit 2 has half of the mask's byte.
 template <bool kExact>
 __device__ void finish_four(const Epilogue<float>& p, int row, int end, int column,
                             const float (&z)[4]) {
@@ -262,10 +252,8 @@ __device__ void store_pass(const SplitProblem& p, const TileEpilogue& tile, int 
   for (int j = 0; j < kSlabBlocks; ++j) {
     const float4 own = staging[j][threadIdx.x % 128];
     const float keep[2] = {is_second ? own.y : own.x, is_second ? own.w : own.z};
-    const float give[2] = {is_second ? own.x : own.y, is_second ? own.z : own.w};
-    float other[2];
-    other[0] = __shfl_xor_sync(0xffffffff, give[0], 8);
-    other[1] = __shfl_xor_sync(0xffffffff, give[1], 8);
+    const float other[2] = {__shfl_xor_sync(0xffffffff, is_second ? own.x : own.y, 8),
+                            __shfl_xor_sync(0xffffffff, is_second ? own.z : own.w, 8)};
     const int row = first_row + 8 * j + 2 * (lane % 4) + is_second;
     float z[4];
 #pragma unroll
@@ -279,8 +267,7 @@ __device__ void store_pass(const SplitProblem& p, const TileEpilogue& tile, int 
   }
 }
 
-// The epilogue where it is direct and all exponents are modest: `feature` and the next, of all
-// rows.
+// Where it is direct and all exponents are modest: `feature` and the next, of all rows.
 template <bool kMask, int kSums>
 __device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, int feature,
                              const float (&sums)[kSums]) {

@@ -1,6 +1,6 @@
 // Makes again the results of rows of x [m, k] and weight [n, k] that hold infinity or NaN, which
-// the split carries as zeros. Sums are in double, in which no finite product and no sum of them
-// overflows: a result is infinite or NaN as the rows demand, in whatever order they are added up.
+// the split carries as zeros. Sums are in double, in which nothing finite overflows: a result is
+// infinite or NaN as the rows demand, in whatever order they are added up.
 
 #pragma once
 
@@ -15,7 +15,6 @@ namespace kernels::nonfinite {
 // A block makes tiles of 4 rows of x and 8 of the weight, a byte of the mask each: a result a lane.
 constexpr int kThreads = 256, kXRows = 4, kWeightRows = 8;
 
-// Whether one of kCount rows from `first` on is kNonfinite.
 template <int kCount>
 __device__ bool is_marked(const split::SplitMatrix& matrix, int64_t first) {
   bool is_found = false;
@@ -26,32 +25,6 @@ __device__ bool is_marked(const split::SplitMatrix& matrix, int64_t first) {
   return is_found;
 }
 
-// The tile's sums before the epilogue, of each warp and result, by the whole block.
-__device__ inline void multiply_tile(const split::SplitMatrix& x, const split::SplitMatrix& weight,
-                                     int64_t k, int first_m, int first_n, double (*of_warp)[32]) {
-  double sums[kXRows][kWeightRows] = {};
-  for (int64_t i = threadIdx.x; i < k; i += kThreads) {
-    double a[kXRows];
-#pragma unroll
-    for (int m = 0; m < kXRows; ++m) {
-      a[m] = x.from[min(int64_t{first_m} + m, x.rows - 1) * x.row_stride + i];
-    }
-#pragma unroll
-    for (int n = 0; n < kWeightRows; ++n) {
-      const double b =
-          weight.from[min(int64_t{first_n} + n, weight.rows - 1) * weight.row_stride + i];
-#pragma unroll
-      for (int m = 0; m < kXRows; ++m) sums[m][n] = fma(a[m], b, sums[m][n]);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const double sum = split::reduce_warp(sums[i / kWeightRows][i % kWeightRows],
-                                          [](double v, double other) { return v + other; });
-    if (threadIdx.x % 32 == i) of_warp[threadIdx.x / 32][i] = sum;
-  }
-}
-
 // Runs after the product. has_nonfinite, if not null, tells whether any row is kNonfinite.
 __global__ void __launch_bounds__(kThreads)
     nonfinite_kernel(const __grid_constant__ split::SplitMatrix x,
@@ -59,8 +32,8 @@ __global__ void __launch_bounds__(kThreads)
                      const __grid_constant__ Epilogue<float> p, const unsigned* has_nonfinite) {
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
-  __shared__ double of_warp[kThreads / 32][32];
-  __shared__ bool is_wanted[kThreads];  // of the block's next tiles
+  __shared__ double of_warp[kThreads / 32][32];  // a tile's sums
+  __shared__ bool is_wanted[kThreads];           // of the block's next tiles
   const int64_t tiles_n = divide_up(weight.rows, kWeightRows);
   const int64_t tiles = divide_up(x.rows, kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
@@ -75,7 +48,27 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (!is_wanted[i]) continue;
     const int first_m = at / tiles_n * kXRows, first_n = at % tiles_n * kWeightRows;
-    multiply_tile(x, weight, k, first_m, first_n, of_warp);
+    double results[kXRows][kWeightRows] = {};  // multiply
+    for (int64_t i = threadIdx.x; i < k; i += kThreads) {
+      const auto load = [i](const split::SplitMatrix& matrix, int64_t row) {
+        return double{matrix.from[min(row, matrix.rows - 1) * matrix.row_stride + i]};
+      };
+      double a[kXRows];
+#pragma unroll
+      for (int m = 0; m < kXRows; ++m) a[m] = load(x, first_m + m);
+#pragma unroll
+      for (int n = 0; n < kWeightRows; ++n) {
+        const double b = load(weight, first_n + n);
+#pragma unroll
+        for (int m = 0; m < kXRows; ++m) results[m][n] = fma(a[m], b, results[m][n]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const double sum = split::reduce_warp(results[i / kWeightRows][i % kWeightRows],
+                                            [](double v, double other) { return v + other; });
+      if (lane == i) of_warp[threadIdx.x / 32][i] = sum;
+    }
     __syncthreads();
     if (threadIdx.x < 32) {  // epilogue
       const int row = first_m + lane / kWeightRows, column = first_n + lane % kWeightRows;
@@ -100,11 +93,10 @@ __global__ void __launch_bounds__(kThreads)
 inline void multiply(const split::SplitMatrix& x, const split::SplitMatrix& weight, int64_t k,
                      const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
                      cudaStream_t stream) {
-  int multiprocessors;
-  check(device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors));
   // An odd number, so that tiles of a row of the weight go to different blocks.
-  launch_grid({2 * multiprocessors + 1, kThreads, 0, stream, has_pdl(nonfinite_kernel)},
-              nonfinite_kernel, x, weight, k, epilogue, has_nonfinite);
+  const int blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
+  launch_grid({blocks, kThreads, 0, stream, has_pdl(nonfinite_kernel)}, nonfinite_kernel, x, weight,
+              k, epilogue, has_nonfinite);
 }
 
 }  // namespace kernels::nonfinite

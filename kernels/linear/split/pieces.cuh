@@ -1,9 +1,8 @@
-// float32 as pairs of scaled fp16 pieces (SPLIT.md), or as a high piece alone.
+// float32 as pairs of scaled fp16 pieces (docs/SPLIT.md), or as a high piece alone.
 //
 // A row is scaled by a power of two that puts its largest element into [2^14, 2^15). A scaled
-// element v is then high + low / 2^11: fp16 rounded to nearest, and fp16 of (v - high) 2^11. The
-// pair carries v to 2^-22 of itself or 2^-36 of the scaled unit, whichever is more. Rows that hold
-// infinity or NaN are split as zeros; nonfinite.cuh makes their results.
+// element v is then high + low / 2^11: fp16 rounded to nearest, and fp16 of (v - high) 2^11. Rows
+// that hold infinity or NaN are split as zeros; nonfinite.cuh makes their results.
 
 #pragma once
 
@@ -19,12 +18,8 @@
 
 namespace kernels::split {
 
-// The rows of a split matrix are padded with zeros to a multiple of this.
-constexpr int64_t kPadding = 64;
-
-inline __host__ __device__ int64_t padded(int64_t k) {
-  return (k + kPadding - 1) / kPadding * kPadding;
-}
+// The rows of a split matrix are padded with zeros.
+inline __host__ __device__ int64_t padded(int64_t k) { return (k + 63) / 64 * 64; }
 
 // A row of pairs is carried; or is split again, as an element overflowed fp16; or has inf or NaN.
 enum RowState { kCarried, kOverflowed, kNonfinite };
@@ -38,9 +33,8 @@ struct SplitMatrix {
   int* exponent;  // [rows]: scaled = element * 2^exponent
   int* state;     // [rows] of RowState, where there are pairs
   // Stepwise, there is a matrix [rows, kStepwise] for each 64 of k, or for each 32 of k with high
-  // and low side by side: one copy reads one place, and rows of any K use all of L2. With a low,
-  // pairs of each 16 of k are in the order 0 2 4 6 1 3 5 7: a thread that holds a fragment of the
-  // other operand has four neighbours of each 16 in it.
+  // and low side by side: rows of any K use all of L2. With a low, pairs of each 16 of k are in the
+  // order 0 2 4 6 1 3 5 7: a thread that holds a fragment of the other operand has four neighbours.
   bool is_stepwise;
 };
 
@@ -60,10 +54,9 @@ __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t 
 constexpr int kUncarried = 127;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;  // of a block, at most
-// Elements of a row that a thread, and a warp, keep between the passes. They read the rest twice.
+// Elements that a thread, and a warp, keep between the passes. They read the rest twice.
 constexpr int kKept = 32, kKeptByWarp = 32 * kKept;
-// The threads of a block: as many as keep a row, up to kThreads. With one group each, x [4096,
-// 2048] takes 30 us instead of 18.5 (H200).
+// The threads of a block: as many as keep a row. With a group each, 1.6 times as long on an H200.
 inline int threads_of_row(int64_t k) {
   int threads = kThreads;
   while (threads > 64 && threads / 2 * kKept >= k) threads /= 2;
@@ -75,9 +68,9 @@ __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// sum * 2^-exponent with one rounding. exponent may be the sum of those of a row of x and of the
-// weight, whose power of two is outside of float32's range. So it is applied in two halves, of
-// which the first is exact. Sums are below 2^64, so that 2^-252 makes 0 of them.
+// sum * 2^-exponent with one rounding. exponent is the sum of two rows', whose power of two may be
+// no float32. So it is applied in two halves, of which the first is exact. Sums are below 2^64, so
+// that 2^-252 makes 0 of them.
 __device__ inline float unscale(float sum, int exponent) {
   const int power = max(-exponent, -252);
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
@@ -92,7 +85,6 @@ __device__ inline void split_pair(float first, float second, uint32_t* high, uin
   *low = *reinterpret_cast<const uint32_t*>(&rest);
 }
 
-// The values of all lanes, reduced by op.
 template <typename T, typename Op>
 __device__ T reduce_warp(T value, const Op& op) {
 #pragma unroll
@@ -102,13 +94,7 @@ __device__ T reduce_warp(T value, const Op& op) {
   return value;
 }
 
-// One group of a row, zeros past its end.
-__device__ inline void load_group(float (&v)[kGroup], const float* row, int64_t i, int64_t k) {
-  load_floats(v, row, i, k, has_aligned_rows(row));
-}
-
-// Some groups of a row, `apart` elements apart, by vectors; all loads are issued before the first
-// is waited for.
+// Groups of a row, `apart` elements apart; all loads are issued before the first is waited for.
 template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_t i, int64_t apart,
                             int64_t k) {
@@ -126,7 +112,7 @@ __device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
     const int64_t at = i + g * apart;
-    if (at < k && (!is_aligned || at + kGroup > k)) load_group(v[g], row, at, k);
+    if (at < k && (!is_aligned || at + kGroup > k)) load_floats(v[g], row, at, k, is_aligned);
   }
 }
 
@@ -168,7 +154,7 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 struct Losses {
   uint32_t nonzeros = 0, subnormals = 0;
 
-  // Most groups have no zeros and no subnormals, which takes one comparison an element to see.
+  // Most groups have no zeros and no subnormals: one comparison an element.
   __device__ void add(const float (&v)[kGroup], const float (&scaled)[kGroup]) {
     float least = fabsf(scaled[0]);
 #pragma unroll
@@ -181,17 +167,9 @@ struct Losses {
       subnormals += v[j] != 0.0f && fabsf(scaled[j]) < kSmallHigh;
     }
   }
-
-  // Whether the row, of all threads, has_many_subnormals.
-  __device__ bool are_many(Splitter splitter) const {
-    const uint64_t both = static_cast<uint64_t>(nonzeros) << 32 | subnormals;
-    const uint64_t sums = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
-    return has_many_subnormals(static_cast<uint32_t>(sums), static_cast<int64_t>(sums >> 32));
-  }
 };
 
-// The power of two of a row. A pair's may be outside of float's range, so it has two factors; a
-// lone high is not carried then. A row with infinity or NaN is never carried.
+// A pair's power of two may be no float, so it has two factors, of which most rows need one.
 struct RowScale {
   bool is_carried;
   int exponent;
@@ -215,31 +193,6 @@ struct RowScale {
     for (float& element : scaled) element = is_carried ? element * more : 0.0f;
   }
 };
-
-// The place of element i of a row among the matrix's pieces.
-__device__ inline int64_t place_of(const SplitMatrix& matrix, int64_t row, int64_t i,
-                                   int64_t padded_k, bool is_pair) {
-  const int of_step = is_pair ? kStepwise / 2 : kStepwise;
-  if (!matrix.is_stepwise) return row * padded_k + i;
-  return (i / of_step * matrix.rows + row) * kStepwise + i % of_step;
-}
-
-// Splits one group of a row and stores its pieces at this place, if it exists.
-__device__ inline void split_group(const SplitMatrix& matrix, int64_t place, bool exists,
-                                   const float (&v)[kGroup], const RowScale& scale, bool is_pair,
-                                   Losses* losses) {
-  float scaled[kGroup];
-  scale.apply(v, scaled);
-  if (!is_pair) losses->add(v, scaled);
-  uint32_t high[kGroup / 2], low[kGroup / 2];
-#pragma unroll
-  for (int j = 0; j < kGroup / 2; ++j) {
-    split_pair(scaled[2 * j], scaled[2 * j + 1], &high[j], &low[j]);
-  }
-  const bool is_interleaved = is_pair && matrix.is_stepwise;
-  store_group(matrix.high + place, high, is_interleaved, exists);
-  if (is_pair) store_group(matrix.low + place, low, is_interleaved, exists);
-}
 
 __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t k,
                                  Splitter splitter, bool is_pair) {
@@ -266,13 +219,27 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   }
 
   // split
-  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
-  const RowScale scale(reduce(largest, splitter, larger), is_pair);
-  const int64_t place = place_of(matrix, row, start, padded_k, is_pair);
-  const int64_t apart = place_of(matrix, row, start + step, padded_k, is_pair) - place;
+  largest = reduce(largest, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
+  const RowScale scale(largest, is_pair);
+  const auto place_of = [&](int64_t i) {
+    const int of_step = is_pair ? kStepwise / 2 : kStepwise;
+    if (!matrix.is_stepwise) return row * padded_k + i;
+    return (i / of_step * matrix.rows + row) * kStepwise + i % of_step;
+  };
+  const int64_t place = place_of(start), apart = place_of(start + step) - place;
   Losses losses;
   const auto split = [&](int64_t g, const float (&v)[kGroup]) {
-    split_group(matrix, place + g * apart, start + g * step < padded_k, v, scale, is_pair, &losses);
+    float scaled[kGroup];
+    scale.apply(v, scaled);
+    if (!is_pair) losses.add(v, scaled);
+    uint32_t high[kGroup / 2], low[kGroup / 2];
+#pragma unroll
+    for (int j = 0; j < kGroup / 2; ++j) {
+      split_pair(scaled[2 * j], scaled[2 * j + 1], &high[j], &low[j]);
+    }
+    const bool is_interleaved = is_pair && matrix.is_stepwise, exists = start + g * step < padded_k;
+    store_group(matrix.high + place + g * apart, high, is_interleaved, exists);
+    if (is_pair) store_group(matrix.low + place + g * apart, low, is_interleaved, exists);
   };
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -285,7 +252,11 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   }
 
   bool is_carried = scale.is_carried;
-  if (!is_pair) is_carried &= !losses.are_many(splitter);
+  if (!is_pair) {
+    const uint64_t both = static_cast<uint64_t>(losses.nonzeros) << 32 | losses.subnormals;
+    const uint64_t sums = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
+    is_carried &= !has_many_subnormals(static_cast<uint32_t>(sums), sums >> 32);
+  }
   if (thread != 0) return;
   matrix.exponent[row] = is_pair || is_carried ? scale.exponent : kUncarried;
   if (is_pair) matrix.state[row] = is_carried ? kCarried : kNonfinite;

@@ -196,6 +196,6 @@ void launch_grid(const Grid&, void (*)(Parameters...), const Parameters&...);
 template <typename Kernel>
 bool has_pdl(Kernel*);
 void check(cudaError_t);
-cudaError_t device_attribute(cudaDeviceAttr, int*);
+int device_attribute(cudaDeviceAttr);
 
 }  // namespace kernels
