@@ -14,8 +14,8 @@ FEW_TERMS = 12 * 2.0**-24
 # With K < 256 so many times as much: 12.7 u were found.
 SHORT_SUMS = 1.25
 
-# The most that a random composition errs by, relative to the same, where torch errs less. docs/SPLIT.md
-# says how many err by more than FEW_TERMS.
+# The most that a random composition errs by, relative to the same, where torch errs less.
+# docs/SPLIT.md says how many err by more than FEW_TERMS.
 COMPOSED = 24 * 2.0**-24
 COMPOSED_OF_LONG_SEGMENTS = 48 * 2.0**-24  # of 128
 # Results are made of elements more than 2^24 smaller than the largest of their row, and only the
