@@ -56,8 +56,8 @@ class ModelNew(_reference.Model):
         """max(x, 0) element by element; NaN stays NaN. Differentiable.
 
         Args:
-            x: of any shape, strides and dtype that torch takes. The kernels serve dense float32,
-                float64, float16 and bfloat16 on a CPU or a GPU, torch's own op all others.
+            x: of any shape, strides and dtype that torch takes. The kernels serve dense tensors of
+                float32, float64, float16 and bfloat16, torch's own op all others.
 
         Returns:
             A dense tensor of x's shape, dtype and device; x itself if in place.

@@ -91,19 +91,6 @@ def test_graphs_of_a_larger_model(device):
     assert len(products) == 2  # of `first`, which is an nn.Linear
 
 
-def test_inductor_fuses_relu():
-    from torch._inductor.utils import run_and_get_code
-
-    def pointwise(relu):
-        return lambda x: relu(x * 2 + 1) * 3 - 4
-
-    x = torch.randn(1000)
-    got, (code,) = run_and_get_code(torch.compile(pointwise(ModelNew()), fullgraph=True), x)
-    assert_same_bits(got, pointwise(torch.relu)(x))
-    assert "relu_divide_kernels" not in code
-    assert code.count("async_compile.cpp") == 1
-
-
 @pytest.mark.parametrize("inplace", [False, True])
 def test_relu_in_place(compile, device, inplace):
     relu = ModelNew(inplace)

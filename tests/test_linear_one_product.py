@@ -125,45 +125,6 @@ def test_any_tiles_of_x_are_made_again(one_product, m, tiles):
     assert_same_bits(linear_relu_divide(x, weight, None, 2.0), want)
 
 
-@pytest.mark.parametrize("side", ["x", "weight"])
-def test_other_tiles_keep_their_bits(one_product, side):
-    x, weight, bias = draw_plain(700, 1100, 1030)
-    linear_relu_divide = OPERATORS.linear_relu_divide
-    before = linear_relu_divide(x, weight, bias, DIVISOR)
-    operand, along = (x, 0) if side == "x" else (weight, 1)
-    operand[300] = INF
-    after = linear_relu_divide(x, weight, bias, DIVISOR)
-    kept = [i for i in range(before.shape[along]) if not 256 <= i < 512]
-    again = [i for i in range(256, 512) if i != 300]
-    kept, again = (torch.tensor(rows, device="cuda") for rows in (kept, again))
-    assert_same_bits(after.index_select(along, kept), before.index_select(along, kept))
-    before, after = (out.index_select(along, again) for out in (before, after))
-    assert not torch.equal(after, before)
-    torch.testing.assert_close(after, before, rtol=1e-2, atol=1e-2)
-
-
-ORDINARY = {
-    "normal": lambda w: w,
-    "int8": lambda w: (w * 30).clamp(-127, 127).round(),
-    "1 in 100 is zero": lambda w: w * (torch.rand_like(w) > 0.01),
-    "1 in 100 is not zero": lambda w: w * (torch.rand_like(w) < 0.01),
-    "2 of 4": lambda w: w * (torch.arange(w.shape[1], device=w.device) % 4 < 2),
-    "lognormal": lambda w: w.sign() * (2 * torch.randn_like(w)).exp(),
-    "half precision": lambda w: w.half().float(),
-}
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_weights_are_not_made_again(one_product, name):
-    """Or nothing would change where the tile is made again for another row's sake."""
-    x, weight, bias = draw_plain(256, 512, 2048)
-    weight = ORDINARY[name](weight)
-    linear_relu_divide = OPERATORS.linear_relu_divide
-    before = linear_relu_divide(x, weight, bias, DIVISOR)
-    x[255] = INF
-    assert not torch.equal(linear_relu_divide(x, weight, bias, DIVISOR)[:255], before[:255])
-
-
 @pytest.mark.parametrize("layout", [unaligned, with_gaps, by_columns, every_other_column])
 def test_the_layout_changes_no_bit_of_one_product(one_product, layout):
     for k in (1028, 1031):

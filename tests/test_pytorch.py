@@ -427,15 +427,6 @@ def test_construction(kind):
         assert divisors[0] == divisors[1] and type(divisors[0]) is type(divisors[1])
 
 
-def test_conversions(device, modules):
-    x = samples(device)
-    for dtype in (torch.float16, torch.float64):
-        for module in modules:
-            module.to(dtype)
-        out = both(modules, lambda module, dtype=dtype: module(x.to(dtype)))
-        assert out.dtype == dtype
-
-
 def test_hooks(device, modules):
     seen = []
     mine = modules[0]
@@ -480,21 +471,6 @@ def test_saved_tensor_hooks(device, modules, hooks):
         return torch.autograd.grad(out.sum(), [leaf, *module.parameters()])
 
     both(modules, run)
-
-
-def test_training_reaches_the_same_weights(device):
-    x, target = samples(device), torch.rand(4, 10, device=device)
-
-    def run(module):
-        optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
-        for _ in range(30):
-            optimizer.zero_grad()
-            (module(x) - target).pow(2).mean().backward()
-            optimizer.step()
-        return module.linear.weight.detach()
-
-    got, want = (run(module) for module in linear_modules(6, 10, 3.0, device=device))
-    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 @KINDS

@@ -129,14 +129,6 @@ def test_second_backward_raises_as_torch_does(device):
         out.backward()
 
 
-def test_double_backward(device):
-    x = torch.randn(1000, device=device, requires_grad=True)
-    grad_output = torch.randn(1000, device=device, requires_grad=True)
-    (grad,) = torch.autograd.grad(ModelNew()(x), x, grad_output, create_graph=True)
-    (second,) = torch.autograd.grad((grad**2).sum(), grad_output)
-    assert_same_bits(second, torch.where(x > 0, 2 * grad_output, torch.zeros_like(x)).detach())
-
-
 @pytest.mark.parametrize("inplace", [False, True])
 def test_gradients_of_gradients_by_the_input(device, inplace):
     """Zeros, as torch's, and not nothing; without a gradient of the output's gradient too."""

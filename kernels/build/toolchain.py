@@ -60,7 +60,7 @@ def torch_tools() -> ModuleType:
 def cpu_flags() -> list[str]:
     """CXX_FLAGS, and AVX2 where torch uses it; AVX-512 is no faster in a cache (EPYC 9005).
 
-    GCC, as which all but clang pass, collects no garbage then: a seventh of its time.
+    GCC, taken for any compiler but clang, collects no garbage then: a seventh of its time.
     """
     has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     saving = ["--param=ggc-min-heapsize=4000000"] * ("clang" not in os.environ.get("CXX", ""))

@@ -67,11 +67,11 @@ bool fits_in_kind(const LinearInputs& in) {
          has_normal_reciprocal(in.divisor);
 }
 
-// Whether sizes fit together and the result is not empty.
 bool fits_in_size(const LinearInputs& in) {
-  return in.x.size(-1) == in.weight.size(1) && in.x.numel() > 0 && in.weight.numel() > 0 &&
-         (!in.bias || in.bias->size(0) == in.weight.size(0));
+  return in.x.size(-1) == in.weight.size(1) && (!in.bias || in.bias->size(0) == in.weight.size(0));
 }
+
+bool is_empty(const LinearInputs& in) { return in.x.numel() == 0 || in.weight.numel() == 0; }
 
 // How a call is served.
 enum class Way { kOurs, kTraced, kTorch };
@@ -81,7 +81,7 @@ enum class Way { kOurs, kTraced, kTorch };
 Way way_of(const LinearInputs& in) {
   const auto keys = keys_of(in);
   if (!fits_in_kind(in)) return Way::kTorch;
-  if (is_plain(keys)) return fits_in_size(in) ? Way::kOurs : Way::kTorch;
+  if (is_plain(keys)) return fits_in_size(in) && !is_empty(in) ? Way::kOurs : Way::kTorch;
   const auto local = c10::impl::tls_local_dispatch_key_set();
   const bool is_traced = (keys | local.included_).has(DispatchKey::Python) &&
                          !local.included_.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
@@ -125,10 +125,11 @@ Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
   const DeviceOf device(in.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Tensor x = in.x.dim() == 2 ? in.x : in.x.reshape({-1, in.x.size(-1)});
-  Tensor out = launch_linear({x, in.weight, in.bias, in.divisor}, /*relu=*/true, mask);
+  Tensor out;
+  if (!is_empty(in)) out = launch_linear({x, in.weight, in.bias, in.divisor}, /*relu=*/true, mask);
   if (!out.defined()) {
     out = at::linear(in.x, in.weight, in.bias).contiguous();
-    run_epilogue(out, in.divisor, mask);
+    if (out.numel() > 0) run_epilogue(out, in.divisor, mask);
   }
   return in.x.dim() == 2 ? out : out.view(with_last(in.x.sizes(), in.weight.size(0)));
 }
@@ -288,11 +289,11 @@ ThreeTensors linear_gradients_forward(const LinearGradients& in) {
   const auto is_like_grad = [&](const Tensor& t) {
     return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
   };
-  if (!kernel_dtype(grad.scalar_type()) || grad.dim() == 0 || grad.numel() == 0 ||
+  if (!kernel_dtype(grad.scalar_type()) || grad.dim() == 0 ||
       (in.x && (!is_like_grad(*in.x) || in.x->dim() == 0 || rows_of(*in.x) != rows_of(grad))) ||
       (in.weight && (!is_like_grad(*in.weight) || in.weight->dim() != 2 ||
                      in.weight->size(0) != grad.size(-1)))) {
-    fail("linear_relu_divide_gradients: expected floating tensors that fit together, none empty");
+    fail("linear_relu_divide_gradients: expected floating tensors that fit together");
   }
   if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() == 0 ||
       mask.device() != grad.device() || rows_of(mask) != rows_of(grad) ||
@@ -303,7 +304,8 @@ ThreeTensors linear_gradients_forward(const LinearGradients& in) {
   // Whoever runs a graph may have autocast or gradients on that were off in the forward.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
-  return with_empty(compute_gradients(in), grad);
+  const bool is_empty = grad.numel() == 0;
+  return with_empty(is_empty ? gradients_composite(in, signs_of(in)) : compute_gradients(in), grad);
 }
 
 ThreeTensors linear_gradients_meta(const LinearGradients& in) {
