@@ -1,6 +1,7 @@
 import os
 import random
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,14 @@ one_thread = threads_of_torch(1)  # small tensors: threads that wait for each ot
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def open_path():
+    """A folder that other users may enter, as they may not pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 import torch
 from ranges import ONE_PRODUCT_SLACK
-from tensors import (
-    linear_modules,
-)
+from tensors import OPERATORS, assert_mask_of, assert_same_bits, linear_modules
 from torch.nn.functional import linear
 
 INF, NAN = float("inf"), float("nan")
@@ -19,13 +17,6 @@ def draw(m, n, k):
     """A module and the reference, x, and the gradient of the output."""
     modules = linear_modules(k, n, DIVISOR, device="cuda")
     return (*modules, torch.randn(m, k, device="cuda"), torch.randn(m, n, device="cuda"))
-
-
-def step(module, x, grad_output):
-    """The output, and the gradients of x, weight and bias."""
-    x = x.detach().requires_grad_()
-    out = module(x)
-    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
 
 
 def grad_of_product(out, grad_output):
@@ -64,14 +55,6 @@ def assert_special_values(got, want):
         assert torch.equal(is_special(got), is_special(want))
 
 
-def assert_mask_of(out, mask):
-    """A bit for each element of out, and zeros behind the last of a row."""
-    n = out.shape[1]
-    bits = mask.unsqueeze(2).bitwise_right_shift(torch.arange(8, device=mask.device)) & 1
-    assert torch.equal(bits.flatten(1)[:, :n], (out > 0).to(torch.uint8))
-    assert not bits.flatten(1)[:, n:].any()
-
-
 def unaligned(x):
     """The same values one element behind a multiple of 16 bytes."""
     moved = torch.empty(x.numel() + 1, device=x.device)[1:].view(x.shape)
@@ -91,3 +74,18 @@ def by_columns(x):
 
 def every_other_column(x):
     return x.repeat_interleave(2, 1)[:, ::2]
+
+
+LAYOUTS = [unaligned, with_gaps, by_columns, every_other_column]
+
+
+def assert_exact(m, n, k):
+    """Small integers leave no room for errors."""
+    x, weight, bias = (
+        torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
+    )
+    out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
+    z = x.double() @ weight.double().t() + bias
+    assert torch.equal(out.double(), z.relu() / DIVISOR)
+    assert_mask_of(out, mask)
+    assert_same_bits(OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR), out)

@@ -149,14 +149,6 @@ def tensors(draw, dtypes, values, **limits) -> Drawn:
     return draw_tensor(draw, dtypes, values, draw(layouts(**limits)))
 
 
-def outcome(module, x):
-    """The module's result for x: a tensor, or the type and the first line of an error."""
-    try:
-        return module(x)
-    except Exception as error:
-        return type(error), str(error).partition("\n")[0]
-
-
 def assert_same(got, want):
     """Equal outcomes: tensors by type, dtype, device, shape, strides and bits, else errors."""
     if isinstance(want, torch.Tensor):

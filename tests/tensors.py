@@ -30,6 +30,12 @@ def relu_by_definition(x):
 
 
 def assert_same_bits(got, want):
+    """Of two tensors, or of each of several."""
+    if not isinstance(want, torch.Tensor):
+        for pair in zip(got, want, strict=True):
+            assert_same_bits(*pair)
+        return
+    got, want = got.detach(), want.detach()
     assert got.dtype == want.dtype
     assert got.device == want.device
     assert got.shape == want.shape
@@ -107,6 +113,47 @@ def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=Tr
         mine.linear.bias = theirs.linear.bias = None
     theirs.load_state_dict(mine.state_dict())
     return mine.to(device, dtype), theirs.to(device, dtype)
+
+
+def step(module, x, grad_output):
+    """The output, and the gradients of x and of the parameters."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
+
+
+def outcome(function, *arguments):
+    """What the function returns, or the type and the first line of its error."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return type(error), str(error).partition("\n")[0]
+
+
+def captured(run):
+    """A CUDA graph of the call, and its results."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    return graph, results
+
+
+def unpacked(mask):
+    """The bits of a mask, eight for each byte of its last dimension."""
+    places = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (mask.unsqueeze(-1) >> places & 1).bool().flatten(-2)
+
+
+def assert_mask_of(out, mask):
+    """A bit for each element of out, and zeros behind the last of a row."""
+    bits = unpacked(mask)
+    assert torch.equal(bits[:, : out.shape[1]], out > 0)
+    assert not bits[:, out.shape[1] :].any()
 
 
 def targets_of(*graphs):

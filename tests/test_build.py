@@ -1,29 +1,12 @@
 """The real extensions at import: as a module, as text, in workers, beside others of its name."""
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from processes import ROOT, printed, python
 
 import kernels
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def python(code, folder, path=(ROOT,), **environment):
-    """Runs code in a fresh process that starts in `folder`."""
-    full = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **environment}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=folder,
-        env={name: value for name, value in full.items() if value is not None},
-        capture_output=True,
-        text=True,
-    )
 
 
 def test_import_is_silent_and_loads_no_compiler_and_no_dtensor(tmp_path):
@@ -88,8 +71,7 @@ def test_exec_beside_the_import_a_bundle_and_another_version(tmp_path):
             theirs.load_state_dict(mine.state_dict())
             assert torch.equal(mine(x), theirs(x))
     """
-    done = python(code, tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(code, tmp_path)
 
 
 @pytest.mark.slow
@@ -135,8 +117,7 @@ def test_another_module_called_model(tmp_path):
         assert not hasattr(model_new.ModelNew, "unrelated")
         assert model_new.batch_size == 4096
     """
-    done = python(code, tmp_path, path=(tmp_path, ROOT))
-    assert done.returncode == 0, done.stderr
+    printed(code, tmp_path, path=(tmp_path, ROOT))
 
 
 def test_the_solution_answers_for_the_problem():

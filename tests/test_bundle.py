@@ -1,18 +1,14 @@
 """The bundle: one text that does what the project does, and that graders accept."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import ROOT, printed
 
 from kernels import read_sources
 from kernels.build.bundle import bundle
 
-ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = ["relu", "linear_relu_divide"]
 
 # KernelBench's static checker rejects these, or warns of them, once comments are gone; of torch's
@@ -147,11 +143,7 @@ def test_runs_alone(problem, tmp_path):
         "import os\n"
         "os._exit(0)\n"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    printed(code, tmp_path, PYTHONPATH=None)
 
 
 def test_unknown_problem():

@@ -4,7 +4,6 @@ A build here takes a moment and writes a library of one function, made once. Pro
 from this one, where torch is imported already.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -14,15 +13,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import torch.utils.cpp_extension
+from processes import ROOT, mounted
 
 from kernels.build import cache, toolchain
 from kernels.build import extension as build
@@ -95,14 +95,6 @@ class Child:
 
 
 @pytest.fixture
-def open_path():
-    """A folder that other users may enter, as they may not pytest's own."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder).resolve()
-
-
-@pytest.fixture
 def root(open_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(open_path / "cache"))
     monkeypatch.delenv("KERNELS_TRUSTED_FOLDER", raising=False)
@@ -142,13 +134,13 @@ def load(start):
 
 @pytest.fixture
 def fail(start):
-    """Fails to load the extension in a process of its own; returns the error."""
+    """The same where that fails; returns the error."""
 
     def fail(*arguments, **options):
         status, output = start(*arguments, **options).wait()
-        assert status == 1, output
-        assert "kernels.build.toolchain.BuildError: " in output
-        return output.split("kernels.build.toolchain.BuildError: ")[1]
+        _, _, error = output.partition("kernels.build.toolchain.BuildError: ")
+        assert status == 1 and error, output
+        return error
 
     return fail
 
@@ -295,12 +287,8 @@ def test_waiting_ends_at_once(root, start, tmp_path, load_inline, end):
 
 def test_two_threads_build_once(root, start, load_inline, tmp_path):
     def run():
-        load = lambda: build.load("tiny", SOURCES, load_inline)  # noqa: E731
-        threads = [threading.Thread(target=load) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: build.load("tiny", SOURCES, load_inline), range(4)))
 
     assert start(run).wait()[0] == 0
     assert len(builders(tmp_path)) == 1
@@ -374,7 +362,7 @@ def test_file_systems_without_locks(root, tmp_path, tiny, code):
         f"for _ in range(2): extension.load('tiny', {SOURCES!r}, load_inline)\n"
         "print(*torch.ops.loaded_libraries)\n"
     )
-    paths = {"LD_PRELOAD": f"{tmp_path}/shim.so", "PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = {"LD_PRELOAD": f"{tmp_path}/shim.so", "PYTHONPATH": str(ROOT)}
     arguments = {"env": os.environ | paths, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen([sys.executable, "-c", program], **arguments) for _ in range(2)]
     outputs = [child.communicate()[0] for child in children]
@@ -400,8 +388,8 @@ def test_a_lock_that_can_not_be_opened(root, load, fail, tmp_path):
 # ------------------------------------------------------------------------------------- broken files
 
 
-def shorten(library):
-    library.write_bytes(library.read_bytes()[: library.stat().st_size // 2])
+def shorten(path):
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def change_a_bit(library):
@@ -410,17 +398,16 @@ def change_a_bit(library):
     library.write_bytes(content)
 
 
-def spoil_manifest(library):
-    (library.parent / "manifest.json").write_text("[]")
+SPOILS = {
+    "shortened": shorten,
+    "a bit changed": change_a_bit,
+    "missing": Path.unlink,
+    "another manifest": lambda library: library.with_name("manifest.json").write_text("[]"),
+    "torn manifest": lambda library: shorten(library.with_name("manifest.json")),
+}
 
 
-def tear_manifest(library):
-    shorten(library.parent / "manifest.json")
-
-
-@pytest.mark.parametrize(
-    "spoil", [shorten, change_a_bit, Path.unlink, spoil_manifest, tear_manifest]
-)
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
 def test_spoilt_build_is_made_again(root, load, spoil):
     library = load()
     spoil(library)
@@ -444,17 +431,19 @@ def test_build_that_this_machine_refuses_is_passed_over(root, load):
 def test_stale_names(monkeypatch, root, load):
     """Whatever the machine code depends on makes another name."""
     names = [load().stem, load(sources={**SOURCES, "tiny/tiny.h": ""}).stem]
-    for variable in ("CXX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+    cpu = torch.backends.cpu, "get_cpu_capability"
+    changes = [
+        ("setenv", "CXX", "c++"),
+        ("setenv", "NVCC_PREPEND_FLAGS", "-g"),
+        ("setenv", "NVCC_APPEND_FLAGS", "-g"),
+        ("setattr", torch.version, "git_version", "another"),
+        ("setattr", torch, "__version__", "another"),
+        ("setattr", *cpu, lambda: "AVX2"),
+        ("setattr", *cpu, lambda: "DEFAULT"),
+    ]
+    for kind, *change in changes:
         with monkeypatch.context() as patch:
-            patch.setenv(variable, "c++" if variable == "CXX" else "-g")
-            names.append(load().stem)
-    for owner, attribute in ((torch.version, "git_version"), (torch, "__version__")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, attribute, "another")
-            names.append(load().stem)
-    for capability in ("AVX2", "DEFAULT"):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+            getattr(patch, kind)(*change)
             names.append(load().stem)
     assert len(set(names)) == len(names) - 1  # one of the last two is this machine's own
 
@@ -462,22 +451,10 @@ def test_stale_names(monkeypatch, root, load):
 # -------------------------------------------------------------------------------- disks and folders
 
 
-@contextlib.contextmanager
-def mounted(kind, folder, options):
-    """A file system at `folder`; skips the test where this process may not mount."""
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", kind, "-o", options, "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.mark.parametrize("size", [4, 8, 12, 16])
 def test_full_disk(root, load, fail, size):
-    with mounted("tmpfs", root, f"size={size}k,mode=755"):
+    root.mkdir()
+    with mounted("-t", "tmpfs", "-o", f"size={size}k,mode=755", "none", root):
         error = fail()
         assert "No space left on device" in error.splitlines()[0]
         assert "TORCH_EXTENSIONS_DIR" in error
@@ -487,7 +464,8 @@ def test_full_disk(root, load, fail, size):
 
 
 def test_read_only_mount(root, load, fail):
-    with mounted("tmpfs", root, "size=16m,mode=755"):
+    root.mkdir()
+    with mounted("-t", "tmpfs", "-o", "size=16m,mode=755", "none", root):
         library = load()
         subprocess.run(["mount", "-o", "remount,ro", root], check=True)
         assert load() == library
@@ -497,7 +475,7 @@ def test_read_only_mount(root, load, fail):
 @pytest.mark.parametrize("place", ["a file", "/proc/cache"])
 def test_folder_that_can_not_be_made(root, fail, monkeypatch, place):
     root.write_text("a file")
-    if place == "/proc/cache":
+    if place != "a file":
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", place)
     error = fail()
     assert os.environ["TORCH_EXTENSIONS_DIR"] in error

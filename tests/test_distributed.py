@@ -5,14 +5,19 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from processes import ROOT
 from tensors import linear_modules
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import Model
@@ -20,7 +25,6 @@ from model_new import ModelNew
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parent.parent
 WORLD = 2
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 OPERATOR = "relu_divide_kernels.linear_relu_divide"
@@ -37,18 +41,14 @@ def worker(rank, check, device, rendezvous):
     if device == "cuda":
         torch.cuda.set_device(rank)
     torch.manual_seed(0)
-    check(device)
+    check(device, init_device_mesh(device, (WORLD,)))
     dist.barrier()
     # Gloo's threads now and then abort a process that ends in the ordinary way ("terminate called
     # without an active exception"), with torch's own ReLU too.
     os._exit(0)
 
 
-def check_dtensor(device):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-
-    mesh = init_device_mesh(device, (WORLD,))
+def check_dtensor(device, mesh):
     for shape in ((4, 6), (5, 7), (1, 3)):
         whole, grad_output = torch.randn(shape, device=device), torch.randn(shape, device=device)
         want = whole.clone().requires_grad_()
@@ -69,14 +69,6 @@ def check_dtensor(device):
     assert torch.equal(ModelNew()(sum_of_parts).full_tensor(), torch.zeros(4, device=device))
 
 
-def same_gradients(mine, theirs):
-    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
-        got, want = (
-            (t.full_tensor() if hasattr(t, "full_tensor") else t) for t in (a.grad, b.grad)
-        )
-        torch.testing.assert_close(got, want)
-
-
 class Recorded(TorchDispatchMode):
     """The names of the operators that are called on the shards, and between processes."""
 
@@ -95,6 +87,11 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def same_gradients(mine, theirs):
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(whole(a.grad), whole(b.grad))
+
+
 def gradients(module, x, **options):
     leaves = [x, *module.parameters()]
     return torch.autograd.grad(whole(module(x).square().sum()), leaves, **options)
@@ -107,20 +104,14 @@ def gradients_of_gradients(module, x):
 
 
 def shard(module, mesh, weight, bias):
-    from torch.distributed.tensor import distribute_tensor
-
     for name, placement in (("weight", weight), ("bias", bias)):
         parameter = getattr(module.linear, name).detach()
         sharded = distribute_tensor(parameter, mesh, [placement])
         setattr(module.linear, name, nn.Parameter(sharded))
 
 
-def check_linear_dtensor(device):
+def check_linear_dtensor(device, mesh):
     """The operators serve where no sums come before ReLU; torch's product serves all else."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    mesh = init_device_mesh(device, (WORLD,))
     alone = [(Replicate(), Replicate()), (Shard(0), Replicate())]  # weight and x
     for shape in ((4, 6), (5, 6), (2, 4, 6), (6,)):
         last = len(shape) - 1
@@ -161,12 +152,8 @@ def check_linear_dtensor(device):
                     torch.testing.assert_close(whole(got), want, atol=1e-5, rtol=1e-4)
 
 
-def check_compiled_dtensor(device):
+def check_compiled_dtensor(device, mesh):
     """A graph holds torch's ops."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    mesh = init_device_mesh(device, (WORLD,))
     for weight, bias, x_placement in (
         (Shard(0), Shard(0), Replicate()),
         (Replicate(), Replicate(), Shard(0)),
@@ -184,16 +171,8 @@ def check_compiled_dtensor(device):
             torch.testing.assert_close(whole(mine_), theirs_)
 
 
-def check_tensor_parallel(device):
+def check_tensor_parallel(device, mesh):
     """A column-wise layer feeds a row-wise one, on plain inputs."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    mesh = init_device_mesh(device, (WORLD,))
     for is_compiled in (False, True):
         pairs = [
             linear_modules(6, 16, 2.0, device=device),
@@ -222,14 +201,9 @@ def networks(device):
         yield nn.Sequential(pairs[0][i], nn.Linear(8, 8), relu, pairs[1][i]).to(device)
 
 
-def check_wrapped(device):
+def check_wrapped(device, mesh):
     """DistributedDataParallel and FSDP2."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
     ids = [dist.get_rank()] if device == "cuda" else None
-    mesh = init_device_mesh(device, (WORLD,))
 
     def shard_fully(module):
         for layer in module:
@@ -246,16 +220,11 @@ def check_wrapped(device):
         same_gradients(mine, theirs)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_dtensor,
-        check_linear_dtensor,
-        check_compiled_dtensor,
-        check_tensor_parallel,
-        check_wrapped,
-    ],
-)
+CHECKS = [check_dtensor, check_linear_dtensor, check_compiled_dtensor]
+CHECKS += [check_tensor_parallel, check_wrapped]
+
+
+@pytest.mark.parametrize("check", CHECKS)
 def test_two_processes(device, check, tmp_path):
     spawn(check, device, tmp_path)
 

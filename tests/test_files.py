@@ -7,36 +7,23 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from time import sleep
 
 import pytest
+from processes import ROOT, mounted
 
 from referee import files
 
-ROOT = Path(__file__).resolve().parent.parent
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 SOMEBODY = 54321  # a user whom nothing belongs to
-
-
-@contextmanager
-def mounted(*arguments: str | Path):
-    """A file system for the time of a test."""
-    if os.geteuid() or subprocess.run(["mount", *arguments], capture_output=True).returncode:
-        pytest.skip("may not mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", arguments[-1]], check=True)
 
 
 def child(code: str, **options) -> subprocess.CompletedProcess:
     command = [sys.executable, "-c", f"import os, sys\nfrom referee import files\n{code}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, **options)
+    return subprocess.run(command, env=environment, check=True, **options)
 
 
 def mode(path: Path) -> int:
@@ -45,16 +32,6 @@ def mode(path: Path) -> int:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def common(monkeypatch):
-    """A folder that other users may enter, unlike tmp_path; the present one."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        monkeypatch.chdir(folder)
-        yield folder
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -145,10 +122,10 @@ def test_a_standard_stream_is_appended_to(tmp_path, name):
     stream = "stderr" if name == "/dev/stderr" else "stdout"
     code = f"print('before', file=sys.{stream}, flush=True); files.write(files.Path({name!r}), 'x')"
     with (tmp_path / "out").open("w") as out:
-        child(code, check=True, cwd=tmp_path, **{stream: out})
+        child(code, cwd=tmp_path, **{stream: out})
     assert (tmp_path / "out").read_text() == "before\nx"
     ours, theirs = socket.socketpair()  # which no path can open
-    child(code.replace("'out'", "'/dev/stdout'"), check=True, cwd=tmp_path, **{stream: theirs})
+    child(code.replace("'out'", "'/dev/stdout'"), cwd=tmp_path, **{stream: theirs})
     theirs.close()
     assert ours.makefile().read() == "before\nx"
 
@@ -192,11 +169,11 @@ def test_a_full_disk_leaves_a_mounted_file(tmp_path):
 
 
 @AS_ROOT
-def test_a_folder_that_takes_no_file(common):
+def test_a_folder_that_takes_no_file(open_path):
     """A file that is there is written in place; one that is not, or not ours, is refused early."""
-    (common / "free").write_text("old and longer")
-    (common / "free").chmod(0o666)
-    (common / "bound").write_text("old")
+    (open_path / "free").write_text("old and longer")
+    (open_path / "free").chmod(0o666)
+    (open_path / "bound").write_text("old")
     code = f"""
 os.setgroups([]), os.setgid({SOMEBODY}), os.setuid({SOMEBODY})
 free, bound, new = map(files.Path, ("free", "bound", "new"))
@@ -210,10 +187,10 @@ for path in (bound, new):
             continue
         raise AssertionError(path)
 """
-    child(code, check=True, cwd=common)
-    assert (common / "free").read_text() == "new"
-    assert (common / "bound").read_text() == "old"
-    assert names(common) == ["bound", "free"]
+    child(code, cwd=open_path)
+    assert (open_path / "free").read_text() == "new"
+    assert (open_path / "bound").read_text() == "old"
+    assert names(open_path) == ["bound", "free"]
 
 
 def refused(path: Path) -> str:

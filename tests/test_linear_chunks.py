@@ -1,12 +1,8 @@
 """How a product takes x in chunks of rows: host code, compiled and run alone."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
+from processes import compiled
 
-KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 LIMIT, LEAST = 254 << 20, 64 << 20  # as in chunks.h
 
 # Prints the rows of a chunk; then of each chunk where its x, out and mask begin, its rows, and
@@ -62,22 +58,9 @@ int main(int count, char** arguments) {
 """
 
 
-def compiled(folder, text):
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    source, program = folder / "main.cpp", folder / "main"
-    source.write_text(text)
-    subprocess.run([compiler, "-std=c++17", "-I", KERNELS, "-o", program, source], check=True)
-    return program
-
-
 def test_slices_of_a_workspace_are_aligned_and_disjoint(tmp_path):
     start, sizes = 1 << 20, [1, 0, 256, 257, 5000]
-    output = subprocess.check_output(
-        [compiled(tmp_path, SLICES_PROGRAM), *map(str, [start, *sizes])]
-    )
-    *begins, total = map(int, output.split())
+    *begins, total = map(int, compiled(tmp_path, SLICES_PROGRAM)(start, *sizes))
     ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
     assert begins[0] == start
     assert all(begin % 256 == 0 for begin in begins)
@@ -90,8 +73,7 @@ def chunks_of(tmp_path_factory):
     program = compiled(tmp_path_factory.mktemp("chunks"), PROGRAM)
 
     def call(*arguments):
-        output = subprocess.check_output([program, *map(str, map(int, arguments))], text=True)
-        rows, *rest = map(int, output.split())
+        rows, *rest = map(int, program(*arguments))
         return rows, [rest[i : i + 5] for i in range(0, len(rest), 5)]
 
     return call

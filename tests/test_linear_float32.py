@@ -5,28 +5,27 @@ import torch
 from float32_on_gpu import (
     DIVISOR,
     INF,
+    LAYOUTS,
     NAN,
-    assert_mask_of,
+    assert_exact,
     assert_promise,
     assert_special_values,
-    by_columns,
     draw,
-    every_other_column,
     forward_summed_at_once,
     grad_of_product,
     slack,
-    step,
     summed_at_once,
-    unaligned,
-    with_gaps,
 )
 from ranges import Reference, broken_promises
 from tensors import (
     OPERATORS,
     assert_as_accurate,
+    assert_mask_of,
     assert_same_bits,
+    captured,
     linear_path,
     rounding_errors,
+    step,
 )
 from torch import nn
 
@@ -62,19 +61,6 @@ def test_promise(path, precision, shape):
     assert_mask_of(out, mask)
     with torch.no_grad():
         assert_same_bits(mine(x), out)
-
-
-def assert_exact(m, n, k):
-    """Small integers leave no room for errors."""
-    x, weight, bias = (
-        torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
-    )
-    operators = OPERATORS
-    out, mask = operators.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
-    z = x.double() @ weight.double().t() + bias
-    assert torch.equal(out.double(), z.relu() / DIVISOR)
-    assert_mask_of(out, mask)
-    assert_same_bits(operators.linear_relu_divide(x, weight, bias, DIVISOR), out)
 
 
 MEETING = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
@@ -163,21 +149,18 @@ CHOSEN = [
 ]
 
 
-def by_path(name, module, *arguments):
-    with linear_path(name):
-        return step(module, *arguments)
-
-
 @pytest.mark.parametrize(("shape", "best", "results"), CHOSEN, ids=str)
 def test_choice_on_hopper(shape, best, results):
     """Output and gradients are, or are not, those of the paths."""
     mine, _, x, grad_output = draw(*shape)
     names = ("auto", "sm90", "skinny", "torch")
-    auto, *others = (by_path(name, mine, x, grad_output) for name in names)
+    found = {}
+    for name in names:
+        with linear_path(name):
+            found[name] = step(mine, x, grad_output)
+    auto = found.pop("auto")
     for i in results:
-        same = {
-            n for n, other in zip(names[1:], others, strict=True) if torch.equal(auto[i], other[i])
-        }
+        same = {name for name, other in found.items() if torch.equal(auto[i], other[i])}
         assert best in same
         assert best == "torch" or "torch" not in same
 
@@ -185,27 +168,24 @@ def test_choice_on_hopper(shape, best, results):
 # --------------------------------------------------------------------------------------- layouts
 
 
-@pytest.mark.parametrize("layout", [unaligned, with_gaps, by_columns, every_other_column])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
     mine, _, x, grad_output = draw(*shape)
     want = step(mine, x, grad_output)
     weight = mine.linear.weight
-    for got in (step(mine, layout(x), grad_output), step(mine, x, layout(grad_output))):
-        for a, b in zip(got, want, strict=True):
-            assert_same_bits(a, b)
+    assert_same_bits(step(mine, layout(x), grad_output), want)
+    assert_same_bits(step(mine, x, layout(grad_output)), want)
     mine.linear.weight = nn.Parameter(layout(weight.detach()))
-    assert not mine.linear.weight.is_contiguous() or layout is unaligned
-    for a, b in zip(step(mine, x, grad_output), want, strict=True):
-        assert_same_bits(a, b)
+    assert not mine.linear.weight.is_contiguous() or layout is LAYOUTS[0]
+    assert_same_bits(step(mine, x, grad_output), want)
 
 
 def test_more_dimensions_and_one_row_again_and_again(path):
     mine, _, x, grad_output = draw(60, 130, 1027)
     want = step(mine, x, grad_output)
     deep = step(mine, x.view(3, 4, 5, -1), grad_output.view(3, 4, 5, -1))
-    for a, b in zip(deep, want, strict=True):
-        assert_same_bits(a.view(b.shape), b)
+    assert_same_bits([a.view(b.shape) for a, b in zip(deep, want, strict=True)], want)
     row = x[:1]
     with torch.no_grad():
         assert_same_bits(mine(row.expand(60, -1)), mine(row.repeat(60, 1)))
@@ -261,21 +241,13 @@ def test_cuda_graph(path, precision):
         out = mine(x)
         return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = run()
+    graph, results = captured(run)
     for change in (lambda t: torch.randn_like(t), lambda t: spoil(torch.randn_like(t))):
         with torch.no_grad():
             for t in (x, grad_output, mine.linear.weight):
                 t.copy_(change(t))
         graph.replay()
-        for got, want in zip(results, run(), strict=True):
-            assert_same_bits(got.detach(), want.detach())
+        assert_same_bits(results, run())
 
 
 def test_the_host_never_waits(path):
@@ -306,9 +278,7 @@ def test_current_stream(path):
         got = step(mine, moving, grad_output)
         again = step(mine, moving, grad_output)
     stream.synchronize()
-    for results in (got, again):
-        for a, b in zip(results, want, strict=True):
-            assert_same_bits(a, b)
+    assert_same_bits((got, again), (want, want))
 
 
 def test_device_that_is_not_current(path):
@@ -318,9 +288,8 @@ def test_device_that_is_not_current(path):
         mine, _, x, grad_output = draw(*shape)
         want = step(mine, x, grad_output)
         got = step(mine.to("cuda:1"), x.to("cuda:1"), grad_output.to("cuda:1"))
-        for a, b in zip(got, want, strict=True):
-            assert a.device.index == 1
-            assert_same_bits(a.cpu(), b.cpu())
+        assert {result.device.index for result in got} == {1}
+        assert_same_bits([result.cpu() for result in got], [result.cpu() for result in want])
     assert torch.cuda.current_device() == 0
 
 
@@ -338,5 +307,4 @@ def test_two_streams_at_once(path):
                 with torch.cuda.stream(stream):
                     results.append(mine(x))
     torch.cuda.synchronize()
-    for got in results:
-        assert_same_bits(got, want)
+    assert_same_bits(results, [want] * len(results))

@@ -7,10 +7,12 @@ import torch
 from tensors import (
     OPERATORS,
     assert_as_accurate,
+    assert_mask_of,
     assert_same_bits,
     float32_precision,
     linear_modules,
     linear_path,
+    step,
 )
 from torch import nn
 
@@ -74,11 +76,19 @@ def module_of(weight, bias, divisor):
     return mine
 
 
-def step(module, x, grad_output):
-    """The output, and the gradients of x and of the parameters."""
-    x = x.detach().requires_grad_()
-    out = module(x)
-    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
+def exact_step(x, weight, grad_output):
+    """The output for a divisor of 2, and the gradients of x and weight, in float64."""
+    x, weight, grad_output = x.double(), weight.double(), grad_output.double()
+    z = x @ weight.t()
+    grad_z = grad_output / 2 * (z > 0)
+    return z.relu() / 2, grad_z @ weight, grad_z.t() @ x
+
+
+def assert_same_but_for_zeros(got, want):
+    """The bits, in the dtype that is got; + 0 drops the sign of zero."""
+    assert_same_bits(
+        [a + 0 for a in got], [b.to(a.dtype) + 0 for a, b in zip(got, want, strict=True)]
+    )
 
 
 def ops_of(run):
@@ -97,13 +107,9 @@ def test_sums_of_integers_are_exact(dtype, turned, shape, divisor):
     want = (z.relu().float() / torch.tensor(divisor, device="cuda")).to(dtype)
     x, weight = laid_out(x, turned[0]), laid_out(weight, turned[1])
     arguments = (x, weight, bias, divisor)
-    assert_same_bits(OPERATORS.linear_relu_divide(*arguments) + 0, want + 0)
     out, mask = OPERATORS.linear_relu_divide_with_mask(*arguments)
-    assert_same_bits(out + 0, want + 0)
-    places = torch.arange(8, device="cuda")
-    unpacked = mask.unsqueeze(2).bitwise_right_shift(places).bitwise_and(1).flatten(1)
-    assert torch.equal(unpacked[:, :n].bool(), z > 0)
-    assert not unpacked[:, n:].any()
+    assert_same_but_for_zeros([out, OPERATORS.linear_relu_divide(*arguments)], [want, want])
+    assert_mask_of(z, mask)
 
 
 # The last two: several tiles a cluster of fewer steps than the boxes that store a tile.
@@ -117,11 +123,10 @@ def test_gradients_of_integers_are_exact(dtype, turned, shape):
     grad_output = 2 * integers((m, n), dtype, 3)
     passes = x.double() @ weight.double().t() + bias.double() > 0
     grad_z = (grad_output.double() / 2) * passes
-    want = (grad_z @ weight.double(), grad_z.t() @ x.double(), grad_z.sum(0))
+    want = grad_z @ weight.double(), grad_z.t() @ x.double(), grad_z.sum(0)
     module = module_of(laid_out(weight, turned[1]), bias, 2.0)
     got = step(module, laid_out(x, turned[0]), grad_output)[1:]
-    for a, b in zip(got, want, strict=True):
-        assert_same_bits(a + 0, b.to(dtype) + 0)
+    assert_same_but_for_zeros(got, want)
 
 
 @pytest.mark.parametrize("shape", [(1000, 1000, 1000), (512, 1024, 4096)], ids=str)
@@ -145,12 +150,8 @@ def test_lines_that_are_not_aligned(dtype, turned):
     x, weight = integers((130, 257), dtype, 1), integers((261, 257), dtype, 1)
     grad_output = 2 * integers((130, 261), dtype, 1)
     module = module_of(laid_out(weight, turned[1], 1), None, 2.0)
-    out, grad_x, grad_weight = step(module, laid_out(x, turned[0], 1), grad_output)
-    z = x.double() @ weight.double().t()
-    grad_z = grad_output.double() / 2 * (z > 0)
-    assert_same_bits(out + 0, (z.relu() / 2).to(dtype) + 0)
-    assert_same_bits(grad_x + 0, (grad_z @ weight.double()).to(dtype) + 0)
-    assert_same_bits(grad_weight + 0, (grad_z.t() @ x.double()).to(dtype) + 0)
+    got = step(module, laid_out(x, turned[0], 1), grad_output)
+    assert_same_but_for_zeros(got, exact_step(x, weight, grad_output))
 
 
 def test_more_dimensions(dtype):
@@ -214,12 +215,8 @@ def check_what_was_written_just_before(dtype, turned):
         x.copy_(integers(x.shape, dtype))
         weight.copy_(integers(weight.shape, dtype))
         grad_output.copy_(2 * integers(grad_output.shape, dtype))
-        out, grad_x, grad_weight = step(module, x, grad_output)
-        z = x.double() @ weight.double().t()
-        grad_z = grad_output.double() / 2 * (z > 0)
-        assert_same_bits(out + 0, (z.relu() / 2).to(dtype) + 0)
-        assert_same_bits(grad_x + 0, (grad_z @ weight.double()).to(dtype) + 0)
-        assert_same_bits(grad_weight + 0, (grad_z.t() @ x.double()).to(dtype) + 0)
+        got = step(module, x, grad_output)
+        assert_same_but_for_zeros(got, exact_step(x, weight, grad_output))
 
 
 def test_what_was_written_just_before_is_read(dtype, turned):
@@ -259,5 +256,4 @@ def test_the_layout_changes_no_bit_in_float32(precision, name, shape, turned):
             step(module_of(laid_out(weight, w, 4), bias, 2.0), laid_out(x, x_, 4), grad_output)
             for x_, w in ((False, False), turned)
         )
-    for a, b in zip(got, want, strict=True):
-        assert_same_bits(a, b)
+    assert_same_bits(got, want)

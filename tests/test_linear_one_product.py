@@ -2,24 +2,9 @@
 
 import pytest
 import torch
-from float32_on_gpu import (
-    DIVISOR,
-    INF,
-    NAN,
-    assert_mask_of,
-    by_columns,
-    every_other_column,
-    forward_summed_at_once,
-    unaligned,
-    with_gaps,
-)
+from float32_on_gpu import DIVISOR, INF, LAYOUTS, NAN, forward_summed_at_once
 from ranges import ONE_PRODUCT_SLACK, Reference, broken_promises
-from tensors import (
-    OPERATORS,
-    assert_same_bits,
-    float32_precision,
-    linear_path,
-)
+from tensors import OPERATORS, assert_mask_of, assert_same_bits, float32_precision, linear_path
 
 pytestmark = pytest.mark.gpu
 
@@ -81,9 +66,8 @@ def draw_wide(side, name, rows, m=700, n=1100, k=1030):
 @pytest.mark.parametrize(("side", "name"), WIDE)
 def test_wide_rows_are_as_accurate_as_tf32(one_product, side, name, rows):
     x, weight, bias = draw_wide(side, name, rows)
-    operators = OPERATORS
-    out, mask = operators.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
-    assert_same_bits(operators.linear_relu_divide(x, weight, bias, DIVISOR), out)
+    out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
+    assert_same_bits(OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR), out)
     trusted = forward_summed_at_once(x, weight, bias)
     reference = Reference(x, weight, bias, DIVISOR)
     assert broken_promises(out, trusted, reference, ONE_PRODUCT_SLACK) == []
@@ -104,8 +88,7 @@ def test_tiles_are_made_again_at_any_size(one_product, size, divisor):
     for value in (1.0, 2.0**100):  # no row of x is wide, then all are
         x[:, 3] = value
         results.append((*run(x, weight, bias, divisor), run(x, weight, None, divisor)[0]))
-    for a, b in zip(*results, strict=True):
-        assert_same_bits(a, b)
+    assert_same_bits(*results)
     z = x.double() @ weight.double().t() + bias
     torch.testing.assert_close(results[1][0].double(), z.relu() / divisor, rtol=2e-7, atol=0)
     assert_mask_of(z, results[1][1])
@@ -125,7 +108,7 @@ def test_any_tiles_of_x_are_made_again(one_product, m, tiles):
     assert_same_bits(linear_relu_divide(x, weight, None, 2.0), want)
 
 
-@pytest.mark.parametrize("layout", [unaligned, with_gaps, by_columns, every_other_column])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_changes_no_bit_of_one_product(one_product, layout):
     for k in (1028, 1031):
         x, weight, bias = draw_wide("x", "graded", [3, 299], 300, 130, k)

@@ -1,12 +1,7 @@
 """Which path computes a product on a GPU: host code, compiled and run alone."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
-
-KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+from processes import compiled
 
 # Prints the path of each problem: float bits, is it at `highest`, m, n, k, relu, vectors,
 # is x transposed, capability, multiprocessors.
@@ -37,18 +32,12 @@ int main() {
 
 @pytest.fixture(scope="module")
 def paths_of(tmp_path_factory):
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("paths")
-    source, program = folder / "main.cpp", folder / "main"
-    source.write_text(PROGRAM)
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", KERNELS]
-    subprocess.run([compiler, *flags, "-o", program, source], check=True)
+    flags = ["-Wall", "-Wextra", "-Werror"]
+    program = compiled(tmp_path_factory.mktemp("paths"), PROGRAM, "c++", *flags)
 
     def call(problems):
         text = "\n".join(" ".join(map(str, map(int, problem))) for problem in problems)
-        return subprocess.check_output([program], input=text, text=True).split()
+        return program(text=text)
 
     return call
 
@@ -60,12 +49,8 @@ def problem(m, n, k, **options):
     return bits, highest, m, n, k, *others
 
 
-HIGH, HALF, GRADIENT, COLUMNS = (
-    {"highest": False},
-    {"bits": 16},
-    {"relu": False},
-    {"vectors": False},
-)
+HIGH, HALF = {"highest": False}, {"bits": 16}
+GRADIENT, COLUMNS = {"relu": False}, {"vectors": False}
 LARGE = (4096, 8192, 8192)
 # Far from the limits, which stand in paths.h alone.
 TABLE = [

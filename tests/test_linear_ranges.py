@@ -8,23 +8,10 @@ from collections import Counter
 from functools import partial
 
 import pytest
+import ranges
 import torch
 from adversary import hunt
-from ranges import (
-    COMPOSED,
-    COMPOSED_OF_LONG_SEGMENTS,
-    FEW_TERMS,
-    NOT_AS_TF32,
-    NOT_RELATIVE_TO_ITSELF,
-    ONE_PRODUCT_SLACK,
-    SHORT_SUMS,
-    SLACK,
-    Reference,
-    broken_promises,
-    few_terms,
-    few_terms_in_all,
-    of_bound,
-)
+from ranges import FEW_TERMS, ONE_PRODUCT_SLACK, SLACK, Reference, broken_promises, of_bound
 from tensors import float32_precision, linear_path
 
 from model import LinearReluDivide
@@ -113,8 +100,8 @@ def test_promises_of_highest(name, path, size):
     drawn, k = named(name, *size, device="cuda"), size[1]
     # auto may take torch's product
     has_bound = path in ("sm90", "sm80") or (path == "auto" and size in SIZES)
-    allowance = few_terms(name) if k >= 1024 else few_terms_in_all(name)
-    allowance *= 1 if k >= 256 else SHORT_SUMS
+    allowance = ranges.few_terms(name) if k >= 1024 else ranges.few_terms_in_all(name)
+    allowance *= 1 if k >= 256 else ranges.SHORT_SUMS
     assert judge(*drawn, slack=SLACK, allowance=allowance, has_bound=has_bound) == []
 
 
@@ -122,8 +109,8 @@ def test_promises_of_highest(name, path, size):
 @pytest.mark.parametrize("name", CASES)
 def test_promises_of_few_rows(name, m):
     drawn = named(name, m, 8192, 16384, device="cuda")
-    assert judge(*drawn, slack=SLACK, allowance=few_terms(name)) == []
-    if name not in NOT_AS_TF32:
+    assert judge(*drawn, slack=SLACK, allowance=ranges.few_terms(name)) == []
+    if name not in ranges.NOT_AS_TF32:
         with float32_precision("high"):
             assert judge(*drawn, slack=ONE_PRODUCT_SLACK) == []
 
@@ -132,7 +119,7 @@ def test_promises_of_few_rows(name, m):
 @pytest.mark.parametrize("name", CASES)
 @SPLIT_PATHS
 def test_promises_of_the_gradients(path, name, product):
-    promised = {"slack": SLACK, "allowance": few_terms(name), "has_bound": True}
+    promised = {"slack": SLACK, "allowance": ranges.few_terms(name), "has_bound": True}
     drawn = named(name, *SIZES[0], device="cuda")
     assert judge(*drawn, product=product, **promised) == []
 
@@ -145,7 +132,7 @@ def test_promises_on_random_compositions(path):
         k = COMPOSED_K[seed % len(COMPOSED_K)]
         name, *drawn = operands(seed, 1024, k, 1024, "cuda")
         has_long_segments = path == "sm90" and k >= 4096
-        allowance = COMPOSED_OF_LONG_SEGMENTS if has_long_segments else COMPOSED
+        allowance = ranges.COMPOSED_OF_LONG_SEGMENTS if has_long_segments else ranges.COMPOSED
         for product in (forward, *GRADIENTS):
             out, trusted, reference = results(product, *drawn)
             tried[k] += 1
@@ -180,7 +167,7 @@ def test_bound_is_kept_on_operands_sought_to_break_it(path, product, k):
 # splits some of them, and few tiles that are made again are split too. [1024, 8192] x [8192, 4096]:
 # the mean error of the first two is 1.05 times TF32's, the largest error of the last 1.03 times.
 TRUNCATED = ["lognormal", "wide lognormal", "128 wide rows of the weight"]
-ONE_PRODUCT_CASES = [name for name in CASES if name not in NOT_AS_TF32]
+ONE_PRODUCT_CASES = [name for name in CASES if name not in ranges.NOT_AS_TF32]
 ONE_PRODUCTS = [("auto", forward, size) for size in SIZES]
 ONE_PRODUCTS += [("sm90", product, SIZES[0]) for product in (forward, *GRADIENTS)]
 
@@ -191,7 +178,7 @@ def test_promise_of_one_product(name, path, product, size):
     slack = 1.1 if name in TRUNCATED else ONE_PRODUCT_SLACK
     with float32_precision("high"):
         broken = judge(*named(name, *size, device="cuda"), slack=slack, product=product)
-    if name in NOT_RELATIVE_TO_ITSELF:
+    if name in ranges.NOT_RELATIVE_TO_ITSELF:
         broken = [promise for promise in broken if not promise.startswith("relative")]
     assert broken == []
 

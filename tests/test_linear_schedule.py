@@ -1,14 +1,11 @@
 """How clusters share the tiles of Hopper's split product: its host code, compiled and run alone."""
 
 import math
-import shutil
-import subprocess
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from processes import KERNELS, compiled
 
-KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 WIDE, NARROW = 176, 160
 LEAST, SLIVER, WORTH, OVERHEAD, ADDING = 2, 2, 3, 80, 2  # as in linear/sm90/schedule.cuh
 
@@ -36,17 +33,10 @@ def rows_of(tile):
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc, but no GPU")
-    folder = tmp_path_factory.mktemp("schedule")
-    source, program = folder / "main.cu", folder / "main"
-    source.write_text(PROGRAM)
-    subprocess.run([nvcc, "-std=c++17", "-I", KERNELS, "-o", program, source], check=True)
+    program = compiled(tmp_path_factory.mktemp("schedule"), PROGRAM, "nvcc")
 
     def call(*arguments):
-        output = subprocess.check_output([program, *map(str, arguments)], text=True)
-        used, waves, *begin = map(int, output.split())
+        used, waves, *begin = map(int, program(*arguments))
         return used, waves, begin
 
     return call
@@ -124,19 +114,11 @@ int main(int, char** arguments) {
 
 @pytest.mark.slow  # compiles Hopper's kernels
 def test_few_tiles_are_small_and_shared_by_few(tmp_path):
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc, but no GPU")
-    source, program = tmp_path / "main.cu", tmp_path / "main"
-    source.write_text(TILES)
-    sources = [source, KERNELS / "linear" / "transpose.cu"]
-    flags = ["-std=c++17", "-O0", "-arch=sm_80", "-I", KERNELS]
-    subprocess.run([nvcc, *flags, "-o", program, *sources], check=True)
+    flags = ["-O0", "-arch=sm_80", KERNELS / "linear" / "transpose.cu"]
+    program = compiled(tmp_path, TILES, "nvcc", *flags)
 
     def tiles_of(*sizes):
-        output = subprocess.check_output([program, *map(str, sizes)], text=True)
-        rows, count, used = map(int, output.split())
-        return rows, count, used
+        return tuple(map(int, program(*sizes)))
 
     # One tile of 160 rows, shared by 53 clusters: 230 us on an H200, torch 118.
     rows, count, used = tiles_of(160, 256, 13592)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 import torch
+from processes import printed
 from tensors import assert_same_bits, relu_by_definition
-from test_build import python
 
 from model_new import ModelNew
 
@@ -28,9 +28,7 @@ def limit_address_space(more):
 
 
 def run(code, tmp_path, **environment):
-    done = python(START + code, tmp_path, **environment)
-    assert done.returncode == 0, (done.returncode, done.stderr)
-    return done.stdout.split()
+    return printed(START + code, tmp_path, **environment).split()
 
 
 # ----------------------------------------------------------------------------------------- threads

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import ROOT, printed
 from tensors import DTYPES, OPERATORS, linear_modules
-from test_build import python
 
 from model_new import ModelNew
 
-ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = [
     "relu(Tensor input) -> Tensor",
     "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor",
@@ -157,8 +156,7 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
             calls = [n.target for n in exported.graph.nodes if n.op == "call_function"]
             assert any(str(call).startswith("relu_divide_kernels") for call in calls), calls
     """
-    done = python(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)
 
 
 @pytest.mark.slow
@@ -175,8 +173,7 @@ def test_programs_of_relu_run_without_these_kernels(tmp_path):
         torch.testing.assert_close(torch.jit.load("linear-scripted.pt")(x).detach(), results[1])
         assert not hasattr(torch.ops.relu_divide_kernels, "relu")
     """
-    done = python(code, tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(code, tmp_path)
 
 
 @pytest.mark.slow
@@ -198,5 +195,4 @@ def test_the_first_build_serves_the_operators_of_all(tmp_path):
         for relu in (first["ModelNew"](), model_new.ModelNew()):
             assert torch.equal(relu(x), torch.relu(x))
     """
-    done = python(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)

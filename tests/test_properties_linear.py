@@ -5,24 +5,11 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 
+import properties as drawn
 import pytest
 import torch
-from properties import (
-    Drawn,
-    assert_same,
-    assume,
-    booleans,
-    draw_layout,
-    draw_shape,
-    draw_tensor,
-    given,
-    integers,
-    one_of,
-    outcome,
-    st,
-    tensors,
-)
-from tensors import FLOATING, float32_precision, linear_modules
+from properties import Drawn, assert_same, assume, given, one_of, st
+from tensors import FLOATING, float32_precision, linear_modules, outcome
 from torch import nn
 
 from referee.correctness import Watch
@@ -44,13 +31,8 @@ EXACT = (1.0, 2.0, -0.5)  # quotients of small integers are exact too
 PRECISIONS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small products on a busy machine wait for other threads longer than they take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# Small products on a busy machine wait for other threads longer than they take.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True)
@@ -81,19 +63,19 @@ def operands(draw, device, values, divisors, dtypes=FLOATING):
     """Operands that fit together, in layouts of any kind, now and then without rows or terms."""
     limits = {"sizes": SIZES[device], "most_dims": 3}
     k, n = draw(one_of(SIZES[device])), draw(one_of(SIZES[device]))
-    rows = draw_shape(draw, most=max(MOST[device] // (n * k), 1), **limits)
-    if draw(integers(0, 29)) == 29:
+    rows = drawn.draw_shape(draw, most=max(MOST[device] // (n * k), 1), **limits)
+    if draw(drawn.integers(0, 29)) == 29:
         k, n = draw(one_of(((0, n), (k, 0))))
-    x = draw_tensor(draw, dtypes, values, draw_layout(draw, (*rows, k)))
-    weight = draw_tensor(draw, (x.dtype,), values, draw_layout(draw, (n, k)))
-    bias = draw_tensor(draw, (x.dtype,), values, draw_layout(draw, (n,)))
-    return Operands(x, weight, bias if draw(booleans) else None, draw(one_of(divisors)))
+    x = drawn.draw_tensor(draw, dtypes, values, drawn.draw_layout(draw, (*rows, k)))
+    weight = drawn.draw_tensor(draw, (x.dtype,), values, drawn.draw_layout(draw, (n, k)))
+    bias = drawn.draw_tensor(draw, (x.dtype,), values, drawn.draw_layout(draw, (n,)))
+    return Operands(x, weight, bias if draw(drawn.booleans) else None, draw(one_of(divisors)))
 
 
 @st.composite
 def like(draw, shape, dtype, values):
     """Tensors of one shape, in any layout."""
-    return draw_tensor(draw, (dtype,), (values,), draw_layout(draw, shape))
+    return drawn.draw_tensor(draw, (dtype,), (values,), drawn.draw_layout(draw, shape))
 
 
 def assert_accurate(compared, dtype, terms, is_expanded=False):
@@ -209,7 +191,7 @@ def misfits(draw):
     """x, weight and bias of any shapes and dtypes."""
     sizes = {"sizes": (1, 2, 3), "most_dims": 3}
     dtypes = (torch.float32, torch.float64, torch.float16, torch.int64, torch.bool)
-    return [draw(tensors(dtypes, ("integers",), **sizes)) for _ in range(3)]
+    return [draw(drawn.tensors(dtypes, ("integers",), **sizes)) for _ in range(3)]
 
 
 @given(misfits())

@@ -1,21 +1,9 @@
 """ReLU on random tensors: hypothesis draws layout, dtype and values; torch says what is right."""
 
+import properties as drawn
 import torch
-from properties import (
-    LARGE,
-    MOST,
-    Drawn,
-    assert_same,
-    draw_layout,
-    draw_tensor,
-    given,
-    layouts,
-    outcome,
-    settings,
-    st,
-    tensors,
-)
-from tensors import BITS, DTYPES, FLOATING, relu_by_definition
+from properties import MOST, Drawn, assert_same, given, settings, st
+from tensors import BITS, DTYPES, FLOATING, outcome, relu_by_definition
 
 from model import Model
 from model_new import ModelNew
@@ -50,14 +38,14 @@ def check_forward(x):
     assert any(torch.equal(got, want) for want in wanted)
 
 
-@given(tensors(DTYPES, VALUES), st.sampled_from(sorted(MODES)))
+@given(drawn.tensors(DTYPES, VALUES), st.sampled_from(sorted(MODES)))
 def test_forward(device, x, mode):
     with MODES[mode]():
         check_forward(x.make(device))
 
 
 @FEW
-@given(tensors(DTYPES, VALUES, **LARGE))
+@given(drawn.tensors(DTYPES, VALUES, **drawn.LARGE))
 def test_forward_of_large_tensors(device, x):
     check_forward(x.make(device))
 
@@ -65,9 +53,9 @@ def test_forward_of_large_tensors(device, x):
 @st.composite
 def differentiated(draw, **limits):
     """x and the output's gradient, of one dtype and shape."""
-    x = draw(tensors(FLOATING, VALUES, **limits))
-    layout = draw_layout(draw, x.layout.shape, limits.get("most", MOST))
-    return x, draw_tensor(draw, (x.dtype,), VALUES, layout)
+    x = draw(drawn.tensors(FLOATING, VALUES, **limits))
+    layout = drawn.draw_layout(draw, x.layout.shape, limits.get("most", MOST))
+    return x, drawn.draw_tensor(draw, (x.dtype,), VALUES, layout)
 
 
 @given(differentiated())
@@ -78,13 +66,13 @@ def test_gradients(device, pair):
 
 
 @FEW
-@given(differentiated(**LARGE))
+@given(differentiated(**drawn.LARGE))
 def test_gradients_of_large_tensors(device, pair):
     problem = check_gradient(Model(), ModelNew(), *(x.make(device) for x in pair))
     assert problem is None, problem
 
 
-@given(layouts(), st.sampled_from(REFUSED))
+@given(drawn.layouts(), st.sampled_from(REFUSED))
 def test_dtypes_that_some_torch_refuses(device, layout, dtype):
     """torch says which: its CPU takes uint16, uint32 and uint64 from 2.15 on."""
     x = Drawn(layout, torch.int64, "integers", 0).make(device).to(dtype)

@@ -8,41 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import ranges
+import split_twin as twin
 import torch
 from adversary import hunt
-from ranges import (
-    FEW_TERMS,
-    NOT_AS_TF32,
-    ONE_PRODUCT_SLACK,
-    SLACK,
-    Reference,
-    broken_promises,
-    few_terms,
-    few_terms_in_all,
-    of_bound,
-)
-from split_twin import (
-    AMPERE,
-    KERNELS,
-    SM80,
-    SM80_ON_HOPPER,
-    SM90,
-    cublas,
-    epilogue,
-    exponents,
-    linear,
-    maxima,
-    one_product,
-    product,
-    round_weight,
-    round_x,
-    sampled_maxima,
-    scale,
-    scaled_sum,
-    segment_length,
-    split_pieces,
-    tf32_product,
-)
+from ranges import FEW_TERMS, ONE_PRODUCT_SLACK, SLACK, Reference, broken_promises, of_bound
+from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, cublas, linear, one_product, product
 from tensors import assert_same_bits
 
 from referee.compositions import operands
@@ -75,7 +46,7 @@ def judge(x, weight, bias, split, allowance=FEW_TERMS):
     return broken + broken_promises(out, trusted, reference, SLACK, allowance)
 
 
-def judge_named(name, split, sizes=(24, 1024, 32), allowance=few_terms):
+def judge_named(name, split, sizes=(24, 1024, 32), allowance=ranges.few_terms):
     return judge(*named(name, *sizes), split, allowance(name))
 
 
@@ -85,14 +56,14 @@ def judge_named(name, split, sizes=(24, 1024, 32), allowance=few_terms):
 @EACH_KERNEL
 @pytest.mark.parametrize("name", CASES)
 def test_promises(name, kernel):
-    allowance = few_terms_in_all if kernel.cores == AMPERE else few_terms
+    allowance = ranges.few_terms_in_all if kernel.cores == twin.AMPERE else ranges.few_terms
     assert judge_named(name, kernel, allowance=allowance) == []
 
 
 @EACH_KERNEL
 @pytest.mark.parametrize("name", CASES)
 def test_promises_at_a_k_that_is_a_multiple_of_nothing(name, kernel):
-    assert judge_named(name, kernel, (17, 301, 29), few_terms_in_all) == []
+    assert judge_named(name, kernel, (17, 301, 29), ranges.few_terms_in_all) == []
 
 
 @EACH_KERNEL
@@ -123,12 +94,12 @@ def test_compositions_are_finite_and_of_24_bits_of_range():
             assert torch.isfinite(rows).all(), name
         for rows in (x, weight):
             smallest = torch.where(rows == 0, INF, rows.abs()).amin(1)
-            assert (smallest * 2.0**24 >= maxima(rows)).all(), name
+            assert (smallest * 2.0**24 >= twin.maxima(rows)).all(), name
 
 
 def derived_bound(k, kernel):
     """The rows of docs/SPLIT.md's table, in 2^-24."""
-    length = segment_length(k, kernel)
+    length = twin.segment_length(k, kernel)
     additions = 2 if kernel.compensates else k / length
     return 8 + 10 * length / kernel.cores.terms + 0.2 + additions + 3
 
@@ -149,8 +120,8 @@ def test_derived_bound_is_within_the_promise(kernel):
     ],
 )
 def test_bound_is_kept_on_operands_sought_to_break_it(k, kernel):
-    twin = partial(linear, divisor=1.0, split=kernel)
-    worst = hunt(twin, count=128, k=k, rounds=80, seed=0) * (64 + k / 64)
+    call = partial(linear, divisor=1.0, split=kernel)
+    worst = hunt(call, count=128, k=k, rounds=80, seed=0) * (64 + k / 64)
     assert 0.3 * derived_bound(k, kernel) < worst <= derived_bound(k, kernel)
 
 
@@ -176,12 +147,12 @@ def test_segment_that_is_too_long_for_ampere_breaks_the_bound():
     ],
 )
 def test_hunt_finds_what_breaks_the_bound(k, broken):
-    twin = partial(linear, divisor=1.0, split=replace(SM90, **broken))
-    assert hunt(twin, count=32, k=k, rounds=15, seed=0) > 1
+    call = partial(linear, divisor=1.0, split=replace(SM90, **broken))
+    assert hunt(call, count=32, k=k, rounds=15, seed=0) > 1
 
 
 ONE_PRODUCT_CASES = pytest.mark.parametrize(
-    "name", [name for name in CASES if name not in NOT_AS_TF32]
+    "name", [name for name in CASES if name not in ranges.NOT_AS_TF32]
 )
 
 
@@ -190,7 +161,7 @@ def test_one_product_errs_no_more_than_tf32(name):
     """Even if no result is made again but those of rows that fp16 does not carry."""
     split = replace(one_product(SM90), tile=1)
     x, weight, bias = named(name, 32, 1024, 48)
-    trusted = epilogue(tf32_product(x, weight, split), bias, DIVISOR)
+    trusted = twin.epilogue(twin.tf32_product(x, weight, split), bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, split)
     reference = Reference(x, weight, bias, DIVISOR)
     assert broken_promises(out, trusted, reference, ONE_PRODUCT_SLACK) == []
@@ -269,7 +240,7 @@ CARRIED = {
 @pytest.mark.parametrize("k", [1000, 8192])
 def test_ordinary_rows_are_carried(name, k):
     rows = CARRIED[name](256, k)
-    for rounded in (round_x, round_weight):
+    for rounded in (twin.round_x, twin.round_weight):
         assert not rounded(rows, ONE_PRODUCT)[2].any()
 
 
@@ -294,7 +265,7 @@ WIDE_ROWS = {
 @pytest.mark.parametrize("name", WIDE_ROWS)
 def test_wide_rows_are_not_carried(name):
     """Tiny is subnormal in fp16, beside the largest of a row of x and the mean of a weight's."""
-    for rounded, tiny in ((round_x, 2.0**-33), (round_weight, 2.0**-20)):
+    for rounded, tiny in ((twin.round_x, 2.0**-33), (twin.round_weight, 2.0**-20)):
         rows = torch.randn(8, 4096)
         rows[3] = WIDE_ROWS[name](4096, tiny)
         assert rounded(rows, ONE_PRODUCT)[2].nonzero().tolist() == [[3]]
@@ -303,7 +274,7 @@ def test_wide_rows_are_not_carried(name):
 def test_an_outlier_that_overflows_is_not_carried():
     rows = torch.randn(8, 4096)
     rows[2, 1001], rows[5, 1001] = 2.0**17, 2.0**11
-    assert round_weight(rows, ONE_PRODUCT)[2].nonzero().tolist() == [[2]]
+    assert twin.round_weight(rows, ONE_PRODUCT)[2].nonzero().tolist() == [[2]]
 
 
 def test_tiles_are_made_again_as_a_whole():
@@ -313,7 +284,7 @@ def test_tiles_are_made_again_as_a_whole():
     got = product(x, weight, replace(ONE_PRODUCT, tile=4))
     again = torch.zeros(10, 9, dtype=torch.bool)
     again[:4], again[:, 8:] = True, True
-    tf32s = tf32_product(x, weight, ONE_PRODUCT)
+    tf32s = twin.tf32_product(x, weight, ONE_PRODUCT)
     assert_same_bits(got, torch.where(again, tf32s, want))
     assert not torch.equal(tf32s[2:4, :8], want[2:4, :8])
 
@@ -326,9 +297,9 @@ def test_a_weight_that_overflows_makes_all_its_results_infinite_or_nan():
     x = torch.randn(8, 256)
     x[0], x[1] = 0, x[1].abs()
     weight = torch.randn(6, 256)
-    e_x, e_weight = exponents(maxima(x), 15), torch.full((6,), 7)
+    e_x, e_weight = twin.exponents(twin.maxima(x), 15), torch.full((6,), 7)
     weight[2, 200], weight[3, 0], weight[4, 100] = 512, -(2.0**30), 511.8  # 512 * 2^7 rounds to inf
-    total = scaled_sum(x, weight, e_x, e_weight, SM90)
+    total = twin.scaled_sum(x, weight, e_x, e_weight, SM90)
     finite = torch.isfinite(total)
     assert finite.any(0).tolist() == [True, True, False, False, True, True]
     assert torch.equal(finite.all(0), finite.any(0))
@@ -338,9 +309,9 @@ def test_sample_that_is_zero():
     weight = torch.randn(3, 1024)
     weight[1, sampled(1024)] = 0
     weight[2] = 0
-    got = sampled_maxima(weight)
+    got = twin.sampled_maxima(weight)
     assert got[0] == weight[0, sampled(1024)].abs().max()
-    assert got[1:].tolist() == maxima(weight)[1:].tolist()
+    assert got[1:].tolist() == twin.maxima(weight)[1:].tolist()
 
 
 @pytest.mark.parametrize("split", [SM80, SM90, one_product(SM90)])
@@ -363,21 +334,21 @@ def test_maxima_are_scaled_below_a_power_of_two():
     smallest = torch.finfo(torch.float32).smallest_normal
     maximum = torch.tensor([1.0, 2.0, 1.999, 3e38, smallest, smallest / 2**23, 5e-42, 1e-30])
     for top in (15, 8):
-        scaled = scale(maximum[:, None], exponents(maximum, top))
+        scaled = twin.scale(maximum[:, None], twin.exponents(maximum, top))
         assert ((2.0 ** (top - 1) <= scaled) & (scaled < 2.0**top)).all()
-    assert exponents(torch.tensor([0.0, INF, NAN]), 15).tolist() == [0, 0, 0]
+    assert twin.exponents(torch.tensor([0.0, INF, NAN]), 15).tolist() == [0, 0, 0]
 
 
 def test_scaling_is_undone_exactly():
     x = torch.randn(64, 300) * torch.randint(-100, 100, (64, 1)).float().exp2()
-    exponent = exponents(x.abs().amax(1), 15)
-    back = torch.ldexp(scale(x, exponent), -exponent[:, None].double()).float()
+    exponent = twin.exponents(x.abs().amax(1), 15)
+    back = torch.ldexp(twin.scale(x, exponent), -exponent[:, None].double()).float()
     assert torch.equal(back, x)
 
 
 def test_pieces_carry_23_bits():
     scaled = (torch.randn(1 << 18) * torch.randint(-24, 13, (1 << 18,)).float().exp2()).double()
-    high, low = split_pieces(scaled)
+    high, low = twin.split_pieces(scaled)
     error = (scaled - high - low * 2.0**-11).abs()
     assert (error <= (scaled.abs() * 2.0**-23).clamp(min=2.0**-36)).all()
     assert (error[scaled.abs() >= 2.0**-13] > 0).double().mean() < 0.3  # most are carried exactly
@@ -385,14 +356,14 @@ def test_pieces_carry_23_bits():
 
 def test_low_pieces_overflow_only_where_high_ones_do():
     scaled = torch.linspace(2**15, 65600, 1 << 16, dtype=torch.float64).float().double()
-    high, low = split_pieces(scaled)
+    high, low = twin.split_pieces(scaled)
     assert torch.equal(torch.isfinite(high), scaled < 65520)
     assert torch.equal(torch.isfinite(low), scaled < 65520)
 
 
 def test_fp16_values_have_no_low_piece():
     scaled = torch.randn(1000).half().double()
-    high, low = split_pieces(scaled)
+    high, low = twin.split_pieces(scaled)
     assert torch.equal(high, scaled)
     assert not low.any()
 

@@ -3,25 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import split_twin as twin
 import torch
-from split_twin import (
-    AMPERE,
-    HOPPER,
-    KERNELS,
-    SM80,
-    SM80_ON_HOPPER,
-    SM90,
-    accumulate,
-    fma_sum,
-    linear,
-    product,
-    segment_length,
-    segments,
-    tensor_core_sum,
-    truncate,
-)
-from tensors import assert_same_bits
+from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, linear, product
+from tensors import assert_same_bits, linear_path
 
+from model_new import LinearReluDivideNew
 from referee.operands import INF, NAN, named
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,19 +23,19 @@ def ulp(x):
 
 def test_truncate():
     x = torch.randn(10000, dtype=torch.float64)
-    cut = truncate(x)
+    cut = twin.truncate(x)
     assert torch.equal(cut, cut.float().double())
     assert (((x - cut) * x.sign() >= 0) & ((x - cut).abs() < ulp(cut.float()))).all()
     special = torch.tensor([0.0, INF, -INF, 1.0, -(2.0**-140)], dtype=torch.float64)
-    assert torch.equal(truncate(special), special)
-    assert truncate(torch.tensor(NAN, dtype=torch.float64)).isnan()
+    assert torch.equal(twin.truncate(special), special)
+    assert twin.truncate(torch.tensor(NAN, dtype=torch.float64)).isnan()
 
 
 def add(total, products, alignment):
     x = torch.zeros(1, 16, dtype=torch.float64)
     x[0, : len(products)] = torch.tensor(products, dtype=torch.float64)
     total = torch.full((1, 1), total, dtype=torch.float64)
-    return accumulate(total, x, torch.ones(1, 16, dtype=torch.float64), alignment).item()
+    return twin.accumulate(total, x, torch.ones(1, 16, dtype=torch.float64), alignment).item()
 
 
 def test_accumulate():
@@ -70,10 +57,6 @@ def test_accumulate():
 @pytest.mark.parametrize(("path", "kernel"), [("sm80", SM80_ON_HOPPER), ("sm90", SM90)])
 def test_kernels_have_the_bits_of_the_twin(path, kernel, k):
     """On 132 multiprocessors, among which sm90/launch.cu cuts no tile of these sizes along k."""
-    from tensors import linear_path
-
-    from model_new import LinearReluDivideNew
-
     if torch.cuda.get_device_properties(0).multi_processor_count != 132:
         pytest.skip("tiles may be cut")
     x, weight, bias = named("normal", 1024, k, 2816)
@@ -96,7 +79,7 @@ def test_tensor_cores_accumulate_as_the_twin_does():
             got = torch.mm(x.cuda(), weight.cuda().t(), out_dtype=torch.float32).cpu()
             want = torch.zeros(128, 128, dtype=torch.float64)
             for a, b in zip(x.double().split(16, 1), weight.double().split(16, 1), strict=True):
-                want = accumulate(want, a, b, HOPPER.alignment)
+                want = twin.accumulate(want, a, b, twin.HOPPER.alignment)
             assert torch.equal(got.double(), want)
 
 
@@ -104,7 +87,7 @@ def lost_share(segment):
     """The share of sums of one sign that truncation takes."""
     rows = (torch.rand(16, 2048) * 2.0**12).half().double()
     pieces = (rows, torch.zeros_like(rows))
-    got = tensor_core_sum(pieces, pieces, replace(SM80, segment=segment))
+    got = twin.tensor_core_sum(pieces, pieces, replace(SM80, segment=segment))
     want = rows @ rows.t()
     return ((want - got) / want).mean().item()
 
@@ -116,7 +99,7 @@ def test_promotion_bounds_what_truncation_takes():
     assert losses[2] > 3 * losses[1]
 
 
-@pytest.mark.parametrize("cores", [AMPERE, HOPPER])
+@pytest.mark.parametrize("cores", [twin.AMPERE, twin.HOPPER])
 def test_an_addition_truncates_at_most_ten_units(cores):
     """As the derivation of the bound says. Small terms beside a large sum come near it."""
     last = 2.0 ** -(23 + cores.alignment)  # that is kept, of a sum in [1, 2)
@@ -135,37 +118,11 @@ def test_low_products_precede_high_ones():
         assert out.item() == 64 + 2.0**-14
 
 
-def test_segments():
-    """Where low products begin and end, then high ones."""
-
-    def ends(split):
-        return [(low.start, low.stop, high.start, high.stop) for low, high in segments(256, split)]
-
-    assert ends(SM80) == [(k, k + 32, k, k + 32) for k in range(0, 256, 32)]
-    short, middle, long = (ends(replace(SM90, segment=length)) for length in (32, 64, 128))
-    none = (0, 0)
-    assert short[:5] == [
-        (*none, 0, 32),
-        (*none, 32, 64),
-        (0, 128, 64, 96),
-        (*none, 96, 128),
-        (*none, 128, 160),
-    ]
-    assert middle == [(*none, 0, 64), (0, 128, 64, 128), (*none, 128, 192), (128, 256, 192, 256)]
-    assert long == [(*none, 0, 64), (0, 128, 64, 192), (128, 256, 192, 256)]
-
-
 @pytest.mark.parametrize("kernel", KERNELS, ids=KERNELS.values())
 @pytest.mark.parametrize("k", [1, 48, 300, 2048, 2050, 4096, 5000])
 def test_segments_have_each_step_once(k, kernel):
-    for steps in zip(*segments(k, kernel), strict=True):
+    for steps in zip(*twin.segments(k, kernel), strict=True):
         assert [step for some in steps for step in some] == list(range(0, k, 16))
-
-
-def test_segment_length():
-    assert [segment_length(k, SM80) for k in (1, 65536)] == [32, 32]
-    lengths = [segment_length(k, SM90) for k in (1, 2047, 2048, 4095, 4096, 65536)]
-    assert lengths == [32, 32, 64, 64, 128, 128]
 
 
 def test_compensation_begins_a_segment_with_what_was_rounded_off():
@@ -181,6 +138,6 @@ def test_compensation_begins_a_segment_with_what_was_rounded_off():
 def test_fma_sum_rounds_once_a_step():
     x = torch.tensor([[1 + 2.0**-11, 1 + 2.0**-12]])
     weight = torch.tensor([[-1.0, 1 + 2.0**-12]])
-    assert fma_sum(x, weight).item() == 2.0**-24
+    assert twin.fma_sum(x, weight).item() == 2.0**-24
     x = torch.tensor([[2.0**24, 1.0, 1.0, 1.0]])
-    assert fma_sum(x, torch.ones(1, 4)).item() == 2.0**24
+    assert twin.fma_sum(x, torch.ones(1, 4)).item() == 2.0**24

@@ -1,6 +1,5 @@
 """The build tools: targets, flags, what is said when a tool is missing or fails."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -9,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 from torch.utils import cpp_extension
 
 from kernels.build import extension as build
 from kernels.build import toolchain
 from kernels.build.toolchain import BuildError
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
     "greet/greet.h": "#pragma once\n#define ANSWER 42\n",
     "greet/greet.cpp": '#include "greet/greet.h"\nint answer() { return ANSWER; }\n',
@@ -299,14 +298,13 @@ def test_first_error(first, last, hint):
     assert hint in "".join(hints)
 
 
-def test_an_import_that_fails_ends_with_the_error():
+def test_an_import_that_fails_ends_with_the_error(tmp_path):
     """Not with a traceback of torch's own."""
-    code = (
-        "from torch.utils.cpp_extension import load_inline; import kernels.build.extension as b; "
-    )
-    code += "b.load('a', {'a/a.cpp': 'int x = nothing;'}, load_inline)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert "kernels.build.toolchain.BuildError: kernels/a/a.cpp:1:9: error: " in done.stderr
-    assert done.stderr.count("Traceback") == 1
+    code = """
+        from torch.utils.cpp_extension import load_inline
+        import kernels.build.extension
+        kernels.build.extension.load("a", {"a/a.cpp": "int x = nothing;"}, load_inline)
+    """
+    error = python(code, tmp_path).stderr
+    assert "kernels.build.toolchain.BuildError: kernels/a/a.cpp:1:9: error: " in error
+    assert error.count("Traceback") == 1
