@@ -14,6 +14,12 @@ FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 DTYPES = FLOATING + INTEGER
 
+
+def slow(values):
+    """These of the values that a test is run with, in the slow runs alone."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from beside_torch import step
-from tensors import assert_same_bits, linear_modules, recording, targets_of
+from tensors import assert_same_bits, linear_modules, recording, slow, targets_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +22,7 @@ def fresh():
     torch._dynamo.reset()
 
 
-@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.fixture(params=["aot_eager", *slow(["inductor"])])
 def compile(request):
     """torch.compile with one of its backends."""
     return partial(torch.compile, fullgraph=True, backend=request.param)
@@ -59,7 +59,7 @@ def assert_same_step(got, want):
 # ------------------------------------------------------------------------------- larger models
 
 
-@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("dynamic", [None, True, *slow([False])])
 def test_training(compile, device, dynamic):
     mine, theirs = networks(device)
     compiled = compile(mine, dynamic=dynamic)
