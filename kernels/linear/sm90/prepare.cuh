@@ -25,20 +25,13 @@ constexpr int kLeastExponent = -111, kMostOfPairs = 127;
 constexpr int kSampledHigh = 2, kMostOfHigh = 126;
 constexpr int kSampledRows = 4;  // of a warp, which reads them together
 
-// The largest magnitude, infinity where there is infinity or NaN: one warp.
-__device__ inline float largest_of_row(const float* row, int64_t k, int64_t stride = 1) {
+// The largest magnitude, infinity where there is infinity or NaN: one warp. It is rarely called:
+// inlined, it makes the kernel so large that fetching its code takes 5 us.
+__device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_t stride) {
   uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
-  const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
-  int64_t i = threadIdx.x % 32 * 4;
-  if (stride == 1) {
 #pragma unroll 8
-    for (; i + 4 <= k; i += 32 * 4) {
-      const float4 v = *reinterpret_cast<const float4*>(row + i);
-      compare(v.x), compare(v.y), compare(v.z), compare(v.w);
-    }
-    for (; i < k; ++i) compare(row[i]);
-  } else {
-    for (i = threadIdx.x % 32; i < k; i += 32) compare(row[i * stride]);
+  for (int64_t i = threadIdx.x % 32; i < k; i += 32) {
+    largest = max(largest, __float_as_uint(fabsf(row[i * stride])));
   }
   largest = split::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
   return __uint_as_float(min(largest, 0x7f800000u));
@@ -78,8 +71,8 @@ struct Samples {
 
   __device__ float largest_of_all(int i) const {
     const int64_t row = first_row + i, stride = weight.row_stride;
-    return is_transposed ? largest_of_row(weight.from + row, k, stride)
-                         : largest_of_row(weight.from + row * stride, k);
+    return largest_of_row(weight.from + (is_transposed ? row : row * stride), k,
+                          is_transposed ? stride : 1);
   }
 };
 

@@ -70,7 +70,7 @@ __device__ inline void rescale(const SplitProblem& p) {
     for (int in_tile = threadIdx.x / 32; in_tile < Split::kWeightRows; in_tile += kThreads / 32) {
       const int row = first + in_tile;
       if (row >= p.epilogue.n || __ldcg(p.weight.state + row) != split::kOverflowed) continue;
-      const float largest = largest_of_row(p.weight.from + row * p.weight.row_stride, p.k);
+      const float largest = largest_of_row(p.weight.from + row * p.weight.row_stride, p.k, 1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       p.weight.exponent[row] = is_finite ? min(14 - ilogbf(largest), kMostOfPairs) : 0;

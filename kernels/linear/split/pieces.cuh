@@ -98,21 +98,24 @@ __device__ T reduce_warp(T value, const Op& op) {
 template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_t i, int64_t apart,
                             int64_t k) {
-  const bool is_aligned = has_aligned_rows(row);
+  const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kGroup; j += 4) {
       const int64_t at = i + g * apart + j;
-      const float4 four = ptx::load_global_four_if(is_aligned && at + 4 <= k, row + at);
+      const float4 four = ptx::load_global_four_if(is_aligned && at < k, row + at);
       v[g][j] = four.x, v[g][j + 1] = four.y, v[g][j + 2] = four.z, v[g][j + 3] = four.w;
     }
   }
-  // The end of a row, and a row that is not aligned.
+  if (is_aligned) return;
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
-    const int64_t at = i + g * apart;
-    if (at < k && (!is_aligned || at + kGroup > k)) load_floats(v[g], row, at, k, is_aligned);
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      const int64_t at = i + g * apart + j;
+      v[g][j] = at < k ? row[at] : 0.0f;
+    }
   }
 }
 
