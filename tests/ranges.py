@@ -136,11 +136,7 @@ def of_bound(out: Tensor, reference: Reference) -> Tensor:
 
 
 def broken_promises(
-    out: Tensor,
-    trusted: Tensor,
-    reference: Reference,
-    slack: float = 1.0,
-    few_terms: float = 0.0,
+    out: Tensor, trusted: Tensor, reference: Reference, slack: float = 1.0, few_terms: float = 0.0
 ) -> list[str]:
     """The errors of out beyond slack times trusted, in words; empty if it keeps the promise.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils.cpp_extension
-from processes import ROOT, mounted
+from processes import mounted, printed
 
 from kernels.build import cache, toolchain
 from kernels.build import extension as build
@@ -158,7 +158,8 @@ def folders_of_builds(root):
 
 def builders(tmp_path):
     """The processes that have begun to build."""
-    return (tmp_path / "builds").read_text().split() if (tmp_path / "builds").exists() else []
+    (tmp_path / "builds").touch()
+    return (tmp_path / "builds").read_text().split()
 
 
 def slow(load_inline, seconds, flag):
@@ -226,7 +227,7 @@ def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load
         os.utime(path, (0, 0))
     (folder.parent / "lock").unlink()  # so that the lock does not reach across hosts
     library = load()
-    assert folder.is_dir() and library.parent != folder
+    assert library.parent != folder
     other.kill()
     assert load(on_host(HOSTS[1])) == library
     assert folder.is_dir()
@@ -238,14 +239,12 @@ def test_a_process_number_that_is_used_again(root, load):
     """It is the start time that tells a left-over's process from a living one."""
     host, number, start_time = cache.process().split("-")
     library = load()
-    alive, dead, strange = (
-        library.parent.with_name(f"build-{name}-1")
-        for name in (f"{host}-{number}-{start_time}", f"{host}-{number}-5", f"{'0' * 12}-1-5")
-    )
-    for folder in (alive, dead, strange):
+    names = f"{host}-{number}-{start_time}", f"{host}-{number}-5", f"{'0' * 12}-1-5"
+    folders = [library.parent.with_name(f"build-{name}-1") for name in names]
+    for folder in folders:
         folder.mkdir()
     load()
-    assert [alive.exists(), dead.exists(), strange.exists()] == [True, False, True]
+    assert [folder.exists() for folder in folders] == [True, False, True]
 
 
 def test_interrupted(root, start, load, tmp_path):
@@ -261,12 +260,12 @@ def test_interrupted(root, start, load, tmp_path):
 
 def test_sixteen_importers_build_once(root, start, tmp_path):
     children = [start() for _ in range(16)]
-    outputs = [child.wait() for child in children]
-    assert {status for status, _ in outputs} == {0}
+    statuses, outputs = zip(*(child.wait() for child in children), strict=True)
+    assert {*statuses} == {0}
     (folder,) = folders_of_builds(root)
-    assert {Path(output.splitlines()[-1]).parent for _, output in outputs} == {folder}
+    assert {Path(output.splitlines()[-1]).parent for output in outputs} == {folder}
     assert len(builders(tmp_path)) == 1
-    waiting = [output for _, output in outputs if "waiting for another process" in output]
+    waiting = [output for output in outputs if "waiting for another process" in output]
     assert waiting and all(str(folder.parent) in output for output in waiting)
 
 
@@ -352,20 +351,20 @@ def test_file_systems_without_locks(root, tmp_path, tiny, code):
     (tmp_path / "shim.c").write_text(f"#include <errno.h>\nint flock(int f, int o) {{ {code}; }}")
     (tmp_path / "tiny.so").write_bytes(tiny)
     subprocess.run(["cc", "-shared", "-fPIC", "shim.c", "-o", "shim.so"], cwd=tmp_path, check=True)
-    program = (
-        "import shutil, time, unittest.mock, torch\n"
-        "from kernels.build import extension, toolchain\n"
-        "toolchain.cuda_targets, toolchain.torch_tools = list, unittest.mock.MagicMock()\n"
-        "def load_inline(name, build_directory, **_):\n"
-        "    time.sleep(0.5)\n"
-        f"    shutil.copy('{tmp_path}/tiny.so', f'{{build_directory}}/{{name}}.so')\n"
-        f"for _ in range(2): extension.load('tiny', {SOURCES!r}, load_inline)\n"
-        "print(*torch.ops.loaded_libraries)\n"
-    )
-    paths = {"LD_PRELOAD": f"{tmp_path}/shim.so", "PYTHONPATH": str(ROOT)}
-    arguments = {"env": os.environ | paths, "stdout": subprocess.PIPE, "text": True}
-    children = [subprocess.Popen([sys.executable, "-c", program], **arguments) for _ in range(2)]
-    outputs = [child.communicate()[0] for child in children]
+    program = f"""
+        import shutil, time, unittest.mock, torch
+        from kernels.build import extension, toolchain
+        toolchain.cuda_targets, toolchain.torch_tools = list, unittest.mock.MagicMock()
+        def load_inline(name, build_directory, **_):
+            time.sleep(0.5)
+            shutil.copy("tiny.so", f"{{build_directory}}/{{name}}.so")
+        for _ in range(2):
+            extension.load("tiny", {SOURCES!r}, load_inline)
+        print(*torch.ops.loaded_libraries)
+    """
+    with ThreadPoolExecutor() as pool:
+        shim = {"LD_PRELOAD": f"{tmp_path}/shim.so"}
+        outputs = list(pool.map(lambda _: printed(program, tmp_path, **shim), range(2)))
     builds = folders_of_builds(root)
     assert all(Path(output.strip()).parent in builds for output in outputs)
     assert all((folder / "manifest.json").exists() for folder in builds)
@@ -374,9 +373,8 @@ def test_file_systems_without_locks(root, tmp_path, tiny, code):
 def test_a_lock_that_can_not_be_opened(root, load, fail, tmp_path):
     """A symbolic link in its place is not followed; a finished build needs none."""
     library = load()
-    target = tmp_path / "target"
+    target, lock = tmp_path / "target", library.parent.parent / "lock"
     target.write_text("precious")
-    lock = library.parent.parent / "lock"
     lock.unlink()
     lock.symlink_to(target)
     assert load() == library
@@ -472,17 +470,12 @@ def test_read_only_mount(root, load, fail):
         assert "Read-only file system" in fail(sources={"tiny/another.cpp": ""})
 
 
-@pytest.mark.parametrize("place", ["a file", "/proc/cache"])
-def test_folder_that_can_not_be_made(root, fail, monkeypatch, place):
+def test_folder_that_can_not_be_made(root, fail, monkeypatch):
     root.write_text("a file")
-    if place != "a file":
+    for place in (str(root), "/proc/cache"):
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", place)
-    error = fail()
-    assert os.environ["TORCH_EXTENSIONS_DIR"] in error
-    assert "Set TORCH_EXTENSIONS_DIR" in error
-
-
-def test_no_home(root, fail, monkeypatch):
+        error = fail()
+        assert place in error and "Set TORCH_EXTENSIONS_DIR" in error
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(cache.os.path, "expanduser", lambda path: path)

@@ -56,9 +56,6 @@ def assert_same_step(got, want):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
-# ------------------------------------------------------------------------------- larger models
-
-
 @pytest.mark.parametrize("dynamic", [None, True, *slow([False])])
 def test_training(compile, device, dynamic):
     mine, theirs = networks(device)
@@ -210,9 +207,6 @@ def test_torch_func(compile, transform):
     torch.testing.assert_close(got, transform(theirs)(x))
 
 
-# ------------------------------------------------------------------------------- recompilation
-
-
 def count_graphs(module, change, calls):
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, backend=backend)
@@ -262,9 +256,6 @@ def test_layers_share_their_graphs():
     assert backend.frame_count == 2
 
 
-# --------------------------------------------------------------------------------------- export
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_and_saved(device, strict, tmp_path):
     """With a batch of any size; what is loaded trains."""
@@ -285,9 +276,6 @@ def test_exported_and_saved(device, strict, tmp_path):
     theirs(x).square().sum().backward()
     for name, parameter in loaded.named_parameters():
         torch.testing.assert_close(parameter.grad, theirs.get_parameter(name).grad)
-
-
-# ------------------------------------------------------------------------------------ benchmark
 
 
 @pytest.mark.slow

@@ -96,9 +96,6 @@ def test_backward_hooks_and_global_hooks(device, modules):
     assert seen == ["backward", nn.Linear, LinearReluDivideNew]
 
 
-# --------------------------------------------------------------------------------- tensor kinds
-
-
 def pairs(device="cpu"):
     """Ours and the reference, of both problems."""
     return [(ModelNew(), Model()), linear_modules(6, 10, 3.0, device=device)]

@@ -46,9 +46,6 @@ def path(request):
         yield request.param
 
 
-# -------------------------------------------------------------------------------------- accuracy
-
-
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_promise(path, precision, shape):
     mine, _, x, _ = draw(*shape)
@@ -103,14 +100,18 @@ def test_memory_beside_the_result_is_limited(path, precision, shape):
     assert min(x.nbytes // 2, 128 << 20) <= beside <= 256 << 20
 
 
-@pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"])
+def products_of(module, x, grad_output, results):
+    """The output's gradients of x and weight, each with its two factors."""
+    _, grad_x, grad_weight, *_ = results
+    grad_z = grad_of_product(results[0], grad_output)
+    return (grad_x, grad_z, module.linear.weight.detach()), (grad_weight, grad_z.t(), x)
+
+
+@pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"], indirect=True)
 def test_promise_of_the_gradients(path, precision):
     mine, _, x, grad_output = draw(*TRAINING)
-    weight = mine.linear.weight.detach()
-    with linear_path(path):
-        out, grad_x, grad_weight, _ = step(mine, x, grad_output)
-    grad_z = grad_of_product(out, grad_output)
-    for got, a, b in ((grad_x, grad_z, weight), (grad_weight, grad_z.t(), x)):
+    results = step(mine, x, grad_output)
+    for got, a, b in products_of(mine, x, grad_output, results):
         assert got.is_contiguous()
         exact = a.double() @ b.double()
         assert_promise(got, summed_at_once(a, b), exact, slack(precision))
@@ -121,19 +122,13 @@ def test_short_sums(path, precision, shape):
     unit = 2.0**-24 if precision == "highest" else 2.0**-12
     mine, theirs, x, grad_output = draw(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
-    out, grad_x, grad_weight, _ = step(mine, x, grad_output)
-    with torch.no_grad():
-        own = theirs(x)
+    results = step(mine, x, grad_output)
     exact = Reference(x, weight, bias, DIVISOR).out
     allowance = rounding_errors(x, weight, bias, unit) / DIVISOR
-    assert_as_accurate(out, own, exact, allowance=allowance)
-    grad_z = grad_of_product(out, grad_output)
-    for got, a, b in ((grad_x, grad_z, weight), (grad_weight, grad_z.t(), x)):
+    assert_as_accurate(results[0], theirs(x).detach(), exact, allowance=allowance)
+    for got, a, b in products_of(mine, x, grad_output, results):
         allowance = rounding_errors(a, b.t(), unit=unit)
         assert_as_accurate(got, a @ b, a.double() @ b.double(), allowance=allowance)
-
-
-# ------------------------------------------------------------------------------ choice of a path
 
 
 CHOSEN = [
@@ -165,18 +160,14 @@ def test_choice_on_hopper(shape, best, results):
         assert best == "torch" or "torch" not in same
 
 
-# --------------------------------------------------------------------------------------- layouts
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
     mine, _, x, grad_output = draw(*shape)
     want = step(mine, x, grad_output)
-    weight = mine.linear.weight
     assert_same_bits(step(mine, layout(x), grad_output), want)
     assert_same_bits(step(mine, x, layout(grad_output)), want)
-    mine.linear.weight = nn.Parameter(layout(weight.detach()))
+    mine.linear.weight = nn.Parameter(layout(mine.linear.weight.detach()))
     assert not mine.linear.weight.is_contiguous() or layout is LAYOUTS[0]
     assert_same_bits(step(mine, x, grad_output), want)
 
@@ -189,9 +180,6 @@ def test_more_dimensions_and_one_row_again_and_again(path):
     row = x[:1]
     with torch.no_grad():
         assert_same_bits(mine(row.expand(60, -1)), mine(row.repeat(60, 1)))
-
-
-# -------------------------------------------------------------------------------- special values
 
 
 def spoil(x):
@@ -214,22 +202,13 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
     else:
         for module in (mine, theirs):
             module.linear.weight = nn.Parameter(spoil(mine.linear.weight.detach()))
-    out, grad_x, grad_weight, _ = step(mine, x, grad_output)
-    with torch.no_grad():
-        own = theirs(x)
+    out, *grads, _ = step(mine, x, grad_output)
     # As in torch, the gradient passes where the output is NaN.
     grad_z = torch.where(out <= 0, 0.0, grad_output / DIVISOR)
-    pairs = [
-        (out, own),
-        (grad_x, grad_z @ mine.linear.weight.detach()),
-        (grad_weight, grad_z.t() @ x),
-    ]
-    for got, want in pairs:
+    own = theirs(x).detach(), grad_z @ mine.linear.weight.detach(), grad_z.t() @ x
+    for got, want in zip((out, *grads), own, strict=True):
         assert_special_values(got, want)
-    assert any(not want.isfinite().all() for _, want in pairs)
-
-
-# --------------------------------------------------------------------------------------- running
+    assert any(not want.isfinite().all() for want in own)
 
 
 def test_cuda_graph(path, precision):

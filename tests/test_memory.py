@@ -31,9 +31,6 @@ def run(code, tmp_path, **environment):
     return printed(START + code, tmp_path, **environment).split()
 
 
-# ----------------------------------------------------------------------------------------- threads
-
-
 @pytest.mark.parametrize("call", ["relu(x)", "relu(x.requires_grad_()).sum()"])
 def test_a_tensor_in_use_cannot_be_swapped_away(call, tmp_path):
     """torch.utils.swap_tensors refuses while a kernel without the GIL holds the tensor."""
@@ -62,9 +59,6 @@ thread.join()
 print(len(refused))
 """
     assert int(run(code, tmp_path)[0]) > 0
-
-
-# ---------------------------------------------------------------------------------------- the pool
 
 
 @LINUX
@@ -150,9 +144,6 @@ limit_address_space(0)
     run(code, tmp_path)
 
 
-# ------------------------------------------------------------------------------- out of memory
-
-
 @LINUX
 def test_out_of_memory_is_torchs_error_and_the_next_call_works(tmp_path):
     """Forward, with mask and backward; nothing leaks."""
@@ -235,9 +226,6 @@ for name, (case, spare) in cases.items():
     run(code, tmp_path)
 
 
-# -------------------------------------------------------------------------------------------- fork
-
-
 @LINUX
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork_while_other_threads_use_the_pool(tmp_path):
@@ -272,9 +260,6 @@ for thread in threads:
 assert torch.equal(relu(x), want)
 """
     run(code, tmp_path)
-
-
-# --------------------------------------------------------------------------------- lazy clones
 
 
 def test_lazy_clones_of_large_outputs():

@@ -21,8 +21,6 @@ SCHEMAS = [
 ]
 NAMES = [schema.partition("(")[0] for schema in SCHEMAS]
 
-# ------------------------------------------------------------------------- arguments from anywhere
-
 
 def random_tensor(choose):
     dtype = choose.choice([torch.float32, torch.float32, torch.uint8, *DTYPES, torch.bool])
@@ -92,9 +90,6 @@ def test_random_arguments_give_results_or_errors(seed):
         if name.startswith("relu") and isinstance(results, torch.Tensor):
             assert results.shape == arguments[0].shape
     assert served > 100
-
-
-# ---------------------------------------------------------------------------------- saved programs
 
 
 def test_schemas_are_those_that_saved_programs_hold():

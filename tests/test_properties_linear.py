@@ -14,12 +14,7 @@ from torch import nn
 
 from referee.correctness import Watch
 from referee.linear_checks import DIVISORS, SPECIAL_DIVISORS, check_output
-from referee.linear_errors import (
-    clear_of_zero,
-    compare_gradients,
-    compare_output,
-    differentiate,
-)
+from referee.linear_errors import clear_of_zero, compare_gradients, compare_output, differentiate
 
 FLOATING, DIVISORS = tuple(FLOATING), tuple(DIVISORS)
 SMALL = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 33, 64, 65, 129, 257)

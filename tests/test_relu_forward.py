@@ -1,8 +1,7 @@
 """The forward: torch.relu's bits, on every dtype, shape and layout; in place, torch's own."""
 
-import ctypes
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,8 +74,7 @@ def test_several_threads_and_huge_pages(three_threads):
 
 def lazily_freed():
     """Bytes of this process that the system may take."""
-    [kilobytes] = re.findall(r"^LazyFree: *(\d+) kB$", SMAPS.read_text(), re.M)
-    return int(kilobytes) << 10
+    return int(re.search(r"^LazyFree: *(\d+) kB$", SMAPS.read_text(), re.M)[1]) << 10
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux")
@@ -94,9 +92,8 @@ def test_memory_of_large_outputs_is_used_again():
     assert third.data_ptr() == address
     assert_is_relu(third, x)
     assert_same_bits(second, want)
-    thread = threading.Thread(target=lambda: third.set_())
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(third.set_).result()
     assert relu(x).data_ptr() == address
 
 
@@ -120,17 +117,13 @@ def test_large_outputs_are_tensors_like_others():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=str)
-def test_more_than_2_to_the_31_elements(dtype):
-    n = 2**31 + 12345
-    x = torch.empty(n, dtype=dtype, device="cuda")
+def test_more_than_2_to_the_31_elements():
+    x = torch.empty(2**31 + 12345, dtype=torch.float16, device="cuda")
     for part in x.split(2**28):
         part.copy_(draw((part.numel(),), torch.int8, "cuda"))
-    for view in (x, x[1:]):
-        out = ModelNew()(view)
-        for got, values in zip(out.split(2**28), view.split(2**28), strict=True):
-            assert torch.equal(got, torch.relu(values))
-        del out
+    out = ModelNew()(x)
+    for got, values in zip(out.split(2**28), x.split(2**28), strict=True):
+        assert torch.equal(got, torch.relu(values))
 
 
 @pytest.mark.gpu
@@ -155,22 +148,6 @@ def test_device_that_is_not_current():
     assert torch.cuda.current_device() == 0
 
 
-@pytest.mark.gpu
-def test_thread_without_a_context():
-    """One that has not used CUDA, and one whose context somebody has taken away."""
-    x = draw((1000,), torch.float32, "cuda")
-    model, results = ModelNew(), []
-    model(x)
-    thread = threading.Thread(target=lambda: results.extend([model(x), model(x)]))
-    thread.start()
-    thread.join()
-    assert ctypes.CDLL("libcuda.so.1").cuCtxSetCurrent(None) == 0
-    results += [model(x), model(x)]
-    assert len(results) == 4
-    for result in results:
-        assert_is_relu(result, x)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -185,13 +162,11 @@ def test_thread_without_a_context():
         lambda: nn.UninitializedParameter(),
     ],
 )
-@pytest.mark.parametrize("inplace", [False, True])
-def test_what_has_no_kernel_is_torchs(device, make, inplace):
+def test_what_has_no_kernel_is_torchs(device, make):
     """Its errors; and its results, where a newer torch has them."""
-    made = make()
-    copies = [made.to(device, copy=True) if type(made) is torch.Tensor else made for _ in range(2)]
-    relu = torch.relu_ if inplace else torch.relu
-    got, want = outcome(ModelNew(inplace), copies[0]), outcome(relu, copies[1])
+    x = make()
+    x = x.to(device) if type(x) is torch.Tensor else x
+    got, want = outcome(ModelNew(), x), outcome(torch.relu, x)
     if isinstance(want, torch.Tensor):
         assert_same_bits(got, want)
     else:
@@ -225,20 +200,14 @@ def test_cuda_tensors_without_cuda_kernels(tmp_path):
     assert "built without CUDA" in printed(code, tmp_path, TORCH_CUDA_ARCH_LIST=None)
 
 
-# ------------------------------------------------------------------------------------- in place
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_in_place(device, dtype):
-    assert repr(ModelNew()) == "ModelNew()"
-    assert repr(ModelNew(inplace=True)) == "ModelNew(inplace=True)"
-    for name, x in views(dtype, device):
-        if "overlapping" in name or "expanded" in name:
-            continue
-        want, address, version = relu_by_definition(x), x.data_ptr(), x._version
-        assert ModelNew(inplace=True)(x) is x
-        assert_same_bits(x, want)
-        assert (x.data_ptr(), x._version) == (address, version + 1)
+def test_in_place(device):
+    """By torch's own op."""
+    assert f"{ModelNew()} {ModelNew(inplace=True)}" == "ModelNew() ModelNew(inplace=True)"
+    x = draw((7, 9), torch.float32, device)[:, ::2]
+    want, address, version = relu_by_definition(x), x.data_ptr(), x._version
+    assert ModelNew(inplace=True)(x) is x
+    assert_same_bits(x, want)
+    assert (x.data_ptr(), x._version) == (address, version + 1)
 
 
 def test_leaves_in_place(device):

@@ -19,10 +19,7 @@ ADDED = ROOT / "tests" / "third_problem"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZE = ["--rows", "3", "--trials", "3"]
 HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
-GRADED = {
-    "tanh": 'return nn.functional.gelu(x, approximate="tanh")',
-    "copies": "return x.clone()",
-}
+GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": "return x.clone()"}
 
 
 @pytest.fixture(scope="module")
