@@ -52,8 +52,7 @@ def networks(device="cpu"):
 
 
 def assert_same_step(got, want):
-    for mine, theirs in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4, equal_nan=True)
+    torch.testing.assert_close(tuple(got), want, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("dynamic", [None, True, *slow([False])])
@@ -140,10 +139,8 @@ def test_checkpoint(device, is_module_compiled):
     def run(module):
         return lambda x: checkpoint(module, x, use_reentrant=False)
 
-    if is_module_compiled:
-        compiled = run(torch.compile(mine, fullgraph=True, backend=backend))
-    else:
-        compiled = torch.compile(run(mine), fullgraph=True, backend=backend)
+    compile = partial(torch.compile, fullgraph=True, backend=backend)
+    compiled = run(compile(mine)) if is_module_compiled else compile(run(mine))
     leaf = x.clone().requires_grad_()
     out = compiled(leaf)
     got = torch.autograd.grad(out.square().sum(), [leaf, *mine.parameters()])
@@ -173,9 +170,7 @@ def test_autocast(compile, device, inside):
         out = call(leaf)
         loss = out.float().square().sum()
         results.append((out, *torch.autograd.grad(loss, [leaf, *module.parameters()])))
-    for got, want in zip(*results, strict=True):
-        assert got.dtype == want.dtype
-        torch.testing.assert_close(got, want, atol=5e-2, rtol=5e-2)
+    torch.testing.assert_close(*results, atol=5e-2, rtol=5e-2)
 
 
 def test_backward_under_autocast(compile, device):
@@ -190,15 +185,14 @@ def test_backward_under_autocast(compile, device):
     assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: torch.func.hessian(lambda x: f(x).pow(3).sum()),
-        lambda f: torch.func.vmap(torch.func.grad(lambda x: f(x).pow(2).sum())),
-        lambda f: torch.func.jacfwd(f),
-    ],
-    ids=["hessian", "vmap of grad", "jacfwd"],
-)
+TRANSFORMS = {
+    "hessian": lambda f: torch.func.hessian(lambda x: f(x).pow(3).sum()),
+    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(lambda x: f(x).pow(2).sum())),
+    "jacfwd": torch.func.jacfwd,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_torch_func(compile, transform):
     """Gradients of gradients inside a compiled function too: torch's formulas."""
     mine, theirs = linear_modules(6, 8, 3.0)

@@ -1,7 +1,6 @@
 """Everything else that PyTorch does to a module and its operators, beside the references."""
 
 import copy
-import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +18,7 @@ from tensors import (
 )
 from torch import nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -57,9 +57,6 @@ def record_into(seen, mode_class):
         __torch_function__ = __torch_dispatch__ = record
 
     return Mode()
-
-
-# ------------------------------------------------------------------------------------ transforms
 
 
 def test_opcheck_of_relu(device):
@@ -159,9 +156,6 @@ def test_vmap_over_parameters(device):
     both(list(zip(*pairs, strict=True)), run)
 
 
-# --------------------------------------------------------------------------------------- tracing
-
-
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx(kind, mode):
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -237,9 +231,6 @@ def test_meta_and_fake_tensors(kind):
             assert mine(torch.empty(2, 6, device="cuda")).device.type == "cuda"
 
 
-# ----------------------------------------------------------------------------- modes and settings
-
-
 def test_a_function_mode_sees_torchs_calls(kind):
     """Those of the reference, one by one."""
     seen = []
@@ -270,9 +261,7 @@ def test_a_dispatch_mode_sees_the_operators(kind, grad):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"),
-    [(torch, "relu"), (nn.functional, "linear"), (nn.Linear, "forward")],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ("owner", "name"), [(torch, "relu"), (nn.functional, "linear"), (nn.Linear, "forward")]
 )
 def test_a_function_in_the_place_of_torchs_is_called(kind, owner, name, monkeypatch, device):
     """Low-rank adapters and other precisions reach all modules so."""
@@ -310,8 +299,7 @@ def test_autocast(device, kind, dtype, to):
         leaf = x.clone().requires_grad_()
         with torch.autocast(device, dtype=to):
             out = module(leaf)
-        wanted = [leaf, *module.parameters()]
-        return out, *torch.autograd.grad(out.sum(), wanted)
+        return out, *torch.autograd.grad(out.sum(), [leaf, *module.parameters()])
 
     both(modules, run)
     with torch.no_grad(), torch.autocast(device, dtype=to):
@@ -359,24 +347,16 @@ def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
         assert_same_bits(results, run())
 
 
-# ---------------------------------------------------------------------------------- the module
-
-
 def test_copies_and_serialisation(kind, tmp_path):
     mine, theirs = modules_of(kind)
     x = samples()
     want = theirs(x)
     torch.save(mine, tmp_path / "module.pt")
-    for other in (
-        copy.deepcopy(mine),
-        pickle.loads(pickle.dumps(mine)),
-        torch.load(tmp_path / "module.pt", weights_only=False),
-    ):
+    loaded = torch.load(tmp_path / "module.pt", weights_only=False)
+    for other in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine)), loaded):
         assert_same(other(x), want, kind == "relu")
-    stored = io.BytesIO()
-    torch.save(mine.state_dict(), stored)
-    stored.seek(0)
-    theirs.load_state_dict(torch.load(stored))
+    torch.save(mine.state_dict(), tmp_path / "state.pt")
+    theirs.load_state_dict(torch.load(tmp_path / "state.pt"))
     assert_same(theirs(x), want, kind == "relu")
 
 
@@ -432,18 +412,18 @@ def test_activation_checkpointing(device, modules, use_reentrant):
     both(modules, run)
 
 
-@pytest.mark.parametrize(
-    "hooks",
-    [
-        torch.autograd.graph.save_on_cpu,
-        lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()),
-        lambda: torch.autograd.graph.saved_tensors_hooks(
-            lambda t: t.t().contiguous() if t.dim() == 2 else t,
-            lambda t: t.t() if t.dim() == 2 else t,
-        ),
-    ],
-    ids=["on the CPU", "converted", "transposed"],
-)
+SAVED = {
+    "on the CPU": torch.autograd.graph.save_on_cpu,
+    "converted": lambda: saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()),
+    "transposed": lambda: saved_tensors_hooks(lambda t: turned(t).contiguous(), turned),
+}
+
+
+def turned(saved):
+    return saved.t() if saved.dim() == 2 else saved
+
+
+@pytest.mark.parametrize("hooks", SAVED.values(), ids=SAVED)
 def test_saved_tensor_hooks(device, modules, hooks):
     x = samples(device)
 
