@@ -1,7 +1,7 @@
 """A module of ours and its reference on small inputs, one beside the other."""
 
 import torch
-from tensors import assert_same_bits
+from compare import assert_same_bits
 
 from model_new import ModelNew
 

@@ -1,8 +1,9 @@
 """Operands, steps and promises for tests of float32 products on a GPU."""
 
 import torch
+from compare import assert_mask_of, assert_same_bits
 from ranges import ONE_PRODUCT_SLACK
-from tensors import OPERATORS, assert_mask_of, assert_same_bits, linear_modules
+from tensors import OPERATORS, linear_modules
 from torch.nn.functional import linear
 
 INF, NAN = float("inf"), float("nan")

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from tensors import BITS
+from compare import BITS
 
 from referee.cases import random, special_values
 from referee.compare import first_mismatch, layout_mismatch

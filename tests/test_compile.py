@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 from beside_torch import step
-from tensors import assert_same_bits, linear_modules, recording, slow, targets_of
+from compare import assert_same_bits
+from tensors import linear_modules, recording, slow, targets_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from compare import assert_same_bits, outcome
 from processes import ROOT, printed
-from tensors import OPERATORS, assert_same_bits, linear_modules, outcome, step
+from tensors import OPERATORS, linear_modules, step
 
 # Values of NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]

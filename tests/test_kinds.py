@@ -3,7 +3,8 @@
 import pytest
 import torch
 from beside_torch import both, samples, step
-from tensors import assert_same_bits, linear_modules, outcome
+from compare import assert_same_bits, outcome
+from tensors import linear_modules
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization
@@ -86,13 +87,9 @@ def test_backward_hooks_and_global_hooks(device, modules):
     seen = []
     modules[0].linear.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
     modules[0](samples(device).requires_grad_()).sum().backward()
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda module, args, out: seen.append(type(module))
-    )
-    try:
+    register = nn.modules.module.register_module_forward_hook
+    with register(lambda module, args, out: seen.append(type(module))):
         modules[0](samples(device))
-    finally:
-        handle.remove()
     assert seen == ["backward", nn.Linear, LinearReluDivideNew]
 
 
@@ -224,8 +221,7 @@ def test_sparse_gradient():
     x = samples().to_sparse().requires_grad_()
 
     def run(module):
-        (grad,) = torch.autograd.grad(module(x).to_dense().sum(), x)
-        return grad.to_dense()
+        return torch.autograd.grad(module(x).to_dense().sum(), x)[0].to_dense()
 
     both((ModelNew(), Model()), run)
 

@@ -4,16 +4,8 @@ import random
 
 import pytest
 import torch
-from tensors import (
-    FLOATING,
-    OPERATORS,
-    assert_as_accurate,
-    assert_mask_of,
-    assert_same_bits,
-    draw,
-    linear_modules,
-    step,
-)
+from compare import assert_as_accurate, assert_mask_of, assert_same_bits
+from tensors import FLOATING, OPERATORS, draw, linear_modules, step
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import linear

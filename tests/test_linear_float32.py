@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from compare import assert_as_accurate, assert_mask_of, assert_same_bits, rounding_errors
 from float32_on_gpu import (
     DIVISOR,
     INF,
@@ -17,16 +18,7 @@ from float32_on_gpu import (
     summed_at_once,
 )
 from ranges import Reference, broken_promises
-from tensors import (
-    OPERATORS,
-    assert_as_accurate,
-    assert_mask_of,
-    assert_same_bits,
-    captured,
-    linear_path,
-    rounding_errors,
-    step,
-)
+from tensors import OPERATORS, captured, linear_path, step
 from torch import nn
 
 pytestmark = pytest.mark.gpu

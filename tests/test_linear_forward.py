@@ -4,18 +4,8 @@ import random
 
 import pytest
 import torch
-from tensors import (
-    FLOATING,
-    OPERATORS,
-    assert_as_accurate,
-    assert_same_bits,
-    bits,
-    draw,
-    linear_modules,
-    linear_path,
-    outcome,
-    rounding_errors,
-)
+from compare import assert_as_accurate, assert_same_bits, bits, outcome, rounding_errors
+from tensors import FLOATING, OPERATORS, draw, linear_modules, linear_path
 from torch import nn
 from torch.nn.functional import linear
 

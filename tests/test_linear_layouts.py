@@ -4,16 +4,8 @@ import itertools
 
 import pytest
 import torch
-from tensors import (
-    OPERATORS,
-    assert_as_accurate,
-    assert_mask_of,
-    assert_same_bits,
-    float32_precision,
-    linear_modules,
-    linear_path,
-    step,
-)
+from compare import assert_as_accurate, assert_mask_of, assert_same_bits
+from tensors import OPERATORS, float32_precision, linear_modules, linear_path, step
 from torch import nn
 
 from referee.operands import named

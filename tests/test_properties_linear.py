@@ -8,8 +8,9 @@ from functools import cache
 import properties as drawn
 import pytest
 import torch
+from compare import outcome
 from properties import Drawn, assert_same, assume, given, one_of, st
-from tensors import FLOATING, float32_precision, linear_modules, outcome
+from tensors import FLOATING, float32_precision, linear_modules
 from torch import nn
 
 from referee.correctness import Watch

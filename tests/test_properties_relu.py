@@ -2,8 +2,9 @@
 
 import properties as drawn
 import torch
+from compare import BITS, outcome, relu_by_definition
 from properties import MOST, Drawn, assert_same, given, settings, st
-from tensors import BITS, DTYPES, FLOATING, outcome, relu_by_definition
+from tensors import DTYPES, FLOATING
 
 from model import Model
 from model_new import ModelNew

@@ -7,15 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from beside_torch import assert_same, both, samples, step
-from tensors import (
-    FLOATING,
-    OPERATORS,
-    assert_same_bits,
-    captured,
-    linear_modules,
-    linear_path,
-    targets_of,
-)
+from compare import assert_same_bits
+from tensors import FLOATING, OPERATORS, captured, linear_modules, linear_path, targets_of
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks

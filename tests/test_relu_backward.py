@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tensors import FLOATING, assert_same_bits, draw, special_values, step, unpacked, views
+from compare import assert_same_bits, unpacked
+from tensors import FLOATING, draw, special_values, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 

@@ -6,17 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from compare import assert_is_relu, assert_same_bits, outcome, relu_by_definition
 from processes import printed
-from tensors import (
-    DTYPES,
-    assert_is_relu,
-    assert_same_bits,
-    draw,
-    outcome,
-    relu_by_definition,
-    special_values,
-    views,
-)
+from tensors import DTYPES, draw, special_values, views
 from torch import nn
 
 from model_new import ModelNew

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import split_twin as twin
 import torch
+from compare import assert_same_bits
 from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, linear, product
-from tensors import assert_same_bits, linear_path
+from tensors import linear_path
 
 from model_new import LinearReluDivideNew
 from referee.operands import named

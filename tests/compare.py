@@ -1,0 +1,102 @@
+"""Exact comparisons, and comparisons of errors, that several tests share."""
+
+import torch
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(x):
+    """The bits of x as integers, with one pattern for every NaN."""
+    if x.is_floating_point():
+        x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
+    return x.contiguous().view(BITS[x.element_size()])
+
+
+def relu_by_definition(x):
+    """x < 0 ? 0 : x, which keeps NaN and -0: torch.relu, but for the sign of zero on some GPUs."""
+    return torch.where(x < 0, torch.zeros_like(x), x)
+
+
+def assert_same_bits(got, want):
+    """Of two tensors, or of each of several."""
+    if not isinstance(want, torch.Tensor):
+        for pair in zip(got, want, strict=True):
+            assert_same_bits(*pair)
+        return
+    got, want = got.detach(), want.detach()
+    assert got.dtype == want.dtype
+    assert got.device == want.device
+    assert got.shape == want.shape
+    wrong = bits(got) != bits(want)
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {at}: "
+            f"got {got[at].item()!r}, expected {want[at].item()!r}"
+        )
+
+
+def assert_is_relu(got, x):
+    """got is what torch.relu(x) returns: bits, strides, and memory of its own."""
+    assert_same_bits(got, relu_by_definition(x))
+    reference = torch.relu(x)
+    assert got.stride() == reference.stride()
+    assert torch.equal(bits(got + 0), bits(reference + 0))  # + 0 drops the sign of zero
+    if x.numel():
+        assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def outcome(function, *arguments):
+    """What the function returns, or the type and the first line of its error."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return type(error), str(error).partition("\n")[0]
+
+
+def unpacked(mask):
+    """The bits of a mask, eight for each byte of its last dimension."""
+    places = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (mask.unsqueeze(-1) >> places & 1).bool().flatten(-2)
+
+
+def assert_mask_of(out, mask):
+    """A bit for each element of out, and zeros behind the last of a row."""
+    bits = unpacked(mask)
+    assert torch.equal(bits[:, : out.shape[1]], out > 0)
+    assert not bits[:, out.shape[1] :].any()
+
+
+def rounding_errors(x, weight, bias=None, unit=2.0**-24):
+    """16 roundings of a sum of x weight^T as large as its terms make it if their signs are random.
+
+    Or sqrt(K) / 4, where that is more, as the error of a float32 sum grows. By so much more than
+    torch's may the error of a split product be where it promises nothing: in sums so short, or of
+    results so few, that luck and partial sums of cuBLAS decide whose error is the smaller.
+    """
+    x, weight = (t.double().nan_to_num(0, 0, 0).flatten(0, -2) for t in (x, weight))
+    squares = x.square() @ weight.square().t()
+    if bias is not None:
+        squares = squares + bias.double().square()
+    return max(16.0, x.size(-1) ** 0.5 / 4) * unit * squares.max().sqrt().item()
+
+
+def assert_as_accurate(got, own, exact, slack=1.0, allowance=0.0):
+    """The error of got is at most that of `own`, which is torch's, and one rounding of half types.
+
+    Both are measured against `exact`, in float64. NaN and infinity must be where they are there.
+    `slack` times torch's error, and `allowance` more, are let pass.
+    """
+    assert (got.dtype, got.shape, got.device) == (own.dtype, own.shape, own.device)
+    if got.numel() == 0:
+        return
+    special = ~exact.to(got.dtype).isfinite()
+    assert_same_bits(got[special], exact.to(got.dtype)[special])
+    error, allowed = (
+        (t.double() - exact).masked_fill(special, 0).abs().max().item() for t in (got, own)
+    )
+    if got.dtype in (torch.float16, torch.bfloat16):
+        largest = exact.masked_fill(special, 0).abs().max().item()
+        allowed += max(torch.finfo(got.dtype).eps * largest, torch.finfo(got.dtype).tiny) / 2
+    allowed = slack * allowed + allowance
+    assert error <= allowed, f"error {error:.3e}, torch's own {allowed:.3e}"
