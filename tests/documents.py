@@ -11,55 +11,24 @@ from referee.outcome import Outcome, Run
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
 NUMBER = (int, float)
-DOCUMENT = {
-    "schema": int,
-    "command": str,
-    "kind": str,
-    "environment": dict,
-    "records": list,
-    "complete": bool,
-    "date": str,
-}
-RECORD = {
-    "problem": str,
-    "file": (str, type(None)),
-    "shape": list,
-    "dtype": str,
-    "import_seconds": NUMBER,
-    "verdict": str,
-    "reason": str,
-    "accuracy": str,
-    "cases": int,
-    "refused": list,
-    "notes": list,
-    "errors": list,
-    "runs": list,
-}
-RUN = {"setting": str, "time": str, "forward": dict, "step": (dict, type(None))}
-FORWARD = {
-    "unit": str,
-    "work": int,
-    "work_unit": str,
-    "yardstick": str,
-    "floor_seconds": NUMBER,
-    "roofline_seconds": (float, type(None)),
-    "summary": list,
-    "seconds": dict,
-    "wall_seconds": dict,
-    "problems": list,
-    "notes": list,
-}
-STEP = {
-    "summary": dict,
-    "seconds": dict,
-    "wall_seconds": dict,
-    "kept_bytes": dict,
-    "problems": list,
-    "notes": list,
-}
-ROW = dict.fromkeys(
-    ["median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high"], NUMBER
-) | {"name": str, "role": str}
+
+
+def typed(**names) -> dict:
+    """The type of each key: names of keys by the name of their type."""
+    kinds = {"int": int, "str": str, "list": list, "dict": dict, "number": NUMBER}
+    return {name: kinds[kind] for kind, of in names.items() for name in of.split()}
+
+
+DOCUMENT = typed(int="schema", str="command kind date", dict="environment", list="records")
+DOCUMENT |= {"complete": bool}
+RECORD = typed(str="problem dtype verdict reason accuracy", int="cases", number="import_seconds")
+RECORD |= typed(list="shape refused notes errors runs") | {"file": (str, type(None))}
+RUN = typed(str="setting time", dict="forward") | {"step": (dict, type(None))}
+STEP = typed(dict="summary seconds wall_seconds kept_bytes", list="problems notes")
+FORWARD = typed(str="unit work_unit yardstick", int="work", number="floor_seconds")
+FORWARD |= typed(list="summary problems notes", dict="seconds wall_seconds")
+FORWARD |= {"roofline_seconds": (float, type(None))}
+ROW = typed(number="median_ms p10_ms p90_ms ratio ratio_low ratio_high", str="name role")
 
 
 def check_types(got: dict, wanted: dict) -> None:

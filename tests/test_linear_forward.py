@@ -23,25 +23,10 @@ CASES += [pytest.param(case, marks=pytest.mark.gpu) for case in ON_GPU]
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
 def case(request):
-    with linear_path(request.param[1]):
-        yield request.param
-
-
-@pytest.fixture
-def place(case):
-    """A device; all products on it take the path of the case."""
-    return case[0]
-
-
-@pytest.fixture
-def dtype(case):
-    return case[2]
-
-
-@pytest.fixture
-def is_ours(case):
-    """Whether kernels of ours, not torch's, may do the product in float32."""
-    return case[0] == "cuda" and case[1] != "torch" and case[2] == torch.float32
+    """A device, a dtype, and whether kernels of ours may do the product in float32."""
+    device, path, dtype = request.param
+    with linear_path(path):
+        yield device, dtype, device == "cuda" and path != "torch" and dtype == torch.float32
 
 
 def odd_shapes(count):
@@ -92,8 +77,9 @@ def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_shapes(place, dtype, is_ours):
+def test_shapes(case):
     """Odd ones, of any number of dimensions, without elements, and for several threads."""
+    place, dtype, is_ours = case
     shapes = [((m, k), n) for m, n, k in odd_shapes(80 if dtype == torch.float32 else 40)]
     if not is_ours:
         shapes += [((7,), 9), ((2, 3, 7), 9), ((2, 1, 3, 7), 9), ((1, 1, 1, 1, 7), 9)]
@@ -118,13 +104,14 @@ VIEWS = {
     "one column": lambda x: x[:, :1].expand(x.shape),
     "overlapping": lambda x: x.flatten().as_strided((x.shape[0], x.shape[1] // 2), (3, 1)),
     "flipped": lambda x: x.flip(0)[:, 3:],
-    "reversed order": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
+    "reversed": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
 }
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
-def test_strides(place, dtype, is_ours, view, size):
+def test_strides(case, view, size):
+    place, dtype, is_ours = case
     x = view(draw(size, dtype, place))
     mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, place)
     assert_right(mine, theirs, x, is_ours)
@@ -139,7 +126,8 @@ def test_strides(place, dtype, is_ours, view, size):
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
-def test_divisors(place, dtype, divisor):
+def test_divisors(case, divisor):
+    place, dtype, _ = case
     for n in (3, 64, 129):
         mine, theirs = linear_modules(16, n, divisor, dtype, place)
         x = draw((5, 16), dtype, place)
@@ -163,8 +151,9 @@ def test_divisors_that_are_no_plain_numbers(divisor):
     assert_same_bits(mine(x), theirs(x))
 
 
-def test_special_values(place, dtype):
+def test_special_values(case):
     """NaN and infinity come out where torch has them."""
+    place, dtype, _ = case
     for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
         mine, theirs = linear_modules(k, n, 3.0, dtype, place)
         x = draw((m, k), dtype, place)

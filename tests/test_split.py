@@ -53,9 +53,6 @@ def judge_named(name, split, sizes=(24, 1024, 32), allowance=ranges.few_terms):
     return judge(*named(name, *sizes), split, allowance(name))
 
 
-# ----------------------------------------------------------------------------------- the promises
-
-
 @EACH_KERNEL
 @pytest.mark.parametrize("name", CASES)
 def test_promises(name, kernel):
@@ -191,9 +188,6 @@ def test_promise_is_broken_where_a_sampled_maximum_is_missed_and_nothing_made_ag
         assert judge_named(name, replace(SM80, redoes=False)) == []
 
 
-# ------------------------------------------------------------- one product: what is made again
-
-
 ONE_PRODUCT = one_product(SM90)
 
 
@@ -277,9 +271,6 @@ def test_tiles_are_made_again_as_a_whole():
     assert not torch.equal(tf32s[2:4, :8], want[2:4, :8])
 
 
-# ------------------------------------------------------------------------------------- not finite
-
-
 def test_a_weight_that_overflows_makes_all_its_results_infinite_or_nan():
     """So that what has to be made again is found in the product, whatever x is."""
     x = torch.randn(8, 256)
@@ -315,9 +306,6 @@ def test_special_values_are_where_float32_has_them(split):
     assert torch.equal(got[got.isinf()].double(), want[got.isinf()])
 
 
-# -------------------------------------------------------------------------------- scale and split
-
-
 def test_scales():
     """Maxima lie below a power of two, and scaling is undone exactly."""
     smallest = torch.finfo(torch.float32).smallest_normal
@@ -342,9 +330,6 @@ def test_low_pieces_overflow_only_where_high_ones_do():
     scaled = torch.linspace(2**15, 65600, 1 << 16, dtype=torch.float64).float().double()
     for piece in twin.split_pieces(scaled):
         assert torch.equal(torch.isfinite(piece), scaled < 65520)
-
-
-# -------------------------------------------------------------------------------------- the judge
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import split_twin as twin
 import torch
 from compare import assert_same_bits
-from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, linear, product
+from split_twin import SM80, SM80_ON_HOPPER, SM90, linear, product
 from tensors import linear_path
 
 from model_new import LinearReluDivideNew
@@ -66,22 +66,6 @@ def test_tensor_cores_accumulate_as_the_twin_does():
             assert torch.equal(got.double(), twin.whole_sum(x, weight, 16, SM90))
 
 
-def lost_share(segment):
-    """The share of sums of one sign that truncation takes."""
-    rows = (torch.rand(16, 2048) * 2.0**12).half().double()
-    pieces = (rows, torch.zeros_like(rows))
-    got = twin.tensor_core_sum(pieces, pieces, replace(SM80, segment=segment))
-    want = rows @ rows.t()
-    return ((want - got) / want).mean().item()
-
-
-def test_promotion_bounds_what_truncation_takes():
-    losses = [lost_share(segment) for segment in (128, 512, 2048)]
-    assert losses[0] > 0
-    assert losses[1] > 3 * losses[0]
-    assert losses[2] > 3 * losses[1]
-
-
 @pytest.mark.parametrize("cores", [twin.AMPERE, twin.HOPPER])
 def test_an_addition_truncates_at_most_ten_units(cores):
     """As the derivation of the bound says. Small terms beside a large sum come near it."""
@@ -99,13 +83,6 @@ def test_low_products_precede_high_ones():
     for segment in (32, 64):
         out = product(x, torch.ones(1, 64), replace(SM80, segment=segment))
         assert out.item() == 64 + 2.0**-14
-
-
-@pytest.mark.parametrize("kernel", KERNELS, ids=KERNELS.values())
-@pytest.mark.parametrize("k", [1, 48, 300, 2048, 2050, 4096, 5000])
-def test_segments_have_each_step_once(k, kernel):
-    for steps in zip(*twin.segments(k, kernel), strict=True):
-        assert [step for some in steps for step in some] == list(range(0, k, 16))
 
 
 def test_compensation_begins_a_segment_with_what_was_rounded_off():

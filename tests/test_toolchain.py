@@ -51,9 +51,6 @@ def error_of(sources=SOURCES):
     return str(error.value)
 
 
-# ------------------------------------------------------------------------------------------ targets
-
-
 @pytest.mark.parametrize(
     ("devices", "wanted", "expected"),
     [
@@ -133,9 +130,6 @@ def test_build_made_ahead(monkeypatch, tmp_path, devices, wanted, is_loaded):
         build.load("greet", SOURCES | {"greet/a.cu": ""}, load_inline)
     assert made == [True] if is_loaded else [True, False]
     assert len(made) == 2 - is_loaded
-
-
-# -------------------------------------------------------------------------------------------- tools
 
 
 @pytest.mark.parametrize(
@@ -241,9 +235,6 @@ def test_nvcc_that_does_not_fit(monkeypatch, tmp_path, script, message):
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", toolkit(tmp_path / "home", script))
     with pytest.raises(BuildError, match=message):
         toolchain.cuda_flags(["compute_80", "sm_90a", "sm_120"], tmp_path)
-
-
-# ------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
