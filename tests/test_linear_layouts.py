@@ -197,7 +197,11 @@ def test_the_path_of_choice(dtype):
             assert ("aten::mm" not in ops) == is_ours
 
 
-def check_what_was_written_just_before(dtype, turned):
+WRITTEN = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [(torch.float32, "high")]
+
+
+@pytest.mark.parametrize(("dtype", "precision"), WRITTEN, indirect=["precision"], ids=str)
+def test_what_was_written_just_before_is_read(dtype, precision, turned):
     """The kernels start before the kernel in front of them has ended."""
     x, weight = laid_out(integers((520, 1024), dtype), turned[0]), integers((776, 1024), dtype)
     weight = laid_out(weight, turned[1])
@@ -209,16 +213,6 @@ def check_what_was_written_just_before(dtype, turned):
         grad_output.copy_(2 * integers(grad_output.shape, dtype))
         got = step(module, x, grad_output)
         assert_same_but_for_zeros(got, exact_step(x, weight, grad_output))
-
-
-def test_what_was_written_just_before_is_read(dtype, turned):
-    check_what_was_written_just_before(dtype, turned)
-
-
-@pytest.mark.parametrize("precision", ["high", "highest"])
-def test_float32_written_just_before_is_read(precision, turned):
-    with float32_precision(precision):
-        check_what_was_written_just_before(torch.float32, turned)
 
 
 @pytest.mark.parametrize(

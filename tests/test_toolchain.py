@@ -128,16 +128,13 @@ def test_build_made_ahead(monkeypatch, tmp_path, devices, wanted, is_loaded):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
         monkeypatch.setattr(torch.ops, "loaded_libraries", set())
         build.load("greet", SOURCES | {"greet/a.cu": ""}, load_inline)
-    assert made == [True] if is_loaded else [True, False]
-    assert len(made) == 2 - is_loaded
+    assert made == ([True] if is_loaded else [True, False])
 
 
-@pytest.mark.parametrize(
-    ("capability", "has_avx2"), [("DEFAULT", False), ("AVX2", True), ("AVX512", True)]
-)
-def test_flags_for_the_cpu(monkeypatch, capability, has_avx2):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert ("-mavx2" in toolchain.cpu_flags()) == has_avx2
+def test_flags_for_the_cpu(monkeypatch):
+    for capability, has_avx2 in (("DEFAULT", False), ("AVX2", True), ("AVX512", True)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        assert ("-mavx2" in toolchain.cpu_flags()) == has_avx2
 
 
 @pytest.mark.parametrize("compiler", ["g++-11", "g++", "clang++"])
@@ -149,16 +146,13 @@ def test_compilers_know_the_flags(compiler, tmp_path):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("has_ninja", [True, False])
-def test_ninja_of_an_environment_that_is_not_activated(tmp_path, monkeypatch, has_ninja):
+def test_ninja_of_an_environment_that_is_not_activated(tmp_path, monkeypatch):
     tool(tmp_path / "bin", "c++", "")
-    tool(tmp_path / "scripts", "ninja" if has_ninja else "other", "")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path / "scripts"))
-    if has_ninja:
-        toolchain.check_compiler()
-    else:
-        assert "building the kernels needs ninja: pip install ninja" in error_of()
+    assert "building the kernels needs ninja: pip install ninja" in error_of()
+    tool(tmp_path / "scripts", "ninja", "")
+    toolchain.check_compiler()
 
 
 def test_missing_compiler(monkeypatch):
@@ -213,10 +207,8 @@ def test_toolkit_of_pip(monkeypatch, no_toolkit, tmp_path):
     for found in (None, str(tmp_path / "wrapper"), str(home)):
         monkeypatch.setattr(cpp_extension, "CUDA_HOME", found)
         flags = toolchain.cuda_flags(["compute_80", "sm_90a"], tmp_path)
-        assert flags[-2:] == [
-            "-gencode=arch=compute_80,code=compute_80",
-            "-gencode=arch=compute_90a,code=sm_90a",
-        ]
+        targets = [flag.partition("arch=")[2] for flag in flags[-2:]]
+        assert targets == ["compute_80,code=compute_80", "compute_90a,code=sm_90a"]
         assert str(home) == cpp_extension.CUDA_HOME
         assert (tmp_path / "libcudart.so").read_text() == "library"
         (tmp_path / "libcudart.so").unlink()
