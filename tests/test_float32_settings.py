@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,18 +33,15 @@ def settings(on_cpu=False):
     if on_cpu:
         levels |= {"mkldnn": backends.mkldnn, "mkldnn.matmul": backends.mkldnn.matmul}
     calls = {
-        f"{name}.fp32_precision = {value}": lambda level=level, value=value: setattr(
-            level, "fp32_precision", value
-        )
+        f"{name}.fp32_precision = {value}": partial(setattr, level, "fp32_precision", value)
         for name, level in levels.items()
         for value in ("ieee", "tf32", "bf16", "bfx9", "none")
     }
     for value in ("highest", "high", "medium"):
-        calls[value] = lambda value=value: torch.set_float32_matmul_precision(value)
+        calls[value] = partial(torch.set_float32_matmul_precision, value)
     for value in (True, False):
-        calls[f"allow_tf32 = {value}"] = lambda value=value: setattr(
-            backends.cuda.matmul, "allow_tf32", value
-        )
+        name = f"allow_tf32 = {value}"
+        calls[name] = partial(setattr, backends.cuda.matmul, "allow_tf32", value)
     warnings.simplefilter("ignore")  # torch 2.9 warns where later ones refuse
     taken = {}
     for name, call in calls.items():
@@ -114,23 +112,29 @@ def arithmetic(got, exact):
     return "TF32" if error > 1e-5 else "float32"
 
 
-def arithmetic_of(run):
+def arithmetic_of(run, *arguments):
     """What `run` returns, or the kind of its error."""
     try:
-        return run()
+        return run(*arguments)
     except RuntimeError as error:
         return type(error)
 
 
 def assert_same_arithmetic(ours, eager, context):
     """Where torch raises an error, as for "bfx9" on some GPUs, ours may be float32 products."""
-    assert ours == eager or (isinstance(eager, type) and ours == "float32"), (context, ours, eager)
+    is_error = isinstance(eager, type)
+    assert ours == eager or (is_error and ours == "float32"), (context, ours, eager)
+
+
+def drawn():
+    """Both modules, x, and the exact result."""
+    modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
+    weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
+    return modules, x, torch.relu(x.double() @ weight.t() + bias) / 3.0
 
 
 def check_forward():
-    modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
-    weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
-    exact = torch.relu(x.double() @ weight.t() + bias) / 3.0
+    modules, x, exact = drawn()
     seen = set()
     for names in combinations(settings(), 2):
         with torch.no_grad():
@@ -165,7 +169,7 @@ def check_backward():
         results = []
         for module in modules:
             make(calls, first)
-            found = arithmetic_of(lambda m=module, change=calls[second]: kinds(m, change))
+            found = arithmetic_of(kinds, module, calls[second])
             results.append([found, found] if isinstance(found, type) else found)
         for name, ours, eager in zip(("x", "weight"), *results, strict=True):
             assert_same_arithmetic(ours, eager, (first, second, name))
@@ -179,9 +183,7 @@ def test_settings_changed_before_backward(override, tmp_path):
 
 
 def check_autocast():
-    modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
-    weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
-    exact = torch.relu(x.double() @ weight.t() + bias) / 3.0
+    modules, x, exact = drawn()
     for names in combinations(settings(), 2):
         for dtype in (torch.float16, torch.bfloat16):
             with torch.no_grad(), torch.autocast("cuda", dtype):
