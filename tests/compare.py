@@ -68,11 +68,10 @@ def assert_mask_of(out, mask):
 
 
 def rounding_errors(x, weight, bias=None, unit=2.0**-24):
-    """16 roundings of a sum of x weight^T as large as its terms make it if their signs are random.
+    """16 roundings, or sqrt(K) / 4, of a sum of x weight^T whose terms have random signs.
 
-    Or sqrt(K) / 4, where that is more, as the error of a float32 sum grows. By so much more than
-    torch's may the error of a split product be where it promises nothing: in sums so short, or of
-    results so few, that luck and partial sums of cuBLAS decide whose error is the smaller.
+    By so much more than torch's may a split product err where it promises nothing: in sums so
+    short, or of results so few, that luck and cuBLAS's partial sums decide who errs less.
     """
     x, weight = (t.double().nan_to_num(0, 0, 0).flatten(0, -2) for t in (x, weight))
     squares = x.square() @ weight.square().t()

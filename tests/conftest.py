@@ -75,19 +75,18 @@ def served(request):
         pytest.skip("sm80 makes three products")
 
 
-def threads_of_torch(count):
-    @pytest.fixture
-    def threads():
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        yield
-        torch.set_num_threads(before)
-
-    return threads
+@pytest.fixture
+def three_threads(one_thread):
+    torch.set_num_threads(3)
 
 
-three_threads = threads_of_torch(3)
-one_thread = threads_of_torch(1)  # small tensors: threads that wait for each other take longer
+@pytest.fixture
+def one_thread():
+    """Threads of small tensors wait for each other longer than they take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

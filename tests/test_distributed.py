@@ -148,8 +148,8 @@ def check_linear_dtensor(device, mesh):
                 assert is_ours, case
                 runs.remove(gradients_of_gradients)
             for run in runs:
-                for got, want in zip(run(mine, sharded), run(theirs, leaf), strict=True):
-                    torch.testing.assert_close(whole(got), want, atol=1e-5, rtol=1e-4)
+                got, want = tuple(map(whole, run(mine, sharded))), run(theirs, leaf)
+                torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
 def check_compiled_dtensor(device, mesh):
@@ -167,17 +167,13 @@ def check_compiled_dtensor(device, mesh):
         sharded = distribute_tensor(x, mesh, [x_placement]).requires_grad_()
         compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
         got, want = gradients(compiled, sharded), gradients(theirs, x.requires_grad_())
-        for mine_, theirs_ in zip(got, want, strict=True):
-            torch.testing.assert_close(whole(mine_), theirs_)
+        torch.testing.assert_close(tuple(map(whole, got)), want)
 
 
 def check_tensor_parallel(device, mesh):
     """A column-wise layer feeds a row-wise one, on plain inputs."""
     for is_compiled in (False, True):
-        pairs = [
-            linear_modules(6, 16, 2.0, device=device),
-            linear_modules(16, 4, -3.0, device=device),
-        ]
+        pairs = [linear_modules(*sizes, 2.0, device=device) for sizes in ((6, 16), (16, 4))]
         mine, theirs = (nn.Sequential(*layers) for layers in zip(*pairs, strict=True))
         plan = {"0.linear": ColwiseParallel(), "1.linear": RowwiseParallel()}
         mine = parallelize_module(mine, mesh, plan)

@@ -39,17 +39,14 @@ def modules(kind, device):
     return modules_of(kind, device)
 
 
-def record_into(seen, mode_class):
+def recording(seen, kind):
     """A mode that writes down what it is asked for."""
 
-    class Mode(mode_class):
-        def record(self, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
+    def record(self, function, types, args=(), kwargs=None):
+        seen.append(function)
+        return function(*args, **(kwargs or {}))
 
-        __torch_function__ = __torch_dispatch__ = record
-
-    return Mode()
+    return type("Mode", (kind,), {"__torch_function__": record, "__torch_dispatch__": record})()
 
 
 def test_opcheck_of_relu(device):
@@ -229,7 +226,7 @@ def test_a_function_mode_sees_torchs_calls(kind):
     seen = []
     mine, theirs = modules_of(kind)
     x = samples()
-    with record_into(seen, torch.overrides.TorchFunctionMode):
+    with recording(seen, torch.overrides.TorchFunctionMode):
         got = mine(x)
         calls = seen.copy()
         seen.clear()
@@ -244,7 +241,7 @@ def test_a_dispatch_mode_sees_the_operators(kind, grad):
     seen = []
     mine, theirs = modules_of(kind)
     x = samples().requires_grad_(grad)
-    with torch.set_grad_enabled(grad), record_into(seen, TorchDispatchMode):
+    with torch.set_grad_enabled(grad), recording(seen, TorchDispatchMode):
         got = mine(x)
     own = TARGET[kind]
     if kind == "linear" and grad:
