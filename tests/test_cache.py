@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from processes import mounted, printed
 
 from kernels.build import cache, toolchain
 from kernels.build import extension as build
-from kernels.build.toolchain import BuildError
 
 SOURCES = {"tiny/tiny.cpp": 'extern "C" int answer() { return 42; }\n'}
 BUILD_S = 0.06  # of the stand-in
@@ -171,9 +169,6 @@ def slow(load_inline, seconds, flag):
         load_inline(**arguments)
 
     return slow
-
-
-# ------------------------------------------------------------------------------ kills, many at once
 
 
 def kill_builders(count, root, start, load, host):
@@ -336,9 +331,6 @@ def test_fork_while_a_thread_builds(root, start, load, tmp_path, load_inline, is
     wait_for(loaded.exists)
 
 
-# ----------------------------------------------------------------------------- locks that are none
-
-
 def no_locks(*_):
     raise OSError(38, "Function not implemented")
 
@@ -381,9 +373,6 @@ def test_a_lock_that_can_not_be_opened(root, load, fail, tmp_path):
     library.unlink()
     assert str(lock) in fail()
     assert target.read_text() == "precious"
-
-
-# ------------------------------------------------------------------------------------- broken files
 
 
 def shorten(path):
@@ -446,9 +435,6 @@ def test_stale_names(monkeypatch, root, load):
     assert len(set(names)) == len(names) - 1  # one of the last two is this machine's own
 
 
-# -------------------------------------------------------------------------------- disks and folders
-
-
 @pytest.mark.parametrize("size", [4, 8, 12, 16])
 def test_full_disk(root, load, fail, size):
     root.mkdir()
@@ -496,9 +482,6 @@ def test_umask(root, load, mask):
     for path in (library.parent, root, library.parent.parent):
         assert path.stat().st_mode & 0o777 == 0o755 & ~mask
     assert library.stat().st_mode & 0o022 == 0
-
-
-# -------------------------------------------------------------------------------------- other users
 
 
 def give_to_stranger(path):
@@ -585,13 +568,3 @@ def test_what_others_can_not_reach_is_trusted(root, load, open_path, monkeypatch
     assert f"{open_path} is writable by others" in cache.intruder(library)
     monkeypatch.setenv("HOME", str(root))
     assert load() == library
-
-
-def test_finished_build_needs_no_tools(root, load, monkeypatch, load_inline):
-    library = load()
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: "/nowhere")
-    assert load() == library
-    shutil.rmtree(library.parent)
-    with pytest.raises(BuildError, match="building the kernels needs"):
-        build.load("tiny", SOURCES, load_inline)

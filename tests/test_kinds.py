@@ -38,29 +38,12 @@ def replace_by_function(module):
     module.base, module.linear = base, lambda x: base(x) + 1
 
 
-class LowRank(nn.Module):
-    """A wrapper as adapters use it."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base, self.down, self.up = base, nn.Linear(6, 2), nn.Linear(2, 10)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
-
-
-def wrap(module):
-    torch.manual_seed(5)
-    module.linear = LowRank(module.linear)
-
-
 CHANGES = {
     "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
     "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
     "parametrization": lambda m: register_parametrization(m.linear, "weight", nn.Softplus()),
     "pruning": lambda m: prune.l1_unstructured(m.linear, "weight", 0.5),
     "subclass": double,
-    "wrapper": wrap,
     "patched forward": patch,
     "function": replace_by_function,
     "sequential": lambda m: setattr(m, "linear", nn.Sequential(m.linear, nn.Tanh())),

@@ -39,35 +39,6 @@ def divide_up(a, b):
     return -(-a // b)
 
 
-# Prints where the slices of a workspace at an address begin, of so many bytes each, and the size of
-# all, which is measured without memory.
-SLICES_PROGRAM = r"""
-#include <cstdio>
-#include <cstdlib>
-
-#include "linear/chunks.h"
-
-int main(int count, char** arguments) {
-  kernels::WorkspaceSlices slices(reinterpret_cast<void*>(atoll(arguments[1]))), measured(nullptr);
-  for (int i = 2; i < count; ++i) {
-    printf("%lld ", reinterpret_cast<long long>(slices.add<char>(atoll(arguments[i]))));
-    measured.add<char>(atoll(arguments[i]));
-  }
-  printf("%zu", measured.bytes());
-}
-"""
-
-
-def test_slices_of_a_workspace_are_aligned_and_disjoint(tmp_path):
-    start, sizes = 1 << 20, [1, 0, 256, 257, 5000]
-    *begins, total = map(int, compiled(tmp_path, SLICES_PROGRAM)(start, *sizes))
-    ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
-    assert begins[0] == start
-    assert all(begin % 256 == 0 for begin in begins)
-    assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
-    assert ends[-1] <= start + total < ends[-1] + 256
-
-
 @pytest.fixture(scope="module")
 def chunks_of(tmp_path_factory):
     program = compiled(tmp_path_factory.mktemp("chunks"), PROGRAM)

@@ -10,7 +10,6 @@ from beside_torch import assert_same, both, samples, step
 from compare import assert_same_bits
 from tensors import FLOATING, OPERATORS, captured, linear_modules, linear_path, targets_of
 from torch import nn
-from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -76,25 +75,6 @@ def test_opcheck_of_linear(device, bias):
                 )
 
 
-def test_forward_mode(device, modules):
-    x, tangent = samples(device), samples(device)
-
-    def forward(module):
-        with forward_ad.dual_level():
-            return forward_ad.unpack_dual(module(forward_ad.make_dual(x, tangent))).tangent
-
-    def over_reverse(module):
-        leaf = x.clone().requires_grad_()
-        out = module(leaf)
-        with forward_ad.dual_level():
-            ones = torch.ones_like(out)
-            (grad,) = torch.autograd.grad(out, leaf, forward_ad.make_dual(ones, 3 * ones))
-            return forward_ad.unpack_dual(grad).tangent
-
-    both(modules, forward)
-    both(modules, over_reverse)
-
-
 @pytest.mark.parametrize(
     "transform",
     [
@@ -113,17 +93,6 @@ def test_forward_mode(device, modules):
 def test_torch_func(device, modules, transform):
     x = samples(device)
     both(modules, lambda module: transform(module, x))
-
-
-def test_vmap_of_the_backward(device, modules):
-    x = samples(device)
-    grads = torch.randn(5, *modules[1](x).shape, device=device)
-
-    def run(module):
-        leaf = x.clone().requires_grad_()
-        return torch.autograd.grad(module(leaf), leaf, grads, is_grads_batched=True)[0]
-
-    both(modules, run)
 
 
 def test_vmap_over_parameters(device):

@@ -18,7 +18,7 @@ from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, cublas, linear, one_
 from tensors import slow
 
 from referee.compositions import operands
-from referee.operands import CASES, INF, NAN, named, sampled
+from referee.operands import CASES, INF, NAN, named
 
 EACH_KERNEL = pytest.mark.parametrize(
     "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get
@@ -282,28 +282,6 @@ def test_a_weight_that_overflows_makes_all_its_results_infinite_or_nan():
     finite = torch.isfinite(total)
     assert finite.any(0).tolist() == [True, True, False, False, True, True]
     assert torch.equal(finite.all(0), finite.any(0))
-
-
-def test_sample_that_is_zero():
-    weight = torch.randn(3, 1024)
-    weight[1, sampled(1024)] = 0
-    weight[2] = 0
-    got = twin.sampled_maxima(weight)
-    assert got[0] == weight[0, sampled(1024)].abs().max()
-    assert got[1:].tolist() == twin.maxima(weight)[1:].tolist()
-
-
-@pytest.mark.parametrize("split", [SM80, SM90, one_product(SM90)])
-def test_special_values_are_where_float32_has_them(split):
-    values = torch.tensor([0.0, -0.0, 1.0, -3.0, 1e-40, INF, -INF, NAN])
-    x = torch.zeros(64, 64)
-    weight = torch.zeros(64, 64)
-    x[:, :2] = torch.cartesian_prod(values, values)
-    weight[:, :2] = x[:, :2]
-    got, want = product(x, weight, split), x.double() @ weight.double().t()
-    assert torch.equal(got.isnan(), want.isnan())
-    assert torch.equal(got.isinf(), want.isinf())
-    assert torch.equal(got[got.isinf()].double(), want[got.isinf()])
 
 
 def test_scales():
