@@ -91,6 +91,17 @@ class Child:
         os.kill(self.pid, signal.SIGKILL)
         return self.wait()
 
+    def library(self):
+        status, output = self.wait()
+        assert status == 0, output
+        return Path(output.splitlines()[-1])
+
+    def error(self):
+        status, output = self.wait()
+        _, _, error = output.partition("kernels.build.toolchain.BuildError: ")
+        assert status == 1 and error, output
+        return error
+
 
 @pytest.fixture
 def root(open_path, monkeypatch):
@@ -121,26 +132,13 @@ def start(tmp_path, root, load_inline):
 @pytest.fixture
 def load(start):
     """Loads the extension in a process of its own; returns the library."""
-
-    def load(*arguments, **options):
-        status, output = start(*arguments, **options).wait()
-        assert status == 0, output
-        return Path(output.splitlines()[-1])
-
-    return load
+    return lambda *arguments, **options: start(*arguments, **options).library()
 
 
 @pytest.fixture
 def fail(start):
     """The same where that fails; returns the error."""
-
-    def fail(*arguments, **options):
-        status, output = start(*arguments, **options).wait()
-        _, _, error = output.partition("kernels.build.toolchain.BuildError: ")
-        assert status == 1 and error, output
-        return error
-
-    return fail
+    return lambda *arguments, **options: start(*arguments, **options).error()
 
 
 def wait_for(condition):

@@ -82,16 +82,6 @@ def test_graphs_of_a_larger_model(device):
     assert len(products) == 2  # of `first`, which is an nn.Linear
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-def test_relu_in_place(compile, device, inplace):
-    relu = ModelNew(inplace)
-    compiled = compile(lambda x: relu(x) + 1)
-    x = torch.randn(5, 7, device=device)
-    want = torch.relu(x)
-    assert_same_bits(compiled(x), want + 1)
-    assert torch.equal(x, want) == inplace
-
-
 @pytest.mark.parametrize(
     "view",
     [
