@@ -81,10 +81,10 @@ def rounding_errors(x, weight, bias=None, unit=2.0**-24):
 
 
 def assert_as_accurate(got, own, exact, slack=1.0, allowance=0.0):
-    """The error of got is at most that of `own`, which is torch's, and one rounding of half types.
+    """Against `exact` got errs at most as `own`, torch's, does, and one rounding of half types.
 
-    Both are measured against `exact`, in float64. NaN and infinity must be where they are there.
-    `slack` times torch's error, and `allowance` more, are let pass.
+    NaN and infinity must be where they are there. `slack` times torch's error, and `allowance`
+    more, are let pass.
     """
     assert (got.dtype, got.shape, got.device) == (own.dtype, own.shape, own.device)
     if got.numel() == 0:

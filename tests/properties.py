@@ -112,10 +112,7 @@ def draw_shape(draw, sizes=SIZES, most=MOST, most_dims=5) -> tuple[int, ...]:
 
 
 def draw_layout(draw, shape: tuple[int, ...], most=MOST) -> Layout:
-    """Any order of dimensions, with gaps, overlaps and expanded dimensions.
-
-    Once the memory has more than `most` elements, there are no more gaps.
-    """
+    """Any order of dimensions, overlaps, expansions, and gaps up to `most` elements of memory."""
     stride, step = [0] * len(shape), 1
     for d in draw(one_of(orders(len(shape)))):
         arrangement = draw(one_of(ARRANGEMENTS))

@@ -116,11 +116,7 @@ class Reference:
 
 
 def same_place(out: Tensor, trusted: Tensor, reference: Tensor) -> Tensor:
-    """Where out is finite, inf or NaN as it has to be.
-
-    As trusted is; but where a partial sum of trusted overflowed and the result itself does not, out
-    may be finite too.
-    """
+    """Where out is finite, inf or NaN as trusted is, or finite where only trusted overflowed."""
     same = (out == trusted) | (out.isnan() & trusted.isnan())
     overflowed = ~torch.isfinite(trusted) & torch.isfinite(reference.float())
     return torch.where(torch.isfinite(trusted) | overflowed, torch.isfinite(out), same) | (
@@ -140,7 +136,7 @@ def broken_promises(
 ) -> list[str]:
     """The errors of out beyond slack times trusted, in words; empty if it keeps the promise.
 
-    Errors may be larger if, relative to |x| |weight|^T + |bias|, none is more than few_terms.
+    Larger ones may be if, relative to |x| |weight|^T + |bias|, none is more than few_terms.
     """
     broken = []
     wrong = ~same_place(out, trusted, reference.out)

@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from processes import KERNELS
 
 TESTS = Path(__file__).resolve().parent
-KERNELS = TESTS.parent / "kernels"
 # By the name of the program in `emulator/`: the sources of its kernels, and the number of cases.
 PROGRAMS = {
     "relu": ("kernels/relu/relu.cu", 400),

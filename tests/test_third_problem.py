@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import ROOT
 
 pytestmark = pytest.mark.slow  # it builds the kernels twice
 
-ROOT = Path(__file__).resolve().parent.parent
 ADDED = ROOT / "tests" / "third_problem"
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZE = ["--rows", "3", "--trials", "3"]
 HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
 GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": "return x.clone()"}
@@ -40,21 +39,17 @@ def run(folder, *arguments, status=0):
     """What `python run.py gelu` prints."""
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
     command = [sys.executable, "run.py", "gelu", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_it_is_compared(project, device):
     output = run(project, *SIZE, "--device", device)
     assert "6 cases compared with the reference, none wrong" in output
     assert "GeluNew " in output
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_files_are_graded(project, device):
     bundle = project / "bundle.py"
     run(project, "--bundle", str(bundle))
