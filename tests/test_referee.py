@@ -449,6 +449,7 @@ def test_shared_memory():
     assert not compare.share_memory(torch.empty(0), torch.empty(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "offsets", "columns"), [("float32", 3, 4), ("int64", 1, 2)])
 def test_benchmark_of_offsets(dtype, offsets, columns, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "OFFSET_SIZES", {"cpu": (4, 9)})

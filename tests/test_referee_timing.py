@@ -150,6 +150,7 @@ def test_step_takes_every_round():
     assert "kept for backward: ModelNew 1,024 bytes, torch.relu 1,024 bytes (1/1)" in text
 
 
+@pytest.mark.slow
 def test_the_pace_is_taken_during_the_step():
     """A machine that has become faster since the forward was timed makes no time incredible."""
     assert timed_step(Model(), step.Pace(torch.clone, 1.0, backward=1)).problems == []
