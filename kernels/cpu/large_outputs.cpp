@@ -72,8 +72,6 @@ struct Pool {
   size_t bytes = 0;
   const size_t most = most_bytes();
 
-  Pool();
-
   // Unlinks the block that `link` points to.
   Header* take(Header** link) {
     Header* const header = *link;
@@ -85,13 +83,11 @@ struct Pool {
 
 Pool& pool() {
   static Pool& instance = *new Pool;  // outlives what is freed as the process ends
-  return instance;
-}
-
-Pool::Pool() {
   // No fork happens while another thread changes the list: the child's is whole and unlocked.
-  const auto unlock = [] { pool().mutex.unlock(); };
-  pthread_atfork([] { pool().mutex.lock(); }, unlock, unlock);
+  static const auto unlock = [] { instance.mutex.unlock(); };
+  [[maybe_unused]] static const int error =
+      pthread_atfork([] { instance.mutex.lock(); }, unlock, unlock);
+  return instance;
 }
 
 size_t whole_pages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }

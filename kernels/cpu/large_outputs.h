@@ -2,8 +2,9 @@
 
 #pragma once
 
-#include <cstddef>
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #ifdef __SSE2__
 #include <emmintrin.h>  // immintrin.h takes GCC 0.4 s
@@ -12,18 +13,20 @@
 namespace kernels {
 namespace {
 
-// make(i, to) for the elements from i on of an output of n, kBlock of them at a time. `to` is their
-// place in `out`, or a block that is then stored past the caches, where the machine has such
-// stores: ordinary ones first read the lines that they are about to overwrite. Returns how many
-// elements were made.
-template <int64_t kBlock, typename T, typename Make>
-int64_t make_blocks(T* out, int64_t n, [[maybe_unused]] bool streams, const Make& make) {
+constexpr int64_t kBlock = 64;  // elements that are handled together
+
+// map(i, x, out, bytes) for the blocks of x and out of n elements: i is the first, bytes what their
+// bits take in a mask. The last block is padded. What streams is stored past the caches, where the
+// machine has such stores: ordinary ones first read the lines that they are about to overwrite.
+template <typename T, typename Map>
+void map_blocks(const T* x, T* out, int64_t n, [[maybe_unused]] bool streams, const Map& map) {
+  constexpr std::integral_constant<size_t, kBlock / 8> kMaskBytes;
   int64_t i = 0;
 #ifdef __SSE2__
   if (streams && reinterpret_cast<uintptr_t>(out) % sizeof(__m128i) == 0) {
     for (; i + kBlock <= n; i += kBlock) {
       alignas(64) T block[kBlock];
-      make(i, block);
+      map(i, x + i, block, kMaskBytes);
       for (int64_t j = 0; j < kBlock; j += sizeof(__m128i) / sizeof(T)) {
         // No `auto` pointers: these lose __m128i's may_alias, and GCC then loses the block.
         const __m128i v = _mm_load_si128(reinterpret_cast<const __m128i*>(block + j));
@@ -33,8 +36,12 @@ int64_t make_blocks(T* out, int64_t n, [[maybe_unused]] bool streams, const Make
     _mm_sfence();  // non-temporal stores are not ordered before what tells other threads of them
   }
 #endif
-  for (; i + kBlock <= n; i += kBlock) make(i, out + i);
-  return i;
+  for (; i + kBlock <= n; i += kBlock) map(i, x + i, out + i, kMaskBytes);
+  if (i == n) return;
+  T rest[kBlock] = {}, made[kBlock];
+  std::copy_n(x + i, n - i, rest);
+  map(i, rest, made, static_cast<size_t>(n - i + 7) / 8);
+  std::copy_n(made, n - i, out + i);
 }
 
 }  // namespace
