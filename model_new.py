@@ -18,7 +18,13 @@ if not hasattr(kernels, "read_sources"):
     )
 
 from kernels.build.extension import load
-from kernels.linear import is_number, is_plain_linear, linear_in_graph, linear_of_others
+from kernels.linear import (
+    is_number,
+    is_plain_linear,
+    linear_in_graph,
+    linear_of_others,
+    register_flops,
+)
 from kernels.relu import relu_of_others
 
 _reference = kernels.load_reference()
@@ -134,6 +140,7 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
 
 def _load_linear() -> None:
     load("linear_relu_divide", kernels.read_sources("linear_relu_divide"), _load_inline)
+    register_flops()
 
 
 # The second problem's kernels are built when somebody first asks this module for its class (PEP

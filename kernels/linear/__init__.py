@@ -1,5 +1,6 @@
 """Linear -> ReLU -> divide."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,6 +37,25 @@ def is_plain_linear(linear: nn.Module) -> bool:
 def is_number(divisor: object) -> bool:
     """Whether the operator takes the divisor as torch would: a float, or an int that is one."""
     return type(divisor) is float or (type(divisor) is int and abs(divisor) < 2**53)
+
+
+def register_flops() -> None:
+    """Tells `torch.utils.flop_counter` what the operators' products take."""
+    from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+    operators = torch.ops.relu_divide_kernels
+    if operators.linear_relu_divide in flop_registry:  # by another copy of this module
+        return
+
+    @register_flop_formula([operators.linear_relu_divide, operators.linear_relu_divide_with_mask])
+    def _forward(x: tuple, weight: tuple, *_: object, **__: object) -> int:
+        return 2 * math.prod(x) * weight[0]
+
+    @register_flop_formula(operators.linear_relu_divide_gradients)
+    def _backward(
+        grad: tuple, _: tuple, x: tuple, weight: tuple, *__: object, **___: object
+    ) -> int:
+        return 2 * math.prod(grad) * sum(operand[-1] for operand in (x, weight) if operand)
 
 
 def linear_of_others(
