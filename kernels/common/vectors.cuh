@@ -104,6 +104,19 @@ __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t poli
 #endif
 }
 
+// x < 0 is false for NaN and for -0, which ReLU therefore keeps as they are.
+template <typename T>
+__device__ T relu_of(T x) {
+  const T zero{};
+  return x < zero ? zero : x;
+}
+
+// The mask's bit: whether the gradient passes. True for NaN, as in torch.
+template <typename T>
+__device__ bool mask_bit(T z) {
+  return !(z <= T{});
+}
+
 // Returns what body makes of a zero of the dtype's element type.
 template <typename Body>
 int for_floating(DType dtype, const Body& body) {

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kSize; ++j) {
       const auto element = static_cast<Compute<T>>(z.value[j]);
       bits |= static_cast<uint32_t>(mask_bit(element)) << j;  // 0 past the row, where z is 0
-      z.value[j] = static_cast<T>(relu_divide<is_exact.value>(element, divisor));
+      z.value[j] = static_cast<T>(divisor.template quotient<is_exact.value>(relu_of(element)));
     }
     elements.store(out, z);
   };
@@ -99,8 +99,7 @@ __global__ void __launch_bounds__(kThreads)
 // ------------------------------------------------------------------------------------- backward
 
 constexpr int kBatch = 2;  // rows that a thread loads before it stores the first
-// Gradients of a column are summed in runs of this many, and then the runs: the error stays small
-// where there are many rows.
+// Gradients of a column are summed in runs, and then the runs, so that the error stays small.
 constexpr int kRun = 64;
 static_assert(kRun % kBatch == 0, "a run ends where a batch does");
 // Blocks that a multiprocessor runs at once, by their registers. The grid has about as many as an
@@ -202,8 +201,7 @@ __global__ void __launch_bounds__(kThreads, blocks_each(sizeof(T)))
 }
 
 // grad_bias [n], the sums of the `count` rows of sums, always in the same order. A warp has 32
-// columns, and every kWarps-th row: they are many where the matrix is narrow, and each takes a
-// latency of L2.
+// columns, and every kWarps-th row: a narrow matrix has many, and each takes a latency of L2.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {

@@ -2,30 +2,26 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
 
 #include "common/ptx/math.cuh"
+#include "common/vectors.cuh"
 #include "launchers.h"
 
 namespace kernels {
 
-// Division by one number. Where the reciprocal is exact (powers of two, zero, infinity), a
-// multiplication gives the same bits. Where it overflows, torch multiplies by it too: 0 becomes
-// NaN.
+// Division by one number, which is a normal float, and so is its reciprocal. Where that is exact,
+// of powers of two, a multiplication gives the same bits.
 template <typename T>
 struct Divisor {
-  T divisor;
-  T reciprocal;
+  T divisor, reciprocal;
   bool is_exact;
 
-  explicit Divisor(double value)
-      : divisor(static_cast<T>(value)), reciprocal(T{1} / divisor), is_exact(false) {
+  explicit Divisor(double value) : divisor(static_cast<T>(value)), reciprocal(T{1} / divisor) {
     int exponent;
-    const T mantissa = std::frexp(divisor, &exponent);
-    is_exact = std::abs(mantissa) == T{0.5} || reciprocal == T{0} || !std::isfinite(reciprocal);
+    is_exact = std::abs(std::frexp(divisor, &exponent)) == T{0.5};
   }
 
   template <bool kExact>
@@ -40,23 +36,18 @@ struct Divisor {
 // 1990), and is then scaled by the power of two. Only subnormal quotients are rounded twice.
 template <>
 struct Divisor<float> {
-  float mantissa = 1;
-  float reciprocal = 1;  // of the mantissa
-  float scale;
-  bool is_exact = true;  // then scale is all
+  float mantissa, reciprocal;  // of the mantissa
+  float scale;                 // 2^-exponent, with the divisor's sign
+  bool is_exact;               // then scale is all
 
-  explicit Divisor(double value) : scale(1 / static_cast<float>(value)) {
-    if (scale == 0 || !std::isfinite(scale)) return;
+  explicit Divisor(double value) {
     const float divisor = static_cast<float>(value);
-    const int exponent = std::max(std::ilogb(divisor), -127);  // 2^-exponent is a float
-    mantissa = std::scalbn(divisor, -exponent);
-    is_exact = std::abs(mantissa) == 1;
-    if (is_exact) return;
-    reciprocal = 1 / mantissa;
-    scale = std::scalbn(1.0f, -exponent);
+    const int exponent = std::ilogb(divisor);
+    mantissa = std::scalbn(std::abs(divisor), -exponent), reciprocal = 1 / mantissa;
+    scale = std::copysign(std::scalbn(1.0f, -exponent), divisor);
+    is_exact = mantissa == 1;
   }
 
-  // For a kernel that looks at is_exact once for many elements.
   template <bool kExact>
   __device__ float quotient(float x) const {
     if constexpr (kExact) return x * scale;
@@ -68,18 +59,6 @@ struct Divisor<float> {
     return is_exact ? quotient<true>(x) : quotient<false>(x);
   }
 };
-
-// relu(z) / divisor. z < 0 is false for NaN and for -0.
-template <bool kExact, typename T>
-__device__ T relu_divide(T z, const Divisor<T>& divisor) {
-  return divisor.template quotient<kExact>(z < T{0} ? T{0} : z);
-}
-
-// Whether the gradient passes: true for NaN, as in torch.
-template <typename T>
-__device__ bool mask_bit(T z) {
-  return !(z <= T{0});
-}
 
 // From z, a float, a sum with its bias, to out and mask. T is float or a half type.
 template <typename T>

@@ -18,8 +18,7 @@ namespace kernels::elementwise {
 
 constexpr int kBlock = 256;
 
-// How many threads a block has, and a thread vectors. Kernels for small tensors have a 32-bit
-// index.
+// Threads of a block, and vectors of a thread. Kernels for small tensors have a 32-bit index.
 template <int kBlockThreads, int kThreadVectors, bool kForLarge>
 struct Shape {
   static constexpr int kThreads = kBlockThreads, kVectors = kThreadVectors;
@@ -29,22 +28,7 @@ struct Shape {
 
 // -------------------------------------------------------------------------------------- kernels
 
-// x < 0 is false for NaN and for -0, which ReLU therefore keeps as they are. Floats are compared,
-// not their bits: one instruction serves two half types, and with a mask half the code.
-template <typename T>
-__device__ T relu_of(T x) {
-  const T zero{};
-  return x < zero ? zero : x;
-}
-
-// True for NaN: torch lets the gradient through there.
-template <typename T>
-__device__ bool keeps_gradient(T x) {
-  return !(x <= T{});
-}
-
-// Loads of large tensors ask L2 to evict their lines last. Others have no policy, for it takes
-// instructions to make.
+// Loads of small tensors have no policy, for it takes instructions to make.
 template <typename S, typename T>
 __device__ Vector<T> load_dense(const T* address, uint64_t policy) {
   if constexpr (S::kIsLarge) return load_vector(address, policy);
@@ -52,10 +36,9 @@ __device__ Vector<T> load_dense(const T* address, uint64_t policy) {
 }
 
 // Loads and then stores a thread's vectors u. They are a constant `before` elements after `start`,
-// so that all accesses are off one address. In all blocks but the last, none is tested: the shorter
-// code comes earlier from memory, as L2 may have lost it (4% of the time of 1 MiB). The elements
-// after the last whole kGroup have a thread of the last block each. All threads store, for they
-// exchange bits; is_there tells whether there is a vector.
+// so that all accesses are off one address. Only the last block tests them: the shorter code comes
+// earlier from memory, as L2 may have lost it (4% of the time of 1 MiB). There, elements after the
+// last whole kGroup have a thread each. All threads store, for they exchange bits.
 template <typename S, int kSize, int kGroup, typename Load, typename Store, typename LoadRest,
           typename StoreRest>
 __device__ void for_elements(typename S::Index n, const Load& load, const Store& store,
@@ -82,33 +65,6 @@ __device__ void for_elements(typename S::Index n, const Load& load, const Store&
   store_rest(last, last < n);
 }
 
-template <typename T, typename S>
-__global__ void __launch_bounds__(S::kThreads)
-    relu_kernel(const T* x, T* out, typename S::Index n) {
-  constexpr int kSize = Vector<T>::kSize;
-  const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
-  // As vectors of narrow elements, they would be taken apart between load and store.
-  Vector<uint32_t> words[S::kVectors];
-  T rest;
-  for_elements<S, kSize, kSize>(
-      n,
-      [&](int u, auto start, int before) {
-        words[u] = load_dense<S>(reinterpret_cast<const uint32_t*>(x + start + before), policy);
-      },
-      [&](int u, auto start, int before, bool is_there) {
-        if (!is_there) return;
-        Vector<T> v;
-        memcpy(&v, &words[u], sizeof(v));
-#pragma unroll
-        for (T& value : v.value) value = relu_of(value);
-        store_vector(out + start + before, v);
-      },
-      [&](auto last) { rest = x[last]; },
-      [&](auto last, bool is_there) {
-        if (is_there) out[last] = relu_of(rest);
-      });
-}
-
 // Stores a thread's kSize bits, of which the first is bit i of the mask. Neighbouring threads have
 // the rest of the byte. By all threads of a warp.
 template <typename S, int kSize>
@@ -131,34 +87,45 @@ __device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool is_ther
   mask[i / 8] = static_cast<uint8_t>(bits);
 }
 
-template <typename T, typename S>
+// Stores the mask, too, if kMask; it is null otherwise.
+template <typename T, typename S, bool kMask>
 __global__ void __launch_bounds__(S::kThreads)
-    relu_with_mask_kernel(const T* x, T* out, uint8_t* mask, typename S::Index n) {
+    relu_kernel(const T* x, T* out, uint8_t* mask, typename S::Index n) {
   constexpr int kSize = Vector<T>::kSize;
   const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
-  Vector<T> v[S::kVectors] = {};
-  T rest{};
-  for_elements<S, kSize, 8>(
-      n, [&](int u, auto start, int before) { v[u] = load_dense<S>(x + start + before, policy); },
+  // As vectors of narrow elements, they would be taken apart between load and store.
+  Vector<uint32_t> words[S::kVectors];
+  T rest;
+  // Threads without elements exchange bits, too.
+  if constexpr (kMask) memset(words, 0, sizeof(words)), rest = T{};
+  for_elements<S, kSize, kMask ? 8 : kSize>(
+      n,
+      [&](int u, auto start, int before) {
+        words[u] = load_dense<S>(reinterpret_cast<const uint32_t*>(x + start + before), policy);
+      },
       [&](int u, auto start, int before, bool is_there) {
+        if (!kMask && !is_there) return;
+        Vector<T> v;
+        memcpy(&v, &words[u], sizeof(v));
         uint32_t bits = 0;
 #pragma unroll
         for (int j = 0; j < kSize; ++j) {
-          bits |= uint32_t{keeps_gradient(v[u].value[j])} << j;
-          v[u].value[j] = relu_of(v[u].value[j]);
+          // Floats are compared, not their bits: one instruction serves two half types.
+          bits |= uint32_t{mask_bit(v.value[j])} << j;
+          v.value[j] = relu_of(v.value[j]);
         }
-        store_bits<S, kSize>(mask, start + before, bits, is_there, policy);
-        if (is_there) store_vector(out + start + before, v[u]);
+        if constexpr (kMask) store_bits<S, kSize>(mask, start + before, bits, is_there, policy);
+        if (is_there) store_vector(out + start + before, v);
       },
       [&](auto last) { rest = x[last]; },
       [&](auto last, bool is_there) {
         if (is_there) out[last] = relu_of(rest);
-        store_bits<S, 1>(mask, last, keeps_gradient(rest), is_there, policy);
+        if constexpr (kMask) store_bits<S, 1>(mask, last, mask_bit(rest), is_there, policy);
       });
 }
 
-// Selects by bits, so that one kernel serves all dtypes of a width. grad_output may be one element,
-// the gradient of all.
+// Selects by bits, so that one kernel serves all dtypes of a width. Where is_constant, grad_output
+// is one element.
 template <typename Bits, typename S>
 __global__ void __launch_bounds__(S::kThreads)
     relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,
@@ -231,13 +198,31 @@ int blocks_for(int64_t n) {
   return blocks_of(n, int64_t{S::kThreads} * S::kVectors * Vector<T>::kSize);
 }
 
-// body(shape) for n elements with a mask. float64, which few use, has the large kernels alone.
-template <typename T, typename Body>
-int for_shape_with_mask(int64_t n, const Body& body) {
-  if constexpr (sizeof(T) < 8) {
-    if (n * static_cast<int64_t>(sizeof(T)) < kLargeBytesWithMask) return body(SmallWithMask{});
+// body(shape) for n elements. float64, which few use, has the large kernels alone.
+template <typename T, bool kMask, typename Body>
+int for_shape(int64_t n, const Body& body) {
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
+  if constexpr (sizeof(T) < 8 && kMask) {
+    if (bytes < kLargeBytesWithMask) return body(SmallWithMask{});
+  } else if constexpr (sizeof(T) < 8) {
+    if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) return body(SmallByFour{});
+    if (bytes < kLargeBytes) return body(Small{});
   }
   return body(Large{});
+}
+
+template <bool kMask>
+int launch_relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
+                CUstream_st* stream) {
+  return for_floating(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return for_shape<T, kMask>(n, [&](auto shape) {
+      using S = decltype(shape);
+      return launch<relu_kernel<T, S, kMask>>(blocks_for<T, S>(n), S::kThreads, stream,
+                                              static_cast<const T*>(x), static_cast<T*>(out), mask,
+                                              static_cast<typename S::Index>(n));
+    });
+  });
 }
 
 }  // namespace kernels::elementwise
@@ -247,34 +232,12 @@ namespace kernels::cuda {
 using namespace elementwise;
 
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream) {
-  return for_floating(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const auto launch_as = [&](auto shape) {
-      using S = decltype(shape);
-      return launch<relu_kernel<T, S>>(blocks_for<T, S>(n), S::kThreads, stream,
-                                       static_cast<const T*>(x), static_cast<T*>(out),
-                                       static_cast<typename S::Index>(n));
-    };
-    const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
-    if constexpr (sizeof(T) < 8) {
-      if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) return launch_as(SmallByFour{});
-      if (bytes < kLargeBytes) return launch_as(Small{});
-    }
-    return launch_as(Large{});
-  });
+  return launch_relu<false>(dtype, x, out, nullptr, n, stream);
 }
 
 int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                    CUstream_st* stream) {
-  return for_floating(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    return for_shape_with_mask<T>(n, [&](auto shape) {
-      using S = decltype(shape);
-      return launch<relu_with_mask_kernel<T, S>>(blocks_for<T, S>(n), S::kThreads, stream,
-                                                 static_cast<const T*>(x), static_cast<T*>(out),
-                                                 mask, static_cast<typename S::Index>(n));
-    });
-  });
+  return launch_relu<true>(dtype, x, out, mask, n, stream);
 }
 
 int relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
@@ -283,7 +246,7 @@ int relu_backward(DType dtype, const void* grad_output, bool is_constant, const 
     constexpr int kBytes = sizeof(zero);
     using Bits = std::conditional_t<kBytes == 8, uint64_t,
                                     std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
-    return for_shape_with_mask<Bits>(n, [&](auto shape) {
+    return for_shape<Bits, true>(n, [&](auto shape) {
       using S = decltype(shape);
       return launch<relu_backward_kernel<Bits, S>>(
           blocks_for<Bits, S>(n), S::kThreads, stream, static_cast<const Bits*>(grad_output),
