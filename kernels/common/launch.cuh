@@ -84,15 +84,6 @@ void launch_grid(const Grid& grid, void (*kernel)(Parameters...), const Paramete
   check(cudaLaunchKernelEx(&config, kernel, parameters...));
 }
 
-// Whether a kernel's code for this GPU waits for the previous kernel: a newer GPU may run code that
-// was made from an older one's PTX, which does not.
-template <typename Kernel>
-bool has_pdl(Kernel* kernel) {
-  cudaFuncAttributes code;
-  check(cudaFuncGetAttributes(&code, kernel));
-  return code.ptxVersion >= 90;
-}
-
 template <typename Kernel>
 void allow_shared_memory(Kernel* kernel, size_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

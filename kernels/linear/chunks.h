@@ -10,12 +10,12 @@
 
 namespace kernels {
 
-// torch's allocator may add 2 MiB. Where the weight's slices of a workspace are so large that less
-// than kLeastForRows remains, x gets so much past the limit: small chunks would not fill a GPU.
+// torch's allocator may add 2 MiB. Where a weight's slices leave less than kLeastForRows, x gets so
+// much past the limit: small chunks would not fill a GPU.
 constexpr int64_t kMostWorkspace = int64_t{254} << 20, kLeastForRows = int64_t{64} << 20;
 
-// The tiles of a kernel's result: rows of one, tiles side by side along N, and how many of all are
-// multiplied at a time, a wave; 1 where no multiprocessor waits for the tiles of the last wave.
+// The tiles of a kernel's result: rows of one, tiles side by side along N, and tiles of a wave; 1
+// where no multiprocessor waits for the tiles of the last wave.
 struct Tiling {
   int64_t rows, side_by_side, at_once;
 };

@@ -1,10 +1,10 @@
 // Linear -> ReLU -> divide of few rows of x in float32, on Hopper: bound by reading the weight.
 //
-// No tensor core takes part: in float32 as it is, 16 rows need half of the time that the weight
-// takes to arrive. A cluster's blocks share K, each with its range of x in shared memory, and go
-// through tiles of 32 features: a warp multiplies 4 of them with all rows, its lanes side by side
-// along K, while the next weights are prefetched. The blocks' sums, of short runs, are added up in
-// double while they work on the next tile; up to 4 rows have time for runs in double.
+// No tensor core takes part: 16 rows of float32 need half of the time that the weight takes to
+// arrive. A cluster's blocks share K, each with its range of x in shared memory, and go through
+// tiles of 32 features: a warp multiplies 4 of them with all rows, its lanes side by side along K,
+// while the next weights are prefetched. The blocks' sums, of short runs, are added up in double
+// while they work on the next tile; up to 4 rows have time for runs in double.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
 
@@ -22,26 +22,21 @@
 namespace kernels::skinny {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kFeatures = 4;                          // of a thread
-constexpr int kClusterFeatures = kWarps * kFeatures;  // features of a cluster
-constexpr int kStep = 128;                            // of K: four of each lane
-constexpr int kPrefetched = 2;                        // steps whose weights are prefetched
+constexpr int kFeatures = 4, kClusterFeatures = kWarps * kFeatures;  // of a thread; of a cluster
+constexpr int kStep = 128;                                           // of K: four of each lane
+constexpr int kPrefetched = 2;  // steps whose weights are prefetched
 constexpr int kStageK = kPrefetched * kStep;
 constexpr int kBlocksEach = 2;                             // on a multiprocessor
 constexpr int kBytes = 112 * 1024;                         // of shared memory, the most of a block
 constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluster
-// Runs in float are of no more stages, so that their sums stay short.
-constexpr int kMostStages = 4;
-constexpr int kTileEnd = 1;  // stages that the end of a tile costs
+constexpr int kMostStages = 4;  // of a run in float, so that its sums stay short
+constexpr int kTileEnd = 1;     // stages that the end of a tile costs
 
 struct Problem {
-  const float* x;
-  int64_t x_stride;
-  const float* weight;
-  int64_t weight_stride;
+  const float *x, *weight;
+  int64_t x_stride, weight_stride;
   Epilogue<float> epilogue;
-  int k;
-  int x_tiles, weight_tiles;
+  int k, x_tiles, weight_tiles;
   int stages;                                           // of kStageK, in each block
   __device__ int whole_k() const { return k / 4 * 4; }  // add_blocks adds the rest
 };
@@ -208,9 +203,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
     skinny_kernel(const __grid_constant__ Problem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  double* const both_sums = reinterpret_cast<double*>(dynamic_memory);  // [2][kM][kClusterFeatures]
-  uint8_t* const x =
-      reinterpret_cast<uint8_t*>(both_sums + 2 * kM * kClusterFeatures);  // [steps][kM]
+  double* sums = reinterpret_cast<double*>(dynamic_memory);  // [2][kM][kClusterFeatures]
+  double* other = sums + kM * kClusterFeatures;
+  uint8_t* const x = reinterpret_cast<uint8_t*>(other + kM * kClusterFeatures);  // [steps][kM]
   constexpr int kStepBytes = kStep * sizeof(Sum<kM>);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int k_range = p.stages * kStageK, first_k = ptx::cluster_ctarank() * k_range;
@@ -233,8 +228,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   __syncthreads();
 
   // While the sums of one tile are added up, those of the next are made.
-  double* sums = both_sums;
-  double* other = both_sums + kM * kClusterFeatures;
   int previous = -1;
   for (; tile < p.weight_tiles; tile += ptx::nclusterid() / p.x_tiles) {
     // multiply
@@ -297,11 +290,9 @@ int count_clusters(int log_ranks) {
 
 template <int kM>
 void launch(const Linear& linear, cudaStream_t stream) {
-  const auto x = static_cast<const float*>(linear.x);
-  const auto weight = static_cast<const float*>(linear.weight);
-  Problem problem{x,
+  Problem problem{static_cast<const float*>(linear.x),
+                  static_cast<const float*>(linear.weight),
                   linear.x_stride,
-                  weight,
                   linear.weight_stride,
                   Epilogue<float>(linear),
                   static_cast<int>(linear.k),

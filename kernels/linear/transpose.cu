@@ -17,7 +17,7 @@ constexpr int kThreads = 256;                  // each moves four neighbours at 
 constexpr int kRows = kThreads / (kTile / 4);  // of a tile at once
 constexpr int64_t kFewBlocks = 256;            // of a copy that is seldom needed
 
-// A block a tile at a time. Copies nothing where is_needed points to a 0.
+// Copies nothing where is_needed points to a 0.
 __global__ void __launch_bounds__(kThreads)
     transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
   __shared__ float tile[kTile][kPitch];

@@ -60,14 +60,14 @@ __device__ inline void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, u
                : "memory");
 }
 
-// Stores four such matrices: lane l holds two neighbours of row l / 4 of each. Transposed, the
-// address is that of a column.
+// Stores four such matrices: lane l holds two neighbours of row l / 4 of each.
 __device__ inline void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
                : "memory");
 }
 
+// The addresses are those of columns.
 __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),

@@ -12,8 +12,7 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// A box of a tensor to the same place in each block of `blocks`, whose own `barrier` counts the
-// bytes.
+// A box of a tensor to the same place in each of `blocks`, whose own `barrier` counts the bytes.
 __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
                                              int row, uint32_t barrier, uint16_t blocks) {
   asm volatile(

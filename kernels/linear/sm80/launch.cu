@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 
 #include "common/launch.cuh"
 #include "launchers.h"
@@ -18,8 +17,8 @@
 
 namespace kernels::sm80 {
 
-// Whether these kernels are in a build at all, where they would cost nvcc 1 of 9 s: if choose_path
-// chooses them on one of its GPUs. Tests, which run them on every GPU, define KERNELS_ALL_PATHS.
+// Whether a build has these kernels, which cost nvcc 1 of 9 s: if choose_path chooses them on one
+// of its GPUs. Tests, which run them on every GPU, define KERNELS_ALL_PATHS.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -93,9 +92,10 @@ void launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
   allow_shared_memory(kernel, kBytes);
   const TileOrder tiles{blocks_of(linear.m, kBlockM), blocks_of(linear.n, kBlockN)};
   const int k = static_cast<int>(split::padded(linear.k));
-  launch_grid({tiles.count(), kThreads, kBytes, stream, has_pdl(kernel)}, kernel, x, weight, k,
+  launch_grid({tiles.count(), kThreads, kBytes, stream, /*has_pdl=*/false}, kernel, x, weight, k,
               tiles, epilogue);
-  nonfinite::multiply(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream);
+  nonfinite::multiply(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
+                      /*has_pdl=*/false);
 }
 
 }  // namespace kernels::sm80
@@ -107,8 +107,7 @@ bool linear_sm80_serves(const Linear& linear) {
   return sm80::is_built() && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= sm80::kBytes &&
          linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest &&
-         linear.m > 0 && linear.n > 0 && linear.k > 0 && linear.m <= kMaxSize &&
-         linear.n <= kMaxSize && linear.k <= kMaxSize &&
+         linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
          divide_up(linear.m, sm80::kBlockM) * divide_up(linear.n, sm80::kBlockN) <= kMaxSize;
 }
 
@@ -117,14 +116,13 @@ size_t linear_sm80_workspace(const Linear& linear) {
 }
 
 int linear_sm80(const Linear& linear, CUstream_st* stream) {
-  const auto launch = [&](const Linear& chunk, bool is_first) {
-    if constexpr (sm80::is_built()) {
-      sm80::launch_chunk<split::SplitMatrix>(chunk, is_first, stream);
-    } else {
-      check(cudaErrorInvalidValue);
-    }
-  };
-  return status_of([&] { for_chunks(linear, sm80::rows_of_chunk(linear), launch); });
+  return status_of([&] {
+    for_chunks(linear, sm80::rows_of_chunk(linear), [&](const Linear& chunk, bool is_first) {
+      if constexpr (sm80::is_built()) {
+        sm80::launch_chunk<split::SplitMatrix>(chunk, is_first, stream);
+      }
+    });
+  });
 }
 
 }  // namespace kernels::cuda

@@ -14,7 +14,6 @@
 
 #include <cstdint>
 
-#include "common/launch.cuh"
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
@@ -267,7 +266,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   Accumulators accumulators;
 
   // load
-  wait_for_previous_kernel();
   for (int i = 0; i < kStages - 1; ++i) {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) copies.copy(quarter);

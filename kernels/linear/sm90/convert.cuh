@@ -21,8 +21,7 @@ constexpr int kStepK = split::kStepwise;
 constexpr int kUnitSteps = 4, kUnitRows = 32;
 constexpr int kPanelRows = 128;
 constexpr int kUnitsOfPanel = kPanelRows / kUnitRows;
-// A warp copies batches of 8 rows and 64 of K to shared memory; of a transposed weight, of 32 rows
-// and 16 of K.
+// A warp copies batches of 8 rows and 64 of K to shared memory; transposed, of 32 rows and 16 of K.
 constexpr int kBatches = 4, kBatchRows = 8, kBatchDepth = 16;
 constexpr int kConverters = 3;
 using Batches = float4[kBatches][kBatchRows / 2][32];  // of a warp

@@ -3,18 +3,15 @@
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
-//   float16, bfloat16    one_product.cuh: transposed ones too; gradients make [n, m]
-//   float32, one product the same; other warps of the kernel round the weight to scaled fp16, just
-//                        ahead of the product (convert.cuh). Tiles that fp16 does not carry are
-//                        made again from TF32
-//   float32, three       three_products.cuh: the weight is split into pairs of fp16 in the
-//                        registers of the warps that multiply it
+//   float16, bfloat16     one_product.cuh: transposed ones too; gradients make [n, m]
+//   float32, one product  the same; other warps round the weight to scaled fp16, just ahead of the
+//                         product (convert.cuh). Tiles that fp16 does not carry are made again,
+//                         TF32
+//   float32, three        three_products.cuh: warps split the weight that they multiply
 //
 // For float32, a kernel before splits x and samples the weight (prepare.cuh; docs/SPLIT.md).
 
 #include <cudaTypedefs.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -86,7 +83,7 @@ struct Workspace {
   size_t zeros, bytes;
   // Three products.
   unsigned *has_overflowed, *has_nonfinite;
-  PartialSums partials[2];  // of both runs: the same sums, other counts
+  PartialSums partials;  // the second run's counts follow the first's
   // One product: the rounded weight, tiles to be made again, and a copy of a transposed weight.
   Conversion conversion{};
   TileList redo;
@@ -100,8 +97,7 @@ struct Workspace {
     const int64_t padded_k = split::padded(linear.k), steps = padded_k / kStepK;
     const TileOrder tiles = product_tiles(linear);
     if (is_pair) {
-      partials[0].counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
-      partials[1].counts = partials[0].counts + Schedule::kMostClusters;
+      partials.counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
       has_overflowed = slices.add<unsigned>(2);
       has_nonfinite = has_overflowed + 1;
     } else {
@@ -121,7 +117,7 @@ struct Workspace {
     }
     if (is_pair) {
       x.low = x.high + split::kStepwise / 2;
-      partials[0].sums = partials[1].sums = slices.add<PartialSums::Sums>(Schedule::kMostClusters);
+      partials.sums = slices.add<PartialSums::Sums>(Schedule::kMostClusters);
     } else {
       weight.high = slices.add<__half>(weight.rows * padded_k);
       redo.tiles = slices.add<int>(tiles.count());
@@ -188,7 +184,7 @@ void launch_half(const Linear& linear, cudaStream_t stream) {
   const int64_t together = linear.mask != nullptr ? kFeatures : 16 / sizeof(typename Kind::Out);
   auto product = make_product<Kind>(linear, together);
   product.epilogue.is_direct &= linear.relu;  // or else the results are staged
-  // As many clusters as the same number of waves needs: 0.3% less time on an H200 than with all.
+  // As few clusters as the waves need: 0.3% less time on an H200 than with all.
   const int clusters = count_clusters(product_kernel<Kind>, sizeof(Memory<Kind>));
   const int tiles = product.tiles.count(), waves = blocks_of(tiles, clusters);
   launch_product(product, blocks_of(tiles, waves), linear, stream);
@@ -258,9 +254,9 @@ inline SplitTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
 void launch_split(const Linear& linear, cudaStream_t stream) {
   using S = Split;
   const Workspace workspace(linear);
-  prepare(linear, workspace, stream);
   const split::SplitMatrix &x = workspace.x, &weight = workspace.weight;
   const int k = static_cast<int>(linear.k);
+  prepare(linear, workspace, stream);
   const auto kernel = k < kShortK  ? split_kernel<32>
                       : k < kLongK ? split_kernel<64>
                                    : split_kernel<128>;
@@ -269,6 +265,7 @@ void launch_split(const Linear& linear, cudaStream_t stream) {
   SplitProblem problem{Epilogue<float>(linear, 2), x,    weight, k, workspace.has_overflowed,
                        workspace.has_nonfinite,
                        /*is_second_run=*/false,    tiles};
+  problem.partials = workspace.partials;
   const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   clusters =
       problem.schedule.plan(tiles.count(), S::rounds(k), clusters, tiles.rows_at_once(), rows_of);
@@ -278,11 +275,12 @@ void launch_split(const Linear& linear, cudaStream_t stream) {
       make_map(weight.from, linear.n, k, weight.row_stride, S::kWeightRows);
   for (const bool is_second_run : {false, true}) {
     problem.is_second_run = is_second_run;
-    problem.partials = workspace.partials[is_second_run];
+    if (is_second_run) problem.partials.counts += Schedule::kMostClusters;
     launch_grid({clusters * kClusterSize, kThreads, sizeof(SplitMemory), stream, /*has_pdl=*/true},
                 kernel, x_map, weight_map, problem);
   }
-  nonfinite::multiply(x, weight, k, problem.epilogue, problem.has_nonfinite, stream);
+  nonfinite::multiply(x, weight, k, problem.epilogue, problem.has_nonfinite, stream,
+                      /*has_pdl=*/true);
 }
 
 template <typename T>
@@ -308,11 +306,6 @@ void launch_chunk(const Linear& linear, cudaStream_t stream) {
   launch_rounded<Rounded>(linear, stream);
 }
 
-size_t workspace_bytes(const Linear& linear) {
-  if (linear.dtype != DType::kFloat32) return 0;
-  return Workspace(linear).bytes;
-}
-
 int64_t rows_of_chunk(const Linear& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   // Clusters share the last tiles of three products; those of one product make whole tiles.
@@ -325,7 +318,7 @@ int64_t rows_of_chunk(const Linear& linear) {
   return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {
     Linear chunk = with_rows(linear, rows);
     chunk.weight_is_transposed = false;
-    return workspace_bytes(chunk);
+    return Workspace(chunk).bytes;
   });
 }
 
@@ -335,21 +328,21 @@ namespace kernels::cuda {
 
 // The copy engine reads rows that begin at multiples of 16 bytes. Three products split x first.
 bool linear_sm90_serves(const Linear& linear) {
+  if (linear.dtype == DType::kFloat64) return false;
   const bool is_float32 = linear.dtype == DType::kFloat32;
-  const bool is_half = linear.dtype == DType::kFloat16 || linear.dtype == DType::kBFloat16;
   const bool is_split = is_float32 && linear.precision == Precision::kHighest;
-  const bool has_layout =
-      !is_float32 || (!linear.x_is_transposed && !(is_split && linear.weight_is_transposed));
+  if (is_float32 && linear.x_is_transposed) return false;
+  if (is_split && linear.weight_is_transposed) return false;
   const int64_t size = is_float32 ? 4 : 2;
   constexpr int64_t kMost = int64_t{1} << 30;
-  return (is_float32 || is_half) && has_layout &&
-         (is_split || has_aligned_rows(linear.x, size * linear.x_stride)) &&
+  return (is_split || has_aligned_rows(linear.x, size * linear.x_stride)) &&
          has_aligned_rows(linear.weight, size * linear.weight_stride) && linear.m < kMost &&
          linear.n < kMost && linear.k < (is_float32 ? sm90::kMostK : kMost);
 }
 
 size_t linear_sm90_workspace(const Linear& linear) {
-  return sm90::workspace_bytes(with_rows(linear, sm90::rows_of_chunk(linear)));
+  if (linear.dtype != DType::kFloat32) return 0;
+  return sm90::Workspace(with_rows(linear, sm90::rows_of_chunk(linear))).bytes;
 }
 
 int linear_sm90(const Linear& linear, CUstream_st* stream) {

@@ -39,8 +39,7 @@ struct ProductKind {
   static constexpr bool kIsHalf = kMode == Mode::kHalf || kIsGradient;
 };
 
-// float16 and bfloat16. Layouts are chosen at run time: half the time to compile, 0.5% of an H100's
-// time.
+// Half types choose layouts at run time: half the time to compile, 0.5% of an H100's time.
 template <typename T>
 using Half = ProductKind<T, T, Mode::kHalf>;
 template <typename T>

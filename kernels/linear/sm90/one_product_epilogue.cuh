@@ -252,16 +252,11 @@ struct PackedResults {
 
   // Registers have no addresses: the code is there once for each box.
   __device__ void store_next(const CUtensorMap& map, int row, int feature, Staging<T>& staging) {
-    switch (stored++) {
-      case 0:
-        return store<0>(map, row, feature, staging);
-      case 1:
-        return store<1>(map, row, feature, staging);
-      case 2:
-        return store<2>(map, row, feature, staging);
-      case 3:
-        return store<3>(map, row, feature, staging);
-    }
+    const int box = stored++;
+    if (box == 0) return store<0>(map, row, feature, staging);
+    if (box == 1) return store<1>(map, row, feature, staging);
+    if (box == 2) return store<2>(map, row, feature, staging);
+    if (box == 3) return store<3>(map, row, feature, staging);
   }
 
   template <int kBox>

@@ -25,8 +25,8 @@ constexpr int kLeastExponent = -111, kMostOfPairs = 127;
 constexpr int kSampledHigh = 2, kMostOfHigh = 126;
 constexpr int kSampledRows = 4;  // of a warp, which reads them together
 
-// The largest magnitude, infinity where there is infinity or NaN: one warp. It is rarely called:
-// inlined, it makes the kernel so large that fetching its code takes 5 us.
+// The largest magnitude, infinity where there is infinity or NaN: one warp. It is rarely called,
+// and inlined, it would make the kernel so large that fetching its code takes 5 us.
 __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_t stride) {
   uint32_t largest = 0;  // the bits of floats without sign are in the order of the floats
 #pragma unroll 8
@@ -51,10 +51,8 @@ struct Samples {
     const int64_t at = lane / kSampleLanes * k / kSamples / 4 * 4 + lane % kSampleLanes * 4;
     if (at + 4 > k) return;
     // In memory: lines, each with four neighbours.
-    const int64_t first_line = is_transposed ? at : first_row;
-    const int64_t column = is_transposed ? first_row : at;
-    const int64_t lines = is_transposed ? k : weight.rows,
-                  columns = is_transposed ? weight.rows : k;
+    int64_t first_line = first_row, column = at, lines = weight.rows, columns = k;
+    if (is_transposed) first_line = at, column = first_row, lines = k, columns = weight.rows;
     float v[4][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

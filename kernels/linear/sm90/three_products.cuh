@@ -43,8 +43,8 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
   const uint32_t empty = base + offsetof(SplitMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   const int half = p.tiles.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
-  const uint32_t x = base + offsetof(SplitMemory, x) + rank * half * S::kXRowBytes;
-  const uint32_t bytes = p.tiles.rows_at_once() * S::kXRowBytes + S::kWeightBytes;
+  const uint32_t x = base + offsetof(SplitMemory, x) + rank * half * S::kRowBytes;
+  const uint32_t bytes = p.tiles.rows_at_once() * S::kRowBytes + S::kWeightBytes;
   const uint32_t weight = base + offsetof(SplitMemory, weight);
   Ring<S::kStages> ring;
   for_items(p, [&](const Schedule::WorkItem& item, const Tile& tile) {
@@ -267,7 +267,7 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
       base + offsetof(SplitMemory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
   consumer.empty_of_block =
       ptx::map_shared(base + offsetof(SplitMemory, barriers.empty), lane % kClusterSize);
-  consumer.x_descriptor = ptx::matrix_descriptor<S::kXRowBytes>(base + offsetof(SplitMemory, x));
+  consumer.x_descriptor = ptx::matrix_descriptor<S::kRowBytes>(base + offsetof(SplitMemory, x));
   Ring<S::kStages> ring;
   int tiles = 0;
   for (int i = 0;; ++i) {

@@ -28,11 +28,10 @@ struct Split {
   static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
   static constexpr int kSlabBlocks = 2;  // blocks of 8 rows that the epilogue stages at a time
   static_assert(kXRows % (kSlabBlocks * 8) == 0, "slabs are whole");
-  static constexpr int kRowBytes = kK * 4;  // of the weight
-  static constexpr int kWeightBytes = kWeightRows * kRowBytes;
+  static constexpr int kRowBytes = kK * 4;  // of the weight, and of x
+  static constexpr int kWeightBytes = kWeightRows * kRowBytes, kXBytes = kXRows * kRowBytes;
   // A row of x has its high pieces and then the low ones, whose descriptor is so much larger.
-  static constexpr int kXRowBytes = kRowBytes, kXBytes = kXRows * kXRowBytes;
-  static constexpr uint64_t kDescriptorLow = kXRowBytes / 2 >> 4;
+  static constexpr uint64_t kDescriptorLow = kRowBytes / 2 >> 4;
   static_assert(2 * kK == split::kStepwise, "x is split stepwise");
 
   // Steps go in rounds. Past k the copies are zeros.
@@ -101,8 +100,8 @@ struct SplitTiles : TileOrder {
   }
 };
 
-// The kernel runs twice. The second run makes again the tiles whose sums are not all finite, as the
-// sample of a row of the weight missed its scale, and scales these rows by their largest.
+// The kernel runs twice. The second run makes again the tiles whose sums are not all finite, as a
+// sample misjudged a row of the weight, and scales these rows by their largest.
 struct SplitProblem {
   Epilogue<float> epilogue;
   split::SplitMatrix x, weight;
@@ -130,8 +129,8 @@ __device__ inline void store_partial(const SplitProblem& p, int rows,
     ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
 }
 
-// Adds the partial sums of a tile that the clusters before this one store. They began before it, as
-// blocks begin in the order of their numbers, and store before they wait for anything.
+// Adds the partial sums of a tile by the clusters before this one. They began before it, as blocks
+// begin in the order of their numbers, and store before they wait for anything.
 __device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
                                     float (&sums)[Split::kSums]) {
   const int rank = ptx::cluster_ctarank();

@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const double sum = split::reduce_warp(results[i / kWeightRows][i % kWeightRows],
-                                            [](double v, double other) { return v + other; });
+      const double own = results[i / kWeightRows][i % kWeightRows];
+      const double sum = split::reduce_warp(own, [](double a, double b) { return a + b; });
       if (lane == i) of_warp[threadIdx.x / 32][i] = sum;
     }
     __syncthreads();
@@ -92,11 +92,11 @@ __global__ void __launch_bounds__(kThreads)
 
 inline void multiply(const split::SplitMatrix& x, const split::SplitMatrix& weight, int64_t k,
                      const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
-                     cudaStream_t stream) {
+                     cudaStream_t stream, bool has_pdl) {
   // An odd number, so that tiles of a row of the weight go to different blocks.
   const int blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
-  launch_grid({blocks, kThreads, 0, stream, has_pdl(nonfinite_kernel)}, nonfinite_kernel, x, weight,
-              k, epilogue, has_nonfinite);
+  launch_grid({blocks, kThreads, 0, stream, has_pdl}, nonfinite_kernel, x, weight, k, epilogue,
+              has_nonfinite);
 }
 
 }  // namespace kernels::nonfinite

@@ -38,12 +38,10 @@ struct SplitMatrix {
   bool is_stepwise;
 };
 
-// Elements of a row that a thread splits at a time: 16 bytes of fp16.
-constexpr int kGroup = 8;
+constexpr int kGroup = 8;      // elements that a thread splits at a time: 16 bytes of fp16
 constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 
-// Low pieces are scaled by this, so that those of small elements do not become subnormal.
-constexpr float kLowScale = 2048;
+constexpr float kLowScale = 2048;  // so that low pieces of small elements are not subnormal
 // A lone high below this, after scaling, has lost some of the 11 bits that TF32 has.
 constexpr float kSmallHigh = 0x1p-14f;
 // Whether a row has too many of them: more than one in 32 of its nonzero elements.
@@ -56,7 +54,7 @@ constexpr int kUncarried = 127;
 constexpr int kThreads = 256, kWarps = kThreads / 32;  // of a block, at most
 // Elements that a thread, and a warp, keep between the passes. They read the rest twice.
 constexpr int kKept = 32, kKeptByWarp = 32 * kKept;
-// The threads of a block: as many as keep a row. With a group each, 1.6 times as long on an H200.
+// As many threads as keep a row. With a group each, 1.6 times as long on an H200.
 inline int threads_of_row(int64_t k) {
   int threads = kThreads;
   while (threads > 64 && threads / 2 * kKept >= k) threads /= 2;
@@ -68,9 +66,8 @@ __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// sum * 2^-exponent with one rounding. exponent is the sum of two rows', whose power of two may be
-// no float32. So it is applied in two halves, of which the first is exact. Sums are below 2^64, so
-// that 2^-252 makes 0 of them.
+// sum * 2^-exponent with one rounding. The power of two, of two rows, may be no float32, so it is
+// applied in two halves, the first exact. Sums are below 2^64, so that 2^-252 makes 0 of them.
 __device__ inline float unscale(float sum, int exponent) {
   const int power = max(-exponent, -252);
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
@@ -119,7 +116,7 @@ __device__ void load_groups(float (&v)[kCount][kGroup], const float* row, int64_
   }
 }
 
-// A group in pairs. By all threads of a warp; those that have `exists` store.
+// A group in pairs, stored where it exists. By all threads of a warp.
 __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bool is_interleaved,
                                    bool exists) {
   if (is_interleaved) {  // with the thread that has the other eight of 16
@@ -132,9 +129,7 @@ __device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroup / 2], bo
     const uint32_t second = pairs[1];
     pairs[1] = pairs[2], pairs[2] = second;
   }
-  if (exists) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-  }
+  if (exists) *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 // Who splits a row, all of its threads: a warp, or a block of up to kThreads.
@@ -157,7 +152,7 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 struct Losses {
   uint32_t nonzeros = 0, subnormals = 0;
 
-  // Most groups have no zeros and no subnormals: one comparison an element.
+  // Most groups have neither zeros nor subnormals: one comparison an element.
   __device__ void add(const float (&v)[kGroup], const float (&scaled)[kGroup]) {
     float least = fabsf(scaled[0]);
 #pragma unroll
