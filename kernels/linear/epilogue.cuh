@@ -86,10 +86,6 @@ struct Epilogue {
                   divisor.scale >= 0x1p-32f) {}
 
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
-  template <bool kExact>
-  __device__ float finish(float z) const {
-    return divisor.template quotient<kExact>(z < floor ? 0.0f : z);
-  }
   // Where is_direct.
   __device__ float finish_direct(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
 
@@ -118,6 +114,26 @@ __device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_al
   for (int i = 0; i < 4; ++i) {
     if (i < count) to[i] = static_cast<T>(v[i]);
   }
+}
+
+// Makes results and mask bits of four neighbours. The thread whose lane differs in kLaneBit has the
+// other half of the mask's byte: by all threads of a warp.
+template <int kLaneBit, typename T>
+__device__ void finish_four(const Epilogue<T>& p, bool row_exists, int row, int column,
+                            const float (&z)[4]) {
+  const bool exists = row_exists && column < p.n;
+  if (p.mask != nullptr) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bits |= (column + i < p.n && mask_bit(z[i])) << i;
+    bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBit) << 4;
+    if (exists && column % 8 == 0) *p.mask_at(row, column) = static_cast<uint8_t>(bits);
+  }
+  if (!exists) return;
+  float out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = p.finish(z[i]);
+  store_four(p.out_at(row, column), out, p.n - column, p.n % 4 == 0);
 }
 
 }  // namespace kernels

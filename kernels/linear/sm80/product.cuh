@@ -195,18 +195,18 @@ __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragmen
 }
 
 // The sums go through the warp's shared memory. In registers, lane 4 g + t has columns 2 t and 2 t
-// + 1 of rows g and g + 8 of a fragment; it reads eight neighbours of a row, whose mask is a byte.
+// + 1 of rows g and g + 8 of a fragment; it reads four neighbours of a row.
 __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][kFragmentsN][4],
                                               float* staged, const Epilogue<float>& epilogue,
                                               const int* x_exponent, const int* weight_exponent,
                                               int first_m, int first_n) {
-  constexpr int kCount = 8;
-  const int lane = threadIdx.x % 32, staged_column = lane % kFragmentsN * kCount;
+  constexpr int kLanes = kFragmentsN * 8 / 4;  // of a row
+  const int lane = threadIdx.x % 32, staged_column = lane % kLanes * 4;
   const int column = first_n + staged_column;
-  float bias[kCount];
-  int exponent[kCount];  // of the rows of the weight
+  float bias[4];
+  int exponent[4];  // of the rows of the weight
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
+  for (int i = 0; i < 4; ++i) {
     const bool exists = column + i < epilogue.n;
     // -0 added to anything is that.
     bias[i] = exists && epilogue.bias != nullptr ? epilogue.bias[column + i] : -0.0f;
@@ -224,26 +224,14 @@ __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][
     }
     __syncwarp();
 #pragma unroll 1
-    for (int row = lane / kFragmentsN; row < kStagedFragments * 16; row += 32 / kFragmentsN) {
+    for (int row = lane / kLanes; row < kStagedFragments * 16; row += 32 / kLanes) {
       const int at = first_m + first * 16 + row;
-      if (at >= epilogue.m || column >= epilogue.n) break;
       const float* const sums = staged + row * kPitch + staged_column;
-      const int of_x = x_exponent[at];
-      float out[kCount / 4][4];
-      uint32_t bits = 0;
+      const int of_x = at < epilogue.m ? x_exponent[at] : 0;
+      float z[4];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const float z = split::unscale(sums[i], of_x + exponent[i]) + bias[i];
-        bits |= static_cast<uint32_t>(column + i < epilogue.n && mask_bit(z)) << i;
-        out[i / 4][i % 4] = epilogue.finish(z);
-      }
-#pragma unroll
-      for (int i = 0; i < kCount / 4; ++i) {
-        const int four = column + 4 * i;
-        if (four >= epilogue.n) continue;
-        store_four(epilogue.out_at(at, four), out[i], epilogue.n - four, epilogue.n % 4 == 0);
-      }
-      if (epilogue.mask != nullptr) *epilogue.mask_at(at, column) = static_cast<uint8_t>(bits);
+      for (int i = 0; i < 4; ++i) z[i] = split::unscale(sums[i], of_x + exponent[i]) + bias[i];
+      finish_four<1>(epilogue, at < epilogue.m, at, column, z);
     }
     __syncwarp();
   }

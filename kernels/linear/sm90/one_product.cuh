@@ -334,10 +334,8 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
     } else {
       store_direct<true>(p, row, feature, sums, scales, staging, barrier);
     }
-  } else if (p.divisor.is_exact) {
-    store_staged<true>(p, row, feature, sums, scales, staging.sums, barrier);
   } else {
-    store_staged<false>(p, row, feature, sums, scales, staging.sums, barrier);
+    store_staged(p, row, feature, sums, scales, staging.sums, barrier);
   }
 }
 

@@ -79,12 +79,11 @@ struct Reader {
   }
 };
 
-template <bool kExact, typename T, int kSums>
+template <typename T, int kSums>
 __device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feature,
                              const float (&sums)[kSums], const Scales<T>& scales,
                              StagedSums& staging, int barrier) {
   const Reader reader{staging};
-  const int feature = first_feature + reader.feature;
 #pragma unroll 1
   for (int slab = 0; slab < kSlabs; ++slab) {
     stage_slab<0, kSlabs, kSlabBlocks, kPitch>(own_slot(staging), sums, slab);
@@ -92,26 +91,19 @@ __device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feat
 #pragma unroll
     for (int block = 0; block < kSlabBlocks; ++block) {
       const int in_tile = (slab * kSlabBlocks + block) * 8 + reader.row, row = first_row + in_tile;
-      float v[4];
-      reader.read(v, block);
-      uint32_t bits = 0;
+      float z[4];
+      reader.read(z, block);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if constexpr (Scales<T>::kScaled) {
           const float x_scale = scales.x_scale[in_tile];
           const float scale = split::power_of_two(-scales.weight_exponent[reader.feature + i]);
           // The smaller first: where that overflows, so does the result.
-          v[i] = v[i] * fminf(x_scale, scale) * fmaxf(x_scale, scale);
+          z[i] = z[i] * fminf(x_scale, scale) * fmaxf(x_scale, scale);
         }
-        const float z = v[i] + scales.bias[reader.feature + i];
-        bits |= (feature + i < p.n && mask_bit(z)) << i;
-        v[i] = p.template finish<kExact>(z);
+        z[i] += scales.bias[reader.feature + i];
       }
-      bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
-      if (row >= p.m || feature >= p.n) continue;
-      if (p.mask != nullptr && feature % 8 == 0)
-        *p.mask_at(row, feature) = static_cast<uint8_t>(bits);
-      store_four(p.out_at(row, feature), v, p.n - feature, p.n % 4 == 0);
+      finish_four<1>(p, row < p.m, row, first_feature + reader.feature, z);
     }
     ptx::barrier_sync(barrier, 128);
   }

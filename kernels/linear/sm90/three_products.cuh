@@ -245,11 +245,7 @@ __device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
     const int row = slab * kSlabRows;
     if (tile.row + row >= tile.end) break;
     stage_slab<0, kSlabs, S::kSlabBlocks, 128>(&staging[0][threadIdx.x % 128], sums, slab);
-    if (p.epilogue.divisor.is_exact) {
-      store_pass<true>(p, tile, row, feature, staging);
-    } else {
-      store_pass<false>(p, tile, row, feature, staging);
-    }
+    store_pass(p, tile, row, feature, staging);
   }
 }
 

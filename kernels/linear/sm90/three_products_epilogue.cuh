@@ -214,25 +214,6 @@ __device__ inline int fragment_row(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
-// Four features of a row of x. The thread whose lane differs in bit 2 has half of the mask's byte.
-template <bool kExact>
-__device__ void finish_four(const Epilogue<float>& p, int row, int end, int column,
-                            const float (&z)[4]) {
-  const bool exists = row < end && column < p.n;
-  if (p.mask != nullptr) {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) bits |= (column + i < p.n && mask_bit(z[i])) << i;
-    bits |= __shfl_xor_sync(0xffffffff, bits, 4) << 4;
-    if (exists && column % 8 == 0) *p.mask_at(row, column) = static_cast<uint8_t>(bits);
-  }
-  if (!exists) return;
-  float out[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) out[i] = p.template finish<kExact>(z[i]);
-  store_four(p.out_at(row, column), out, p.n - column, p.n % 4 == 0);
-}
-
 // Marks a row of the weight of which a scaled sum is not finite, so that the second run makes it.
 __device__ inline void mark_overflow(const SplitProblem& p, int column) {
   if (p.is_second_run || column >= p.epilogue.n) return;
@@ -242,7 +223,7 @@ __device__ inline void mark_overflow(const SplitProblem& p, int column) {
 
 // A thread has staged two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A swap with
 // the thread that has the next two makes that four features of one row, from first_feature on.
-template <bool kExact, int kSlabBlocks>
+template <int kSlabBlocks>
 __device__ void store_pass(const SplitProblem& p, const TileEpilogue& tile, int first_row,
                            int first_feature, const float4 (&staging)[kSlabBlocks][128]) {
   const int lane = threadIdx.x % 32;
@@ -262,7 +243,8 @@ __device__ void store_pass(const SplitProblem& p, const TileEpilogue& tile, int 
       if (!isfinite(total)) mark_overflow(p, tile.column + first_feature + i);
       z[i] = split::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
     }
-    finish_four<kExact>(p.epilogue, tile.row + row, tile.end, tile.column + first_feature, z);
+    finish_four<4>(p.epilogue, tile.row + row < tile.end, tile.row + row,
+                   tile.column + first_feature, z);
   }
 }
 
