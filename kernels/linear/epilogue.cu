@@ -72,18 +72,15 @@ __global__ void __launch_bounds__(kThreads)
                           : vector / vectors;
   const Elements<T> elements((vector - row * vectors) * kSize, vector < all ? n : 0, is_aligned);
   out += row * n + elements.first;
+  Vector<T> z = elements.load(out);
   uint32_t bits = 0;
-  const auto finish = [&](auto is_exact) {
-    Vector<T> z = elements.load(out);
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) {
-      const auto element = static_cast<Compute<T>>(z.value[j]);
-      bits |= static_cast<uint32_t>(mask_bit(element)) << j;  // 0 past the row, where z is 0
-      z.value[j] = static_cast<T>(divisor.template quotient<is_exact.value>(relu_of(element)));
-    }
-    elements.store(out, z);
-  };
-  divisor.is_exact ? finish(std::true_type{}) : finish(std::false_type{});
+  for (int j = 0; j < kSize; ++j) {
+    const auto element = static_cast<Compute<T>>(z.value[j]);
+    bits |= static_cast<uint32_t>(mask_bit(element)) << j;  // 0 past the row, where z is 0
+    z.value[j] = static_cast<T>(divisor.quotient(relu_of(element)));
+  }
+  elements.store(out, z);
   if (mask == nullptr) return;
   const int place = static_cast<int>(elements.first % kMaskColumns);
   bits <<= place;

@@ -24,11 +24,7 @@ struct Divisor {
     is_exact = std::abs(std::frexp(divisor, &exponent)) == T{0.5};
   }
 
-  template <bool kExact>
-  __device__ T quotient(T x) const {
-    return kExact ? x * reciprocal : x / divisor;
-  }
-  __device__ T quotient(T x) const { return is_exact ? quotient<true>(x) : quotient<false>(x); }
+  __device__ T quotient(T x) const { return is_exact ? x * reciprocal : x / divisor; }
 };
 
 // In float, without the branches of a general division. The quotient by the divisor's mantissa is
@@ -48,15 +44,10 @@ struct Divisor<float> {
     is_exact = mantissa == 1;
   }
 
-  template <bool kExact>
   __device__ float quotient(float x) const {
-    if constexpr (kExact) return x * scale;
+    if (is_exact) return x * scale;
     const float q = x * reciprocal;
     return (fabsf(q) < INFINITY ? fmaf(fmaf(-q, mantissa, x), reciprocal, q) : q) * scale;
-  }
-
-  __device__ float quotient(float x) const {
-    return is_exact ? quotient<true>(x) : quotient<false>(x);
   }
 };
 

@@ -162,21 +162,20 @@ void launch_product(const Product<Kind>& product, int clusters, const CUtensorMa
 template <typename Kind>
 void launch_product(const Product<Kind>& product, int clusters, const Linear& linear,
                     cudaStream_t stream) {
-  const auto make = [&](const void* operand, int64_t rows, int64_t stride, bool is_transposed,
-                        int box_rows) {
+  const auto make = [&](const void* operand, int64_t rows, int64_t stride, bool is_transposed) {
     const auto matrix = static_cast<const typename Kind::Element*>(operand);
     if (is_transposed) return make_map(matrix, linear.k, rows, stride, kStepK);
-    return make_map(matrix, rows, linear.k, stride, Kind::kIsHalf ? kBoxRows : box_rows);
+    return make_map(matrix, rows, linear.k, stride, kBoxRows);
   };
   CUtensorMap out{};
   if constexpr (Kind::kIsGradient) {
     out = make_map(static_cast<typename Kind::Out*>(linear.out), linear.n, linear.m, linear.m,
                    kWarpFeatures);
   }
-  launch_product(
-      product, clusters, make(linear.x, linear.m, linear.x_stride, linear.x_is_transposed, kXHalf),
-      make(linear.weight, linear.n, linear.weight_stride, linear.weight_is_transposed, kWeightRows),
-      out, stream);
+  launch_product(product, clusters,
+                 make(linear.x, linear.m, linear.x_stride, linear.x_is_transposed),
+                 make(linear.weight, linear.n, linear.weight_stride, linear.weight_is_transposed),
+                 out, stream);
 }
 
 template <typename Kind>
@@ -190,14 +189,14 @@ void launch_half(const Linear& linear, cudaStream_t stream) {
   launch_product(product, blocks_of(tiles, waves), linear, stream);
 }
 
-template <typename Kind>
 void launch_rounded(const Linear& linear, cudaStream_t stream) {
   const Workspace workspace(linear);
   const int64_t together = linear.mask != nullptr ? 8 : 4;
   prepare(linear, workspace, stream);
-  auto product = make_product<Kind>(linear, together);
+  auto product = make_product<Rounded>(linear, together);
   const int tiles = product.tiles.count();
-  const int clusters = std::min(count_clusters(product_kernel<Kind>, sizeof(Memory<Kind>)), tiles);
+  const int most = count_clusters(product_kernel<Rounded>, sizeof(Memory<Rounded>));
+  const int clusters = std::min(most, tiles);
   product.redo = workspace.redo;
   product.conversion = workspace.conversion;
   product.conversion.side = std::min(product.tiles.x_tiles, TileOrder::kBand);
@@ -217,8 +216,8 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
   }
   auto redo = make_product<Redo>(again, together);
   redo.redo = workspace.redo;
-  const int most = count_clusters(product_kernel<Redo>, sizeof(Memory<Redo>));
-  launch_product(redo, std::min(most, tiles), again, stream);
+  const int most_again = count_clusters(product_kernel<Redo>, sizeof(Memory<Redo>));
+  launch_product(redo, std::min(most_again, tiles), again, stream);
 }
 
 // All tiles have fewer rows where that saves time.
@@ -302,8 +301,7 @@ void launch_chunk(const Linear& linear, cudaStream_t stream) {
   if (linear.dtype == DType::kFloat16) return launch_half_of<__half>(linear, stream);
   if (linear.dtype == DType::kBFloat16) return launch_half_of<__nv_bfloat16>(linear, stream);
   if (linear.precision == Precision::kHighest) return launch_split(linear, stream);
-  if (linear.weight_is_transposed) return launch_rounded<RoundedTransposed>(linear, stream);
-  launch_rounded<Rounded>(linear, stream);
+  launch_rounded(linear, stream);
 }
 
 int64_t rows_of_chunk(const Linear& linear) {

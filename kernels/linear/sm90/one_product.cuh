@@ -22,20 +22,18 @@
 namespace kernels::sm90 {
 
 enum class Mode {
-  kHalf,               // operands of half types, of which either dimension is adjacent
-  kGradient,           // the same; out [n, m] is the product as it is, without an epilogue
-  kConvert,            // x scaled and rounded before, the weight in the same kernel
-  kConvertTransposed,  // the same of a weight that is [k, n]
-  kRedo,               // the tiles of both that fp16 does not carry
+  kHalf,      // operands of half types, of which either dimension is adjacent
+  kGradient,  // the same; out [n, m] is the product as it is, without an epilogue
+  kConvert,   // x scaled and rounded before, the weight in the same kernel
+  kRedo,      // the tiles of that which fp16 does not carry
 };
 
 template <typename ElementType, typename OutType, Mode kMode>
 struct ProductKind {
   using Element = ElementType;
   using Out = OutType;
-  static constexpr bool kIsTransposed = kMode == Mode::kConvertTransposed;
-  static constexpr bool kConverts = kMode == Mode::kConvert || kIsTransposed;
-  static constexpr bool kIsRedo = kMode == Mode::kRedo, kIsGradient = kMode == Mode::kGradient;
+  static constexpr bool kConverts = kMode == Mode::kConvert, kIsRedo = kMode == Mode::kRedo;
+  static constexpr bool kIsGradient = kMode == Mode::kGradient;
   static constexpr bool kIsHalf = kMode == Mode::kHalf || kIsGradient;
 };
 
@@ -45,7 +43,6 @@ using Half = ProductKind<T, T, Mode::kHalf>;
 template <typename T>
 using Gradient = ProductKind<T, T, Mode::kGradient>;
 using Rounded = ProductKind<__half, float, Mode::kConvert>;
-using RoundedTransposed = ProductKind<__half, float, Mode::kConvertTransposed>;
 using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo>;
 
 // A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which a cluster's
@@ -56,7 +53,7 @@ constexpr int kXHalf = kXRows / kClusterSize;  // rows of x that a block loads f
 constexpr int kRowBytes = 128;
 static_assert(kRowBytes / sizeof(__half) == kStepK, "steps are the same");
 constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
-// Half copies an operand in boxes of 64 rows and a step of K, whichever of the two is adjacent.
+// Operands as they lie in memory are copied in boxes of 64 rows and a step of K.
 constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kRowBytes;
 static_assert(kBoxRows == kStepK && kFeatures == kBoxRows, "a warpgroup multiplies a box");
 constexpr int kSums = kXRows / 2;  // a thread
@@ -137,7 +134,10 @@ __device__ void copy_step(const Product<Kind>& p, const CUtensorMap& x_map,
                           const CUtensorMap& weight_map, uint32_t x, uint32_t weight, int row,
                           int weight_row, int step, uint32_t barrier) {
   ptx::mbarrier_arrive_expect_tx(barrier, kXBytes + kWeightBytes);
-  if constexpr (Kind::kIsHalf) {
+  if constexpr (Kind::kConverts) {  // both are stepwise
+    ptx::copy_tensor_multicast(x, &x_map, 0, row, step, barrier, kBothBlocks);
+    ptx::copy_tensor(weight, &weight_map, 0, weight_row, step, barrier);
+  } else {
     const int k = step * p.kK;
     for (int i = 0; i < kXHalf / kBoxRows; ++i) {
       const int at = row + i * kBoxRows;
@@ -149,12 +149,6 @@ __device__ void copy_step(const Product<Kind>& p, const CUtensorMap& x_map,
       ptx::copy_tensor(weight + i * kBoxBytes, &weight_map, p.weight_is_transposed ? at : k,
                        p.weight_is_transposed ? k : at, barrier);
     }
-  } else if constexpr (Kind::kConverts) {  // both are stepwise
-    ptx::copy_tensor_multicast(x, &x_map, 0, row, step, barrier, kBothBlocks);
-    ptx::copy_tensor(weight, &weight_map, 0, weight_row, step, barrier);
-  } else {
-    ptx::copy_tensor_multicast(x, &x_map, step * p.kK, row, barrier, kBothBlocks);
-    ptx::copy_tensor(weight, &weight_map, step * p.kK, weight_row, barrier);
   }
 }
 
@@ -328,7 +322,7 @@ __device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, in
   const Scales<typename Kind::Out>& scales = shared.scales[warpgroup];
   Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
   const int barrier = 1 + warpgroup;
-  if (is_direct) {
+  if (is_direct && !Kind::kIsRedo) {  // few tiles are made again, not worth the code
     if (p.mask == nullptr) {
       store_direct<false>(p, row, feature, sums, scales, staging, barrier);
     } else {
@@ -433,9 +427,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
         while (x_tile < p.tiles.x_tiles && !is_made(p, x_tile)) ++x_tile;
         return x_tile < p.tiles.x_tiles;
       };
-      convert<Kind::kIsTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
-                                   gridDim.x / kClusterSize, shared.converters[converter],
-                                   1 + kConsumers + converter, &shared.progress, makes_any);
+      const auto convert_all = [&](auto is_transposed) {
+        convert<is_transposed.value>(p.conversion, p.k, p.tiles.weight_tiles,
+                                     gridDim.x / kClusterSize, shared.converters[converter],
+                                     1 + kConsumers + converter, &shared.progress, makes_any);
+      };
+      p.weight_is_transposed ? convert_all(std::true_type{}) : convert_all(std::false_type{});
     }
   } else {  // multiply
     ptx::setmaxnreg_inc<Kind::kIsGradient ? kGradientProductRegisters : kProductRegisters>();
