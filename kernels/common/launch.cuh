@@ -1,6 +1,6 @@
-// Launches beyond <<<>>>: in clusters, and with programmatic dependent launch (PDL), which lets a
-// kernel start while the one before it ends, from sm_90 on. Errors of the runtime are exceptions
-// between here and the functions of launchers.h.
+// Launches in clusters, and with programmatic dependent launch (PDL), which lets a kernel start
+// while the one before it ends, from sm_90 on. Errors of the runtime are exceptions between here
+// and the functions of launchers.h.
 
 #pragma once
 

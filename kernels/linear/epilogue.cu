@@ -20,8 +20,8 @@ using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 constexpr int kMaskColumns = 8;  // of a byte
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// A thread's neighbouring columns of a row: one vector, or fewer at the row's end. Where rows are
-// not aligned, they are accessed one by one: layouts of their own would take 28 kernels more.
+// A thread's neighbouring columns of a row: one vector, or fewer at the row's end. Of rows that are
+// not aligned, they are accessed one by one.
 template <typename T>
 struct Elements {
   static constexpr int kSize = Vector<T>::kSize;

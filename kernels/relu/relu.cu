@@ -18,7 +18,8 @@ namespace kernels::elementwise {
 
 constexpr int kBlock = 256;
 
-// Threads of a block, and vectors of a thread. Kernels for small tensors have a 32-bit index.
+// Threads of a block, and vectors of a thread. Kernels for small tensors have a 32-bit index, and
+// loads without a policy, which takes instructions to make.
 template <int kBlockThreads, int kThreadVectors, bool kForLarge>
 struct Shape {
   static constexpr int kThreads = kBlockThreads, kVectors = kThreadVectors;
@@ -27,13 +28,6 @@ struct Shape {
 };
 
 // -------------------------------------------------------------------------------------- kernels
-
-// Loads of small tensors have no policy, for it takes instructions to make.
-template <typename S, typename T>
-__device__ Vector<T> load_dense(const T* address, uint64_t policy) {
-  if constexpr (S::kIsLarge) return load_vector(address, policy);
-  return load_vector(address);
-}
 
 // Loads and then stores a thread's vectors u. They are a constant `before` elements after `start`,
 // so that all accesses are off one address. Only the last block tests them: the shorter code comes
@@ -101,7 +95,8 @@ __global__ void __launch_bounds__(S::kThreads)
   for_elements<S, kSize, kMask ? 8 : kSize>(
       n,
       [&](int u, auto start, int before) {
-        words[u] = load_dense<S>(reinterpret_cast<const uint32_t*>(x + start + before), policy);
+        const auto* const from = reinterpret_cast<const uint32_t*>(x + start + before);
+        words[u] = S::kIsLarge ? load_vector(from, policy) : load_vector(from);
       },
       [&](int u, auto start, int before, bool is_there) {
         if (!kMask && !is_there) return;
@@ -132,9 +127,8 @@ __global__ void __launch_bounds__(S::kThreads)
                          Bits* grad_input, typename S::Index n) {
   constexpr int kSize = Vector<Bits>::kSize;
   const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
-  const auto load_byte = [&](auto i) -> uint32_t {
-    if constexpr (S::kIsLarge) return load_mask(mask + i / 8, policy);
-    return mask[i / 8];
+  const auto load_byte = [&](auto i) {
+    return S::kIsLarge ? load_mask(mask + i / 8, policy) : mask[i / 8];
   };
   Vector<Bits> v[S::kVectors];
   uint32_t byte[S::kVectors], rest_byte;
@@ -145,7 +139,8 @@ __global__ void __launch_bounds__(S::kThreads)
         if (is_constant) {
           for (Bits& value : v[u].value) value = *grad_output;
         } else {
-          v[u] = load_dense<S>(grad_output + start + before, policy);
+          const Bits* const from = grad_output + start + before;
+          v[u] = S::kIsLarge ? load_vector(from, policy) : load_vector(from);
         }
         byte[u] = load_byte(start + before);
       },

@@ -153,8 +153,7 @@ Product<Kind> make_product(const Linear& linear, int64_t together) {
 template <typename Kind>
 void launch_product(const Product<Kind>& product, int clusters, const CUtensorMap& x,
                     const CUtensorMap& weight, const CUtensorMap& out, cudaStream_t stream) {
-  constexpr bool kHasPdl = Kind::kConverts || Kind::kIsRedo || Kind::kIsHalf;
-  launch_grid({clusters * kClusterSize, kThreads, sizeof(Memory<Kind>), stream, kHasPdl},
+  launch_grid({clusters * kClusterSize, kThreads, sizeof(Memory<Kind>), stream, /*has_pdl=*/true},
               product_kernel<Kind>, x, weight, out, product);
 }
 

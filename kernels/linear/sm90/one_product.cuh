@@ -56,8 +56,7 @@ constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowByt
 // Operands as they lie in memory are copied in boxes of 64 rows and a step of K.
 constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kRowBytes;
 static_assert(kBoxRows == kStepK && kFeatures == kBoxRows, "a warpgroup multiplies a box");
-constexpr int kSums = kXRows / 2;  // a thread
-constexpr int kStages = 4;
+constexpr int kSums = kXRows / 2, kStages = 4;  // sums of a thread; of the pipeline
 constexpr int kWorkerRegisters = 88, kProductRegisters = 208;
 // Packed results take registers from the producer.
 constexpr int kGradientWorkerRegisters = 24, kGradientProductRegisters = 240;
@@ -128,32 +127,7 @@ __device__ bool is_made(const Product<Kind>& p, int x_tile) {
   return __all_sync(0xffffffff, is_carried);
 }
 
-// Copies a block's half of x and its weight in a step: one thread.
-template <typename Kind>
-__device__ void copy_step(const Product<Kind>& p, const CUtensorMap& x_map,
-                          const CUtensorMap& weight_map, uint32_t x, uint32_t weight, int row,
-                          int weight_row, int step, uint32_t barrier) {
-  ptx::mbarrier_arrive_expect_tx(barrier, kXBytes + kWeightBytes);
-  if constexpr (Kind::kConverts) {  // both are stepwise
-    ptx::copy_tensor_multicast(x, &x_map, 0, row, step, barrier, kBothBlocks);
-    ptx::copy_tensor(weight, &weight_map, 0, weight_row, step, barrier);
-  } else {
-    const int k = step * p.kK;
-    for (int i = 0; i < kXHalf / kBoxRows; ++i) {
-      const int at = row + i * kBoxRows;
-      ptx::copy_tensor_multicast(x + i * kBoxBytes, &x_map, p.x_is_transposed ? at : k,
-                                 p.x_is_transposed ? k : at, barrier, kBothBlocks);
-    }
-    for (int i = 0; i < kWeightRows / kBoxRows; ++i) {
-      const int at = weight_row + i * kBoxRows;
-      ptx::copy_tensor(weight + i * kBoxBytes, &weight_map, p.weight_is_transposed ? at : k,
-                       p.weight_is_transposed ? k : at, barrier);
-    }
-  }
-}
-
-// Stands in the place of a tile's index after the last tile.
-constexpr int kNoTile = INT_MAX;
+constexpr int kNoTile = INT_MAX;  // in the place of a tile's index, after the last tile
 
 // The TMA producer: one warp, of which one thread copies.
 template <typename Kind>
@@ -171,7 +145,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
     const Tile tile = p.find(i);
     const int row = tile.x * kXRows + rank * kXHalf;
-    const int panel = tile.weight * kClusterSize + rank;
+    const int panel = tile.weight * kClusterSize + rank, weight_row = panel * kWeightRows;
     if (!is_made(p, tile.x)) {
       if (copies && rank == 0) p.redo.add(i);
       started += steps;
@@ -186,8 +160,26 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
         if (step >= converted) converted = step + wait_converted(p.conversion, panel, step);
       }
       if (!copies) continue;
-      copy_step(p, x_map, weight_map, x + ring.stage * kXBytes, weight + ring.stage * kWeightBytes,
-                row, panel * kWeightRows, step, full + 8 * ring.stage);
+      const uint32_t arrived = full + 8 * ring.stage;
+      const uint32_t to_x = x + ring.stage * kXBytes,
+                     to_weight = weight + ring.stage * kWeightBytes;
+      ptx::mbarrier_arrive_expect_tx(arrived, kXBytes + kWeightBytes);
+      if constexpr (Kind::kConverts) {  // both are stepwise
+        ptx::copy_tensor_multicast(to_x, &x_map, 0, row, step, arrived, kBothBlocks);
+        ptx::copy_tensor(to_weight, &weight_map, 0, weight_row, step, arrived);
+        continue;
+      }
+      const int k = step * p.kK;
+      for (int i = 0; i < kXHalf / kBoxRows; ++i) {
+        const int at = row + i * kBoxRows;
+        ptx::copy_tensor_multicast(to_x + i * kBoxBytes, &x_map, p.x_is_transposed ? at : k,
+                                   p.x_is_transposed ? k : at, arrived, kBothBlocks);
+      }
+      for (int i = 0; i < kWeightRows / kBoxRows; ++i) {
+        const int at = weight_row + i * kBoxRows;
+        ptx::copy_tensor(to_weight + i * kBoxBytes, &weight_map, p.weight_is_transposed ? at : k,
+                         p.weight_is_transposed ? k : at, arrived);
+      }
     }
     started += steps;
   }

@@ -20,8 +20,7 @@ constexpr int kFeatures = 64, kXRows = 256;
 constexpr int kWarpFeatures = kFeatures / 4;
 // Results are stored in slabs of kSlabBlocks blocks of 8 rows of x, four features of each a thread.
 constexpr int kSlabBlocks = 2, kSlabs = kXRows / (8 * kSlabBlocks);
-// Rows of a slab of half types that can be stored directly.
-constexpr int kHalfSlabRows = 64;
+constexpr int kHalfSlabRows = 64;  // of a slab of half types that can be stored directly
 
 // Rows of x are neighbours in registers, features in the result: sums are transposed here.
 using StagedSums = float4[kSlabBlocks][4][33];  // of each lane; 33 avoids bank conflicts

@@ -228,27 +228,6 @@ struct Consumer {
   }
 };
 
-__device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
-                              float4 (&staging)[Split::kSlabBlocks][128],
-                              const float (&sums)[Split::kSums]) {
-  using S = Split;
-  const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
-  if (tile.is_direct) {
-    const int feature = local_row + fragment_row(g, 0);
-    if (p.epilogue.mask == nullptr) return store_direct<false>(p, tile, feature, sums);
-    return store_direct<true>(p, tile, feature, sums);
-  }
-  const int feature = local_row + fragment_row(g & ~2, 0);
-  constexpr int kSlabRows = S::kSlabBlocks * 8, kSlabs = S::kXRows / kSlabRows;
-#pragma unroll 1
-  for (int slab = 0; slab < kSlabs; ++slab) {
-    const int row = slab * kSlabRows;
-    if (tile.row + row >= tile.end) break;
-    stage_slab<0, kSlabs, S::kSlabBlocks, 128>(&staging[0][threadIdx.x % 128], sums, slab);
-    store_pass(p, tile, row, feature, staging);
-  }
-}
-
 template <int kSegment>
 __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, SplitMemory& shared,
                                         int warpgroup) {

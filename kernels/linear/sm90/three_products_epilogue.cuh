@@ -20,8 +20,7 @@ namespace kernels::sm90 {
 struct Split {
   static constexpr int kWeightRows = 64 * kConsumers;
   // With so many rows, both the accumulators and the promoted sums fit into the registers.
-  static constexpr int kXRows = 176;
-  static constexpr int kSums = kXRows / 2;
+  static constexpr int kXRows = 176, kSums = kXRows / 2;
   // Some tiles of x have kNarrow rows, so that none multiplies many that are not there: 1024 are 4
   // tiles of 176 and 2 of 160, 2% of an H200's time. Or all have fewer (choose_tiles).
   static constexpr int kNarrow = 160, kMiddle = 128, kSmall = 64;
@@ -45,13 +44,12 @@ struct TileEpilogue {
     int exponent;
     float bias;
   } features[Split::kWeightRows];
-  int row, end;   // rows of x: the first, and one past the last
-  int column;     // the first feature
-  int is_direct;  // whether store_direct serves
+  int row, end, column;  // rows of x: the first, and one past the last; the first feature
+  int is_direct;         // whether store_direct serves
 };
 
-// Sums are promoted every 32 of K below kShortK, every 64 below kLongK, and every 128 from there
-// on: the longer K, the more float32 errs itself (docs/SPLIT.md).
+// Sums are promoted every 32 of K below kShortK, every 64 below kLongK, then every 128: the longer
+// K, the more float32 errs itself (docs/SPLIT.md).
 constexpr int kShortK = 2048, kLongK = 4096;
 
 // The barrier of both consumer warpgroups, after those that each shares with load_epilogues' warp.
@@ -221,33 +219,6 @@ __device__ inline void mark_overflow(const SplitProblem& p, int column) {
   *p.has_overflowed = 1;
 }
 
-// A thread has staged two neighbouring features in rows 2c and 2c + 1 of every 8 of x. A swap with
-// the thread that has the next two makes that four features of one row, from first_feature on.
-template <int kSlabBlocks>
-__device__ void store_pass(const SplitProblem& p, const TileEpilogue& tile, int first_row,
-                           int first_feature, const float4 (&staging)[kSlabBlocks][128]) {
-  const int lane = threadIdx.x % 32;
-  const bool is_second = lane & 8;
-#pragma unroll
-  for (int j = 0; j < kSlabBlocks; ++j) {
-    const float4 own = staging[j][threadIdx.x % 128];
-    const float keep[2] = {is_second ? own.y : own.x, is_second ? own.w : own.z};
-    const float other[2] = {__shfl_xor_sync(0xffffffff, is_second ? own.x : own.y, 8),
-                            __shfl_xor_sync(0xffffffff, is_second ? own.z : own.w, 8)};
-    const int row = first_row + 8 * j + 2 * (lane % 4) + is_second;
-    float z[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const TileEpilogue::Feature feature = tile.features[first_feature + i];
-      const float total = (i < 2) == is_second ? other[i % 2] : keep[i % 2];
-      if (!isfinite(total)) mark_overflow(p, tile.column + first_feature + i);
-      z[i] = split::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
-    }
-    finish_four<4>(p.epilogue, tile.row + row < tile.end, tile.row + row,
-                   tile.column + first_feature, z);
-  }
-}
-
 // Where it is direct and all exponents are modest: `feature` and the next, of all rows.
 template <bool kMask, int kSums>
 __device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, int feature,
@@ -301,6 +272,49 @@ __device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, in
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (!(largest[r] < INFINITY)) mark_overflow(p, column + r);
+  }
+}
+
+// The epilogue of a tile that is not direct stages two neighbouring features a thread, in rows 2c
+// and 2c + 1 of every 8 of x. A swap with the thread that has the next two makes that four features
+// of one row.
+__device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
+                              float4 (&staging)[Split::kSlabBlocks][128],
+                              const float (&sums)[Split::kSums]) {
+  using S = Split;
+  const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
+  if (tile.is_direct) {
+    const int feature = local_row + fragment_row(g, 0);
+    if (p.epilogue.mask == nullptr) return store_direct<false>(p, tile, feature, sums);
+    return store_direct<true>(p, tile, feature, sums);
+  }
+  const int first_feature = local_row + fragment_row(g & ~2, 0);
+  const bool is_second = lane & 8;
+  float4* const slot = &staging[0][threadIdx.x % 128];
+  constexpr int kSlabRows = S::kSlabBlocks * 8, kSlabs = S::kXRows / kSlabRows;
+#pragma unroll 1
+  for (int slab = 0; slab < kSlabs; ++slab) {
+    const int first_row = slab * kSlabRows;
+    if (tile.row + first_row >= tile.end) break;
+    stage_slab<0, kSlabs, S::kSlabBlocks, 128>(slot, sums, slab);
+#pragma unroll
+    for (int j = 0; j < S::kSlabBlocks; ++j) {
+      const float4 own = slot[j * 128];
+      const float keep[2] = {is_second ? own.y : own.x, is_second ? own.w : own.z};
+      const float other[2] = {__shfl_xor_sync(0xffffffff, is_second ? own.x : own.y, 8),
+                              __shfl_xor_sync(0xffffffff, is_second ? own.z : own.w, 8)};
+      const int row = first_row + 8 * j + 2 * (lane % 4) + is_second;
+      float z[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const TileEpilogue::Feature feature = tile.features[first_feature + i];
+        const float total = (i < 2) == is_second ? other[i % 2] : keep[i % 2];
+        if (!isfinite(total)) mark_overflow(p, tile.column + first_feature + i);
+        z[i] = split::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
+      }
+      finish_four<4>(p.epilogue, tile.row + row < tile.end, tile.row + row,
+                     tile.column + first_feature, z);
+    }
   }
 }
 
