@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kThreads)
 // ------------------------------------------------------------------------------------- backward
 
 constexpr int kBatch = 2;  // rows that a thread loads before it stores the first
-// Gradients of a column are summed in runs, and then the runs, so that the error stays small.
-constexpr int kRun = 64;
+constexpr int kRun = 64;   // gradients of a column are summed in runs: the error stays small
 static_assert(kRun % kBatch == 0, "a run ends where a batch does");
 // Blocks that a multiprocessor runs at once, by their registers. The grid has about as many as an
 // H200 runs: with twice as many, half types take a tenth longer.

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>

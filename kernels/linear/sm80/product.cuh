@@ -22,8 +22,7 @@
 
 namespace kernels::sm80 {
 
-constexpr int kThreads = 256;  // 2 x 4 warps along M and N
-constexpr int kWarpsN = 4;
+constexpr int kThreads = 256, kWarpsN = 4;  // 2 x 4 warps along M and N
 constexpr int kBlockM = 128, kBlockN = 128;
 constexpr int kBlockK = 32, kRowBytes = kBlockK * sizeof(__half);  // four vectors of 16 bytes
 constexpr int kFragmentsM = kBlockM / 2 / 16;                      // of a warp, 16 rows each

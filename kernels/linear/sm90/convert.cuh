@@ -17,17 +17,14 @@ namespace kernels::sm90 {
 
 // Warps convert units of 32 rows and 256 of K, in the order in which the product needs them, and
 // count them for each panel, the 128 rows that a block multiplies, and each step, 64 of K.
-constexpr int kStepK = split::kStepwise;
-constexpr int kUnitSteps = 4, kUnitRows = 32;
-constexpr int kPanelRows = 128;
-constexpr int kUnitsOfPanel = kPanelRows / kUnitRows;
+constexpr int kStepK = split::kStepwise, kUnitSteps = 4, kUnitRows = 32;
+constexpr int kPanelRows = 128, kUnitsOfPanel = kPanelRows / kUnitRows;
 // A warp copies batches of 8 rows and 64 of K to shared memory; transposed, of 32 rows and 16 of K.
 constexpr int kBatches = 4, kBatchRows = 8, kBatchDepth = 16;
 constexpr int kConverters = 3;
 using Batches = float4[kBatches][kBatchRows / 2][32];  // of a warp
 using ConverterMemory = Batches[kConverters];
-// Steps by which a conversion may lead its block's product: the batches stay in L2 until then.
-constexpr int kLead = 24;
+constexpr int kLead = 24;  // steps by which a conversion may lead its product, and stays in L2
 
 struct Conversion {
   split::SplitMatrix weight;
@@ -38,8 +35,7 @@ struct Conversion {
   int side, width;       // tiles of x, and of the weight, that are in use at once
 };
 
-// Where no element is subnormal (round_group).
-constexpr uint32_t kNoSubnormal = 0x03ff03ff;
+constexpr uint32_t kNoSubnormal = 0x03ff03ff;  // where no element is subnormal (round_group)
 
 // Eight neighbours, scaled and rounded. `least` becomes the least magnitude of subnormals that are
 // not zero, in each half of a pair, less 1: as integers, of which that of a zero is the largest.
@@ -71,8 +67,8 @@ __device__ inline void count_subnormals(const Conversion& p, int64_t row, const 
   if (threadIdx.x % 8 == 0 && lost != 0) atomicAdd(p.subnormals + row, lost * kStepK / all);
 }
 
-// Converts a unit that is in the weight as a whole. A lane has eight neighbours of a row, and every
-// fourth row, or of a transposed weight every sixteenth. Returns whether anything was counted.
+// Converts a whole unit. A lane has eight neighbours of a row, and every fourth row, or of a
+// transposed weight every sixteenth. Returns whether anything was counted.
 template <bool kTransposed>
 __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, Batches& batches,
                              int barrier) {

@@ -190,8 +190,8 @@ void launch_half(const Linear& linear, cudaStream_t stream) {
 
 void launch_rounded(const Linear& linear, cudaStream_t stream) {
   const Workspace workspace(linear);
-  const int64_t together = linear.mask != nullptr ? 8 : 4;
   prepare(linear, workspace, stream);
+  const int64_t together = linear.mask != nullptr ? 8 : 4;
   auto product = make_product<Rounded>(linear, together);
   const int tiles = product.tiles.count();
   const int most = count_clusters(product_kernel<Rounded>, sizeof(Memory<Rounded>));

@@ -308,27 +308,11 @@ struct ProductConsumer {
 };
 
 template <typename Kind>
-__device__ void store_results(const Epilogue<typename Kind::Out>& p, int row, int feature,
-                              const float (&sums)[kSums], Memory<Kind>& shared, int warpgroup,
-                              bool is_direct) {
-  const Scales<typename Kind::Out>& scales = shared.scales[warpgroup];
-  Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
-  const int barrier = 1 + warpgroup;
-  if (is_direct && !Kind::kIsRedo) {  // few tiles are made again, not worth the code
-    if (p.mask == nullptr) {
-      store_direct<false>(p, row, feature, sums, scales, staging, barrier);
-    } else {
-      store_direct<true>(p, row, feature, sums, scales, staging, barrier);
-    }
-  } else {
-    store_staged(p, row, feature, sums, scales, staging.sums, barrier);
-  }
-}
-
-template <typename Kind>
 __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, Memory<Kind>& shared,
                                         int warpgroup) {
-  const int count = p.count();
+  const int count = p.count(), barrier = 1 + warpgroup;
+  Scales<typename Kind::Out>& scales = shared.scales[warpgroup];
+  Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
   ProductConsumer<Kind> consumer{p, base, warpgroup};
   float d[kSums];
   for (int i = blockIdx.x / kClusterSize;; i += gridDim.x / kClusterSize) {
@@ -341,7 +325,7 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
 
     // multiply
     for (int step = 0; step < steps; ++step) consumer.multiply(d, step);
-    const bool is_direct = own.store(p.epilogue, &shared.scales[warpgroup], 1 + warpgroup);
+    const bool is_direct = own.store(p.epilogue, &scales, barrier);
     consumer.complete();
 
     // epilogue
@@ -350,7 +334,13 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
       if (!__all_sync(0xffffffff, is_finite) && threadIdx.x % 32 == 0) p.redo.add(i);
     }
-    store_results(p.epilogue, row, feature, d, shared, warpgroup, is_direct);
+    if (!is_direct || Kind::kIsRedo) {  // few tiles are made again, not worth more code
+      store_staged(p.epilogue, row, feature, d, scales, staging.sums, barrier);
+    } else if (p.epilogue.mask == nullptr) {
+      store_direct<false>(p.epilogue, row, feature, d, scales, staging, barrier);
+    } else {
+      store_direct<true>(p.epilogue, row, feature, d, scales, staging, barrier);
+    }
   }
 }
 

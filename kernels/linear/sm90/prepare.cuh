@@ -9,8 +9,7 @@
 
 namespace kernels::sm90 {
 
-// The count of a row, times 32, is an int.
-constexpr int64_t kMostK = 1 << 24;
+constexpr int64_t kMostK = 1 << 24;  // so that the count of a row, times 32, is an int
 
 // The weight is to be read once, so its rows are scaled by eight samples of 16 elements, evenly
 // spread; or by all of a row where the samples are zero.

@@ -52,8 +52,7 @@ struct TileEpilogue {
 // K, the more float32 errs itself (docs/SPLIT.md).
 constexpr int kShortK = 2048, kLongK = 4096;
 
-// The barrier of both consumer warpgroups, after those that each shares with load_epilogues' warp.
-constexpr int kSecondStarts = 1 + kConsumers;
+constexpr int kSecondStarts = 1 + kConsumers;  // the barrier of both consumer warpgroups
 
 // Where consumer warpgroups and the warp of load_epilogues meet, tile by tile. compute-sanitizer's
 // racecheck (2025.3) does not follow barriers that one warp meets in turn: it gets one of all.
@@ -275,9 +274,8 @@ __device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, in
   }
 }
 
-// The epilogue of a tile that is not direct stages two neighbouring features a thread, in rows 2c
-// and 2c + 1 of every 8 of x. A swap with the thread that has the next two makes that four features
-// of one row.
+// Where a tile is not direct, a thread stages two neighbouring features of rows 2c and 2c + 1 of
+// every 8. A swap with the thread that has the next two makes that four features of one row.
 __device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
                               float4 (&staging)[Split::kSlabBlocks][128],
                               const float (&sums)[Split::kSums]) {

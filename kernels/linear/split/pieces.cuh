@@ -10,7 +10,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
@@ -41,15 +40,13 @@ struct SplitMatrix {
 constexpr int kGroup = 8;      // elements that a thread splits at a time: 16 bytes of fp16
 constexpr int kStepwise = 64;  // elements in a row of a stepwise matrix
 
-constexpr float kLowScale = 2048;  // so that low pieces of small elements are not subnormal
-// A lone high below this, after scaling, has lost some of the 11 bits that TF32 has.
-constexpr float kSmallHigh = 0x1p-14f;
+constexpr float kLowScale = 2048;       // so that low pieces of small elements are not subnormal
+constexpr float kSmallHigh = 0x1p-14f;  // a lone high below has lost some of TF32's 11 bits
 // Whether a row has too many of them: more than one in 32 of its nonzero elements.
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t nonzeros) {
   return subnormals * 32 > nonzeros;
 }
-// The exponent of a row of x of which a lone high carries too little.
-constexpr int kUncarried = 127;
+constexpr int kUncarried = 127;  // the exponent of a row of x that a lone high carries badly
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;  // of a block, at most
 // Elements that a thread, and a warp, keep between the passes. They read the rest twice.
