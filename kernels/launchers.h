@@ -20,8 +20,9 @@ enum class Precision { kHigh, kHighest };
 //
 //   relu            out[i] = x[i] < 0 ? 0 : x[i]
 //   relu_with_mask  relu, and mask bit i = !(x[i] <= 0), which is true for NaN
-//   relu_backward   grad_input[i] = mask bit i ? grad_output[i] : 0; where is_constant, grad_output
-//                   is one element, at any address, for all i
+//   relu_backward   grad_input[i] = mask bit i ? grad_output[i] : 0; grad_output lies as its layout
+//                   says, at any address where that is not dense; on a CPU dense or constant. Below
+//                   2^31 elements where it is neither
 //   unpack_mask     kept[i] = mask bit i, a byte each
 
 // Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /
@@ -58,14 +59,25 @@ struct Transposition {
   int64_t rows, columns;
 };
 
+// Where the elements of a gradient lie: sizes and strides, in elements, of dimensions in the order
+// of the output's memory, the innermost first.
+struct GradientLayout {
+  static constexpr int kMost = 4;
+  int dimensions;
+  int64_t sizes[kMost], strides[kMost];
+
+  bool is_dense() const { return dimensions == 1 && strides[0] == 1; }
+  bool is_constant() const { return dimensions == 1 && strides[0] == 0; }  // as that of a sum
+};
+
 namespace cuda {
 
 // Each launches on `stream` of the current device and returns the launch's cudaError_t.
 int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream);
 int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                    CUstream_st* stream);
-int relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
-                  void* grad_input, int64_t n, CUstream_st* stream);
+int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
+                  const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 int unpack_mask(const uint8_t* mask, bool* kept, int64_t n, CUstream_st* stream);
 
 // Tensor-core kernels, for compute capability 9.0 (wgmma) and for 8.0 and newer (mma.sync).

@@ -17,13 +17,29 @@ bool serves(const Tensor& x) {
          x.is_non_overlapping_and_dense() && !has_tangent(x) && is_aligned(x);
 }
 
-// Whether the strides of all dimensions that have more than one element are as expected.
-template <typename Expected>
-bool has_strides(const Tensor& x, const Expected& expected) {
-  for (int64_t d = 0; d < x.dim(); ++d) {
-    if (x.size(d) > 1 && x.stride(d) != expected(d)) return false;
+// The layout of a gradient of an output with these strides, where a kernel serves it. Dimensions
+// that follow each other in both are one. For strides of size 1 torch has rules of its own.
+std::optional<GradientLayout> layout_of(const Tensor& grad, at::IntArrayRef strides) {
+  c10::DimVector order;
+  for (int64_t d = 0; d < grad.dim(); ++d) {
+    if (grad.size(d) > 1) order.push_back(d);
   }
-  return true;
+  std::sort(order.begin(), order.end(), [=](auto a, auto b) { return strides[a] < strides[b]; });
+  GradientLayout layout{1, {1}, {}};
+  int last = -1;
+  for (const int64_t d : order) {
+    if (last >= 0 && grad.stride(d) == layout.sizes[last] * layout.strides[last]) {
+      layout.sizes[last] *= grad.size(d);
+      continue;
+    }
+    if (++last == GradientLayout::kMost) return std::nullopt;
+    layout.sizes[last] = grad.size(d), layout.strides[last] = grad.stride(d);
+    layout.dimensions = last + 1;
+  }
+  if (layout.is_constant() || (layout.is_dense() && is_aligned(grad))) return layout;
+  const bool has_ones = static_cast<int64_t>(order.size()) < grad.dim();
+  const bool is_served = grad.is_cuda() && grad.numel() < int64_t{1} << 31 && !has_ones;
+  return is_served ? std::optional(layout) : std::nullopt;
 }
 
 Tensor compute_relu(const Tensor& x) {
@@ -57,12 +73,12 @@ std::pair<Tensor, Tensor> compute_relu_with_mask(const Tensor& x) {
   return {out, mask};
 }
 
-Tensor compute_relu_backward(const Tensor& grad_output, bool is_constant, const Tensor& mask,
-                             at::IntArrayRef strides) {
+Tensor compute_relu_backward(const Tensor& grad_output, const GradientLayout& layout,
+                             const Tensor& mask, at::IntArrayRef strides) {
   const DeviceOf device(grad_output);
-  const Tensor grad_input =
-      is_constant ? allocate_output(mask, grad_output.sizes(), grad_output.scalar_type(), strides)
-                  : allocate_like(grad_output);
+  const Tensor grad_input = layout.is_dense() ? allocate_like(grad_output)
+                                              : allocate_output(mask, grad_output.sizes(),
+                                                                grad_output.scalar_type(), strides);
   const DType dtype = *kernel_dtype(grad_output.scalar_type());
   const int64_t n = grad_output.numel();
   void* const to = grad_input.mutable_data_ptr();
@@ -70,12 +86,10 @@ Tensor compute_relu_backward(const Tensor& grad_output, bool is_constant, const 
   const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
   run_on_device(
       mask,
-      [=](auto stream) {
-        return cuda::relu_backward(dtype, from, is_constant, bits, to, n, stream);
-      },
+      [&](auto stream) { return cuda::relu_backward(dtype, from, layout, bits, to, n, stream); },
       [&] {
-        for_elements(grad_input, [=](auto... range) {
-          cpu::relu_backward(dtype, from, is_constant, bits, to, range...);
+        for_elements(grad_input, [&](auto... range) {
+          cpu::relu_backward(dtype, from, layout.is_constant(), bits, to, range...);
         });
       });
   return grad_input;
@@ -113,11 +127,8 @@ struct ReluBackward : Node {
     const bool is_differentiated = at::GradMode::is_enabled();
     if (!is_differentiated && is_plain(mask.key_set() | grad_output.key_set()) &&
         !has_tangent(grad_output)) {
-      const bool is_constant = has_strides(grad_output, [](int64_t) { return 0; });  // of a sum
-      if (is_constant || (serves(grad_output) &&
-                          has_strides(grad_output, [&](int64_t d) { return strides[d]; }))) {
-        return {compute_relu_backward(grad_output, is_constant, mask, strides)};
-      }
+      const auto layout = layout_of(grad_output, strides);
+      if (layout) return {compute_relu_backward(grad_output, *layout, mask, strides)};
     }
     const Tensor kept = unpack_mask(mask, sizes, strides);
     if (!is_differentiated) {

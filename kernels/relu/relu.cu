@@ -157,6 +157,49 @@ __global__ void __launch_bounds__(S::kThreads)
       });
 }
 
+// Of a gradient that lies anyhow: a thread has kEach elements of 2, 4 or 8 bytes, kBlock apart.
+constexpr int kEach = 4;
+__global__ void __launch_bounds__(kBlock)
+    relu_backward_strided_kernel(const void* grad_output,
+                                 const __grid_constant__ GradientLayout layout, const uint8_t* mask,
+                                 void* grad_input, uint32_t n, int bytes) {
+  const uint32_t first = blockIdx.x * (kBlock * kEach) + threadIdx.x;
+  int64_t place[kEach];
+#pragma unroll
+  for (int u = 0; u < kEach; ++u) {
+    uint32_t i = first + u * kBlock;
+    place[u] = 0;
+#pragma unroll
+    for (int d = 0; d < GradientLayout::kMost - 1; ++d) {
+      if (d + 1 >= layout.dimensions) continue;
+      const uint32_t size = static_cast<uint32_t>(layout.sizes[d]), outer = i / size;
+      place[u] += (i - outer * size) * layout.strides[d];
+      i = outer;
+    }
+    place[u] += i * layout.strides[layout.dimensions - 1];
+  }
+  const auto select = [&](auto zero) {
+    using Bits = decltype(zero);
+    Bits v[kEach];
+    uint32_t byte[kEach];
+#pragma unroll
+    for (int u = 0; u < kEach; ++u) {
+      const uint32_t i = first + u * kBlock;
+      if (i >= n) break;
+      v[u] = static_cast<const Bits*>(grad_output)[place[u]], byte[u] = mask[i / 8];
+    }
+#pragma unroll
+    for (int u = 0; u < kEach; ++u) {
+      const uint32_t i = first + u * kBlock;
+      if (i >= n) break;
+      static_cast<Bits*>(grad_input)[i] = byte[u] >> i % 8 & 1 ? v[u] : zero;
+    }
+  };
+  if (bytes == 2) return select(uint16_t{});
+  if (bytes == 4) return select(uint32_t{});
+  select(uint64_t{});
+}
+
 // A thread has a byte of the mask.
 __global__ void __launch_bounds__(kBlock)
     unpack_mask_kernel(const uint8_t* mask, bool* kept, int64_t n) {
@@ -235,10 +278,16 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
   return launch_relu<true>(dtype, x, out, mask, n, stream);
 }
 
-int relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
-                  void* grad_input, int64_t n, CUstream_st* stream) {
+int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
+                  const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream) {
+  const bool is_constant = layout.is_constant();
   return for_floating(dtype, [&](auto zero) {
     constexpr int kBytes = sizeof(zero);
+    if (!is_constant && !(layout.is_dense() && has_aligned_rows(grad_output))) {
+      return launch<relu_backward_strided_kernel>(blocks_of(n, kBlock * kEach), kBlock, stream,
+                                                  grad_output, layout, mask, grad_input,
+                                                  static_cast<uint32_t>(n), kBytes);
+    }
     using Bits = std::conditional_t<kBytes == 8, uint64_t,
                                     std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
     return for_shape<Bits, true>(n, [&](auto shape) {
