@@ -20,9 +20,9 @@ enum class Precision { kHigh, kHighest };
 //
 //   relu            out[i] = x[i] < 0 ? 0 : x[i]
 //   relu_with_mask  relu, and mask bit i = !(x[i] <= 0), which is true for NaN
-//   relu_backward   grad_input[i] = mask bit i ? grad_output[i] : 0; grad_output lies as its layout
-//                   says, at any address where that is not dense; on a CPU dense or constant. Below
-//                   2^31 elements where it is neither
+//   relu_backward   grad_input[i] = mask bit i ? grad_output[i] : 0. grad_output lies as its layout
+//                   says: dense or constant, or on a GPU in another way, at any address, where n is
+//                   below 2^31
 //   unpack_mask     kept[i] = mask bit i, a byte each
 
 // Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /

@@ -157,16 +157,18 @@ __global__ void __launch_bounds__(S::kThreads)
       });
 }
 
-// Of a gradient that lies anyhow: a thread has kEach elements of 2, 4 or 8 bytes, kBlock apart.
+// Of a gradient that lies anyhow: a thread has up to kEach elements of 2, 4 or 8 bytes, kBlock
+// apart.
 constexpr int kEach = 4;
 __global__ void __launch_bounds__(kBlock)
     relu_backward_strided_kernel(const void* grad_output,
                                  const __grid_constant__ GradientLayout layout, const uint8_t* mask,
-                                 void* grad_input, uint32_t n, int bytes) {
-  const uint32_t first = blockIdx.x * (kBlock * kEach) + threadIdx.x;
+                                 void* grad_input, uint32_t n, int each, int bytes) {
+  const uint32_t first = blockIdx.x * (kBlock * each) + threadIdx.x;
   int64_t place[kEach];
 #pragma unroll
   for (int u = 0; u < kEach; ++u) {
+    if (u >= each) break;
     uint32_t i = first + u * kBlock;
     place[u] = 0;
 #pragma unroll
@@ -185,13 +187,13 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
     for (int u = 0; u < kEach; ++u) {
       const uint32_t i = first + u * kBlock;
-      if (i >= n) break;
+      if (u >= each || i >= n) break;
       v[u] = static_cast<const Bits*>(grad_output)[place[u]], byte[u] = mask[i / 8];
     }
 #pragma unroll
     for (int u = 0; u < kEach; ++u) {
       const uint32_t i = first + u * kBlock;
-      if (i >= n) break;
+      if (u >= each || i >= n) break;
       static_cast<Bits*>(grad_input)[i] = byte[u] >> i % 8 & 1 ? v[u] : zero;
     }
   };
@@ -284,9 +286,12 @@ int relu_backward(DType dtype, const void* grad_output, const GradientLayout& la
   return for_floating(dtype, [&](auto zero) {
     constexpr int kBytes = sizeof(zero);
     if (!is_constant && !(layout.is_dense() && has_aligned_rows(grad_output))) {
-      return launch<relu_backward_strided_kernel>(blocks_of(n, kBlock * kEach), kBlock, stream,
+      // One element a thread where neighbours lie apart: 0.9 of the time with four (half types,
+      // H100).
+      const int each = layout.strides[0] == 1 ? kEach : 1;
+      return launch<relu_backward_strided_kernel>(blocks_of(n, kBlock * each), kBlock, stream,
                                                   grad_output, layout, mask, grad_input,
-                                                  static_cast<uint32_t>(n), kBytes);
+                                                  static_cast<uint32_t>(n), each, kBytes);
     }
     using Bits = std::conditional_t<kBytes == 8, uint64_t,
                                     std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
