@@ -23,7 +23,6 @@ enum class Precision { kHigh, kHighest };
 //   relu_backward   grad_input[i] = mask bit i ? grad_output[i] : 0. grad_output lies as its layout
 //                   says: dense or constant, or on a GPU in another way, at any address, where n is
 //                   below 2^31
-//   unpack_mask     kept[i] = mask bit i, a byte each
 
 // Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /
 // divisor, with the ReLU of above and a true division in float (float64: in double).
@@ -78,7 +77,6 @@ int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t
                    CUstream_st* stream);
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
-int unpack_mask(const uint8_t* mask, bool* kept, int64_t n, CUstream_st* stream);
 
 // Tensor-core kernels, for compute capability 9.0 (wgmma) and for 8.0 and newer (mma.sync).
 // `serves` tells whether a problem meets a kernel's demands, `workspace` how many bytes it needs.
@@ -120,7 +118,6 @@ void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_
                     int64_t end, bool streams);
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool streams);
-void unpack_mask(const uint8_t* mask, bool* kept, int64_t begin, int64_t end);
 
 // As cuda::linear_epilogue, for the elements of the bytes begin <= i < end of the mask.
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,

@@ -2,8 +2,8 @@
 
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "binding/elementwise.h"
 #include "binding/operators.h"
@@ -73,43 +73,23 @@ std::pair<Tensor, Tensor> compute_relu_with_mask(const Tensor& x) {
   return {out, mask};
 }
 
-Tensor compute_relu_backward(const Tensor& grad_output, const GradientLayout& layout,
-                             const Tensor& mask, at::IntArrayRef strides) {
-  const DeviceOf device(grad_output);
-  const Tensor grad_input = layout.is_dense() ? allocate_like(grad_output)
-                                              : allocate_output(mask, grad_output.sizes(),
-                                                                grad_output.scalar_type(), strides);
-  const DType dtype = *kernel_dtype(grad_output.scalar_type());
-  const int64_t n = grad_output.numel();
-  void* const to = grad_input.mutable_data_ptr();
-  const void* const from = grad_output.const_data_ptr();
+// Writes the elements that the mask keeps of a gradient, and zeros, to out.
+void select_by_mask(const Tensor& mask, const void* grad_output, const GradientLayout& layout,
+                    const Tensor& out) {
+  const DType dtype = *kernel_dtype(out.scalar_type());
+  const int64_t n = out.numel();
+  void* const to = out.mutable_data_ptr();
   const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
   run_on_device(
       mask,
-      [&](auto stream) { return cuda::relu_backward(dtype, from, layout, bits, to, n, stream); },
+      [&](auto stream) {
+        return cuda::relu_backward(dtype, grad_output, layout, bits, to, n, stream);
+      },
       [&] {
-        for_elements(grad_input, [&](auto... range) {
-          cpu::relu_backward(dtype, from, layout.is_constant(), bits, to, range...);
+        for_elements(out, [&](auto... range) {
+          cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, to, range...);
         });
       });
-  return grad_input;
-}
-
-// The mask as booleans that lie as the output did.
-Tensor unpack_mask(const Tensor& mask, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  const DeviceOf device(mask);
-  const Tensor kept = allocate_output(mask, sizes, at::kBool, strides);
-  const int64_t n = kept.numel();
-  const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
-  bool* const to = kept.mutable_data_ptr<bool>();
-  run_on_device(
-      mask, [=](auto stream) { return cuda::unpack_mask(bits, to, n, stream); },
-      [&] {
-        for_elements(kept, [=](int64_t begin, int64_t end, bool) {
-          cpu::unpack_mask(bits, to, begin, end);
-        });
-      });
-  return kept;
 }
 
 // Autograd's record. Written out as a Node, for torch::autograd::Function takes GCC another second.
@@ -124,20 +104,24 @@ struct ReluBackward : Node {
     if (!grad_output.defined()) return {Tensor()};
     const std::lock_guard<std::mutex> lock(mutex_);
     const Tensor mask = unpack_saved_mask(saved_mask);
+    const DeviceOf device(mask);
+    const auto allocate_grad = [&] {
+      return allocate_output(mask, sizes, grad_output.scalar_type(), strides);
+    };
     const bool is_differentiated = at::GradMode::is_enabled();
     if (!is_differentiated && is_plain(mask.key_set() | grad_output.key_set()) &&
         !has_tangent(grad_output)) {
-      const auto layout = layout_of(grad_output, strides);
-      if (layout) return {compute_relu_backward(grad_output, *layout, mask, strides)};
+      if (const auto layout = layout_of(grad_output, strides)) {
+        const Tensor out = layout->is_dense() ? allocate_like(grad_output) : allocate_grad();
+        select_by_mask(mask, grad_output.const_data_ptr(), *layout, out);
+        return {out};
+      }
     }
-    const Tensor kept = unpack_mask(mask, sizes, strides);
-    if (!is_differentiated) {
-      const Tensor zero = at::zeros({}, grad_output.options());  // a number would be copied there
-      return {at::where(kept, grad_output, zero)};
-    }
-    // By the output too, as torch's gradient is, where that gives zeros.
-    const Tensor signs = kept.to(grad_output.scalar_type());
-    torch::autograd::impl::set_gradient_edge(signs, {getptr(), 0});
+    // As torch's gradient is by the output, and gives zeros to it, by numbers of the same signs.
+    // Bytes of 0x3c are a positive number in every dtype.
+    const Tensor signs = allocate_grad(), positive = allocate(mask, {8}, at::kByte).fill_(0x3c);
+    select_by_mask(mask, positive.const_data_ptr(), GradientLayout{1, {1}, {0}}, signs);
+    if (is_differentiated) torch::autograd::impl::set_gradient_edge(signs, {getptr(), 0});
     return {at::threshold_backward(grad_output, signs, 0)};
   }
 

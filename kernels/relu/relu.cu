@@ -1,11 +1,11 @@
-// ReLU on CUDA: forward, forward that also packs the mask for backward, backward, and the mask as
-// bytes, as launchers.h describes them.
+// ReLU on CUDA: forward, forward that also packs the mask for backward, and backward, as
+// launchers.h describes them.
 //
 // Every byte is read once and written once, so the limit is device memory. For large tensors, one
 // 16-byte access a thread and one-shot blocks reach what cudaMemcpy reaches; loops, more accesses a
 // thread and bulk copies through shared memory all do worse on an H200.
 //
-//   x, out, grad_output, grad_input [n], aligned to 16 bytes; mask [(n + 7) / 8]; kept [n], to 8
+//   x, out, grad_output, grad_input [n], aligned to 16 bytes; mask [(n + 7) / 8]
 
 #include <cstring>
 #include <type_traits>
@@ -202,22 +202,6 @@ __global__ void __launch_bounds__(kBlock)
   select(uint64_t{});
 }
 
-// A thread has a byte of the mask.
-__global__ void __launch_bounds__(kBlock)
-    unpack_mask_kernel(const uint8_t* mask, bool* kept, int64_t n) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
-  if (8 * i >= n) return;
-  const uint32_t bits = mask[i];
-  // The product moves bit j of four to bit 8 j, and no two partial products meet.
-  const auto spread = [](uint32_t four) { return four * 0x204081u & 0x01010101u; };
-  const uint2 bytes = make_uint2(spread(bits & 15), spread(bits >> 4));
-  if (8 * i + 8 <= n) {
-    reinterpret_cast<uint2*>(kept)[i] = bytes;
-  } else {
-    for (int j = 0; 8 * i + j < n; ++j) kept[8 * i + j] = bits >> j & 1;
-  }
-}
-
 // ------------------------------------------------------------------------------------ launchers
 
 // From this size on, loads ask L2 to evict their lines last, so that the lines to be written go to
@@ -302,10 +286,6 @@ int relu_backward(DType dtype, const void* grad_output, const GradientLayout& la
           is_constant, mask, static_cast<Bits*>(grad_input), static_cast<typename S::Index>(n));
     });
   });
-}
-
-int unpack_mask(const uint8_t* mask, bool* kept, int64_t n, CUstream_st* stream) {
-  return launch<unpack_mask_kernel>(blocks_of(n, 8 * kBlock), kBlock, stream, mask, kept, n);
 }
 
 }  // namespace kernels::cuda

@@ -1,5 +1,5 @@
-// ReLU on the CPU: forward, forward that also packs the mask for backward, backward, and the mask
-// as bytes. Each function makes one thread's elements, as launchers.h describes it.
+// ReLU on the CPU: forward, forward that also packs the mask for backward, and backward. Each
+// function makes one thread's elements, as launchers.h describes it.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,28 +9,7 @@
 #include "cpu/large_outputs.h"
 #include "launchers.h"
 
-namespace kernels {
-namespace {
-
-template <typename Bits>
-void select(const void* from, bool is_constant, const uint8_t* mask, void* to, int64_t begin,
-            int64_t end, bool streams) {
-  const auto x = static_cast<const Bits*>(from);
-  const auto out = static_cast<Bits*>(to) + begin;
-  Bits same[kBlock];
-  std::fill_n(same, kBlock, *x);
-  // A constant has no elements from begin on: those of out stand for them.
-  map_blocks(is_constant ? out : x + begin, out, end - begin, streams,
-             [&](int64_t i, const Bits* block, Bits* made, auto mask_bytes) {
-               uint64_t bits = 0;
-               memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
-               select_block(is_constant ? same : block, bits, made);
-             });
-}
-
-}  // namespace
-
-namespace cpu {
+namespace kernels::cpu {
 
 void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams) {
   relu_with_mask(dtype, x, out, nullptr, begin, end, streams);
@@ -55,14 +34,18 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
                    void* grad_input, int64_t begin, int64_t end, bool streams) {
   for_floating(dtype, [=](auto element) {
     using Bits = typename decltype(element)::Bits;
-    select<Bits>(grad_output, is_constant, mask, grad_input, begin, end, streams);
+    const auto from = static_cast<const Bits*>(grad_output);
+    const auto out = static_cast<Bits*>(grad_input) + begin;
+    Bits same[kBlock];
+    std::fill_n(same, kBlock, *from);
+    // A constant has no elements from begin on: those of out stand for them.
+    map_blocks(is_constant ? out : from + begin, out, end - begin, streams,
+               [&](int64_t i, const Bits* block, Bits* made, auto mask_bytes) {
+                 uint64_t bits = 0;
+                 memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
+                 select_block(is_constant ? same : block, bits, made);
+               });
   });
 }
 
-void unpack_mask(const uint8_t* mask, bool* kept, int64_t begin, int64_t end) {
-  const uint8_t one = 1;
-  select<uint8_t>(&one, /*is_constant=*/true, mask, kept, begin, end, /*streams=*/false);
-}
-
-}  // namespace cpu
-}  // namespace kernels
+}  // namespace kernels::cpu
