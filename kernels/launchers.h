@@ -18,11 +18,11 @@ enum class Precision { kHigh, kHighest };
 // order and begin at multiples of 16 bytes; mask holds (n + 7) / 8 bytes, and bit i % 8 of byte
 // i / 8 tells whether the gradient of element i is kept. No two of them overlap.
 //
-//   relu            out[i] = x[i] < 0 ? 0 : x[i]
-//   relu_with_mask  relu, and mask bit i = !(x[i] <= 0), which is true for NaN
-//   relu_backward   grad_input[i] = mask bit i ? grad_output[i] : 0. grad_output lies as its layout
-//                   says: dense or constant, or on a GPU in another way, at any address, where n is
-//                   below 2^31
+//   relu           out[i] = x[i] < 0 ? 0 : x[i]; where mask is not null, its bit i = !(x[i] <= 0),
+//                  which is true for NaN
+//   relu_backward  grad_input[i] = mask bit i ? grad_output[i] : 0. grad_output lies as its layout
+//                  says: dense or constant, or on a GPU in another way, at any address, where n is
+//                  below 2^31
 
 // Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /
 // divisor, with the ReLU of above and a true division in float (float64: in double).
@@ -72,9 +72,7 @@ struct GradientLayout {
 namespace cuda {
 
 // Each launches on `stream` of the current device and returns the launch's cudaError_t.
-int relu(DType dtype, const void* x, void* out, int64_t n, CUstream_st* stream);
-int relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
-                   CUstream_st* stream);
+int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 
@@ -90,10 +88,8 @@ int linear_sm80(const Linear& linear, CUstream_st* stream);
 bool linear_skinny_serves(const Linear& linear);
 int linear_skinny(const Linear& linear, CUstream_st* stream);
 
-int transpose(const Transposition& transposition, CUstream_st* stream);
-// The same, unless is_needed points to a 0 in the GPU's memory. Capability 9.0 and newer.
-int transpose_if(const unsigned* is_needed, const Transposition& transposition,
-                 CUstream_st* stream);
+// Copies nothing where is_needed, which may be null, points to a 0 in the GPU's memory.
+int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
 // In place, out [m, n] being the finished product, bias included: out = relu(out) / divisor. mask
 // may be null. Any floating dtype.
@@ -113,9 +109,8 @@ namespace cpu {
 // Each works on the elements begin <= i < end, on the calling thread; all pointers are those of
 // element 0, and begin is a multiple of 8. streams tells whether all threads' elements together are
 // more than a cache holds: results then go past it, to memory.
-void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams);
-void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
-                    int64_t end, bool streams);
+void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
+          bool streams);
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool streams);
 
@@ -136,12 +131,10 @@ void linear_epilogue_backward_sum(DType dtype, void* sums, void* grad_bias, int6
 constexpr size_t kHugePage = 2 << 20;
 
 // Uninitialised memory for a large output, in huge pages where the system has them, at a multiple
-// of their size; null where there is none. Memory that is given back is kept for the next output of
-// its size, an eighth of the machine's or the container's memory at most, and marked as free: the
-// system takes it when it needs it. Fresh memory costs more than the arithmetic: it has to be
-// faulted in and cleared, and on a virtual machine that reports free memory to its host, fetched
-// from there (1 GiB: 50 ms to 1.5 s). Nothing is kept under KERNELS_CPU_POOL=0 or a limited address
-// space.
+// of their size; null where there is none. What is given back is kept for the next output of its
+// size, an eighth of the machine's or the container's memory at most, and marked as free for the
+// system, as fresh memory takes longer than the arithmetic (1 GiB: 50 ms to 1.5 s). Nothing is kept
+// under KERNELS_CPU_POOL=0 or a limited address space.
 void* take_memory(size_t bytes);
 void give_memory(void* data);
 // Returns all that is kept to the system; says whether there was anything.

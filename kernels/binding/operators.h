@@ -27,8 +27,6 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// ----------------------------------------------------------------------------------- properties
-
 // Whether nothing but a dense tensor's own keys is at work: no subclass, mode, transform or trace,
 // no sparse, quantized, nested, named, conjugated or lazy tensor. `keys` are those of all operands.
 inline bool is_plain(c10::DispatchKeySet keys) {
@@ -46,8 +44,6 @@ inline bool wants_gradient(const Tensor& x) {
 
 // Whether forward-mode AD is due.
 inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
-
-// ----------------------------------------------------------------------------------- operators
 
 // The operators' name in graphs and saved programs, whichever build runs them.
 #define KERNELS_NAMESPACE "relu_divide_kernels"
@@ -84,8 +80,6 @@ class Operator {
   std::string name_;
   bool is_new_;
 };
-
-// ------------------------------------------------------------------------------------ autograd
 
 // A node whose gradients go where those of the inputs do. Nodes are held by std::shared_ptr up to
 // torch 2.12, by c10::intrusive_ptr from 2.13 on.

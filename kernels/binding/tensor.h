@@ -8,8 +8,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/accumulate.h>
 
-#include <cstdarg>
-#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -28,15 +26,10 @@ namespace kernels {
 
 using at::Tensor;
 
-// A RuntimeError with a message as printf makes it. c10::str uses streams, which crash in an
-// extension that was linked with a libstdc++ of its own, as some toolchains do.
-[[noreturn, gnu::cold, gnu::format(printf, 1, 2)]] inline void fail(const char* format, ...) {
-  char message[300];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(message, sizeof(message), format, arguments);
-  va_end(arguments);
-  TORCH_CHECK(false, std::string(message));
+// Raises a RuntimeError. c10::str, of more than a string, uses streams, which crash in an extension
+// that was linked with a libstdc++ of its own, as some toolchains do.
+[[noreturn, gnu::cold]] inline void fail(const std::string& message) {
+  TORCH_CHECK(false, message);
   std::abort();  // not reached
 }
 
@@ -70,10 +63,9 @@ class DeviceOf {
     }
 #else
     if (!x.is_cpu()) {
-      fail(
-          "expected a tensor on the CPU, got one on %s: these kernels were built without CUDA, "
-          "because torch.cuda.is_available() was false when model_new was imported",
-          x.device().str().c_str());
+      fail("expected a tensor on the CPU, got one on " + x.device().str() +
+           ": these kernels were built without CUDA, because torch.cuda.is_available() was false "
+           "when model_new was imported");
     }
 #endif
   }

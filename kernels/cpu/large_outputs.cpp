@@ -18,8 +18,7 @@
 
 #include "launchers.h"
 
-namespace kernels {
-namespace cpu {
+namespace kernels::cpu {
 
 #if defined(MADV_HUGEPAGE) && defined(MADV_FREE)
 namespace {
@@ -160,5 +159,4 @@ void give_memory(void*) {}
 bool release_memory() { return false; }
 #endif
 
-}  // namespace cpu
-}  // namespace kernels
+}  // namespace kernels::cpu

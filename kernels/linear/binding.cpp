@@ -46,11 +46,6 @@ bool has_normal_reciprocal(double divisor) {
 
 // ---------------------------------------------------------------------------------------- gate
 
-c10::DispatchKeySet keys_of(const LinearInputs& in) {
-  const auto keys = in.x.key_set() | in.weight.key_set();
-  return in.bias ? keys | in.bias->key_set() : keys;
-}
-
 template <typename Predicate>
 bool any(const LinearInputs& in, const Predicate& is) {
   return is(in.x) || is(in.weight) || (in.bias && is(*in.bias));
@@ -79,7 +74,8 @@ enum class Way { kOurs, kTraced, kTorch };
 // The gate: our kernels serve dense tensors that fit together, where no derivative but autograd's
 // is due. The same of traced ones goes on to the operators. All else is the reference's own ops.
 Way way_of(const LinearInputs& in) {
-  const auto keys = keys_of(in);
+  auto keys = in.x.key_set() | in.weight.key_set();
+  if (in.bias) keys = keys | in.bias->key_set();
   if (!fits_in_kind(in)) return Way::kTorch;
   if (is_plain(keys)) return fits_in_size(in) && !is_empty(in) ? Way::kOurs : Way::kTorch;
   const auto local = c10::impl::tls_local_dispatch_key_set();
@@ -233,10 +229,6 @@ Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool turns) {
   return turns ? b.t().mm(a.t()).t() : a.mm(b);
 }
 
-Tensor as_matrix(const Tensor& x) {
-  return x.dim() == 2 ? x : x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
-}
-
 // The products for the gradients of x and weight that are wanted.
 ThreeTensors multiply_out(const LinearGradients& in, const TwoTensors& epilogue) {
   const auto& [grad_z, grad_bias] = epilogue;
@@ -298,26 +290,15 @@ ThreeTensors linear_gradients_forward(const LinearGradients& in) {
   if (mask.scalar_type() != at::kByte || !mask.is_contiguous() || mask.dim() == 0 ||
       mask.device() != grad.device() || rows_of(mask) != rows_of(grad) ||
       mask.size(-1) != mask_row_bytes(grad.size(-1))) {
-    fail("mask must be contiguous, uint8, on the gradient's device, with %ld rows of %ld",
-         rows_of(grad), mask_row_bytes(grad.size(-1)));
+    fail("mask must be contiguous, uint8, on the gradient's device, with " +
+         std::to_string(rows_of(grad)) + " rows of " +
+         std::to_string(mask_row_bytes(grad.size(-1))));
   }
   // Whoever runs a graph may have autocast or gradients on that were off in the forward.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
-  const bool is_empty = grad.numel() == 0;
-  return with_empty(is_empty ? gradients_composite(in, signs_of(in)) : compute_gradients(in), grad);
-}
-
-ThreeTensors linear_gradients_meta(const LinearGradients& in) {
-  const Tensor& grad = in.grad_output;
-  const auto options = grad.options();
-  Tensor grad_x, grad_weight, grad_bias;
-  if (in.weight) {
-    grad_x = at::empty_symint(with_last(grad.sym_sizes(), in.weight->sym_size(1)), options);
-  }
-  if (in.x) grad_weight = at::empty_symint({grad.sym_size(-1), in.x->sym_size(-1)}, options);
-  if (in.wants_bias) grad_bias = at::empty_symint({grad.sym_size(-1)}, options);
-  return with_empty({grad_x, grad_weight, grad_bias}, grad);
+  if (grad.numel() == 0) return with_empty(gradients_composite(in, signs_of(in)), grad);
+  return with_empty(compute_gradients(in), grad);
 }
 
 ThreeTensors linear_gradients_composite(const LinearGradients& in) {
@@ -340,8 +321,8 @@ ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
                           int64_t output_mask, double divisor) {
   if (output_mask < 0 || output_mask > 7 || weight.has_value() != (output_mask & 1) ||
       x.has_value() != (output_mask >> 1 & 1)) {
-    fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got %ld",
-         output_mask);
+    fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got " +
+         std::to_string(output_mask));
   }
   return step({grad_output, mask, x, weight, (output_mask & 4) != 0, divisor});
 }
@@ -352,15 +333,12 @@ auto call_operator(const char* name, const Arguments&... arguments) {
   return found.template typed<Function>().call(arguments...);
 }
 
-Tensor call_linear(const LinearInputs& in) {
-  return call_operator<decltype(of_inputs<linear_forward>)>(
-      KERNELS_NAMESPACE "::linear_relu_divide", in.x, in.weight, in.bias, in.divisor);
+template <auto step>
+auto call_linear(const char* name, const LinearInputs& in) {
+  return call_operator<decltype(of_inputs<step>)>(name, in.x, in.weight, in.bias, in.divisor);
 }
-
-TwoTensors call_linear_with_mask(const LinearInputs& in) {
-  return call_operator<decltype(of_inputs<linear_with_mask_forward>)>(
-      KERNELS_NAMESPACE "::linear_relu_divide_with_mask", in.x, in.weight, in.bias, in.divisor);
-}
+constexpr char kLinear[] = KERNELS_NAMESPACE "::linear_relu_divide",
+               kLinearWithMask[] = KERNELS_NAMESPACE "::linear_relu_divide_with_mask";
 
 ThreeTensors call_gradients(const LinearGradients& in) {
   const int64_t outputs = in.weight.has_value() | in.x.has_value() << 1 | in.wants_bias << 2;
@@ -429,12 +407,12 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (!any(in, wants_gradient)) {
     if (way == Way::kOurs) return compute_linear(in, Tensor());
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear(in);
+    return call_linear<linear_forward>(kLinear, in);
   }
   auto [out, mask] = [&] {
     if (way == Way::kOurs) return linear_with_mask_forward(in);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear_with_mask(in);
+    return call_linear<linear_with_mask_forward>(kLinearWithMask, in);
   }();
   auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
   if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
@@ -466,25 +444,18 @@ Tensor linear_autocast(const LinearInputs& in) {
   const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
   const Tensor x = cast(in.x), weight = cast(in.weight);
   const std::optional<Tensor> bias = in.bias ? std::optional(cast(*in.bias)) : std::nullopt;
-  return call_linear({x, weight, bias, in.divisor});
+  return call_linear<linear_forward>(kLinear, {x, weight, bias, in.divisor});
 }
 
 // -------------------------------------------------------------------------------- registration
 
 void set_linear_path(c10::string_view name) {
-  constexpr std::pair<c10::string_view, std::optional<Path>> kPaths[] = {{"auto", std::nullopt},
-                                                                         {"skinny", Path::kSkinny},
-                                                                         {"sm90", Path::kSm90},
-                                                                         {"sm80", Path::kSm80},
-                                                                         {"torch", Path::kTorch}};
-  for (const auto& [known, path] : kPaths) {
-    if (name == known) {
-      demanded_path = path;
-      return;
-    }
+  constexpr c10::string_view kNames[] = {"skinny", "sm90", "sm80", "torch", "auto"};  // as Path
+  const auto found = std::find(std::begin(kNames), std::end(kNames), name);
+  if (found == std::end(kNames)) {
+    fail("expected a path among auto, skinny, sm90, sm80, torch, got " + std::string(name));
   }
-  fail("expected a path among auto, skinny, sm90, sm80, torch, got %.99s",
-       std::string(name).c_str());
+  demanded_path = name == "auto" ? std::nullopt : std::optional(Path(found - kNames));
 }
 
 std::string float32_precision_name() {
@@ -508,7 +479,7 @@ std::string float32_precision_name() {
     Operator("linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, "
              "Tensor? weight, int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
         .dense(of_gradients<linear_gradients_forward>)
-        .impl(DispatchKey::Meta, of_gradients<linear_gradients_meta>)
+        .impl(DispatchKey::Meta, of_gradients<linear_gradients_composite>)
         .impl(DispatchKey::Autograd, of_gradients<linear_gradients_autograd>)
         .impl(DispatchKey::FuncTorchBatched, of_gradients<linear_gradients_composite>),
     Operator("set_linear_path(str name) -> ()")

@@ -56,8 +56,6 @@ struct Elements {
   }
 };
 
-// -------------------------------------------------------------------------------------- forward
-
 // out [rows, n], mask [rows, (n + 7) / 8] or null. A row has `vectors`, all rows have `all`. A
 // thread makes one: two side by side would read every sector of memory twice.
 template <typename T>
@@ -92,8 +90,6 @@ __global__ void __launch_bounds__(kThreads)
   mask[row * divide_up(n, kMaskColumns) + elements.first / kMaskColumns] =
       static_cast<uint8_t>(bits);
 }
-
-// ------------------------------------------------------------------------------------- backward
 
 constexpr int kBatch = 2;  // rows that a thread loads before it stores the first
 constexpr int kRun = 64;   // gradients of a column are summed in runs: the error stays small

@@ -9,7 +9,7 @@
 #include "cpu/large_outputs.h"
 #include "launchers.h"
 
-namespace kernels {
+namespace kernels::cpu {
 namespace {
 
 // Elements that stay in L1 between passes: columns of a row, or whole rows.
@@ -62,8 +62,6 @@ void for_bytes(Byte* mask, int64_t rows, int64_t n, const Body& body) {
 }
 
 }  // namespace
-
-namespace cpu {
 
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                      int64_t begin, int64_t end) {
@@ -169,5 +167,4 @@ void linear_epilogue_backward_sum(DType dtype, void* sums, void* grad_bias, int6
   });
 }
 
-}  // namespace cpu
-}  // namespace kernels
+}  // namespace kernels::cpu

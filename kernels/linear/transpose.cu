@@ -56,27 +56,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-int launch(const Transposition& t, int64_t most_blocks, const unsigned* is_needed,
-           CUstream_st* stream) {
-  const int64_t tiles = divide_up(t.rows, kTile) * divide_up(t.columns, kTile);
-  const int blocks = static_cast<int>(std::min(tiles, most_blocks));
-  return status_of([&] {
-    launch_grid({blocks, kThreads, 0, stream, /*has_pdl=*/is_needed != nullptr}, transpose_kernel,
-                t, is_needed);
-  });
-}
-
 }  // namespace kernels::transpose_tiles
 
 namespace kernels::cuda {
 
-int transpose(const Transposition& transposition, CUstream_st* stream) {
-  return transpose_tiles::launch(transposition, INT_MAX, nullptr, stream);
-}
+using namespace transpose_tiles;
 
-int transpose_if(const unsigned* is_needed, const Transposition& transposition,
-                 CUstream_st* stream) {
-  return transpose_tiles::launch(transposition, transpose_tiles::kFewBlocks, is_needed, stream);
+int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* stream) {
+  const int64_t tiles = divide_up(t.rows, kTile) * divide_up(t.columns, kTile);
+  const int64_t blocks = std::min(tiles, is_needed != nullptr ? kFewBlocks : INT_MAX);
+  return status_of([&] {
+    launch_grid({static_cast<int>(blocks), kThreads, 0, stream, /*has_pdl=*/is_needed != nullptr},
+                transpose_kernel, t, is_needed);
+  });
 }
 
 }  // namespace kernels::cuda

@@ -42,35 +42,21 @@ std::optional<GradientLayout> layout_of(const Tensor& grad, at::IntArrayRef stri
   return is_served ? std::optional(layout) : std::nullopt;
 }
 
-Tensor compute_relu(const Tensor& x) {
+// The mask is undefined where none is wanted.
+Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   const DeviceOf device(x);
   const Tensor out = allocate_like(x);
   const DType dtype = *kernel_dtype(x.scalar_type());
   const int64_t n = x.numel();
   void* const to = out.mutable_data_ptr();
   const void* const from = x.const_data_ptr();
+  uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   run_on_device(
-      x, [=](auto stream) { return cuda::relu(dtype, from, to, n, stream); },
-      [&] { for_elements(out, [=](auto... range) { cpu::relu(dtype, from, to, range...); }); });
-  return out;
-}
-
-std::pair<Tensor, Tensor> compute_relu_with_mask(const Tensor& x) {
-  const DeviceOf device(x);
-  const Tensor out = allocate_like(x);
-  const Tensor mask = allocate_output(x, {(x.numel() + 7) / 8}, at::kByte, std::nullopt);
-  const DType dtype = *kernel_dtype(x.scalar_type());
-  const int64_t n = x.numel();
-  void* const to = out.mutable_data_ptr();
-  const void* const from = x.const_data_ptr();
-  uint8_t* const bits = mask.mutable_data_ptr<uint8_t>();
-  run_on_device(
-      x, [=](auto stream) { return cuda::relu_with_mask(dtype, from, to, bits, n, stream); },
+      x, [=](auto stream) { return cuda::relu(dtype, from, to, bits, n, stream); },
       [&] {
-        for_elements(out,
-                     [=](auto... range) { cpu::relu_with_mask(dtype, from, to, bits, range...); });
+        for_elements(out, [=](auto... range) { cpu::relu(dtype, from, to, bits, range...); });
       });
-  return {out, mask};
+  return out;
 }
 
 // Writes the elements that the mask keeps of a gradient, and zeros, to out.
@@ -133,13 +119,16 @@ struct ReluBackward : Node {
 
 Tensor relu_composite(const Tensor& x) { return at::relu(x); }
 
-Tensor relu_forward(const Tensor& x) { return serves(x) ? compute_relu(x) : relu_composite(x); }
+Tensor relu_forward(const Tensor& x) {
+  return serves(x) ? compute_relu(x, Tensor()) : relu_composite(x);
+}
 
 Tensor relu_autograd(const Tensor& x) {
-  if (!serves(x)) return relu_composite(x);
-  if (!wants_gradient(x)) return compute_relu(x);
+  if (!serves(x) || !wants_gradient(x)) return relu_forward(x);
+  const DeviceOf device(x);
   auto node = make_node<ReluBackward>(x);
-  auto [out, mask] = compute_relu_with_mask(x);
+  const Tensor mask = allocate_output(x, {(x.numel() + 7) / 8}, at::kByte, std::nullopt);
+  const Tensor out = compute_relu(x, mask);
   node->saved_mask = SavedVariable(mask, /*is_output=*/false);
   node->sizes = out.sizes(), node->strides = out.strides();
   torch::autograd::set_history(out, std::move(node));

@@ -1,5 +1,4 @@
-// ReLU on the CPU: forward, forward that also packs the mask for backward, and backward. Each
-// function makes one thread's elements, as launchers.h describes it.
+// ReLU on the CPU, as launchers.h describes it: one thread's elements.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,12 +10,8 @@
 
 namespace kernels::cpu {
 
-void relu(DType dtype, const void* x, void* out, int64_t begin, int64_t end, bool streams) {
-  relu_with_mask(dtype, x, out, nullptr, begin, end, streams);
-}
-
-void relu_with_mask(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin,
-                    int64_t end, bool streams) {
+void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
+          bool streams) {
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;

@@ -37,8 +37,7 @@ void check(DType dtype) {
   Buffer x(n * size, 0), out(n * size, 0);
   Mask mask(n);
   const bool has_mask = one_in(2);
-  note_launch(has_mask ? cuda::relu_with_mask(dtype, x.data, out.data, mask.data, n, nullptr)
-                       : cuda::relu(dtype, x.data, out.data, n, nullptr));
+  note_launch(cuda::relu(dtype, x.data, out.data, has_mask ? mask.data : nullptr, n, nullptr));
   for (int64_t i = 0; i < n; ++i) {
     const Expected expected(dtype, x.element(i, size), size);
     require(out.element(i, size) == expected.relu, "relu", dtype, n, i);

@@ -8,9 +8,6 @@
 //
 // The limits are where a path began to win on an H200 (docs/EXPERIMENTS.md has what they replaced).
 // Gradients are products without ReLU.
-//
-// cuBLASLt could add the bias and apply ReLU in its product (at::_addmm_activation, with the
-// division in the scale). It is no path: its ReLU makes 0 of NaN.
 
 #pragma once
 
@@ -34,11 +31,11 @@ constexpr int64_t kLeastK = 16;
 // Elements of a result that half types and one product of float32 need to win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;
 
-// The share that the result fills of the rounds of tiles that it is made in.
+// The share that the result fills of the waves of tiles that it is made in.
 inline double fill(const Linear& linear, const Gpu& gpu) {
   const int64_t tiles = (linear.m + 255) / 256 * ((linear.n + 255) / 256);
-  const int64_t pairs = gpu.multiprocessors / 2, rounds = (tiles + pairs - 1) / pairs;
-  return static_cast<double>(linear.m) * linear.n / (rounds * pairs * 256 * 256);
+  const int64_t pairs = gpu.multiprocessors / 2, waves = (tiles + pairs - 1) / pairs;
+  return static_cast<double>(linear.m) * linear.n / (waves * pairs * 256 * 256);
 }
 
 inline bool is_skinny(const Linear& linear, const Gpu& gpu) {

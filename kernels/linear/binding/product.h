@@ -23,20 +23,16 @@ struct LinearInputs {
 };
 
 // A float32 product on a GPU has the accuracy of TF32 where cuBLAS would round the operands of
-// torch's to TF32, or else that of float32. By the first line that fits:
+// torch's to TF32, or else that of float32. By the first that fits:
 //
-//   fp32_precision   NVIDIA_TF32_OVERRIDE   torch's product             ours
-//   "bfx9"           any                    nine products of bfloat16   kHighest
-//   any              "0"                    float32                     kHighest
-//   any              "1"                    TF32                        kHigh
-//   "tf32"           any                    TF32                        kHigh
-//   "ieee", "none"   any                    float32                     kHighest
+//   fp32_precision "bfx9": torch makes nine products of bfloat16   kHighest
+//   NVIDIA_TF32_OVERRIDE 0, which cuBLAS reads once                kHighest
+//   NVIDIA_TF32_OVERRIDE 1, or fp32_precision "tf32"               kHigh
+//   fp32_precision "ieee" or "none"                                kHighest
 //
-// fp32_precision is that of torch.backends.cuda.matmul; where that is "none", of
-// torch.backends.cudnn; and where that is "none" too, of torch.backends. The older
-// set_float32_matmul_precision and allow_tf32 write the first of these, and torch's products read
-// nothing else. Context::allowTF32CuBLAS, which raises an error where old and new setters were
-// mixed, is for the getter of allow_tf32. cuBLAS reads the variable once, for its first product.
+// fp32_precision is that of torch.backends.cuda.matmul, or else cudnn's, or else that of
+// torch.backends. The older setters write the first of these. Context::allowTF32CuBLAS raises an
+// error where old and new setters were mixed.
 inline Precision float32_precision() {
   static const char tf32_override = [] {
     const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
@@ -59,8 +55,6 @@ inline Precision float32_precision() {
 // The path that the operator set_linear_path, which is there for tests, demands.
 inline std::optional<Path> demanded_path;
 
-// ------------------------------------------------------------------------------------- shapes
-
 // x as a matrix of these rows; what autograd records of it is a view, or a copy where there is no
 // view.
 inline Tensor as_matrix(const Tensor& x) {
@@ -75,8 +69,6 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
   result.back() = last;
   return result;
 }
-
-// ------------------------------------------------------------------------------------ operands
 
 // Whether the lines of a matrix, along one dimension, are adjacent elements, do not overlap, and
 // begin at multiples of `alignment` bytes.
@@ -117,14 +109,13 @@ inline MatrixView readable(const Tensor& matrix, int64_t alignment, bool takes_t
                                       rows,
                                       columns};
     run_on_device(
-        matrix, [&](auto stream) { return cuda::transpose(transposition, stream); }, [] {});
+        matrix, [&](auto stream) { return cuda::transpose(transposition, nullptr, stream); },
+        [] {});
   } else {
     copy.copy_(matrix);
   }
   return {copy, stride};
 }
-
-// -------------------------------------------------------------------------------------- product
 
 inline Gpu gpu_of(const Tensor& x) {
   const auto attribute = [device = x.get_device()](cudaDeviceAttr name) {
@@ -135,14 +126,6 @@ inline Gpu gpu_of(const Tensor& x) {
   return {10 * attribute(cudaDevAttrComputeCapabilityMajor) +
               attribute(cudaDevAttrComputeCapabilityMinor),
           attribute(cudaDevAttrMultiProcessorCount)};
-}
-
-// Whether the kernel of a path but torch's takes operands that lie where these do.
-inline bool serves(Path path, const Linear& linear, const Gpu& gpu) {
-  if (path == Path::kSm80) return gpu.capability >= 80 && cuda::linear_sm80_serves(linear);
-  if (gpu.capability != 90) return false;
-  return path == Path::kSm90 ? cuda::linear_sm90_serves(linear)
-                             : cuda::linear_skinny_serves(linear);
 }
 
 // Writes out and mask, if there is one, by the path of choice, on the current device, which is x's.
@@ -181,7 +164,11 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(in.divisor);
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  if (!serves(path, linear, gpu)) {
+  const bool serves = path == Path::kSm80
+                          ? gpu.capability >= 80 && cuda::linear_sm80_serves(linear)
+                          : gpu.capability == 90 && (is_sm90 ? cuda::linear_sm90_serves(linear)
+                                                             : cuda::linear_skinny_serves(linear));
+  if (!serves) {
     if (demanded_path) fail("the path that set_linear_path chose does not serve this problem");
     return {};
   }

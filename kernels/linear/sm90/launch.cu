@@ -209,7 +209,7 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
   Linear again = linear;
   if (linear.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
-    check(static_cast<cudaError_t>(cuda::transpose_if(workspace.redo.count, copy, stream)));
+    check(static_cast<cudaError_t>(cuda::transpose(copy, workspace.redo.count, stream)));
     again.weight = copy.to, again.weight_stride = copy.to_stride;
     again.weight_is_transposed = false;
   }
