@@ -56,13 +56,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace kernels::transpose_tiles
-
-namespace kernels::cuda {
-
-using namespace transpose_tiles;
-
-int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* stream) {
+inline int launch(const Transposition& t, const unsigned* is_needed, CUstream_st* stream) {
   const int64_t tiles = divide_up(t.rows, kTile) * divide_up(t.columns, kTile);
   const int64_t blocks = std::min(tiles, is_needed != nullptr ? kFewBlocks : INT_MAX);
   return status_of([&] {
@@ -71,4 +65,9 @@ int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* st
   });
 }
 
-}  // namespace kernels::cuda
+}  // namespace kernels::transpose_tiles
+
+int kernels::cuda::transpose(const Transposition& transposition, const unsigned* is_needed,
+                             CUstream_st* stream) {
+  return transpose_tiles::launch(transposition, is_needed, stream);
+}
