@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from model import LinearReluDivide, Model
 from model_new import LinearReluDivideNew, ModelNew
@@ -217,6 +218,34 @@ def test_a_dispatch_mode_sees_the_operators(kind, grad):
         own = own.replace("divide.", "divide_with_mask.")
     assert [name for name in map(str, seen) if "detach" not in name] == [own]
     assert_same(got, theirs(x), kind == "relu")
+
+
+def test_flops_are_counted(kind):
+    """Those of the modules, whose `linear` has hooks then, and those of the operator."""
+    calls = [*modules_of(kind)]
+    if kind == "linear":
+        weight, bias = calls[0].parameters()
+        calls.append(lambda x: OPERATORS.linear_relu_divide(x, weight, bias, 3.0))
+    for call in calls:
+        x = samples().requires_grad_()
+        with FlopCounterMode(display=False) as counter:
+            call(x).sum().backward()
+        assert counter.get_total_flops() == (kind == "linear") * 3 * 2 * 10 * x.numel()
+
+
+def test_reentrant_dispatch(kind):
+    """Modules called by a mode, on what it was called with."""
+    x, modules, results = samples(), modules_of(kind), []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            with torch.overrides.enable_reentrant_dispatch():
+                results.extend(module(args[0]) for module in modules)
+            return function(*args)
+
+    with Mode():
+        x.sin()
+    assert_same(*results, kind == "relu")
 
 
 @pytest.mark.parametrize(
