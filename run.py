@@ -161,7 +161,8 @@ def _parser() -> Parser:
         type=_solution_file,
         nargs="+",
         metavar="FILE",
-        help="grade these files, each of which defines ModelNew, instead of this project's",
+        help="grade these files, each of which defines ModelNew, instead of this project's; the "
+        "dimensions of results may lie in memory in any order",
     )
     parser.add_argument(
         "--reference",

@@ -35,6 +35,8 @@ DTYPES: dict[str, torch.dtype] = {
 # torch has no index_put for these, and draws no 64 unsigned bits: their bits are written as signed.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
+OF_A_SEED = 1 << 22  # elements, at most, that are drawn under one seed
+
 # Around the widths of vectors, warps and blocks; the last ones span several blocks or threads.
 SHAPES = [
     (), (0,), (3, 0, 5), (1,), (2,), (3,), (7,), (15,), (16,), (17,), (31,), (32,), (33,),
@@ -126,21 +128,52 @@ def refill(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x
 
 
-def draw_rows(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
-    """`refill` of each row with a seed of its own, so that a row can be drawn again alone.
+def draw_rows(x: torch.Tensor, seed: int, unit: bool = False, start: int = 0) -> torch.Tensor:
+    """`refill` of some rows at a time with a seed of their own, so that these can be drawn alone.
 
     Args:
-        seed: of the first row; the next one's is one more.
+        seed: of the first rows of all; the next ones' is one more.
         unit: floats uniform in 0..1, as the public harness draws them.
+        start: which of all rows the first is, a multiple of `rows_of_a_seed`.
     """
     generator = torch.Generator(device=x.device)
-    for row, values in enumerate(x if x.dim() > 1 else x[None]):
-        generator.manual_seed(seed + row)
+    rows = x if x.dim() > 1 else x[None]
+    step = rows_of_a_seed(rows)
+    for at in range(0, len(rows), step):
+        generator.manual_seed(seed + (start + at) // step)
         if unit and x.is_floating_point():
-            values.uniform_(0, 1, generator=generator)
+            rows[at : at + step].uniform_(0, 1, generator=generator)
         else:
-            refill(values, generator)
+            refill(rows[at : at + step], generator)
     return x
+
+
+def draw_some(like: torch.Tensor, rows: list[int], total: int, seed: int) -> torch.Tensor:
+    """Some of the rows that `draw_rows` gives a tensor of `total` rows like those."""
+    found, step = torch.empty_like(like), rows_of_a_seed(like)
+    for turn, row in enumerate(rows):
+        start = row // step * step
+        some = torch.empty_like(like[:1]).expand(min(step, total - start), *like.shape[1:])
+        found[turn] = draw_rows(some.contiguous(), seed, start=start)[row - start]
+    return found
+
+
+def rows_of_a_seed(x: torch.Tensor) -> int:
+    """How many rows like these are drawn under one seed."""
+    return max(1, OF_A_SEED // max(x[:1].numel(), 1))
+
+
+def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Others of their signs, each 0.5 to 1.5 times as large; small random ones for zeros.
+
+    The same on any device of one kind, however many threads there are.
+    """
+    generator = torch.Generator(device=values.device).manual_seed(seed)
+    factor = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator)
+    size = values.abs().amax() if values.numel() else values.new_ones(())
+    noise = torch.empty_like(values).normal_(generator=generator)
+    noise *= 0.1 * torch.where(size > 0, size, 1)
+    return torch.where(values == 0, noise, values * factor)
 
 
 def random(

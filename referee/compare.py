@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-_equal = torch.equal
+_equal, _storage = torch.equal, torch.Tensor.untyped_storage
 
 CHUNK = 1 << 24  # elements at a time: the masks of a 6 GB tensor stay within 0.5 GB
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -67,7 +67,7 @@ def layout_mismatch(actual: object, expected: torch.Tensor, what: str = "output"
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the storages of two tensors overlap by at least one byte."""
-    one, two = a.untyped_storage(), b.untyped_storage()
+    one, two = _storage(a), _storage(b)
     start = max(one.data_ptr(), two.data_ptr())
     end = min(one.data_ptr() + one.nbytes(), two.data_ptr() + two.nbytes())
     return a.device == b.device and start < end

@@ -1,8 +1,10 @@
 """Problem files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
 
 import importlib.util
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import SourceFileLoader
@@ -16,7 +18,10 @@ from model import Problem
 from referee.error_line import first_error_line
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 NAMES = ("Model", "get_inputs", "get_init_inputs")
+
+_manual_seed = torch.manual_seed
 
 
 class BadReferenceError(Exception):
@@ -39,17 +44,19 @@ class ReferenceFile:
             raise self.bad(f"get_init_inputs gives a {type(found).__name__}, not a list")
         return list(found)
 
-    def draw(self, seed: int) -> list:
-        """Arguments of a forward under a seed: dense tensors on the CPU, and what else there is."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+    def draw(self, seed: int, device: torch.device = CPU) -> list:
+        """Arguments of a forward under a seed: dense tensors on a device, and what else there is.
+
+        On a GPU other values are drawn than on a CPU.
+        """
+        with seeded(seed, device), device:
             found = self.attempt("get_inputs", self.get_inputs)
         if not isinstance(found, (list, tuple)):
             raise self.bad(f"get_inputs gives a {type(found).__name__}, not a list")
         for value in found:
             if type(value) not in (torch.Tensor, nn.Parameter, int, float, bool, str, type(None)):
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
-        return [_dense(value) if isinstance(value, torch.Tensor) else value for value in found]
+        return [_dense(x, device) if isinstance(x, torch.Tensor) else x for x in found]
 
     def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
         """The module under a seed, on the device."""
@@ -98,7 +105,25 @@ def of_problem(problem: Problem, rows: int) -> ReferenceFile:
     return ReferenceFile(Path("model.py"), problem.reference, inputs, problem.get_init_inputs)
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Within it, torch, Python and NumPy draw random numbers from a seed."""
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        _manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if numpy:
+                numpy.random.set_state(numpy_state)
+
+
+def _dense(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Without gaps and overlaps; permuted dimensions stay permuted."""
     x = x.detach()
-    return torch.empty_like(x, device="cpu").copy_(x)
+    return torch.empty_like(x, device=device).copy_(x)

@@ -21,10 +21,10 @@ from referee import (
     gradients,
     remote,
 )
-from referee.child import watch
+from referee.child import results, watch
+from referee.child.inputs import InputsWorker
 from referee.child.rows import RowsWorker
 from referee.progress import Progress
-from referee.solutions import feeding
 
 CPU = torch.device("cpu")
 
@@ -328,12 +328,72 @@ def test_a_timed_result_is_taken_away():
     assert x.untyped_storage().nbytes() == 36
 
 
-@pytest.mark.parametrize("shape", [[], [7], [3, 5], [4, 4], [3, 5, 5]])
-def test_an_element_of_square_matrices_is_on_the_diagonal(shape):
-    for _ in range(20):
-        place = [start for start, stop in feeding.place_of(shape) if stop == start + 1]
-        assert all(0 <= at < side for at, side in zip(place, shape, strict=True))
-        assert shape[-2:] not in ([4, 4], [5, 5]) or place[-2] == place[-1]
+def test_a_part_of_an_input_is_written_last():
+    worker = InputsWorker(torch.empty(64, dtype=torch.uint8), torch.device("cpu"))
+    worker.ring = [[torch.zeros(8, 16).T, 1.5]]
+    worker.staged = [torch.arange(1.0, 129).view(8, 16).T, 1.5]
+    worker.module, worker.base = torch.nn.Linear(3, 2), {"weight": torch.ones(2, 3)}
+    x, weight = worker.ring[0][0], worker.module.weight
+    versions = x._version, weight._version
+    worker.renew(slot=0, draw=None, names=[["weight", 5]], seed=7, at=0.5, is_timed=True)
+    assert (x == 0).sum() == 8
+    worker.write()
+    assert torch.equal(x.T.reshape(-1), torch.arange(1.0, 129))
+    assert torch.equal(weight, cases.redraw(torch.ones(2, 3), 12))
+    assert (x._version, weight._version) == versions
+
+
+@pytest.mark.parametrize("shape", [(9, 8), (7,), (3, 5, 2)])
+def test_rows_are_drawn_again(shape, monkeypatch):
+    monkeypatch.setattr(cases, "OF_A_SEED", 16)
+    x = cases.draw_rows(torch.empty(shape), 3)
+    if len(shape) > 1:
+        rows = [0, len(x) - 1, 1, 1]
+        assert torch.equal(cases.draw_some(x[rows], rows, len(x), 3), x[rows])
+    assert not torch.equal(cases.draw_rows(torch.empty(shape), 4), x)
+
+
+def test_other_values_have_the_same_signs():
+    values = torch.tensor([1.0, -2.0, 0.0])
+    other = cases.redraw(values, 3)
+    assert torch.equal(other, cases.redraw(values, 3))
+    assert torch.equal(other[:2].sign(), values[:2].sign())
+    assert 0 < other[2].abs() < 2
+    assert (other != values).all()
+
+
+class Pair(tuple):
+    """Somebody's own."""
+
+
+def with_attribute(x: torch.Tensor, name: str) -> torch.Tensor:
+    setattr(x, name, {1})
+    return x
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda x: x, ""),
+        (lambda x: torch.nn.Parameter(x), ""),
+        (lambda x: x.to_sparse(), ""),
+        (lambda x: [x.T, (x, x)], ""),
+        (lambda x: torch.max(x, 0), ""),
+        (lambda x: with_attribute(x, "_dynamo_propagated_dynamic_indices"), ""),
+        (lambda x: with_attribute(x, "detach"), "an attribute of its own, detach"),
+        (lambda x: Pair((x,)), "a subclass of tuple, Pair"),
+        (lambda x: x.as_subclass(type("Late", (torch.Tensor,), {})), "a tensor subclass, Late"),
+        (lambda x: torch._neg_view(x), "not in memory yet"),
+        (lambda x: torch._efficientzerotensor(3), "not in memory yet"),
+        (lambda x: torch._lazy_clone(x), "not in memory yet"),
+        (lambda x: torch._to_functional_tensor(x), "not in memory yet"),
+    ],
+)
+def test_results_are_what_they_seem(make, fault):
+    _, facts, tensors = results.take_apart(make(torch.ones(3, 3)))
+    assert len(tensors) == len(facts)
+    assert facts[0]["fault"].startswith("returns ") if fault else not facts[0]["fault"]
+    assert fault in facts[0]["fault"]
 
 
 def test_changed_priorities_are_noticed():

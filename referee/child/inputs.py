@@ -6,11 +6,15 @@ from pathlib import Path
 
 import torch
 
+import model
 from referee import cases, clock, correctness, reference_file, relu
-from referee.child.worker import PLAIN, Worker, share_memory, synchronize, unpack
-from referee.structure import flatten
+from referee.child.results import take_apart
+from referee.child.worker import Worker, share_memory, synchronize, unpack
 
 ALIGNMENT = 16  # of every tensor in the mapped file
+PART = 16  # what changes last before a timed call is a sixteenth of a tensor, or as much as fits in
+LARGEST_PART = 1 << 22  # bytes
+MOST_PARTS = 16  # that change last: launched while a GPU's L2 is flushed
 
 _sleep = time.sleep
 
@@ -20,12 +24,18 @@ class InputsWorker(Worker):
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
         super().__init__(arena, device)
+        self.source: reference_file.ReferenceFile | None = None
         self.staged: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
+        self.base: dict[str, torch.Tensor] = {}  # parameters, of which others are made
 
-    def load_reference(self, path: str) -> dict:
-        """Takes the module of a reference file for the solution."""
-        self.kind = reference_file.load(Path(path)).model
+    def load_reference(self, path: str | None, problem: str, rows: int) -> dict:
+        """Takes the inputs, and for now the module, of a reference file, or of a problem."""
+        if path is None:
+            self.source = reference_file.of_problem(model.PROBLEMS[problem], rows)
+        else:
+            self.source = reference_file.load(Path(path))
+        self.kind = self.source.model
         return {}
 
     def allocate(self, slots: int, inputs: str) -> dict:
@@ -40,7 +50,7 @@ class InputsWorker(Worker):
         return {}
 
     def stage(self, tensors: str) -> dict:
-        """Room for a state that comes in, as `allocate` has it."""
+        """Room for a state, or for inputs, that come in, as `allocate` has it."""
         self.staged = [self._blank(spec, torch.device("cpu")) for spec in unpack(tensors)]
         return {}
 
@@ -56,30 +66,65 @@ class InputsWorker(Worker):
         return {"sums": [value.double().sum().item() for value in values]}
 
     def load_state(self, names: list[str]) -> dict:
-        """Loads what is staged."""
-        self.module.load_state_dict(dict(zip(names, self.staged, strict=True)))
+        """Loads what is staged, or nothing; keeps it, that other parameters can be made of it."""
+        state, there = dict(zip(names, self.staged, strict=False)), self.module.state_dict()
+        if state:
+            more = {} if len(state) == len(there) else {"strict": False}
+            self.module.load_state_dict(state, **more)
+        there = state or there
+        self.base = {name: there[name].detach().to(self.device, copy=True) for name in names}
         self.staged = []
         return {}
 
-    def patch(self, slot: int, changes: list, is_timed: bool) -> dict:
-        """Overwrites a part of an input: for each, its index, and the range in each dimension.
+    def renew(
+        self, slot: int, draw: int | None, names: list, seed: int, at: float, is_timed: bool
+    ) -> dict:
+        """Gives the inputs of a slot, and the parameters, values that no version tells of.
 
         Args:
-            is_timed: in the next timed call.
+            draw: the seed of the inputs; None for those that are staged, or none.
+            names: of the parameters, each with what is added to its seed.
+            at: where the part begins that changes last, from 0 to 1.
+            is_timed: for the next timed call.
         """
-        start = 0
-        for index, ranges in changes:
-            x = self.ring[slot][index].data
-            part = x[tuple(slice(*ends) for ends in ranges)]
-            end = start + part.numel() * x.element_size()
-            values = self.incoming[start:end].view(x.dtype).view(part.shape)
-            self.writes.append(partial(part.copy_, values.to(self.device, copy=True)))
-            start = -(-end // ALIGNMENT) * ALIGNMENT
+        fresh, self.staged = self.staged, []
+        if draw is not None:
+            fresh = self.source.draw(draw, self.device)
+        for x, values in zip(self.ring[slot], fresh, strict=False):
+            if isinstance(x, torch.Tensor):
+                self._replace(x.data, values.to(self.device), at)
+        there = self.module.state_dict() if names else {}
+        for name, turn in names:
+            self._replace(there[name].data, cases.redraw(self.base[name], seed + turn), at)
         if not is_timed:
             self.write()
         if self.device.type == "cuda":
             synchronize(self.device)
         return {}
+
+    def _replace(self, x: torch.Tensor, values: torch.Tensor, at: float) -> None:
+        """Overwrites x, a part of it not before `write`: after the flush of a GPU's L2.
+
+        A call that works on another stream meanwhile reads old values there. The part is small, for
+        what is written last lies in the L2.
+        """
+        same = x.dtype == values.dtype and x.stride() == values.stride()
+        if not (same and x.numel()) or len(self.writes) == MOST_PARTS:
+            x.copy_(values)
+            return
+        old, new = _flat(x), _flat(values)
+        size = max(1, min(len(old) // PART, LARGEST_PART // x.element_size()))
+        start = int(at * (len(old) - size))
+        part = slice(start, start + size)
+        late = new[part].clone()
+        new[part] = old[part]
+        old.copy_(new)
+        self.writes.append(partial(old[part].copy_, late))
+
+    def digest(self, slot: int) -> dict:
+        """The sum of the bits of each input."""
+        tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
+        return {"sums": [sum_of_bits(x) for x in tensors]}
 
     def forward(self, bait: list | None, size: int, fill: bool) -> dict:
         """One forward on the first inputs.
@@ -111,24 +156,19 @@ class InputsWorker(Worker):
         return output
 
     def _hand_over(self, output: object, inputs: list, earlier: list) -> dict:
-        structure, leaves = flatten(output)
-        facts, tensors = [], [x for x in inputs if isinstance(x, torch.Tensor)]
-        for leaf in leaves:
-            kind = type(leaf)
-            lazy = issubclass(kind, torch.Tensor) and kind not in PLAIN
-            facts.append({"type": kind.__name__, "subclass": lazy})
-            if kind not in PLAIN or leaf.layout != torch.strided:
-                return {"structure": structure, "outputs": facts}
-            leaf = leaf.detach()
-            facts[-1] |= {
-                "dtype": str(leaf.dtype).removeprefix("torch."),
+        structure, facts, self.outputs = take_apart(output)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        for fact, leaf in zip(facts, self.outputs, strict=True):
+            if leaf is None:
+                self.outputs = []
+                break
+            fact |= {
+                "dtype": cases.name_of(leaf.dtype),
                 "device": str(leaf.device),
                 "shape": list(leaf.shape),
-                "strides": list(leaf.stride()),
                 "shares_input": any(share_memory(leaf, x) for x in tensors),
                 "shares_earlier": any(share_memory(leaf, x) for x in earlier),
             }
-            self.outputs.append(leaf)
         return {"structure": structure, "outputs": facts}
 
     def read(self, output: int, start: int, stop: int) -> dict:
@@ -149,8 +189,8 @@ class InputsWorker(Worker):
 
     def probe(self, slot: int) -> dict:
         """Whether the results of an input are finite."""
-        _, leaves = flatten(self._forward(self.ring[slot], None))
-        floats = [leaf for leaf in leaves if leaf.is_floating_point()]
+        _, _, leaves = take_apart(self._forward(self.ring[slot], None))
+        floats = [leaf for leaf in leaves if leaf is not None and leaf.is_floating_point()]
         return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
 
     def call_once(self) -> None:
@@ -179,11 +219,11 @@ class InputsWorker(Worker):
             count: of the places that came in for each of all these.
             keep: outputs may lie in memory that is not theirs.
         """
-        structure, leaves = flatten(self.output)
-        plain = all(type(leaf) in PLAIN for leaf in leaves)
-        if len(leaves) != outputs or not plain:
-            return {"structure": structure, "shapes": [], "dtypes": []}
-        looked = [leaf.detach().contiguous().view(-1) for leaf in leaves]
+        structure, facts, leaves = take_apart(self.output)
+        self.output = None
+        if len(leaves) != outputs or any(leaf is None for leaf in leaves):
+            return {"structure": structure, "outputs": facts}
+        looked = [leaf.contiguous().view(-1) for leaf in leaves]
         looked += [_flat(self.ring[slot][index]) for index in inputs]
         places, end = self.incoming.view(torch.int64), 0
         for turn, flat in enumerate(looked):
@@ -191,14 +231,11 @@ class InputsWorker(Worker):
             end += self.send(flat[some.to(flat.device)], end)
             end = -(-end // ALIGNMENT) * ALIGNMENT
         tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
-        for leaf in [] if keep else leaves:
-            self.take_away(leaf, tensors)
-        self.output = None
-        return {
-            "structure": structure,
-            "shapes": [list(leaf.shape) for leaf in leaves],
-            "dtypes": [str(leaf.dtype).removeprefix("torch.") for leaf in leaves],
-        }
+        for fact, leaf in zip(facts, leaves, strict=True):
+            fact |= {"shape": list(leaf.shape), "dtype": cases.name_of(leaf.dtype)}
+            if not keep:
+                self.take_away(leaf, tensors)
+        return {"structure": structure, "outputs": facts}
 
     @staticmethod
     def _blank(spec: tuple, device: torch.device) -> object:
@@ -211,6 +248,14 @@ class InputsWorker(Worker):
 def flat_bytes(x: torch.Tensor) -> torch.Tensor:
     """The memory of a dense tensor."""
     return _flat(x).view(torch.uint8)
+
+
+def sum_of_bits(x: torch.Tensor) -> int:
+    """The sum of the bytes of a dense tensor, as whole numbers where they fill some."""
+    flat = flat_bytes(x)
+    words = len(flat) // 4 * 4
+    rest = flat[words:].sum(dtype=torch.int64)
+    return (flat[:words].view(torch.int32).sum(dtype=torch.int64) + rest).item()
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

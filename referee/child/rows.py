@@ -1,14 +1,16 @@
 """The requests of this project's problems: one input, whose rows are drawn from seeds."""
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from referee import cases, clock, correctness, relu
 from referee import linear_relu_divide as linear
-from referee.child.worker import PLAIN, Worker, share_memory, synchronize
+from referee.child.results import take_apart
+from referee.child.worker import Worker, share_memory, synchronize
+
+SHIFT = 1 << 31  # between the seeds of an input and of parameters
 
 _sleep = time.sleep
 
@@ -79,23 +81,17 @@ class RowsWorker(Worker):
         return output
 
     def _hand_over(self, output: object, x: torch.Tensor, flat: torch.Tensor, spec: dict) -> dict:
-        kind = type(output)
-        lazy = issubclass(kind, torch.Tensor) and kind not in PLAIN
-        reply: dict = {"type": kind.__name__, "subclass": lazy}
+        reply, output = self._plain(output)
+        x = x.data
         moved = x.data_ptr() != flat.data_ptr() + spec["offset"] * x.element_size()
         shape, strides = list(x.shape), list(x.stride())
         reply["moved"] = (moved and x.numel() > 0) or [shape, strides] != [
             spec["shape"],
             spec["strides"],
         ]
-        if kind not in PLAIN or output.layout != torch.strided:
+        if output is None:
             return reply
-        output = output.detach()
         reply |= {
-            "dtype": str(output.dtype).removeprefix("torch."),
-            "device": str(output.device),
-            "shape": list(output.shape),
-            "strides": list(output.stride()),
             "shares_input": share_memory(output, x),
             "shares_earlier": self.earlier is not None and share_memory(output, self.earlier),
         }
@@ -103,6 +99,17 @@ class RowsWorker(Worker):
         reply["bytes"] = self.send(output, 0)
         self.send(flat, reply["bytes"])
         return reply
+
+    @staticmethod
+    def _plain(output: object) -> tuple[dict, torch.Tensor | None]:
+        """What an output is; and itself, detached, if it is a plain tensor."""
+        structure, facts, tensors = take_apart([output])
+        fact = facts[0] if structure == "[*]" else {"type": type(output).__name__}
+        if structure != "[*]" or tensors[0] is None:
+            return fact, None
+        [x] = tensors
+        form = {"dtype": cases.name_of(x.dtype), "device": str(x.device), "shape": list(x.shape)}
+        return fact | form, x
 
     def recall(self, seconds: float) -> dict:
         """The last output once more, some time later."""
@@ -118,14 +125,13 @@ class RowsWorker(Worker):
                 blank = torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
                 self.ring.append(blank)
         for slot, x in enumerate(self.ring):
-            cases.draw_rows(x, seed + slot * len(x), unit)
+            cases.draw_rows(x, seed + (slot << 32), unit)
         return {}
 
     def fill_state(self, seed: int, names: list[str], scale: float) -> dict:
         """The parameters, drawn row by row."""
         there = self.module.state_dict()
-        for turn, name in enumerate(names):
-            cases.draw_rows(there[name].data, seed + (turn << 32)).mul_(scale)
+        draw_state([there[name].data for name in names], seed, scale)
         return {}
 
     def prepare(self, yardstick: str) -> dict:
@@ -146,18 +152,13 @@ class RowsWorker(Worker):
 
     def run(self, slot: int) -> dict:
         """One forward on an input of the ring, while the output before is still there."""
-        earlier, self.output = self.output, self._forward(self.ring[slot], None)
-        output = self.output
-        if type(output) not in PLAIN:
-            return {"type": type(output).__name__}
-        return {
-            "type": "Tensor",
-            "dtype": str(output.dtype).removeprefix("torch."),
-            "device": str(output.device),
-            "shape": list(output.shape),
-            "strides": list(output.stride()),
-            "shares_input": share_memory(output, self.ring[slot]),
-            "shares_earlier": type(earlier) in PLAIN and share_memory(output, earlier),
+        earlier = self.output
+        reply, self.output = self._plain(self._forward(self.ring[slot], None))
+        if self.output is None:
+            return reply
+        return reply | {
+            "shares_input": share_memory(self.output, self.ring[slot]),
+            "shares_earlier": earlier is not None and share_memory(self.output, earlier),
         }
 
     def rows(self, slot: int, start: int, stop: int) -> dict:
@@ -166,46 +167,60 @@ class RowsWorker(Worker):
         self.send(self.ring[slot][start:stop], size)
         return {"bytes": size}
 
-    def alter(
-        self, slot: int, start: int, stop: int, seed: int, weight: list | None, scale: float
-    ) -> dict:
-        """Draws rows of an input anew for the next timed call, and alters the weight.
+    def renew(self, slot: int, seed: int, names: list[str], scale: float, at: float) -> dict:
+        """Draws an input, and all parameters, anew for the next timed call.
 
-        See `alterations`.
+        A row of each is written last, after the flush of a GPU's L2: a call that works on another
+        stream meanwhile reads old values there.
+
+        Args:
+            at: which row, from 0 to 1.
         """
-        rows = self.ring[slot].data[start:stop]
-        self.writes = [partial(rows.copy_, cases.draw_rows(torch.empty_like(rows), seed))]
-        if weight:
-            there = next(iter(self.module.state_dict().values())).data
-            self.writes += alterations(there, seed, weight, scale)
+        there = self.module.state_dict() if names else {}
+        state = [there[name].data for name in names]
+        last = [values[int(at * len(values))] for values in (self.ring[slot].data, *state)]
+        old = [row.clone() for row in last]
+        cases.draw_rows(self.ring[slot].data, seed)
+        draw_state(state, seed + SHIFT, scale)
+        self.writes = [partial(row.copy_, row.clone()) for row in last]
+        for row, values in zip(last, old, strict=True):
+            row.copy_(values)
         if self.device.type == "cuda":
             synchronize(self.device)
         return {}
 
+    def touch(self, slot: int, place: list[int], value: float, weight: list) -> dict:
+        """Changes an element of an input, and the sign of one of the weight, for a timed call.
+
+        Args:
+            weight: its name, row and column; empty where there is none.
+        """
+        row, column = place
+        self.writes = [partial(self.ring[slot].data[row, column].fill_, value)]
+        if weight:
+            name, row, column = weight
+            self.writes.append(self.module.state_dict()[name].data[row, column].neg_)
+        return {}
+
     def suspects(self, slot: int, rows: list[int]) -> dict:
         """These rows of the last output and of its input."""
-        output, x = self.output, self.ring[slot]
-        if type(output) not in PLAIN or len(output) != len(x):
-            return {"type": type(output).__name__}
-        size = self.send(output.detach()[rows], 0)
+        reply, output = self._plain(self.output)
+        self.output, x = None, self.ring[slot].data
+        if output is None or output.shape[:1] != x.shape[:1]:
+            return reply | {"bytes": 0}
+        size = self.send(output[rows], 0)
         self.send(x[rows], size)
         self.take_away(output, [x])
-        self.output = None
-        return {"type": "Tensor", "bytes": size}
+        return reply | {"bytes": size}
 
     def call_once(self) -> None:
         self.module(self.x.clone())
 
 
-def alterations(weight: torch.Tensor, seed: int, places: list, scale: float) -> list[Callable]:
-    """Draws a row of the weight anew; calls that write it, and change the sign of one element.
-
-    Args:
-        places: the row; row and column of the element, which no look at some elements finds.
-    """
-    row, at, column = places
-    drawn = cases.draw_rows(torch.empty_like(weight[row]), seed + 1).mul_(scale)
-    return [partial(weight[row].copy_, drawn), weight[at, column].neg_]
+def draw_state(state: list[torch.Tensor], seed: int, scale: float) -> None:
+    """Draws parameters anew."""
+    for turn, values in enumerate(state):
+        cases.draw_rows(values, seed + (turn << 32)).mul_(scale)
 
 
 def _bytes(shape: list[int], dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""The things that a solution changes and are not its own; the ones that it calls and catches."""
+"""The things that a solution changes and are not its own, and the operators that it calls."""
 
 import builtins
 import ctypes
@@ -9,10 +9,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from inspect import getattr_static
-from types import FrameType, FunctionType
+from types import FunctionType
 
 import torch
 from torch import nn
@@ -49,6 +47,7 @@ OPERATORS = [
 ]  # fmt: skip
 META = re.compile(r"^Meta.*\n", re.MULTILINE)
 
+_exc_info = sys.exc_info
 _getprofile, _gettrace, _getitimer = sys.getprofile, sys.gettrace, signal.getitimer
 _monitoring = getattr(sys, "monitoring", None)
 
@@ -65,7 +64,7 @@ def state(device: torch.device) -> dict[str, object]:
                 found[f"{space}.{name}"] = value
     found["torch.nn.Module.__call__"] = nn.Module.__call__
     for name, module in list(sys.modules.items()):
-        if name == "model" or name.split(".")[0] == "referee":
+        if name in ("model", "reference") or name.split(".")[0] == "referee":
             found[f"sys.modules[{name!r}]"] = module
             for own, value in list(vars(module).items()):
                 if not own.startswith("__"):
@@ -125,34 +124,24 @@ def persisting_l2() -> int:
     return 0
 
 
-@contextmanager
-def exceptions_of(file: str, note: Callable[[type[BaseException]], None]) -> Iterator[None]:
-    """Within it, exceptions that arrive in a file's own code are noted."""
-
-    def local(frame: FrameType, event: str, arg: tuple) -> Callable:
-        if event == "exception":
-            note(arg[0])
-        return local
-
-    def of_call(frame: FrameType, event: str, arg: object) -> Callable | None:
-        return local if frame.f_code.co_filename == file else None
-
-    sys.settrace(of_call)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
-
-
 class Seen(TorchDispatchMode):
-    """Notes the operators that are called."""
+    """Notes the operators that are called.
+
+    Attributes:
+        names: of all.
+        handled: the type of the exception that was being handled then, by the operator's name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.handled: dict[str, str] = {}
 
     def __torch_dispatch__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        self.names.add(func._schema.name)
+        name = func._schema.name
+        self.names.add(name)
+        if error := _exc_info()[0]:
+            self.handled[name] = error.__name__
         return func(*args, **(kwargs or {}))

@@ -3,7 +3,6 @@
 import base64
 import importlib.util
 import pickle
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,9 +15,9 @@ from torch import nn
 import model
 from referee import clock, compare
 from referee.child import watch
+from referee.child.caught import Caught
+from referee.child.results import PLAIN
 
-# The types that an output may have.
-PLAIN = (torch.Tensor, nn.Parameter)
 CLOCKS = (clock.CpuClock, clock.CudaClock)
 
 _perf_counter = time.perf_counter
@@ -43,7 +42,7 @@ class Worker:
         self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
         self.kind: type[nn.Module] | None = None
         self.file = ""
-        self.swallowed: list[str] = []
+        self.caught = Caught("")
         self.module: nn.Module | None = None
         self.x = self.output = self.earlier = None
         self.ring: list[torch.Tensor] = []
@@ -64,10 +63,10 @@ class Worker:
             self.kind = model.PROBLEMS[problem].reference
             return {"seconds": 0.0}
         self.before = watch.state(self.device)
-        self.file = path
+        self.file, self.caught = path, Caught(path)
         sys.path.insert(0, str(Path(path).parent))
         start = _perf_counter()
-        with watch.exceptions_of(path, self._note_import):
+        with self.caught.tracing(self.caught.note_import):
             loader = SourceFileLoader("solution", path)
             spec = importlib.util.spec_from_file_location("solution", path, loader=loader)
             module = importlib.util.module_from_spec(spec)
@@ -100,18 +99,19 @@ class Worker:
         return {"state": [[name, list(value.shape)] for name, value in state.items()]}
 
     def library(self, ops: list[str], all_of_them: bool) -> dict:
-        """Which of the operators a forward calls, and what it raised and caught.
+        """Which of the operators a forward calls, and the exceptions that led to them.
 
         Args:
             all_of_them: they count only if none is missing.
         """
-        self.swallowed, seen = list(self.swallowed), watch.Seen()
-        with seen, watch.exceptions_of(self.file, self._note_call):
+        seen = watch.Seen()
+        with seen, self.caught.tracing(self.caught.note_call):
             self.call_once()
         called = [op for op in ops if op in seen.names]
         if all_of_them and len(called) < len(ops):
             called = []
-        return {"library": called, "swallowed": self.swallowed}
+        handled = [seen.handled[op] for op in called if op in seen.handled]
+        return {"library": called, "swallowed": handled + self.caught.behind_calls()}
 
     def call_once(self) -> None:
         """A forward on a copy of an input that was there before."""
@@ -166,12 +166,3 @@ class Worker:
         except RuntimeError:  # not torch's memory
             with torch.inference_mode():  # where the result may be from
                 result.fill_(77)
-
-    def _note_import(self, kind: type[BaseException]) -> None:
-        # A missing module, file or attribute is asked for in honest ways too.
-        if issubclass(kind, (RuntimeError, subprocess.SubprocessError)):
-            self.swallowed.append(f"{kind.__name__} at import")
-
-    def _note_call(self, kind: type[BaseException]) -> None:
-        if issubclass(kind, Exception) and not issubclass(kind, StopIteration):
-            self.swallowed.append(kind.__name__)

@@ -1,4 +1,4 @@
-"""Tensors on their way to a process, through the mapped file, and altered in part."""
+"""Inputs and parameters on their way to a process."""
 
 import random
 from collections.abc import Iterator
@@ -6,12 +6,10 @@ from collections.abc import Iterator
 import torch
 
 from referee.child.inputs import flat_bytes
-from referee.remote import HALF
+from referee.remote import HALF, pack
 from referee.solutions.baselines import Asked
+from referee.solutions.oracle import SEEDS, Oracle, form_of
 from referee.solutions.verdict import Task
-
-PART = 16  # an alteration is a sixteenth of an input, or as much as fits in
-LARGEST_PART = 1 << 22  # bytes
 
 
 def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -21,33 +19,10 @@ def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
         yield start, flat[start : start + size]
 
 
-def place_of(shape: list[int]) -> list[list[int]]:
-    """A random element of an input, as `ranges_of` has it; of square matrices on the diagonal."""
-    place = [random.randrange(side) for side in shape]
-    if len(shape) > 1 and shape[-1] == shape[-2]:
-        place[-1] = place[-2]
-    return [[at, at + 1] for at in place]
-
-
-def ranges_of(shape: list[int], itemsize: int) -> list[list[list[int]]]:
-    """Where an input of a shape is altered: the range in each dimension, once or twice."""
-    ranges, left = [], itemsize
-    for side in shape:
-        left *= side
-    for side in shape:
-        left //= side
-        most = max(1, min(side // PART, LARGEST_PART // left))
-        start = random.randrange(side - most + 1)
-        ranges.append([start, start + most])
-        if side > 1 and left * most <= LARGEST_PART:
-            break
-    if len(shape) == 2 and shape[0] == shape[1] and len(ranges) == 1:
-        return [ranges, [[0, shape[0]], *ranges]]
-    return [ranges]
-
-
 def send(process: Asked, slot: int | None, values: list) -> None:
     """Lays tensors into a process: into a slot of its ring, or among what is staged."""
+    if slot is None:
+        process.ask("stage", tensors=pack(form_of(values)))
     for i, x in enumerate(values):
         if not isinstance(x, torch.Tensor):
             continue
@@ -56,9 +31,42 @@ def send(process: Asked, slot: int | None, values: list) -> None:
             process.ask("feed", slot=slot, index=i, start=start, size=len(piece))
 
 
+def name_source(process: Asked, task: Task) -> None:
+    """Tells a process where the inputs, and the reference's module, come from."""
+    path = None if task.problem else str(task.oracle.file.path.resolve())
+    rows = task.oracle.draws[0][0].shape[0] if task.problem else 0
+    process.ask("load_reference", path=path, problem=task.name, rows=rows)
+
+
 def fill_ring(process: Asked, task: Task) -> None:
-    """Gives a process the inputs of the timed calls."""
+    """Gives a process inputs for the timed calls, which change before each."""
     oracle = task.oracle
     process.ask("allocate", slots=oracle.slots, inputs=oracle.specs)
     for slot in range(oracle.slots):
         send(process, slot, oracle.draws[slot % len(oracle.draws)])
+
+
+class Renewal:
+    """Values of inputs and parameters, all new, which a process and the reference get alike."""
+
+    def __init__(self, oracle: Oracle, parameters: list[tuple[str, int]], inputs: bool) -> None:
+        self._oracle, self._parameters = oracle, parameters
+        self.seed = random.randrange(SEEDS)
+        self.draw = random.randrange(SEEDS) if inputs else None
+        self._sent = oracle.file.draw(self.draw) if inputs and not oracle.repeats else None
+        self._there: list = []
+
+    def give(self, process: Asked, slot: int, is_timed: bool) -> None:
+        """To a process, for a slot of its ring."""
+        if self._sent:
+            send(process, None, self._sent)
+        draw = None if self._sent else self.draw
+        about = {"slot": slot, "draw": draw, "seed": self.seed, "at": random.random()}
+        process.ask("renew", **about, names=self._parameters, is_timed=is_timed)
+
+    def inputs(self) -> list:
+        """On the device."""
+        if not self._there:
+            oracle = self._oracle
+            self._there = oracle.there(self._sent) if self._sent else oracle.draw(self.draw)
+        return self._there

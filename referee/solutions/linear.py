@@ -9,7 +9,7 @@ from torch import nn
 
 from referee import cases, linear_checks, operands
 from referee import linear_relu_divide as grader
-from referee.child.rows import alterations
+from referee.child.rows import draw_state
 from referee.error_line import LONGEST_LINE
 from referee.errors import U32, Allowance, Comparison
 from referee.linear_errors import compare_output, precision
@@ -135,8 +135,7 @@ class Linear(Rows):
         self.check_whole(f"{list(self.task.shape)}, x in 0..1", True)
         seed = random.randrange(SEEDS)
         self.remote.ask("fill_state", seed=seed, names=self.state, scale=self.scale)
-        for turn, parameter in enumerate(self.reference.state_dict().values()):
-            cases.draw_rows(parameter, seed + (turn << 32)).mul_(self.scale)
+        draw_state([*self.reference.state_dict().values()], seed, self.scale)
         self.check_whole(f"{list(self.task.shape)}, x in -1..1", False)
         self.verdict.accuracy = self._grade(self.worst)
 
@@ -201,14 +200,6 @@ class Linear(Rows):
         if is_float32 and self._compare(output, x).solution.scaled <= LOWER:
             return WRONG, f"lower precision than float32: {reason}"
         return word, reason
-
-    def places(self) -> list | None:
-        weight = self.reference.linear.weight
-        return [random.randrange(side) for side in (len(weight), *weight.shape)]
-
-    def alter_reference(self, seed: int, places: list | None) -> None:
-        for write in alterations(self.reference.linear.weight.data, seed, places, self.scale):
-            write()
 
     def work(self) -> int:
         return 2 * math.prod(self.task.shape) * self.output_shape[1]

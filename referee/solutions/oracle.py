@@ -6,12 +6,14 @@ import random
 import torch
 from torch import nn
 
-from referee.child.watch import Seen
+from referee import cases
+from referee.child.inputs import LARGEST_PART, PART, flat_bytes, sum_of_bits
 from referee.compare import first_mismatch, share_memory
 from referee.memory import LARGEST_SHARE, RING, free_bytes
 from referee.reference_file import BadReferenceError, ReferenceFile
 from referee.remote import pack
 from referee.solutions.budget import Output
+from referee.solutions.terms import Terms
 from referee.structure import flatten
 
 SEEDS = 1 << 30
@@ -20,6 +22,7 @@ DIFFERENT = (
     1e-2  # the relative difference, from which on two results are not the same but for rounding
 )
 # Operators that a forward of the library's calls beside those that compute.
+SIGNS, PARTS = "inputs of both signs", "inputs altered in part"
 VIEWS = ("view", "detach", "empty", "clone", "copy", "expand", "reshape", "alias", "as_strided")
 
 
@@ -29,13 +32,18 @@ class Oracle:
     Attributes:
         args: of the constructor.
         draws: the inputs, dense and on the CPU.
+        parameters: as of `parameters_of`.
         slots: how many inputs fit in memory beside everything else.
         structure: the nesting of the outputs.
         shares: whether an output lies in the memory of an input, or of another call's output.
         note: why there is no float64 result, or "".
         ops: the operators that compute.
-        both_signs: whether eager's results are finite for inputs of both signs; None as long as
-            nobody has asked.
+        terms: of the longest sum.
+        repeats: whether inputs can be drawn again from their seed, on the device; None as long as
+            nobody has tried.
+        unlike: inputs that `get_inputs` would not draw, by what they are: None where eager's
+            results for them are not finite.
+        trivial: why less than the reference may be right, in words; None as `repeats`.
 
     Raises:
         BadReferenceError: the file is no problem that can be graded.
@@ -45,11 +53,14 @@ class Oracle:
         self.device, self.file = device, file
         self.args = self.file.init_inputs()
         self.file.attempt("pickling its arguments", lambda: pack(self.args))
-        self.both_signs: bool | None = None
+        self.repeats: bool | None = None
+        self.unlike: dict[str, list | None] = {}
+        self.trivial: list[str] | None = None
         self.draws = [self.file.draw(random.randrange(SEEDS))]
         if not self.tensors:
             raise self.file.bad("get_inputs gives no tensor")
         module = self.construct(random.randrange(SEEDS))
+        self.parameters = parameters_of(module)
         outputs = self._look(module)
         self.output_bytes = sum(x.numel() * x.element_size() for x in outputs)
         self.outputs = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in outputs]
@@ -57,7 +68,7 @@ class Oracle:
         self.slots = self._count_slots(module)
         self.note = self._float64_note(module)
         self.draws += [self.file.draw(random.randrange(SEEDS)) for _ in range(DRAWS - 1)]
-        if any(_form(draw) != _form(self.draws[0]) for draw in self.draws):
+        if any(form_of(draw) != form_of(self.draws[0]) for draw in self.draws):
             raise self.file.bad("get_inputs draws inputs of another form each time")
 
     @property
@@ -90,26 +101,51 @@ class Oracle:
     @property
     def specs(self) -> str:
         """The form of the inputs, as `InputsWorker.allocate` takes it."""
-        return pack(_form(self.draws[0]))
+        return pack(form_of(self.draws[0]))
 
     def construct(self, seed: int) -> nn.Module:
         """The module, with the parameters of a seed."""
         return self.file.construct(copy.deepcopy(self.args), seed, self.device)
 
-    def redraw(self, module: nn.Module, generator: torch.Generator) -> nn.Module:
-        """The module with other parameters, zeros among them too; buffers stay."""
-        other = self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
-        for p in other.parameters():
-            if p.is_floating_point():
-                size = p.square().mean().sqrt() if p.numel() else p.sum()
-                factor = torch.empty_like(p).uniform_(0.5, 1.5, generator=generator)
-                noise = torch.empty_like(p).normal_(generator=generator)
-                p.data = p.data * factor + noise * 0.1 * torch.where(size > 0, size, 1)
-        return other
+    def copy(self, module: nn.Module) -> nn.Module:
+        """A copy of the module."""
+        return self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
 
     def inputs(self, draw: int) -> list:
         """A copy of the inputs, on the device."""
-        return [self._there(x) for x in self.draws[draw]]
+        return self.there(self.draws[draw])
+
+    def there(self, inputs: list) -> list:
+        """A copy on the device."""
+        return [self._there(x) for x in inputs]
+
+    def draw(self, seed: int) -> list:
+        """Inputs on the device, as its processes draw them too."""
+        return self.file.draw(seed, self.device)
+
+    def digest(self, seed: int) -> list[int] | None:
+        """The sums of bits of what is drawn on the device; None where that can't be."""
+        try:
+            inputs = self.draw(seed)
+        except BadReferenceError:
+            return None
+        if form_of(inputs) != form_of(self.draws[0]):
+            return None
+        return [sum_of_bits(x) for x in inputs if isinstance(x, torch.Tensor)]
+
+    def make_unlike(self, name: str) -> list:
+        """Such inputs, on the CPU: of two kinds, both of the first draw's."""
+        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.draws[0]]
+        if name == SIGNS:
+            for i in self.floats:
+                inputs[i] *= torch.empty_like(inputs[i]).uniform_(-1, 1).sign_()
+            return inputs
+        for i in self.floats:
+            x, other = (flat_bytes(y).view(y.dtype) for y in (inputs[i], self.draws[1][i]))
+            size = max(1, min(len(x) // PART, LARGEST_PART // x.element_size()))
+            start = random.randrange(min(size, len(x) - size), len(x) - size + 1)
+            x[start : start + size] = other[start : start + size]
+        return inputs
 
     def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Eager's outputs."""
@@ -120,7 +156,32 @@ class Oracle:
         """The outputs, as near to exact as can be had."""
         eager = self.run(module, inputs)
         exact = [None] * len(eager) if self.note else self._exact(module, inputs)
-        return [Output(*pair) for pair in zip(eager, exact, strict=True)]
+        return [Output(*pair, self.terms) for pair in zip(eager, exact, strict=True)]
+
+    def find_trivial(self) -> list[str]:
+        """Which results are constants, or copies of inputs, as far as the inputs there are tell."""
+        module = self.construct(random.randrange(SEEDS))
+        every = [*self.draws[1:], *filter(None, self.unlike.values())]
+        outputs = self.expected(module, self.inputs(0))
+        constant, copied = [True] * len(outputs), [set(self.tensors) for _ in outputs]
+        for inputs in map(self.there, every):
+            for turn, found in enumerate(self.expected(module, inputs)):
+                constant[turn] &= outputs[turn].allows(found.eager)
+                copied[turn] &= {i for i in self.tensors if found.allows(inputs[i])}
+            if not any(constant) and not any(copied):
+                return []
+        for p in module.parameters():
+            if p.is_floating_point():
+                p.data = cases.redraw(p.data, random.randrange(SEEDS))
+        others, lines = self.run(module, self.inputs(0)), []
+        for turn, (output, other) in enumerate(zip(outputs, others, strict=True)):
+            what = f"the reference's result{f' {turn}' if len(outputs) > 1 else ''} is"
+            if constant[turn] and output.numel:
+                all_of = "inputs and parameters" if output.allows(other) else "inputs"
+                lines.append(f"{what} the same for all {all_of}")
+            elif copied[turn] and output.numel:
+                lines.append(f"{what} its input {min(copied[turn])}")
+        return lines
 
     def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
@@ -129,10 +190,10 @@ class Oracle:
     def _look(self, module: nn.Module) -> list[torch.Tensor]:
         """The outputs of two forwards, which must be the same tensors."""
         inputs = self.inputs(0)
-        with torch.no_grad(), Seen() as seen:
+        with torch.no_grad(), Terms() as seen:
             nested = self.file.attempt("forward", lambda: flatten(module(*inputs)))
         computing = (op for op in seen.names if not any(view in op for view in VIEWS))
-        self.ops = sorted(computing)
+        self.ops, self.terms = sorted(computing), seen.most
         self.structure, outputs = nested
         for x in outputs:
             if type(x) not in (torch.Tensor, nn.Parameter):
@@ -148,7 +209,7 @@ class Oracle:
                 raise self.file.bad("Model changes its inputs")
         again = self.run(module, inputs)
         self.shares |= any(share_memory(*pair) for pair in zip(again, outputs, strict=True))
-        if any(_difference(*pair) > DIFFERENT for pair in zip(again, outputs, strict=True)):
+        if any(difference(*pair) > DIFFERENT for pair in zip(again, outputs, strict=True)):
             raise self.file.bad("Model gives another result for the same inputs each time")
         return outputs
 
@@ -164,7 +225,7 @@ class Oracle:
         for x, y in zip(eager, exact, strict=True):
             if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
                 return f"{note} is none"
-            if _difference(x, y) > DIFFERENT:
+            if difference(x, y) > DIFFERENT:
                 return f"{note} is another"
         return ""
 
@@ -173,13 +234,13 @@ class Oracle:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         parameters = sum(p.numel() * p.element_size() for p in module.parameters())
-        fixed = 9 * self.output_bytes + 8 * parameters + 3 * self.input_bytes
+        fixed = 9 * self.output_bytes + 10 * parameters + 4 * self.input_bytes
         draws = DRAWS * self.input_bytes
         if self.device.type == "cpu":  # which has the draws, and eager in two processes
             fixed += draws + self.input_bytes
         else:
             self._check_memory(draws, torch.device("cpu"))
-        slots, each = RING[self.device.type], 3 * self.input_bytes
+        slots, each = RING[self.device.type], 2 * self.input_bytes
         if fixed + slots * each > LARGEST_SHARE * free_bytes(self.device):
             slots = 1
         self._check_memory(fixed + slots * each, self.device)
@@ -200,18 +261,29 @@ class Oracle:
         return there.copy_(x)
 
 
-def _form(inputs: list) -> list[tuple]:
+def form_of(inputs: list) -> list[tuple]:
+    """Shape, strides and dtype of tensors; other values as they are."""
     return [
         (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, torch.Tensor) else (x,)
         for x in inputs
     ]
 
 
+def parameters_of(module: nn.Module) -> list[tuple[str, int]]:
+    """The names of the parameters that can change, with a number for each, which shared ones share.
+
+    Those of buffers, and of whole numbers, are left out.
+    """
+    own, turns = {id(p) for p in module.parameters() if p.is_floating_point()}, {}
+    state = module.state_dict(keep_vars=True)
+    return [(n, turns.setdefault(id(p), len(turns))) for n, p in state.items() if id(p) in own]
+
+
 def _double(x: object) -> object:
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
-def _difference(x: torch.Tensor, y: torch.Tensor) -> float:
+def difference(x: torch.Tensor, y: torch.Tensor) -> float:
     """The norm of a difference in parts of the second's; of integers, how many differ."""
     if x.shape != y.shape:
         return float("inf")

@@ -3,6 +3,7 @@
 Inputs are drawn row by row from seeds, in this process and in the solution's.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import torch
 from torch import nn
 
 from referee import cases
+from referee.child.rows import SHIFT, draw_state
 from referee.compare import first_mismatch
+from referee.error_line import LONGEST_LINE
 from referee.memory import RING
 from referee.remote import HALF, RaisedError, dtype_name, pack
 from referee.solutions.baselines import Asked
@@ -23,7 +26,6 @@ from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exce
 SUSPECTS = {"relu": 2, "linear_relu_divide": 13}
 # By which a solution may fall back on the reference's own ReLU.
 LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
-DRAWN = 1 << 23  # elements, up to which an input is all new in a timed call; else a row of it is
 YARDSTICKS = {"relu": "copy", "linear_relu_divide": "product"}
 
 
@@ -40,6 +42,7 @@ class Rows(Judge):
         self.dtype = self.task.dtype
         self.earlier: dict[tuple, torch.Tensor] = {}
         self.reference: nn.Module
+        self.state: list[str] = []  # the names of the solution's parameters
 
     def expected(self, x: torch.Tensor) -> torch.Tensor:
         """The reference's result."""
@@ -87,10 +90,8 @@ class Rows(Judge):
             "dtype": dtype_name(expected.dtype),
             "device": str(expected.device),
             "shape": list(expected.shape),
-            "strides": list(expected.stride()),
         }
-        compact = x.is_contiguous() and expected.numel() > 0
-        self.check_form(reply, facts, f"{name}: ", compact)
+        self.check_form(reply, facts, f"{name}: ")
         output = self.take(0, list(expected.shape), expected.dtype)
         after = self.take(reply["bytes"], [len(flat)], torch.uint8)
         if reply["shares_input"] is not False:
@@ -171,22 +172,22 @@ class Rows(Judge):
             "dtype": dtype_name(self.dtype),
             "device": str(self.device),
             "shape": [rows, n],
-            "strides": [n, 1],
         }
         reply = self._run_whole(seed, unit)
-        self.check_form(reply, facts, f"{name}: ", True)
+        self.check_form(reply, facts, f"{name}: ")
         if reply["shares_input"] is not False:
             raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
         if reply["shares_earlier"] is not False:
             raise FoundError(WRONG, f"two outputs share memory: {name}")
         step = HALF // ((k + n) * self.dtype.itemsize)
+        step -= step % cases.rows_of_a_seed(torch.empty(1, k))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             size = self.remote.ask("rows", slot=0, start=start, stop=stop)["bytes"]
             output = self.take(0, [stop - start, n], self.dtype)
             after = self.take(size, [stop - start, k], self.dtype)
             x = torch.empty_like(after)
-            cases.draw_rows(x, seed + start, unit)
+            cases.draw_rows(x, seed, unit, start)
             if first_mismatch(after, x, exact=True):
                 raise FoundError(CHEATING, f"changes its input: {name}")
             if problem := self.mismatch(output, x, whole=True):
@@ -212,90 +213,78 @@ class Rows(Judge):
         return eager.ask("prepare", yardstick=yardstick)["names"]
 
     def prepare_timing(self) -> None:
-        self.ring = Ring(RING[self.device.type], self.task.shape[0], random.randrange(SEEDS))
-        self.remote.ask("fill", **_ring(self.task, self.ring.slots, self.ring.seed, False))
+        slots = RING[self.device.type]
+        self.slots = itertools.cycle(range(slots))
+        self.remote.ask("fill", **_ring(self.task, slots, random.randrange(SEEDS), False))
         self.remote.ask("prepare", yardstick="")
 
     def turn(self, name: str, call: str) -> Turn:
         if name == self.names.solution:
-            ask, take, ring = self.remote.ask, self.remote.take, self.ring
+            ask, take, names = self.remote.ask, self.remote.take, self.state
         else:
             again, eager = name == self.names.again, self.baselines
             ask, take = partial(eager.ask, again), partial(eager.take, again)
-            ring = Ring(self.ring.slots, self.ring.rows, 0)
-        slot, start, stop, seed = ring.turn(math.prod(self.task.shape) <= DRAWN)
-        altered = {"start": start, "stop": stop, "seed": seed, "weight": self.places()}
-        ask("alter", slot=slot, **altered, scale=self.scale)
+            names = [name for name, _ in self.reference.named_parameters()]
+        slot, seed, at = next(self.slots), random.randrange(SEEDS), random.random()
+        if name == self.names.solution:
+            self.latest = slot, seed
+        ask("renew", slot=slot, seed=seed, names=names, scale=self.scale, at=at)
         sample, hidden = self.timed(name, slot=slot, call=call)
         # Eager's are fetched as well, that the caches are the same for all.
         total = self.task.shape[0]
-        rows = [random.randrange(start, stop), 0, total - 1]
+        rows = [int(at * total), 0, total - 1]  # the first is written last
         rows += (random.randrange(total) for _ in range(SUSPECTS[self.task.name]))
         looked = ask("suspects", slot=slot, rows=rows)
-        check = self._suspects(take, looked, ring, slot, rows, altered)
-        return Turn(sample, hidden, check)
+        return Turn(sample, hidden, self._suspects(take, looked, rows, seed))
+
+    def turn_again(self) -> list[Turn]:
+        """With one element of x and one of the weight changed, which looks at samples miss."""
+        slot, seed = self.latest
+        row, column = place = [random.randrange(side) for side in self.task.shape]
+        value = random.randrange(1, 100)
+        weight = next(iter(self.reference.parameters()), None)
+        sides = [random.randrange(side) for side in weight.shape] if self.state else []
+        changed = [self.state[0], *sides] if sides else []
+        self.remote.ask("touch", slot=slot, place=place, value=value, weight=changed)
+        turn = self.timed(self.names.solution, slot=slot, call="module")
+        rows = [row, *random.choices(range(self.task.shape[0]), k=SUSPECTS[self.task.name])]
+        looked = self.remote.ask("suspects", slot=slot, rows=rows)
+
+        def alter(x: torch.Tensor) -> None:
+            x[[turn for turn, other in enumerate(rows) if other == row], column] = value
+            if sides:
+                weight.data[tuple(sides)].neg_()
+
+        return [Turn(*turn, self._suspects(self.remote.take, looked, rows, seed, alter))]
 
     def _suspects(
         self,
         take: Callable[..., torch.Tensor],
         reply: dict,
-        ring: "Ring",
-        slot: int,
         rows: list[int],
-        altered: dict,
+        seed: int,
+        alter: Callable[[torch.Tensor], None] = lambda x: None,
     ) -> Callable[[], str | None]:
         """Takes rows of the last call, which were chosen after it; the result checks them."""
         n, k = self.output_shape[1], self.task.shape[1]
         size = len(rows) * n * self.dtype.itemsize
-        if reply["type"] != "Tensor" or reply["bytes"] != size:
+        if fault := str(reply.get("fault") or "")[:LONGEST_LINE]:
+            return lambda: fault
+        if reply["bytes"] != size:
             return lambda: "a timed call returned another kind of output than before"
         output = self.take(0, [len(rows), n], self.dtype, take)
         after = self.take(size, [len(rows), k], self.dtype, take)
-        seeds = [ring.seed_of(slot, r) for r in rows]
 
         def check() -> str | None:
-            x = torch.empty_like(after)
-            for values, seed in zip(x, seeds, strict=True):
-                cases.draw_rows(values[None], seed)
+            x = cases.draw_some(after, rows, self.task.shape[0], seed)
+            draw_state([p.data for p in self.reference.parameters()], seed + SHIFT, self.scale)
+            alter(x)
             if first_mismatch(after, x, exact=True):
                 return "changes its input in timed calls"
-            self.alter_reference(altered["seed"], altered["weight"])
             problem = self.mismatch(output, x, whole=True)
             return problem and f"a timed call was wrong, in rows {rows[:4]} ...: {problem}"
 
         return check
-
-    def places(self) -> list | None:
-        """Where the weight is to be altered, see `alter_weight`; None without a weight."""
-        return None
-
-    def alter_reference(self, seed: int, places: list | None) -> None:
-        """Alters the reference's weight as the solution's was."""
-
-
-class Ring:
-    """The seeds of the rows of a ring of inputs."""
-
-    def __init__(self, slots: int, rows: int, seed: int) -> None:
-        self.slots, self.rows, self.seed = slots, rows, seed
-        self._altered: dict[tuple[int, int], int] = {}
-        self._slot = 0
-
-    def turn(self, whole: bool) -> tuple[int, int, int, int]:
-        """The next input, the range of its rows that are drawn anew, and the seed of the first.
-
-        Args:
-            whole: all rows are; else one is.
-        """
-        self._slot = (self._slot + 1) % self.slots
-        count, seed = self.rows if whole else 1, random.randrange(SEEDS)
-        start = random.randrange(self.rows - count + 1)
-        self._altered |= {(self._slot, start + i): seed + i for i in range(count)}
-        return self._slot, start, start + count, seed
-
-    def seed_of(self, slot: int, row: int) -> int:
-        """The seed of a row as it is now."""
-        return self._altered.get((slot, row), self.seed + slot * self.rows + row)
 
 
 def _ring(task: Task, slots: int, seed: int, unit: bool) -> dict[str, object]:
