@@ -42,7 +42,8 @@ def _load_inline(**arguments: object) -> None:
 
 if "relu" in kernels.problems():  # a bundle has one problem's kernels
     load("relu", kernels.read_sources("relu"), _load_inline)
-    _relu = torch.ops.relu_divide_kernels.relu.default
+    _operator = torch.ops.relu_divide_kernels.relu.default
+    _relu = getattr(_operator, "_op", _operator)  # without a Python frame: a tenth of a small call
 
 
 class ModelNew(_reference.Model):
