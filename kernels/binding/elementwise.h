@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "binding/tensor.h"
-#include "cpu/large_outputs.h"
+#include "cpu/large_outputs.h"  // so that large_outputs.cpp is built
 
 namespace kernels {
 

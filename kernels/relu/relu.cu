@@ -156,8 +156,7 @@ __global__ void __launch_bounds__(S::kThreads)
 }
 
 // Of a gradient that lies anyhow: a thread has `each` elements of 2, 4 or 8 bytes, kBlock apart,
-// one or kEach. A lone one is not read where it is not kept: its neighbours in memory are others'
-// too.
+// one or kEach. A lone one is read only where it is kept: half of the scattered reads.
 constexpr int kEach = 4;
 __global__ void __launch_bounds__(kBlock)
     relu_backward_strided_kernel(const void* grad_output,

@@ -193,8 +193,6 @@ struct Grid {
 };
 template <typename... Parameters>
 void launch_grid(const Grid&, void (*)(Parameters...), const Parameters&...);
-template <typename Kernel>
-bool has_pdl(Kernel*);
 void check(cudaError_t);
 int device_attribute(cudaDeviceAttr);
 
