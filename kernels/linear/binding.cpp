@@ -234,13 +234,14 @@ ThreeTensors multiply_out(const LinearGradients& in, const TwoTensors& epilogue)
   const auto& [grad_z, grad_bias] = epilogue;
   const Tensor z = as_matrix(grad_z);
   Tensor grad_x, grad_weight;
+  // First what reads z across, while L2 has it.
+  if (in.x) grad_weight = multiply_matrices(z.t(), as_matrix(*in.x), in.turns_weight);
   if (in.weight) {
     grad_x = multiply_matrices(z, *in.weight, in.turns_x);
     if (grad_z.dim() != 2) {
       grad_x = grad_x.view_symint(with_last(grad_z.sym_sizes(), grad_x.sym_size(-1)));
     }
   }
-  if (in.x) grad_weight = multiply_matrices(z.t(), as_matrix(*in.x), in.turns_weight);
   return {grad_x, grad_weight, grad_bias};
 }
 
