@@ -37,7 +37,13 @@ def ranking(verdicts: list[Verdict]) -> str:
 
 def _time(verdict: Verdict) -> str:
     milliseconds, ratio, word, share = _cells(verdict)
-    return f"{milliseconds} ms, eager / this {ratio}: {word}; {share} of the limit"
+    line = f"{milliseconds} ms, eager / this {ratio}: {word}; {share} of the limit"
+    if step := verdict.step:
+        names, seconds = step.forward.names, step.seconds()["step"]
+        figures = speed_up(seconds[names.eager], seconds[names.solution])
+        line += "; training step {:.3f} [{:.3f}, {:.3f}]".format(*figures)
+        line += f", keeps {step.kept[names.solution]:,} bytes, eager {step.kept[names.eager]:,}"
+    return line
 
 
 def _cells(verdict: Verdict) -> list[str]:

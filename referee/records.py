@@ -71,7 +71,8 @@ def of_outcome(facts: dict, outcome: Outcome, import_seconds: float, complete: b
 
 def of_verdict(facts: dict, verdict: Verdict) -> dict:
     """The record of a graded file; `facts` as of `of_outcome`."""
-    timings, seconds = verdict.timings, verdict.import_seconds
+    seconds, timings = verdict.import_seconds, verdict.timings
+    runs = [Run("", timings, verdict.step)] if timings else []
     return {
         **_record(**facts, verdict=verdict.word, problems=[verdict.reason], seconds=seconds),
         "file": str(verdict.file),
@@ -79,7 +80,7 @@ def of_verdict(facts: dict, verdict: Verdict) -> dict:
         "cases": verdict.count,
         "refused": verdict.refused,
         "notes": verdict.notes,
-        "runs": [{**_run(Run("", timings)), "time": ranking.word(verdict)}] if timings else [],
+        "runs": [{**_run(run), "time": ranking.word(verdict)} for run in runs],
     }
 
 

@@ -8,7 +8,7 @@ import torch
 
 import model
 from referee import cases, clock, correctness, reference_file, relu
-from referee.child.results import take_apart
+from referee.child.results import form_of, take_apart
 from referee.child.worker import Worker, share_memory, synchronize, unpack
 
 ALIGNMENT = 16  # of every tensor in the mapped file
@@ -26,7 +26,6 @@ class InputsWorker(Worker):
         super().__init__(arena, device)
         self.source: reference_file.ReferenceFile | None = None
         self.staged: list[torch.Tensor] = []
-        self.outputs: list[torch.Tensor] = []
         self.base: dict[str, torch.Tensor] = {}  # parameters, of which others are made
 
     def load_reference(self, path: str | None, problem: str, rows: int) -> dict:
@@ -162,10 +161,7 @@ class InputsWorker(Worker):
             if leaf is None:
                 self.outputs = []
                 break
-            fact |= {
-                "dtype": cases.name_of(leaf.dtype),
-                "device": str(leaf.device),
-                "shape": list(leaf.shape),
+            fact |= form_of(leaf) | {
                 "shares_input": any(share_memory(leaf, x) for x in tensors),
                 "shares_earlier": any(share_memory(leaf, x) for x in earlier),
             }
@@ -192,6 +188,9 @@ class InputsWorker(Worker):
         _, _, leaves = take_apart(self._forward(self.ring[slot], None))
         floats = [leaf for leaf in leaves if leaf is not None and leaf.is_floating_point()]
         return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
+
+    def arguments(self, slot: int | None) -> list:
+        return self.ring[slot or 0]
 
     def call_once(self) -> None:
         inputs = self.ring[0]
@@ -232,7 +231,7 @@ class InputsWorker(Worker):
             end = -(-end // ALIGNMENT) * ALIGNMENT
         tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
         for fact, leaf in zip(facts, leaves, strict=True):
-            fact |= {"shape": list(leaf.shape), "dtype": cases.name_of(leaf.dtype)}
+            fact |= form_of(leaf)
             if not keep:
                 self.take_away(leaf, tensors)
         return {"structure": structure, "outputs": facts}

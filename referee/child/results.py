@@ -7,6 +7,7 @@ nothing but their values, and nothing about their values is still to be computed
 import torch
 from torch import nn
 
+from referee.cases import name_of
 from referee.structure import MOST_LEAVES
 
 PLAIN = (torch.Tensor, nn.Parameter)  # the types that an output may have
@@ -24,11 +25,16 @@ _device = torch.Tensor.device.__get__
 _keys, _is_copied_late = torch._C._dispatch_keys, torch._C._is_cow_tensor
 
 
-def take_apart(value: object) -> tuple[str, list[dict], list[torch.Tensor | None]]:
-    """The nesting as text, as of `structure.flatten`, what lies in it, and the tensors, detached.
+def take_apart(
+    value: object, keeps_record: bool = False
+) -> tuple[str, list[dict], list[torch.Tensor | None]]:
+    """The nesting as text, as of `structure.flatten`, what lies in it, and the tensors.
 
     A description has the `type`, and the `fault` of a leaf or a container that is not what it
     seems. For what is no plain tensor there is None.
+
+    Args:
+        keeps_record: the tensors are those that autograd recorded, and not detached.
     """
     facts, tensors = [], []
 
@@ -43,10 +49,15 @@ def take_apart(value: object) -> tuple[str, list[dict], list[torch.Tensor | None
             fault = fault_of(value)
         facts.append({"type": _name(kind), "fault": fault})
         is_plain = not fault and kind in PLAIN and _layout(value) == torch.strided
-        tensors.append(_detach(value) if is_plain else None)
+        tensors.append(None if not is_plain else value if keeps_record else _detach(value))
         return "*"
 
     return walk(value), facts, tensors
+
+
+def form_of(x: torch.Tensor) -> dict:
+    """What a plain tensor says of itself, for a reply."""
+    return {"dtype": name_of(x.dtype), "device": str(x.device), "shape": list(x.shape)}
 
 
 def is_container(kind: type) -> bool:

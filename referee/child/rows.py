@@ -7,7 +7,7 @@ import torch
 
 from referee import cases, clock, correctness, relu
 from referee import linear_relu_divide as linear
-from referee.child.results import take_apart
+from referee.child.results import form_of, take_apart
 from referee.child.worker import Worker, share_memory, synchronize
 
 SHIFT = 1 << 31  # between the seeds of an input and of parameters
@@ -107,9 +107,7 @@ class RowsWorker(Worker):
         fact = facts[0] if structure == "[*]" else {"type": type(output).__name__}
         if structure != "[*]" or tensors[0] is None:
             return fact, None
-        [x] = tensors
-        form = {"dtype": cases.name_of(x.dtype), "device": str(x.device), "shape": list(x.shape)}
-        return fact | form, x
+        return fact | form_of(tensors[0]), tensors[0]
 
     def recall(self, seconds: float) -> dict:
         """The last output once more, some time later."""
@@ -212,6 +210,9 @@ class RowsWorker(Worker):
         self.send(x[rows], size)
         self.take_away(output, [x])
         return reply | {"bytes": size}
+
+    def arguments(self, slot: int | None) -> list:
+        return [self.x if slot is None else self.ring[slot]]
 
     def call_once(self) -> None:
         self.module(self.x.clone())

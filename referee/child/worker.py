@@ -17,6 +17,7 @@ from referee import clock, compare
 from referee.child import watch
 from referee.child.caught import Caught
 from referee.child.results import PLAIN
+from referee.child.step import Step
 
 CLOCKS = (clock.CpuClock, clock.CudaClock)
 
@@ -30,7 +31,7 @@ def unpack(text: str) -> object:
     return _unpickle(_from_base64(text))
 
 
-class Worker:
+class Worker(Step):
     """Each method is a request, by its name; the dictionary that it returns is the reply.
 
     Args:
@@ -45,6 +46,7 @@ class Worker:
         self.caught = Caught("")
         self.module: nn.Module | None = None
         self.x = self.output = self.earlier = None
+        self.outputs, self.found, self.given, self.seed = [], [], [], 0
         self.ring: list[torch.Tensor] = []
         self.calls: dict[str, Callable] = {}
         self.called = ""

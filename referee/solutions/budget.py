@@ -52,7 +52,7 @@ class Output:
     Args:
         eager: as the reference computes it.
         exact: in float64; None where that cannot be had.
-        terms: of the longest sum.
+        terms: of the longest sum; 0 for what must have eager's values.
     """
 
     def __init__(self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int = 1) -> None:
@@ -62,7 +62,8 @@ class Output:
         higher = is_float and self.dtype != torch.float64 and exact is not None
         self.exact = exact.detach().contiguous().view(-1) if higher else None
         self.slack, self.mean_slack, self.parts, self.size = 0.0, math.inf, 0.0, 0.0
-        if is_float:
+        self.is_exact = terms == 0
+        if is_float and terms:
             self._set_budget(terms)
 
     def _set_budget(self, terms: int) -> None:
@@ -127,6 +128,24 @@ class Output:
         gross = not self.dtype.is_floating_point or furthest > GROSS * largest
         problem = self._problem(beyond, first, total / max(count, 1))
         return Found(problem, relative, equal, gross or grade(relative) == WORST)
+
+    def beyond(self, got: torch.Tensor) -> tuple[torch.Tensor, float, str]:
+        """Which elements of a flat result are beyond it, its relative error, and the first."""
+        want = self._wanted(0, self.numel)
+        error = self._errors(got, self.eager, want)
+        wrong = error > self._allowed(want)
+        norm = want.nan_to_num(0, 0, 0).norm().item()
+        size = error.norm().item()
+        relative = size / norm if norm else (math.inf if size else 0.0)
+        if not wrong.any():
+            return wrong, relative, ""
+        at = wrong.to(torch.uint8).argmax().item()
+        values = f"got {got[at]:.9g}, expected {want[at]:.9g}"
+        return (
+            wrong,
+            relative,
+            f"{int(wrong.sum()):,} of {len(got):,} elements, the first: {values}",
+        )
 
     def allows(self, other: torch.Tensor) -> bool:
         """Whether another tensor could stand in for it."""

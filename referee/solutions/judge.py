@@ -97,8 +97,10 @@ class Judge:
         self.check_changes()
         self.check_library()
         self.check_background()
+        self.check_backward()
         self.check_headline()
         self.time()
+        self.time_step()
         self.check_changes()
 
     def prepare_import(self) -> None:
@@ -108,8 +110,16 @@ class Judge:
         """Everything but the timed size."""
         raise NotImplementedError
 
+    def check_backward(self) -> None:
+        """Gradients, where the reference and the solution have them."""
+        raise NotImplementedError
+
     def check_headline(self) -> None:
         """The timed size."""
+        raise NotImplementedError
+
+    def time_step(self) -> None:
+        """Times the training step of a solution whose gradients are right."""
         raise NotImplementedError
 
     def check_form(self, reply: dict, facts: dict, prefix: str) -> None:

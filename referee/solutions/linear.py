@@ -14,7 +14,9 @@ from referee.error_line import LONGEST_LINE
 from referee.errors import U32, Allowance, Comparison
 from referee.linear_errors import compare_output, precision
 from referee.remote import dtype_name, pack
+from referee.solutions.budget import CLASSES
 from referee.solutions.judge import SEEDS
+from referee.solutions.oracle import difference
 from referee.solutions.rows import Rows
 from referee.solutions.verdict import CHEATING, WRONG, FoundError
 from referee.timing import Timings
@@ -128,6 +130,16 @@ class Linear(Rows):
         shapes = [list(value.shape) for value in values]
         dtype = dtype_name(self.dtype)
         self.remote.ask("state", names=self.state, shapes=shapes, dtype=dtype, how=how)
+
+    def fresh(self, turn: int) -> tuple[int | None, nn.Module, list]:
+        self.construct(65, 33, 3.0)
+        self.load("load_state_dict")
+        return self.feed_small((129, 65))
+
+    def wrong_result(self, index: int, got: torch.Tensor, want: torch.Tensor) -> str | None:
+        most = CLASSES["float32-grade" if self.dtype == torch.float32 else "bf16-grade"]
+        off = difference(got, want)
+        return f"relative error {off:.2g}" if off > most else None
 
     def check_headline(self) -> None:
         self.progress("constructing")

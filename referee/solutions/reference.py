@@ -13,10 +13,11 @@ from referee.child.inputs import ALIGNMENT
 from referee.compare import first_mismatch
 from referee.error_line import LONGEST_LINE
 from referee.remote import HALF, RaisedError, dtype_name, pack
+from referee.solutions.backward import Backward, Contestant
 from referee.solutions.baselines import Asked
 from referee.solutions.budget import WORST, Found, Output, grade
 from referee.solutions.feeding import Renewal, fill_ring, name_source, pieces, send
-from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
+from referee.solutions.judge import LATENESS, SEEDS, Turn
 from referee.solutions.oracle import DIFFERENT, PARTS, SIGNS, difference, parameters_of
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
 from referee.timing import Names, Rate, Timings
@@ -25,7 +26,7 @@ LOOKED_AT = 1 << 12  # elements of each output and input, after a timed call
 LARGEST_KEPT = 1 << 28  # bytes of a result that is compared with later ones
 
 
-class Reference(Judge):
+class Reference(Backward):
     """Within an error budget, relative to eager's errors."""
 
     worker = "inputs"
@@ -322,18 +323,10 @@ class Reference(Judge):
         self.remote.ask("prepare", copied=0)
 
     def turn(self, name: str, call: str) -> Turn:
-        oracle, is_solution = self.oracle, name == self.names.solution
-        if is_solution:
-            self.turns += 1
-            ask, put, take = self.remote.ask, self.remote.put, self.remote.take
-        else:
-            again, eager = name == self.names.again, self.baselines
-            ask, put, take = (partial(f, again) for f in (eager.ask, eager.put, eager.take))
-        slot = self.turns % oracle.slots
-        parameters = self.parameters if is_solution else oracle.parameters
-        renewal = Renewal(oracle, parameters, inputs=True)
-        self.latest = renewal if is_solution else self.latest
-        renewal.give(Asked(ask, put), slot, is_timed=True)
+        is_solution = name == self.names.solution
+        self.turns += is_solution
+        slot = self.turns % self.oracle.slots
+        (ask, put, take), renewal = self._renew(name, slot)
         sample, hidden = self.timed(name, slot=slot, call=call)
         if call != "module":
             return Turn(sample, hidden, lambda: None)
@@ -342,6 +335,19 @@ class Reference(Judge):
         # The same is done after a call of eager, that the caches are the same for all.
         problem = self._look(ask, put, take, slot, (self.latest or renewal).inputs())
         return Turn(sample, hidden, lambda: problem)
+
+    def _renew(self, name: str, slot: int) -> tuple[tuple[Callable, ...], Renewal]:
+        """Gives a contestant new values; `ask`, `put` and `take` of its process."""
+        process, parameters = (self.remote.ask, self.remote.put, self.remote.take), self.parameters
+        if name != self.names.solution:
+            eager, again = self.baselines, name == self.names.again
+            process = tuple(partial(f, again) for f in (eager.ask, eager.put, eager.take))
+            parameters = self.oracle.parameters
+        renewal = Renewal(self.oracle, parameters, inputs=True)
+        if name == self.names.solution:
+            self.latest = renewal
+        renewal.give(Asked(*process[:2]), slot, is_timed=True)
+        return process, renewal
 
     def turn_again(self) -> list[Turn]:
         """With other parameters alone: some inputs must not change in part."""
@@ -386,6 +392,29 @@ class Reference(Judge):
             elif problem := self.budgets[turn].compare_some(got, flat[some]):
                 return f"a timed call was wrong: {problem}"
         return None
+
+    def fresh(self, turn: int) -> tuple[int | None, nn.Module, list]:
+        self._feed(self.oracle.inputs(turn))
+        return 0, self.module, self.inputs
+
+    def operands(self) -> dict[str, str]:
+        theirs = (name for name, _ in self.parameters)
+        own = (name for name, _ in parameters_of(self.module))
+        return dict(zip(own, theirs, strict=False))
+
+    def has_float64(self) -> bool:
+        return not self.oracle.note
+
+    def renew_step(self, name: str) -> Contestant:
+        process, renewal = self._renew(name, 0)
+        if name == self.names.solution:
+            self._redraw(renewal.seed)
+        names = self.operands()
+        chosen = names.values() if name == self.names.solution else names.keys()
+        return Contestant(*process, list(chosen), 0)
+
+    def step_inputs(self) -> tuple[nn.Module, list]:
+        return self.module, self.latest.inputs()
 
     def work(self) -> int:
         return self.oracle.input_bytes + self.oracle.output_bytes

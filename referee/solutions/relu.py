@@ -4,11 +4,14 @@ import math
 import random
 
 import torch
+from torch import nn
 
 from referee import cases, relu
 from referee.compare import first_mismatch
 from referee.remote import dtype_name, pack
-from referee.solutions.rows import Rows
+from referee.solutions.backward import LOOKED_AT
+from referee.solutions.budget import Output
+from referee.solutions.rows import SUSPECTS, Rows
 from referee.solutions.verdict import CHEATING
 from referee.timing import Timings
 
@@ -22,6 +25,7 @@ class Relu(Rows):
         super().__init__(*arguments)
         self.reference = self.task.problem.reference().to(self.device)
         self.output_shape = self.task.shape
+        self.turned: set[int] = set()  # rows of the output's gradient with the other sign
 
     def check_small(self) -> None:
         self.progress("constructing")
@@ -64,6 +68,28 @@ class Relu(Rows):
             "returns a copy of its input": (CHEATING, x),
             "returns zeros": (CHEATING, torch.zeros_like(x)),
         }
+
+    def budget(self, eager: torch.Tensor, exact: torch.Tensor, terms: int) -> Output:
+        return Output(eager, None, terms=0)
+
+    def fresh(self, turn: int) -> tuple[int | None, nn.Module, list]:
+        return self.feed_small([(129, 65), (4097,), (300_007,)][turn])
+
+    def step_wants(self, at: float) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """In random rows: nothing else of such a large input is drawn."""
+        total, turned = self.task.shape[0], int(at * self.task.shape[0])
+        self.turned ^= {turned}
+        rows = [turned, *random.choices(range(total), k=SUSPECTS["relu"])]
+        like = torch.empty(len(rows), *self.task.shape[1:], dtype=self.dtype, device=self.device)
+        x = cases.draw_some(like, rows, total, self.latest[1])
+        given = cases.draw_some(like, rows, total, self.step_seed)
+        given[[i for i, row in enumerate(rows) if row in self.turned]] *= -1
+        outputs, gradients, _ = self.derive(self.reference, [x], [given])
+        places = torch.randint(x.numel(), (LOOKED_AT,))
+        first = torch.tensor(rows) * x[0].numel()
+        there = first[places // x[0].numel()] + places % x[0].numel()
+        found = (y.reshape(-1)[places.to(y.device)] for y in (*outputs, *gradients))
+        return [(list(self.task.shape), there, values) for values in found]
 
     def work(self) -> int:
         return 2 * math.prod(self.task.shape) * self.dtype.itemsize

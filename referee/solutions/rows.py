@@ -16,20 +16,21 @@ from referee import cases
 from referee.child.rows import SHIFT, draw_state
 from referee.compare import first_mismatch
 from referee.error_line import LONGEST_LINE
-from referee.memory import RING
 from referee.remote import HALF, RaisedError, dtype_name, pack
+from referee.solutions.backward import Backward, Contestant
 from referee.solutions.baselines import Asked
-from referee.solutions.judge import LATENESS, SEEDS, Judge, Turn
+from referee.solutions.judge import LATENESS, SEEDS, Turn
 from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exception
 
 # Random rows that are looked at after a timed call.
 SUSPECTS = {"relu": 2, "linear_relu_divide": 13}
 # By which a solution may fall back on the reference's own ReLU.
 LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
+SLOTS = {"cpu": 1, "cuda": 2}  # of the ring of inputs; a step of the largest has to fit beside it
 YARDSTICKS = {"relu": "copy", "linear_relu_divide": "product"}
 
 
-class Rows(Judge):
+class Rows(Backward):
     """One forward after the other, and what a wrong one tells."""
 
     worker = "rows"
@@ -208,27 +209,19 @@ class Rows(Judge):
         state = eager.ask("new", args=pack(args), seed=seed, dtype=dtype)["state"]
         scale, names = 1 / math.sqrt(task.shape[1]), [name for name, _ in state]
         eager.ask("fill_state", seed=seed, names=names, scale=scale)
-        eager.ask("fill", **_ring(task, RING[task.device.type], seed, False))
+        eager.ask("fill", **_ring(task, SLOTS[task.device.type], seed, False))
         yardstick = "" if again else YARDSTICKS[task.name]
         return eager.ask("prepare", yardstick=yardstick)["names"]
 
     def prepare_timing(self) -> None:
-        slots = RING[self.device.type]
+        slots = SLOTS[self.device.type]
         self.slots = itertools.cycle(range(slots))
         self.remote.ask("fill", **_ring(self.task, slots, random.randrange(SEEDS), False))
         self.remote.ask("prepare", yardstick="")
 
     def turn(self, name: str, call: str) -> Turn:
-        if name == self.names.solution:
-            ask, take, names = self.remote.ask, self.remote.take, self.state
-        else:
-            again, eager = name == self.names.again, self.baselines
-            ask, take = partial(eager.ask, again), partial(eager.take, again)
-            names = [name for name, _ in self.reference.named_parameters()]
         slot, seed, at = next(self.slots), random.randrange(SEEDS), random.random()
-        if name == self.names.solution:
-            self.latest = slot, seed
-        ask("renew", slot=slot, seed=seed, names=names, scale=self.scale, at=at)
+        ask, _, take, *_ = self._renew(name, slot, seed, at)
         sample, hidden = self.timed(name, slot=slot, call=call)
         # Eager's are fetched as well, that the caches are the same for all.
         total = self.task.shape[0]
@@ -236,6 +229,41 @@ class Rows(Judge):
         rows += (random.randrange(total) for _ in range(SUSPECTS[self.task.name]))
         looked = ask("suspects", slot=slot, rows=rows)
         return Turn(sample, hidden, self._suspects(take, looked, rows, seed))
+
+    def _renew(self, name: str, slot: int, seed: int, at: float) -> Contestant:
+        """Gives a contestant a new input and new parameters."""
+        process, names = (self.remote.ask, self.remote.put, self.remote.take), self.state
+        if name == self.names.solution:
+            self.latest = slot, seed
+        else:
+            eager, again = self.baselines, name == self.names.again
+            process = tuple(partial(f, again) for f in (eager.ask, eager.put, eager.take))
+            names = [name for name, _ in self.reference.named_parameters()]
+        contestant = Contestant(*process, names, slot)
+        contestant.ask("renew", slot=slot, seed=seed, names=names, scale=self.scale, at=at)
+        return contestant
+
+    def feed_small(self, shape: tuple[int, ...]) -> tuple[int | None, nn.Module, list]:
+        """As of `fresh`, for an input of this shape."""
+        x = cases.random(shape, self.dtype, self.device, self.generator)
+        self.check(f"an input {list(shape)}", x, True)
+        return None, self.reference, [x]
+
+    def operands(self) -> dict[str, str]:
+        own = (name for name, _ in self.reference.named_parameters())
+        return dict(zip(own, self.state, strict=True))
+
+    def has_float64(self) -> bool:
+        return True
+
+    def renew_step(self, name: str) -> Contestant:
+        return self._renew(name, 0, random.randrange(SEEDS), random.random())
+
+    def step_inputs(self) -> tuple[nn.Module, list]:
+        x = torch.empty(self.task.shape, dtype=self.dtype, device=self.device)
+        seed = self.latest[1]
+        draw_state([p.data for p in self.reference.parameters()], seed + SHIFT, self.scale)
+        return self.reference, [cases.draw_rows(x, seed)]
 
     def turn_again(self) -> list[Turn]:
         """With one element of x and one of the weight changed, which looks at samples miss."""

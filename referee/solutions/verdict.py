@@ -12,6 +12,7 @@ from referee.progress import Progress
 from referee.remote import RaisedError
 from referee.solutions.oracle import Oracle
 from referee.stats import speed_up
+from referee.step import Step
 from referee.timing import LEAST_JUDGED, Rounds, Timings
 
 CORRECT, WRONG, CHEATING, ERROR, LATE = "correct", "wrong", "cheating", "error", "time limit"
@@ -35,6 +36,7 @@ class Verdict:
         accuracy: the class reached, "" if not known.
         refused: kinds of inputs that the problem does not ask for and the solution refuses.
         timings: of a correct solution.
+        step: those of its training step, where it has a backward.
     """
 
     file: Path
@@ -46,6 +48,7 @@ class Verdict:
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     timings: Timings | None = None
+    step: Step | None = None
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:

@@ -1,0 +1,181 @@
+"""The requests of the backward: gradients, the bytes kept for them, the time of a training step."""
+
+import torch
+from torch import nn
+from torch.autograd import grad
+from torch.autograd.graph import saved_tensors_hooks
+
+from referee import cases, correctness
+from referee.child.results import form_of, take_apart
+
+_grad, _recording, _hooks = grad, torch.enable_grad, saved_tensors_hooks
+_synchronize = torch.cuda.synchronize
+
+
+def is_differentiable(x: object) -> bool:
+    """Whether x can have a gradient."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 0
+
+
+def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, list[torch.Tensor]]:
+    """The arguments of a forward that autograd records, and what gradients are wanted of.
+
+    Args:
+        names: of parameters.
+    """
+    arguments = [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
+    state = module.state_dict(keep_vars=True)
+    wanted = [x for x in arguments if is_differentiable(x)]
+    return arguments, wanted + [state[name] for name in names]
+
+
+def draw_gradients(outputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """A gradient for each output that has been recorded."""
+    return [
+        cases.draw_rows(torch.empty(y.shape, dtype=y.dtype, device=y.device), seed + turn)
+        for turn, y in enumerate(outputs)
+        if y.requires_grad
+    ]
+
+
+def differentiate(
+    outputs: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients of what is wanted, None where an output does not depend on it.
+
+    Args:
+        given: as `draw_gradients` makes them.
+    """
+    recorded = [y for y in outputs if y.requires_grad]
+    asked = [x for x in wanted if x.requires_grad]
+    if not recorded or not asked:
+        return [None for _ in wanted]
+    found = iter(_grad(recorded, asked, given, allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in wanted]
+
+
+def late_row(x: torch.Tensor, at: float) -> torch.Tensor:
+    """The row of an output's gradient of which the sign changes before a timed backward."""
+    return x[int(at * len(x))] if x.dim() and len(x) else x
+
+
+class Step:
+    """These requests, of a `Worker`; `found` is what they give: outputs, then gradients."""
+
+    def arguments(self, slot: int | None) -> list:
+        """The inputs of a slot of the ring; None for those that came in last."""
+        raise NotImplementedError
+
+    def derive(self, slot: int | None, names: list[str], seed: int, size: int) -> dict:
+        """One forward that autograd records, and its backward.
+
+        Args:
+            names: of the parameters whose gradients are wanted, beside those of inputs.
+            seed: of the outputs' gradients.
+            size: bytes of the outputs, where poison is to lie.
+        """
+        self.found, self.given = [], []
+        correctness.poison(size, self.device)
+        arguments, wanted = record(self.module, self.arguments(slot), names)
+        with _recording():
+            structure, facts, outputs = take_apart(self.module(*arguments), keeps_record=True)
+            reply = {"structure": structure, "outputs": facts}
+            if any(y is None for y in outputs):
+                return reply
+            given = draw_gradients(outputs, seed)
+            gradients = differentiate(outputs, wanted, given)
+        return reply | self._keep(facts, outputs, gradients)
+
+    def _keep(self, facts: list[dict], outputs: list, gradients: list) -> dict:
+        """Describes outputs and gradients, None where there is none, and keeps them if all are
+        plain: a `place` is that in `found`.
+        """
+        if self.device.type == "cuda":
+            _synchronize(self.device)
+        _, own, there = take_apart([g for g in gradients if g is not None])
+        if all(g is not None for g in there):
+            self.found = [y.detach() for y in outputs] + there
+            for place, (fact, x) in enumerate(zip([*facts, *own], self.found, strict=True)):
+                fact |= form_of(x) | {"place": place}
+        own = iter(own)
+        return {
+            "recorded": any(y.requires_grad for y in outputs),
+            "gradients": [None if g is None else next(own) for g in gradients],
+        }
+
+    def read_found(self, index: int, start: int, stop: int) -> dict:
+        """Elements of one of these, in order."""
+        self.found[index] = self.found[index].contiguous()
+        self.send(self.found[index].view(-1)[start:stop], 0)
+        return {}
+
+    def kept(self, slot: int | None, names: list[str]) -> dict:
+        """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
+        storages: dict[int, int] = {}
+
+        def pack(saved: torch.Tensor) -> torch.Tensor:
+            storage = saved.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return saved
+
+        arguments, _ = record(self.module, self.arguments(slot), names)
+        with _recording(), _hooks(pack, lambda saved: saved):
+            output = self.module(*arguments)
+        for there in (*arguments, *self.module.parameters()):
+            if isinstance(there, torch.Tensor):
+                storages.pop(there.untyped_storage().data_ptr(), None)
+        del output
+        return {"bytes": sum(storages.values())}
+
+    def prepare_step(self, seed: int) -> dict:
+        """Makes room for timed steps.
+
+        Args:
+            seed: of the outputs' gradients.
+        """
+        self.outputs, self.output = [], None
+        self.found, self.given, self.seed = [], [], seed
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
+    def time_step(self, slot: int, names: list[str], at: float) -> dict:
+        """Times a forward that autograd records, and its backward.
+
+        Args:
+            at: which row of the first output's gradient changes its sign, from 0 to 1.
+        """
+        self.found, self.output = [], None
+        self.awake.fill_(0)
+        self.called = "module"
+        arguments, wanted = record(self.module, self.arguments(slot), names)
+        with _recording():
+            output, *forward = self.clock.time(
+                lambda inputs: self.module(*inputs), arguments, self.write
+            )
+            structure, facts, outputs = take_apart(output, keeps_record=True)
+            reply = {"structure": structure, "outputs": facts, "forward": forward}
+            if any(y is None for y in outputs):
+                return reply
+            self.given = self.given or draw_gradients(outputs, self.seed)
+            gradients, *backward = self.clock.time(
+                lambda outputs: differentiate(outputs, wanted, self.given),
+                outputs,
+                lambda: [late_row(given, at).neg_() for given in self.given[:1]],
+            )
+        return reply | {"backward": backward} | self._keep(facts, outputs, gradients)
+
+    def look(self, slot: int, count: int) -> dict:
+        """Elements of what was found, in the order of the places that came in: so many for each.
+
+        All that was found is gone then, for a solution that kept it, too.
+        """
+        places, end = self.incoming.view(torch.int64), 0
+        for turn, x in enumerate(self.found):
+            some = places[turn * count : (turn + 1) * count]
+            end += self.send(x.contiguous().view(-1)[some.to(x.device)], end)
+        theirs = [x for x in self.arguments(slot) if isinstance(x, torch.Tensor)]
+        found, self.found = self.found, []
+        for x in found:
+            self.take_away(x, [*theirs, *self.given])
+        return {}
