@@ -6,7 +6,7 @@ and the usual short cuts (returned inputs, replayed results, unwritten tails, wo
 stream), not a program that sets out to rewrite the interpreter. Import the package before the
 replacement: the functions that decide are bound at import. `solutions` grades files of others, in
 processes of their own that `remote` starts and `child` serves; `ranking` prints. `records` is
-what is written, from which `markdown`, `plot`, `picture` and `agreement` make the rest.
+what is written, from which `markdown`, `plot` and `picture` make the rest.
 """
 
 import warnings

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from model import LinearReluDivide, Model
 from model_new import LinearReluDivideNew, ModelNew
-from referee import compiled
 
 OWN = "relu_divide_kernels.linear_relu_divide"
 
@@ -261,16 +260,3 @@ def test_exported_and_saved(device, strict, tmp_path):
     theirs(x).square().sum().backward()
     for name, parameter in loaded.named_parameters():
         torch.testing.assert_close(parameter.grad, theirs.get_parameter(name).grad)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [[], ["--mode", "reduce-overhead"]])
-def test_benchmark(device, mode, capsys):
-    """`python -m referee.compiled`: a line for each of its five comparisons."""
-    if device == "cuda" and mode:
-        pytest.skip("its sizes are timed by hand")
-    compiled.main(["--device", device, *mode])
-    _, titles, *lines = capsys.readouterr().out.splitlines()
-    assert titles.split() == ["compiled", "ours", "ms", "other", "ms", "other", "/", "ours"]
-    assert len(lines) == 5
-    assert all(float(line.split()[-1]) > 0 for line in lines)

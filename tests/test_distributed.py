@@ -2,15 +2,11 @@
 
 import copy
 import os
-import re
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from processes import ROOT
 from tensors import linear_modules
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -223,15 +219,3 @@ CHECKS += [check_tensor_parallel, check_wrapped]
 @pytest.mark.parametrize("check", CHECKS)
 def test_two_processes(device, check, tmp_path):
     spawn(check, device, tmp_path)
-
-
-def test_benchmark_of_tensor_parallelism(device):
-    """`python -m referee.tensor_parallel`: right results, and a line for each process."""
-    if device == "cuda" and torch.cuda.device_count() < WORLD:
-        pytest.skip(f"needs {WORLD} CUDA devices")
-    size = ["--rows", "16", "--features", "128", "--device", device]
-    command = [sys.executable, "-m", "referee.tensor_parallel", *size]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(rf"{device}:\d", done.stdout) == [f"{device}:{i}" for i in range(WORLD)]
-    assert float(done.stdout.split("least: ")[1].split()[0]) > 0

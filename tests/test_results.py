@@ -1,14 +1,12 @@
-"""Results that people look at: JSON, Markdown, sweeps, plots, README's picture, agreement."""
+"""Results that people look at: JSON, Markdown, sweeps, plots, README's picture."""
 
 import importlib.util
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 from contextlib import suppress
-from itertools import pairwise
 from time import sleep
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -19,13 +17,12 @@ from documents import ABOUT, HEADLINE, check_shape, document, record, timings
 
 import run
 from model import PROBLEMS, Model
-from referee import agreement, markdown, picture, plot, records, relu, sweep, timing
 from referee import linear_relu_divide as linear
+from referee import markdown, picture, plot, records, relu, sweep, timing
 from referee.correctness import Checks
 from referee.outcome import Outcome, Run
 from referee.progress import Progress
 from referee.solutions import CHEATING, Verdict
-from referee.stats import speed_up
 from referee.step import Step
 
 
@@ -368,7 +365,7 @@ def test_pictures_that_are_refused(fault, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"schema": 0}'])
-@pytest.mark.parametrize("command", [picture, plot, agreement])
+@pytest.mark.parametrize("command", [picture, plot])
 def test_files_of_others(command, text, tmp_path, capsys):
     if command is plot:
         pytest.importorskip("matplotlib")
@@ -376,53 +373,6 @@ def test_files_of_others(command, text, tmp_path, capsys):
     path.write_text(text)
     assert command.main([str(path), str(tmp_path / "a.svg")]) != 0
     assert capsys.readouterr().err.startswith(f"referee.{command.__name__[8:]}: {path} is no")
-
-
-# ------------------------------------------------------------------------------------ agreement
-
-
-def test_agreement(tmp_path, capsys):
-    """Runs whose noise alone differs agree; others do not."""
-    paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
-    for path, seed, ratio in zip(paths, (1, 2, 3), (2.0, 2.0, 2.1), strict=True):
-        found = [record(relu, ratio=ratio, noise=0.02, seed=seed), record(linear, seed=seed)]
-        path.write_text(json.dumps(document(found)))
-    a, b, c = map(str, paths)
-    assert agreement.main([a, b]) == 0
-    assert capsys.readouterr().out.count(" overlap\n") == 3
-    assert agreement.main([a, c]) == 1
-    output = capsys.readouterr().out
-    assert output.count(" differ\n") == 1
-    assert output.count(" overlap\n") == 2
-    paths[2].write_text(json.dumps(document([])))
-    assert agreement.main([a, c]) == 2
-    assert capsys.readouterr().err.endswith(": the files have no comparison in common\n")
-
-
-@pytest.mark.slow
-def test_intervals_of_equal_runs_overlap():
-    """Nearly all of those that differ in noise alone; none of those that differ by a tenth."""
-    draw = random.Random(0)
-
-    def interval(ratio: float) -> dict[str, float]:
-        eager, ours = ([draw.lognormvariate(0, 0.05) for _ in range(50)] for _ in range(2))
-        _, low, high = speed_up([ratio * seconds for seconds in eager], ours)
-        return {"ratio_low": low, "ratio_high": high}
-
-    runs = [interval(1.5) for _ in range(201)]
-    assert sum(agreement.overlaps(a, b) for a, b in pairwise(runs)) >= 190
-    assert not any(agreement.overlaps(one, interval(1.65)) for one in runs[:20])
-
-
-@pytest.mark.gpu
-def test_two_runs_agree(tmp_path, capsys):
-    """Those of the headline ReLU, each in a process of its own."""
-    torch.cuda.empty_cache()  # the sweep's memory, which they need
-    paths = [str(tmp_path / name) for name in ("first.json", "second.json")]
-    for path in paths:
-        command = [sys.executable, run.__file__, "relu", "--json", path]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert agreement.main(paths) == 0, capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------- progress

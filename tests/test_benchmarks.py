@@ -8,6 +8,9 @@ from model_new import LinearReluDivideNew
 from referee import benchmark, operand_benchmark
 from referee.draws import Draw
 from referee.operand_benchmark import HIGH, HIGHEST, report, same_places
+from referee.pairs import Modules, alternate, samplers_of
+from referee.stats import speed_up
+from referee.timing import Names
 
 CPU = torch.device("cpu")
 KINDS = {"LinearReluDivideNew": LinearReluDivideNew, "eager": LinearReluDivide}
@@ -92,3 +95,16 @@ def test_command(precision, monkeypatch, capsys):
         torch.set_float32_matmul_precision(before)
     out = capsys.readouterr().out
     assert out.count("\nuniform ") == (1 if precision == "highest" else 2)
+
+
+@pytest.mark.gpu
+def test_identical_code_takes_the_same_time_after_memory_was_freed():
+    x = torch.rand(2**29, device="cuda")
+    for _ in range(2):  # the freed memory slows what comes next
+        freed = torch.empty(2**33, dtype=torch.uint8, device="cuda").fill_(1)
+        del freed
+        torch.cuda.empty_cache()
+        torch.relu(x)
+        modules = Modules(Names("candidate", "reference"), torch.relu, torch.relu)
+        candidate, reference = alternate(samplers_of(modules, x), longest=1.0).values()
+        assert speed_up(reference, candidate)[0] == pytest.approx(1, abs=0.005)
