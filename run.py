@@ -24,11 +24,13 @@ from typing import NoReturn
 import torch
 
 from model import PROBLEMS, Problem
-from referee import devices, files, ours, outputs, plot, ranking, records, report, solutions, sweep
+from referee import devices, ours, records, solutions, sweep
 from referee.cases import DTYPES, name_of
 from referee.progress import Progress
 from referee.records import Document
 from referee.reference_file import BadReferenceError, load, of_problem
+from referee.report import files, outputs, plot, ranking
+from referee.report import tables as report
 from referee.timing import CPU_SECONDS, Rounds
 
 # Not of the docstring, which `python -OO` removes.

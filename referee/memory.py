@@ -1,6 +1,7 @@
 """How much memory is free, and how large an input fits."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,6 +13,9 @@ RING = {"cpu": 1, "cuda": 3}
 # On a CPU the default leaves the machine to its owner; a GPU is taken whole.
 DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
 LARGEST_SHARE = 0.9
+# Files of a control group: its limit, what is used, and others, of which one key counts.
+VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"
+VERSION_2 = "memory.max", "memory.current", "memory.stat", "inactive_file"
 
 
 def free_bytes(device: torch.device) -> int:
@@ -44,20 +48,18 @@ def choose_rows(
     each = (buffers or BUFFERS[device.type]) * row_bytes
     share = LARGEST_SHARE if wanted else DEFAULT_SHARE[device.type]
     largest = (int(free * share) - fixed_bytes) // each
-    count = wanted or min(rows, largest)
-    if count > largest or count < 1:
-        count = max(count, 1)
+    count = wanted or max(1, min(rows, largest))
+    if count > largest:
+        needed = (count * each + fixed_bytes) / 2**30
         raise ValueError(
-            f"{count:,} rows need {(count * each + fixed_bytes) / 2**30:,.1f} GiB of memory on "
-            f"{device}, and {free * share / 2**30:,.1f} GiB can be used"
+            f"{count:,} rows need {needed:,.1f} GiB of memory on {device}, and "
+            f"{free * share / 2**30:,.1f} GiB can be used"
         )
     if wanted or count == rows:
         return count, ""
     part = "a quarter" if device.type == "cpu" else "90%"
-    return count, (
-        f"{count:,} of {rows:,} rows: a training step takes up to {part} of the "
-        f"{free / 2**30:,.1f} GiB free"
-    )
+    why = f"a training step takes up to {part} of the {free / 2**30:,.1f} GiB free"
+    return count, f"{count:,} of {rows:,} rows: {why}"
 
 
 def _system_free() -> int:
@@ -72,40 +74,23 @@ def _system_free() -> int:
 def _cgroup_free(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """Bytes that each control group with a limit above this process has left."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
-    left = []
-    for line in lines:  # "0::/group" for version 2, "4:memory:/group" for version 1
-        _, controllers, own = line.split(":", 2)
-        if not controllers:
-            names = ("memory.max", "memory.current", "inactive_file")
-            for mount in (root, root / "unified"):  # the latter beside version 1
-                left += _hierarchy_free(mount, own, *names)
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            left += _hierarchy_free(root / "memory", own, *names)
-    return left
-
-
-def _hierarchy_free(mount: Path, own: str, limit: str, usage: str, inactive: str) -> list[int]:
-    """`_cgroup_free` of one hierarchy, for the group `own` and those above it.
+    """Bytes that each control group with a limit above this process has left.
 
     A container may see its own group as the root, and be told the host's path of it: groups that
     are not there are passed over.
     """
-    left, group = [], mount / own.strip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(mount):
-            break
-        try:
-            most = (folder / limit).read_text().strip()
-            used = int((folder / usage).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").open())
-        except OSError:
+    left: list[int] = []
+    lines = membership.read_text().splitlines() if membership.exists() else []
+    for line in lines:  # "0::/group" for version 2, "4:memory:/group" for version 1
+        _, controllers, own = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
             continue
-        if most != "max":  # cached files count as used, but make room on demand
-            left.append(max(0, int(most) - used + int(stat[inactive])))
+        mount, names = (root / "memory", VERSION_1) if controllers else (root, VERSION_2)
+        group = mount / own.strip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError):
+                limit, used, stat = ((folder / name).read_text().strip() for name in names[:3])
+                freed = dict(entry.split() for entry in stat.splitlines())[names[3]]
+                if limit != "max":  # cached files count as used, but make room on demand
+                    left.append(max(0, int(limit) - int(used) + int(freed)))
     return left

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from model import PROBLEMS
-from referee import correctness, ending, records, report, sweep
+from referee import correctness, ending, records, sweep
 from referee.cases import DTYPES
 from referee.outcome import Outcome, Task
 from referee.progress import Progress
 from referee.records import Document
+from referee.report import tables as report
 from referee.timing import CPU_SECONDS, Rounds
 
 # Each problem's is the module of its name, with the functions `choose_shape`, `grade` and `sweep`.

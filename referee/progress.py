@@ -18,21 +18,17 @@ class Progress:
 
     def __init__(self) -> None:
         self._terminal = ending.is_terminal()
-        self._stage = ""
-        self._last = 0.0
+        self._stage, self._last = "", 0.0
 
     def __call__(self, stage: str, detail: str = "") -> None:
-        now = monotonic()
-        every = 0.1 if self._terminal else 10.0
+        now, every = monotonic(), 0.1 if self._terminal else 10.0
         if stage == self._stage and now - self._last < every:
             return
         self._stage, self._last = stage, now
         text = f"{stage} {detail}".rstrip()
-        if self._terminal:  # a longer line would wrap, and not be removed whole
-            width = shutil.get_terminal_size().columns - 1
-            self._write(f"\r\x1b[K{text[:width]}")
-        else:
-            self._write(f"{text}\n")
+        # A longer line would wrap, and not be removed whole.
+        width = shutil.get_terminal_size().columns - 1
+        self._write(f"\r\x1b[K{text[:width]}" if self._terminal else f"{text}\n")
 
     def clear(self) -> None:
         """Removes the line from a terminal, so that the report starts on a clean one."""

@@ -8,9 +8,10 @@ from datetime import datetime, timezone
 
 import torch
 
-from referee import ranking, report
 from referee.outcome import Outcome, Run
-from referee.schema import SCHEMA
+from referee.report import ranking
+from referee.report import tables as report
+from referee.report.schema import SCHEMA
 from referee.solutions import CORRECT, WRONG, Verdict
 from referee.step import Step
 from referee.sweep import Size

@@ -11,7 +11,7 @@ from referee.clock import CpuClock, CudaClock
 from referee.memory import LARGEST_SHARE, free_bytes
 from referee.outcome import Run
 from referee.progress import Progress
-from referee.report import interval, rates
+from referee.report.tables import interval, rates
 from referee.timing import Rounds, Timings
 
 DTYPES = ("float32", "float16", "bfloat16")  # unless others are asked for

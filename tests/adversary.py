@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import torch
+from compositions import operands
 from ranges import Reference, of_bound
 from torch import Tensor
 
-from referee.compositions import operands
-from referee.draws import Draw
+from referee.benchmarks.draws import Draw
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 COMPOSITIONS = 8  # that the search begins with

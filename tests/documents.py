@@ -63,9 +63,9 @@ def check_shape(text: str) -> list[dict]:
     return content["records"]
 
 
-def timings(kind, ratio: float = 2.0, *, noise: float = 0.0, seed: int = 0) -> timing.Timings:
+def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     """Times of 20 rounds: eager takes 3 ms, the solution that much less."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     made = timing.Timings("cpu", kind.NAMES, kind.RATE, 6_000_000, floor=1e-3)
     names = kind.NAMES
     typical = {
@@ -81,14 +81,14 @@ def timings(kind, ratio: float = 2.0, *, noise: float = 0.0, seed: int = 0) -> t
     return made
 
 
-def record(kind, dtype: str = "float32", ratio: float = 2.0, **noise) -> dict:
+def record(kind, dtype: str = "float32", ratio: float = 2.0) -> dict:
     """That of a right solution."""
     problem, settings = {
         relu: ("relu", [""]),
         linear: ("linear_relu_divide", ["highest", "high"] if dtype == "float32" else [""]),
     }[kind]
     facts = {"problem": problem, "shape": (4, 8), "dtype": dtype}
-    runs = [Run(setting, timings(kind, ratio, **noise)) for setting in settings]
+    runs = [Run(setting, timings(kind, ratio)) for setting in settings]
     return records.of_outcome(facts, Outcome(Checks(7), [], runs), 1.5)
 
 

@@ -21,7 +21,6 @@ COMPOSED_OF_LONG_SEGMENTS = 48 * 2.0**-24  # of 128
 # Results are made of elements more than 2^24 smaller than the largest of their row, and only the
 # bound is promised.
 WIDE = [
-    "graded and inversely graded",
     "graded and inversely graded, shuffled",
     "1e30 meets a zero column",
     "weight of 1e30 meets a zero column",

@@ -15,7 +15,7 @@ import torch
 from ranges import FEW_TERMS, SLACK, Reference, broken_promises
 from torch import Tensor
 
-from referee.operands import CASES, named, sampled
+from referee.benchmarks.operands import CASES, named, sampled
 
 STEP = 16  # of k, in one tensor-core instruction
 TF32_STEP = 8  # of k, in one instruction

@@ -14,17 +14,10 @@ from candidates import GradientCheat
 from torch import nn
 
 from model import Model
-from referee import (
-    cases,
-    clock,
-    relu,
-    report,
-    stats,
-    step,
-    timing,
-)
+from referee import cases, clock, relu, stats, step, timing
 from referee.outcome import Run
 from referee.progress import Progress
+from referee.report import tables
 
 
 class Forgetful(nn.Module):
@@ -90,13 +83,13 @@ def test_timing_takes_every_round():
     assert timings.problems == []
     assert {len(times) for times in timings.seconds.values()} == {5}
     assert timings.work == 2 * 4 * 64 * 4
-    assert relu.NAMES.again in report.results(Run("", timings))
+    assert relu.NAMES.again in tables.results(Run("", timings))
 
 
 @pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
 def test_ties_are_printed(ratio, noise, is_tie):
     """Eager's second time is one always, the solution where it is as fast."""
-    text = report.results(Run("", documents.timings(relu, ratio, noise=noise)))
+    text = tables.results(Run("", documents.timings(relu, ratio, noise=noise)))
     rows = {line.split("  ")[0]: line for line in text.splitlines()}
     assert rows[relu.NAMES.again].endswith("a tie")
     assert rows[relu.NAMES.solution].endswith("a tie") == is_tie
@@ -145,7 +138,7 @@ def test_step_takes_every_round():
     assert seconds["step"]["torch.relu"][4] == sum(
         seconds[half]["torch.relu"][4] for half in ("forward", "backward")
     )
-    text = report.results(Run("", timed(Model()), timings))
+    text = tables.results(Run("", timed(Model()), timings))
     assert "backward, torch.relu (again)" in text
     assert "kept for backward: ModelNew 1,024 bytes, torch.relu 1,024 bytes (1/1)" in text
 

@@ -13,15 +13,16 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from documents import ABOUT, HEADLINE, check_shape, document, record, timings
+from documents import HEADLINE, check_shape, document, record, timings
 
 import run
 from model import PROBLEMS, Model
 from referee import linear_relu_divide as linear
-from referee import markdown, picture, plot, records, relu, sweep, timing
+from referee import records, relu, sweep, timing
 from referee.correctness import Checks
 from referee.outcome import Outcome, Run
 from referee.progress import Progress
+from referee.report import markdown, plot
 from referee.solutions import CHEATING, Verdict
 from referee.step import Step
 
@@ -301,17 +302,14 @@ def test_plot_of_a_sweep(tmp_path):
 
 def test_plot_without_matplotlib(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for call in (
-        lambda: run.main(["relu", "--plot", str(tmp_path / "a.svg")]),
-        lambda: sys.exit(plot.main([str(tmp_path / "a.json"), str(tmp_path / "a.svg")])),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            call()
-        assert stopped.value.code == 2
-        output = capsys.readouterr()
-        assert output.out == ""
-        assert output.err.count("\n") == 1
-        assert output.err.endswith("drawing needs matplotlib: pip install matplotlib\n")
+    with pytest.raises(SystemExit) as stopped:
+        run.main(["relu", "--plot", str(tmp_path / "a.svg")])
+    assert stopped.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert (
+        output.err == "run.py: argument --plot: drawing needs matplotlib: pip install matplotlib\n"
+    )
 
 
 # -------------------------------------------------------------------------------------- picture
@@ -319,12 +317,10 @@ def test_plot_without_matplotlib(monkeypatch, capsys, tmp_path):
 
 def test_picture(tmp_path):
     """Bars are as long as their ratios, and the texts are those of the data."""
-    data = [tmp_path / "relu.json", tmp_path / "linear.json"]
-    data[0].write_text(json.dumps(document([record(relu, d) for _, d in HEADLINE[:3]])))
-    found = [record(linear, d, ratio=4.0) for _, d in HEADLINE[3:]]
-    data[1].write_text(json.dumps(document(found)))
-    path = tmp_path / "figures.svg"
-    assert picture.main([*map(str, data), str(path)]) == 0
+    found = [record(kind, d, ratio=2.0 if kind is relu else 4.0) for kind, d in HEADLINE]
+    data, path = tmp_path / "results.json", tmp_path / "figures.svg"
+    data.write_text(json.dumps(document(found)))
+    assert plot.main([str(data), str(path)]) == 0
     root = ElementTree.fromstring(path.read_text())
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[:4] == [
@@ -342,37 +338,20 @@ def test_picture(tmp_path):
     assert len(path.read_bytes()) < 10_000
 
 
-@pytest.mark.parametrize("fault", ["wrong", "of a sweep", "missing", "another machine"])
+@pytest.mark.parametrize("fault", ["wrong", "missing", "no json", "[]", '{"schema": 0}'])
 def test_pictures_that_are_refused(fault, tmp_path, capsys):
     found = [record(*key) for key in HEADLINE]
-    contents = [document(found)]
     if fault == "wrong":
         found[1]["verdict"] = "wrong"
-    if fault == "of a sweep":
-        contents[0]["kind"] = "sweep"
     if fault == "missing":
         del found[1]
-    if fault == "another machine":
-        contents.append({**document(found), "environment": {**ABOUT, "device": "another"}})
-    paths = [tmp_path / f"{i}.json" for i in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_text(json.dumps(content))
-    assert picture.main([*map(str, paths), str(tmp_path / "a.svg")]) == 1
-    assert not (tmp_path / "a.svg").exists()
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert ("relu float16" in error) == (fault != "another machine")
-
-
-@pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"schema": 0}'])
-@pytest.mark.parametrize("command", [picture, plot])
-def test_files_of_others(command, text, tmp_path, capsys):
-    if command is plot:
-        pytest.importorskip("matplotlib")
-    path = tmp_path / "a.json"
-    path.write_text(text)
-    assert command.main([str(path), str(tmp_path / "a.svg")]) != 0
-    assert capsys.readouterr().err.startswith(f"referee.{command.__name__[8:]}: {path} is no")
+    data, path = tmp_path / "a.json", tmp_path / "a.svg"
+    is_ours = fault in ("wrong", "missing")
+    data.write_text(json.dumps(document(found)) if is_ours else fault)
+    assert plot.main([str(data), str(path)]) == 2
+    assert not path.exists()
+    reason = "no correct result of relu float16\n" if is_ours else f"{data} is no"
+    assert capsys.readouterr().err.startswith(f"referee.report.plot: {reason}")
 
 
 # ------------------------------------------------------------------------------------- progress

@@ -13,12 +13,12 @@ import split_twin as twin
 import torch
 from adversary import hunt
 from compare import assert_same_bits
+from compositions import operands
 from ranges import FEW_TERMS, ONE_PRODUCT_SLACK, SLACK, Reference, broken_promises, of_bound
 from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, cublas, linear, one_product, product
 from tensors import slow
 
-from referee.compositions import operands
-from referee.operands import CASES, INF, NAN, named
+from referee.benchmarks.operands import CASES, INF, NAN, named
 
 EACH_KERNEL = pytest.mark.parametrize(
     "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get

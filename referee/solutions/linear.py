@@ -7,8 +7,9 @@ import random
 import torch
 from torch import nn
 
-from referee import cases, linear_checks, operands
+from referee import cases, linear_checks
 from referee import linear_relu_divide as grader
+from referee.benchmarks import operands
 from referee.child.rows import draw_state
 from referee.error_line import LONGEST_LINE
 from referee.errors import U32, Allowance, Comparison

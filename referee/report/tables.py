@@ -13,7 +13,7 @@ from referee.stats import speed_up, spread
 from referee.step import Step
 from referee.timing import Timings
 
-LEFT_ALIGNED = 1  # the first column holds names
+TIMES = ["median ms", "p10 - p90 ms"]
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
@@ -49,21 +49,12 @@ def headline(
 
 def summary(timed: dict[str, list[float]], eager: str) -> list[dict[str, float | str]]:
     """One row a contestant out of its seconds; times in ms, ratios to eager's."""
+    keys = ("name", "median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
     rows = []
     for name, seconds in timed.items():
-        low, high = spread(seconds)
-        ratio, ratio_low, ratio_high = speed_up(timed[eager], seconds)
-        rows.append(
-            {
-                "name": name,
-                "median_ms": median(seconds) * 1e3,
-                "p10_ms": low * 1e3,
-                "p90_ms": high * 1e3,
-                "ratio": ratio,
-                "ratio_low": ratio_low,
-                "ratio_high": ratio_high,
-            }
-        )
+        times = (value * 1e3 for value in (median(seconds), *spread(seconds)))
+        values = (name, *times, *speed_up(timed[eager], seconds))
+        rows.append(dict(zip(keys, values, strict=True)))
     return rows
 
 
@@ -84,14 +75,11 @@ def rates(timings: Timings) -> list[dict[str, float | str]]:
 def table(rows: list[list[str]]) -> str:
     """Aligned columns under the first row; names to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < LEFT_ALIGNED else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    lines = (map(str.rjust, row[1:], widths[1:]) for row in rows)
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *line]).rstrip()
+        for row, line in zip(rows, lines, strict=True)
+    )
 
 
 def outcome(found: Outcome) -> str:
@@ -122,51 +110,36 @@ def results(run: Run) -> str:
 
 def _forward(timings: Timings, setting: str) -> str:
     names, rate = timings.names, timings.rate
-    of = rate.yardstick.split()[0]
     title = f"forward, {setting}" if setting else "forward"
-    header = [
-        title,
-        "median ms",
-        "p10 - p90 ms",
-        rate.unit,
-        f"of {of}",
-        f"{names.eager} / this",
-        "",
-    ]
-    rows = [header]
+    speeds = [rate.unit, f"of {rate.yardstick.split()[0]}"]
+    rows = [[title, *TIMES, *speeds, f"{names.eager} / this", ""]]
     by_name = {row["name"]: row for row in rates(timings)}
     for name, row in by_name.items():
-        speed, percent = f"{row['rate']:.{rate.digits}f}", f"{row['percent_of_yardstick']:.1f}%"
-        rows.append([name, *_times(row), speed, percent, interval(row), _tie(row, names.eager)])
-    rounds = len(timings.seconds[names.eager])
-    lines = [
-        table(rows),
-        f"{rounds} rounds; ratios are medians over rounds with a 95% interval, and the same code "
-        f"timed twice gave {interval(by_name[names.again])}",
-        *timings.notes,
-    ]
-    return "\n".join(lines)
+        speed = [f"{row['rate']:.{rate.digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
+        rows.append([name, *_times(row), *speed, *_ratio(row, names.eager)])
+    about = (
+        f"{len(timings.seconds[names.eager])} rounds; ratios are medians over rounds with a 95% "
+        f"interval, and the same code timed twice gave {interval(by_name[names.again])}"
+    )
+    return "\n".join([table(rows), about, *timings.notes])
 
 
 def _step(step: Step, setting: str) -> str:
     """The table of the training step, and what was kept for its backward."""
     names = step.forward.names
     title = f"training step, {setting}" if setting else "training step"
-    rows = [[title, "median ms", "p10 - p90 ms", f"{names.eager} / this", ""]]
+    rows = [[title, *TIMES, f"{names.eager} / this", ""]]
     for half, timed in step.seconds().items():
         for row in summary(timed, names.eager):
-            name, tie = f"{half}, {row['name']}", _tie(row, names.eager)
-            rows.append([name, *_times(row), interval(row), tie])
+            rows.append([f"{half}, {row['name']}", *_times(row), *_ratio(row, names.eager)])
     ours, eager = step.kept[names.solution], step.kept[names.eager]
     part = f" (1/{eager / ours:.4g})" if ours else ""
     rounds = len(step.forward.seconds[names.eager])
-    lines = [
-        table(rows),
+    about = [
         f"{rounds} rounds; a step is the forward and backward of a round",
         f"kept for backward: {names.solution} {ours:,} bytes, {names.eager} {eager:,} bytes{part}",
-        *step.notes,
     ]
-    return "\n".join(lines)
+    return "\n".join([table(rows), *about, *step.notes])
 
 
 def _times(row: dict) -> list[str]:
@@ -178,8 +151,8 @@ def is_tie(row: dict) -> bool:
     return row["ratio_low"] <= 1 <= row["ratio_high"]
 
 
-def _tie(row: dict, eager: str) -> str:
-    return "a tie" * (row["name"] != eager and is_tie(row))
+def _ratio(row: dict, eager: str) -> list[str]:
+    return [interval(row), "a tie" * (row["name"] != eager and is_tie(row))]
 
 
 def interval(row: dict) -> str:

@@ -18,12 +18,11 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
-from referee import files, markdown, picture
-from referee.schema import load
+from referee.report import files, markdown, picture
+from referee.report.schema import load
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"(<!-- (?P<device>\w+): (?P<command>.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -50,45 +49,31 @@ def measure(pages: Pages, device: str, only: str = "") -> list[str]:
     Raises:
         ValueError: there is no such block, or README's results are not all there and right.
     """
-    of_readme = commands_of(pages.readme, device)
-    every = dict.fromkeys(of_readme + commands_of(pages.benchmarks, device))
-    commands = [command for command in every if only in command]
+    of_readme, of_benchmarks = (
+        [m["command"] for m in BLOCK.finditer(page.read_text()) if m["device"] == device]
+        for page in (pages.readme, pages.benchmarks)
+    )
+    commands = [text for text in dict.fromkeys(of_readme + of_benchmarks) if only in text]
     if not commands:
         raise ValueError(f"no block is for {device} and has a command that contains {only!r}")
     failed = []
     for command in commands:
-        start = perf_counter()
+        print(command, flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            results = Path(folder, "results.json") if command in of_readme else None
-            done = run(command, results)
-            print(
-                f"{command}: {perf_counter() - start:.0f} s, status {done.returncode}", flush=True
-            )
+            results = Path(folder, "results.json")
+            more = ["--json", str(results)] if command in of_readme else []
+            run = [sys.executable, *shlex.split(command)[1:], *more]
+            done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 failed.append(command)
+                print(f"status {done.returncode}", flush=True)
                 continue
-            if results:
+            if more:
                 content = {**load(results), "command": command}
-                files.write(pages.picture, picture.draw([content]))
+                files.write(pages.picture, picture.draw(content))
                 replace(pages.readme, device, command, markdown.tables(content))
         replace(pages.benchmarks, device, command, f"```\n{done.stdout.strip()}\n```\n")
     return failed
-
-
-def commands_of(page: Path, device: str) -> list[str]:
-    """The commands of a file's blocks for a kind of device."""
-    return [m["command"] for m in BLOCK.finditer(page.read_text()) if m["device"] == device]
-
-
-def run(command: str, results: Path | None) -> subprocess.CompletedProcess:
-    """Runs a command of a block, which writes its results as JSON too where a path is given."""
-    python, *arguments = shlex.split(command)
-    if python != "python":
-        raise ValueError(f"expected a command that begins with python, got {command!r}")
-    more = ["--json", str(results)] if results else []
-    return subprocess.run(
-        [sys.executable, *arguments, *more], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
 
 
 def replace(page: Path, device: str, command: str, content: str) -> None:

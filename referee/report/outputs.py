@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from referee import ending, files, markdown, plot
+from referee import ending
 from referee.records import Document
+from referee.report import files, markdown, plot
 
 
 def write(path: Path, text: str | bytes) -> bool:
@@ -27,9 +28,7 @@ def write_results(
         fine &= write(json, document.json())
     if tables:
         fine &= write(tables, markdown.tables(content))
-    if picture and any(record["runs"] for record in document.records):
-        fine &= write(picture, plot.draw(content, picture.suffix))
-    elif picture:
+    if picture and not any(record["runs"] for record in document.records):
         ending.say(f"{picture} is not drawn: nothing was timed")
-        fine = False
-    return fine
+        return False
+    return fine & (not picture or write(picture, plot.draw(content, picture.suffix)))

@@ -43,23 +43,21 @@ class Draw:
         """Indices of `count` different columns."""
         return torch.randperm(k, **self.options)[:count]
 
-    def grades(self, span: int, k: int, shuffled: bool) -> Tensor:
-        """2^-span .. 2^span along k, rising or in random order."""
-        exponents = torch.linspace(-span, span, k, device=self.options["device"]).round()
-        if shuffled:
-            exponents = exponents[self.columns(k, k)]
-        return exponents.exp2()
-
     def column(self, k: int) -> int:
         return int(torch.randint(k, (), **self.options))
 
     def index(self, count: int) -> Tensor:
         return torch.arange(count, device=self.options["device"])
 
+    def grades(self, span: int, k: int, shuffled: bool) -> Tensor:
+        """2^-span .. 2^span along k, rising or in random order."""
+        exponents = torch.linspace(-span, span, k, device=self.options["device"]).round()
+        return (exponents[self.columns(k, k)] if shuffled else exponents).exp2()
+
 
 def few(d: Draw, rows: int, k: int, count: int) -> Tensor:
     """True at `count` places of every row, drawn for each."""
-    kept = torch.zeros(rows, k, dtype=torch.bool, device=d.options["device"])
+    kept = d.zeros(rows, k).bool()
     return kept.scatter_(1, d.uniform(rows, k).topk(min(count, k)).indices, True)
 
 

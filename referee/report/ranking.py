@@ -3,7 +3,7 @@
 import math
 from statistics import median
 
-from referee.report import table
+from referee.report.tables import table
 from referee.solutions import CORRECT, Verdict
 from referee.stats import speed_up
 
@@ -15,7 +15,14 @@ def line(verdict: Verdict) -> str:
     facts = [verdict.accuracy, f"{verdict.count} cases", *verdict.notes]
     if verdict.refused:
         facts.append(f"refuses {', '.join(verdict.refused)}")
-    return f"{verdict.file}: correct ({'; '.join(facts)}), {_time(verdict)}"
+    time, ratio, said, share = _cells(verdict)
+    times = f"{time} ms, eager / this {ratio}: {said}; {share} of the limit"
+    if step := verdict.step:
+        names, seconds = step.forward.names, step.seconds()["step"]
+        figures = speed_up(seconds[names.eager], seconds[names.solution])
+        times += "; training step {:.3f} [{:.3f}, {:.3f}]".format(*figures)
+        times += f", keeps {step.kept[names.solution]:,} bytes, eager {step.kept[names.eager]:,}"
+    return f"{verdict.file}: correct ({'; '.join(facts)}), {times}"
 
 
 def ranking(verdicts: list[Verdict]) -> str:
@@ -23,10 +30,9 @@ def ranking(verdicts: list[Verdict]) -> str:
     are correct and more than p times as fast as eager.
     """
     rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", "of the limit"]]
-    ordered = sorted(verdicts, key=lambda v: -v.ratio[0] if v.ratio else math.inf)
-    for verdict in ordered:
-        cells = [str(verdict.file), verdict.word, verdict.accuracy]
-        rows.append(cells + (_cells(verdict) if verdict.timings else [""] * 4))
+    for verdict in sorted(verdicts, key=lambda v: -v.ratio[0] if v.ratio else math.inf):
+        cells = _cells(verdict) if verdict.timings else [""] * 4
+        rows.append([str(verdict.file), verdict.word, verdict.accuracy, *cells])
     ratios = [v.ratio[0] for v in verdicts if v.ratio]
     surely = [v.ratio[0] for v in verdicts if v.ratio and not v.is_tie]
     mean = f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "none"
@@ -35,27 +41,15 @@ def ranking(verdicts: list[Verdict]) -> str:
     return f"{table(rows)}\n{scores}"
 
 
-def _time(verdict: Verdict) -> str:
-    milliseconds, ratio, word, share = _cells(verdict)
-    line = f"{milliseconds} ms, eager / this {ratio}: {word}; {share} of the limit"
-    if step := verdict.step:
-        names, seconds = step.forward.names, step.seconds()["step"]
-        figures = speed_up(seconds[names.eager], seconds[names.solution])
-        line += "; training step {:.3f} [{:.3f}, {:.3f}]".format(*figures)
-        line += f", keeps {step.kept[names.solution]:,} bytes, eager {step.kept[names.eager]:,}"
-    return line
-
-
 def _cells(verdict: Verdict) -> list[str]:
     """Time, ratio, that in a word, and the share of the limit."""
-    timings = verdict.timings
-    seconds, names = timings.seconds, timings.names
+    seconds, names = verdict.timings.seconds, verdict.timings.names
     yardsticks = seconds.keys() - {names.solution, names.eager, names.again}
-    limit = min(median(seconds[name]) for name in yardsticks)
-    share = 100 * limit / median(seconds[names.solution])
+    ours = median(seconds[names.solution])
+    share = 100 * min(median(seconds[name]) for name in yardsticks) / ours
     ratio, low, high = speed_up(seconds[names.eager], seconds[names.solution])
-    milliseconds = f"{median(seconds[names.solution]) * 1e3:.3f}"
-    return [milliseconds, f"{ratio:.3f} [{low:.3f}, {high:.3f}]", word(verdict), f"{share:.1f}%"]
+    ratios = f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
+    return [f"{ours * 1e3:.3f}", ratios, word(verdict), f"{share:.1f}%"]
 
 
 def word(verdict: Verdict) -> str:

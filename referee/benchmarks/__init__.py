@@ -1,0 +1,1 @@
+"""Figures beside the headline, operands for tests and grading: `python -m referee.benchmark`."""

@@ -1,0 +1,93 @@
+"""Files that appear whole or not at all; devices and pipes are written to, never replaced."""
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+# A folder takes no new file, or the file is a mount of its own.
+_NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+
+
+def check_writable(path: Path) -> None:
+    """Finds out before the work begins. Opens nothing, for a FIFO would block.
+
+    Raises:
+        OSError: `write` would fail.
+    """
+    there = _status(path)
+    if there and stat.S_ISDIR(there.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    needed = path if there else Path(os.path.realpath(path)).parent
+    needed.stat()
+    if _standard_stream(there) is None and not os.access(needed, os.W_OK, effective_ids=True):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def write(path: Path, text: str | bytes) -> str:
+    """Writes a file; returns "", or a sentence if an interruption could have left half of it.
+
+    A new file, flushed to disk, takes the place of the old one; it gets its mode and, as far as
+    permitted, its owner. Symbolic links are followed and kept. Where the folder takes no new file,
+    the old one is overwritten in place. Devices, pipes and the file that is stdout or stderr
+    already are written to.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
+    there = _status(path)
+    stream = _standard_stream(there)
+    if stream is not None:
+        with os.fdopen(os.dup(stream), "wb") as file:
+            file.write(data)
+    elif there and not stat.S_ISREG(there.st_mode):
+        path.write_bytes(data)
+    else:
+        try:
+            _replace(Path(os.path.realpath(path)), there, data)  # where symbolic links lead
+        except OSError as error:
+            if there is None or error.errno not in _NOT_REPLACEABLE:
+                raise
+            path.write_bytes(data)
+            reason = f"because it cannot be replaced: {error.strerror}"
+            return f"{path} was overwritten in place, {reason}"
+    return ""
+
+
+def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
+    new = path.with_name(f".run.py-{secrets.token_hex(8)}")
+    mode = 0o666 if old is None else 0o600  # the former less the umask
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if old is not None:
+                with suppress(PermissionError):
+                    os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    with suppress(FileNotFoundError):
+        return path.stat()
+    return None
+
+
+def _standard_stream(there: os.stat_result | None) -> int | None:
+    """The descriptor of stdout or stderr if this is its file, as /dev/stdout is.
+
+    Opened a second time, a file is written from its beginning, and a socket cannot be.
+    """
+    for descriptor in (1, 2) if there else ():
+        with suppress(OSError):
+            if os.path.samestat(there, os.fstat(descriptor)):
+                return descriptor
+    return None

@@ -1,0 +1,90 @@
+"""What `--markdown` writes: tables as README has them, from what `--json` writes."""
+
+
+def tables(content: dict) -> str:
+    """All tables, below a line that says what was measured, where and how.
+
+    Args:
+        content: `records.Document.content`.
+    """
+    about = content["environment"]
+    cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
+    threads = f" ({about['threads']} threads)" if about["threads"] else ""
+    state = "" if content["complete"] else " Interrupted: not all of it was measured."
+    what = f"{about['device']}{threads}, torch {about['torch']}{cuda}; `{content['command']}`"
+    make = _ranking if content["kind"] == "grading" else _comparisons
+    head, *rows = make(content["records"])
+    lines = [f"{what}, {content['date']}.{state}\n", _line(head), "|" + "---|" * len(head)]
+    return "\n".join([*lines, *map(_line, rows), ""])
+
+
+def _line(row: list[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _comparisons(records: list[dict]) -> list[list[str]]:
+    """A row for each problem, shape, dtype and setting."""
+    titles = ["ours", "eager", "`torch.compile`", "fastest yardstick", "eager / ours"]
+    rows = [["x", *titles, "training step"]]
+    for record in records:
+        label = f"{record['problem']} `{record['shape']}` {record['dtype']}"
+        if record["verdict"] != "correct":
+            what = f"**{record['verdict']}** {record['reason']}".rstrip()
+            rows.append([label, what, *[""] * 5])
+        for run in record["runs"]:
+            setting = f", `{run['setting']}`" if run["setting"] else ""
+            rows.append([label + setting, *_figures(run)])
+    return rows
+
+
+def _figures(run: dict) -> list[str]:
+    """Times and ratios of a run."""
+    summary = sorted(run["forward"]["summary"], key=lambda row: row["median_ms"])
+    fastest = {row["role"]: row for row in reversed(summary)}
+    times = {role: milliseconds(row["median_ms"]) for role, row in fastest.items()}
+    yardstick = fastest.get("yardstick")
+    step = run["step"] and by_role(run["step"]["summary"]["step"], "solution")
+    return [
+        _time(run),
+        times["eager"],
+        times.get("compiled", ""),
+        f"{times['yardstick']}, {yardstick['name']}" if yardstick else "",
+        "**{:.3f}** ({:.3f} to {:.3f})".format(*_ratio(fastest["solution"])),
+        f"{step['ratio']:.3f}" if step else "",
+    ]
+
+
+def _ranking(records: list[dict]) -> list[list[str]]:
+    """A row for each file, the fastest first."""
+    found = []
+    for record in records:
+        reason = f": {record['reason']}" if record["reason"] else ""
+        row = [f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], "", "", ""]
+        ratio = [0.0]
+        for run in record["runs"]:
+            ratio = _ratio(by_role(run["forward"]["summary"], "solution"))
+            row[3:] = [_time(run), "{:.3f} [{:.3f} to {:.3f}]".format(*ratio), run["time"]]
+        found.append((-ratio[0], row))
+    titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
+    return [titles, *(row for _, row in sorted(found, key=lambda pair: pair[0]))]
+
+
+def _time(run: dict) -> str:
+    """The solution's median and speed."""
+    row = by_role(run["forward"]["summary"], "solution")
+    return f"{milliseconds(row['median_ms'])}, {row['rate']:.4g} {run['forward']['unit']}"
+
+
+def _ratio(row: dict) -> list[float]:
+    return [row["ratio"], row["ratio_low"], row["ratio_high"]]
+
+
+def milliseconds(value: float) -> str:
+    """With three digits behind the point, or three that count."""
+    return f"{value:.3f} ms" if value >= 0.1 else f"{value:.3g} ms"
+
+
+def by_role(summary: list[dict], role: str) -> dict:
+    """The row of the solution, of eager or of its control."""
+    [row] = (row for row in summary if row["role"] == role)
+    return row
