@@ -74,10 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
         if "operands" in args.todo and dtype == "float32":
             timings.show(operand_table.rows(setting, args.precision, args.trials))
             print(operand_table.LEGEND)
-        if "host" in args.todo:
-            timings.show(timings.host(setting, "relu"))
-        if "host" in args.todo and setting.dtype.is_floating_point:
-            timings.show(timings.host(setting, "linear_relu_divide"))
+        for problem in timings.SMALL if "host" in args.todo else ():
+            if problem == "relu" or setting.dtype.is_floating_point:
+                timings.show(timings.host(setting, problem))
     return 0
 
 

@@ -1,6 +1,5 @@
 """How much memory is free, and how large an input fits."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,10 +62,7 @@ def choose_rows(
 
 
 def _system_free() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux: the memory there is, the nearest thing os can say
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lines = Path("/proc/meminfo").read_text().splitlines()
     [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return int(kilobytes) * 1024
 

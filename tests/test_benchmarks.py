@@ -183,7 +183,7 @@ def test_readmes_block_gets_tables_and_a_picture(pages, tmp_path, is_complete):
     tables = markdown.tables({**content, "command": f'python -c "{code}"'})
     assert pages.readme.read_text() == readme.replace("<!-- end", tables + "<!-- end")
     assert pages.benchmarks.read_text() == text.replace("old", "```\n42\n```")
-    assert pages.picture.read_text().startswith("<svg")
+    assert pages.picture.read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("device, only", [("cpu", "views"), ("mps", "")])

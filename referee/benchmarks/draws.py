@@ -43,9 +43,6 @@ class Draw:
         """Indices of `count` different columns."""
         return torch.randperm(k, **self.options)[:count]
 
-    def column(self, k: int) -> int:
-        return int(torch.randint(k, (), **self.options))
-
     def index(self, count: int) -> Tensor:
         return torch.arange(count, device=self.options["device"])
 

@@ -16,18 +16,17 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from referee.report import files, markdown, picture
+from referee.report import files, markdown, plot
 from referee.report.schema import load
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"(<!-- (?P<device>\w+): (?P<command>.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Pages:
+class Pages(NamedTuple):
     """The files with figures."""
 
     benchmarks: Path = ROOT / "docs" / "BENCHMARKS.md"
@@ -58,19 +57,18 @@ def measure(pages: Pages, device: str, only: str = "") -> list[str]:
         raise ValueError(f"no block is for {device} and has a command that contains {only!r}")
     failed = []
     for command in commands:
-        print(command, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder, "results.json")
             more = ["--json", str(results)] if command in of_readme else []
             run = [sys.executable, *shlex.split(command)[1:], *more]
             done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            print(f"{command}: status {done.returncode}", flush=True)
             if done.returncode != 0:
                 failed.append(command)
-                print(f"status {done.returncode}", flush=True)
                 continue
             if more:
                 content = {**load(results), "command": command}
-                files.write(pages.picture, picture.draw(content))
+                files.write(pages.picture, plot.draw(content, ".svg"))
                 replace(pages.readme, device, command, markdown.tables(content))
         replace(pages.benchmarks, device, command, f"```\n{done.stdout.strip()}\n```\n")
     return failed

@@ -68,8 +68,6 @@ HIGHEST = [
     *_forwards("sparse x, 1 in 10", "two wide rows of x", "128 wide rows of the weight"),
     *_forwards("outliers in the weight", "wide lognormal"),
     *_forwards("inf in one row of x", "inf in all rows of x"),
-    Line("dropout of relu", CASES["dropout of relu"], 2048, 1024, 4096),
-    Line("relu of h - 1", CASES["relu of h - 1"], 64, 4096, 4096),
     *_uniform((1000, 4096, 16384), (768, 3072), (1000, 1000), (512, 2048)),
     *_uniform((128,), (8192, 8192)),
     *_uniform((33, 64, 128, 256), (4096, 11008), (8192, 28672), (5120, 5120)),
@@ -91,11 +89,7 @@ HIGH = [
 
 
 def rows(setting: Setting, precision: str, trials: int | None) -> Iterable[list[str]]:
-    """The table under one of torch's precision settings.
-
-    Args:
-        trials: pairs of timed calls.
-    """
+    """The table under one of torch's precision settings; `trials` are pairs of timed calls."""
     titles = ["operands", "M", "K", "N", "eager us", "ours us", "ratio", "max", "mean", "u"]
     yield [*titles, "eager's u", "inf, NaN", "MiB", "eager's MiB"]
     for line in HIGHEST if precision == "highest" else HIGH:

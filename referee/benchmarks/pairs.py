@@ -5,6 +5,7 @@ Both are a dict of two modules or calls by their names, the solution first.
 
 import random
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -17,7 +18,7 @@ ROUNDS, LEAST, SECONDS = 101, 9, 3.0  # fewer rounds, but not below LEAST, if th
 CPU_SAMPLE = 500e-6  # s; short calls are repeated to fill a sample
 
 Both = dict[str, Callable[[torch.Tensor], object]]
-Samplers = dict[str, Callable[[], float]]  # seconds
+Samplers = dict[str, Callable[[], float]]  # of seconds
 
 
 def samplers_of(both: Both, x: torch.Tensor) -> Samplers:
@@ -43,14 +44,12 @@ def alternate(
     """Samples in random order within every round; one round more, unrecorded, comes first."""
     times: dict[str, list[float]] = {name: [] for name in samplers}
     started = perf_counter()
-    for done in range(-1, rounds):
-        if done >= LEAST and perf_counter() - started > longest:
+    for done in range(rounds + 1):
+        if done > LEAST and perf_counter() - started > longest:
             break
         for name in random.sample(list(samplers), len(samplers)):
-            seconds = samplers[name]()
-            if done >= 0:
-                times[name].append(seconds)
-    return times
+            times[name].append(samplers[name]())
+    return {name: taken[1:] for name, taken in times.items()}
 
 
 def titles(both: Both, unit: str) -> list[str]:
@@ -80,4 +79,4 @@ def _repeated(call: Callable, x: torch.Tensor) -> Callable[[], float]:
     # The fastest, for the first ones touch fresh memory: of two modules one would be called less
     # often a sample, and caches that another has filled would weigh more.
     fastest = min(mean_of(call, x, 1) for _ in range(5))
-    return lambda: mean_of(call, x, max(1, int(CPU_SAMPLE / fastest)))
+    return partial(mean_of, call, x, max(1, int(CPU_SAMPLE / fastest)))

@@ -64,9 +64,9 @@ def _ranking(records: list[dict]) -> list[list[str]]:
         for run in record["runs"]:
             ratio = _ratio(by_role(run["forward"]["summary"], "solution"))
             row[3:] = [_time(run), "{:.3f} [{:.3f} to {:.3f}]".format(*ratio), run["time"]]
-        found.append((-ratio[0], row))
+        found.append((ratio[0], row))
     titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
-    return [titles, *(row for _, row in sorted(found, key=lambda pair: pair[0]))]
+    return [titles, *(row for _, row in sorted(found, key=lambda pair: -pair[0]))]
 
 
 def _time(run: dict) -> str:

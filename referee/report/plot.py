@@ -3,8 +3,8 @@
 Of `run.py --sweep`, a column for each problem, dtype and setting: above the time of a call by its
 size, below the speed, both beside the roofline. Its bandwidth is that of a large copy, its flat
 part the highest rate that the referee's floor has at any size. On a CPU, sizes that fit into the
-caches may lie above it, and kernels whose stores bypass them. Of comparisons, README's picture, as
-SVG.
+caches may lie above it, and kernels whose stores bypass them. Of comparisons, README's picture:
+bars of the speed over eager.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from referee import ending
-from referee.report import files, picture
+from referee.report import files
+from referee.report.markdown import by_role, milliseconds
 from referee.report.schema import load
 
 SUFFIXES = (".svg", ".png")
@@ -27,9 +28,15 @@ STYLES = {
     "yardstick": {"color": "#3fb950", "marker": "x", "linestyle": "--"},
 }
 ROOFLINE = {"color": "#f85149", "linestyle": "-", "linewidth": 1, "label": "roofline"}
+INK = "#77818c"  # readable on both grounds
 COLOURED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
-PLAIN = {"svg.hashsalt": "sweep", "font.size": 8, "legend.framealpha": 0}
-INCHES = 3.4, 6.0  # of a column
+PLAIN = {"svg.hashsalt": "results", "font.size": 8, "legend.framealpha": 0}
+INCHES, BARS_INCHES = (3.4, 6.0), (8.0, 2.9)  # of a column of a sweep, of the bars
+# Problem, dtype and setting of README's bars, and the legend by role.
+FIGURES = [("relu", dtype, "") for dtype in ("float32", "float16", "bfloat16")]
+FIGURES += [("linear_relu_divide", "float32", setting) for setting in ("highest", "high")]
+FIGURES += [("linear_relu_divide", "float16", "")]
+BARS = {"eager": "eager", "compiled": "torch.compile", "solution": "this project"}
 
 
 def check(path: Path) -> None:
@@ -48,34 +55,72 @@ def draw(content: dict, suffix: str) -> bytes:
     """The picture.
 
     Args:
-        content: `records.Document.content` of a sweep.
+        content: `records.Document.content` of a sweep, or of comparisons.
         suffix: of the file, .svg or .png.
 
     Raises:
-        ValueError: no size was timed.
+        ValueError: no size was timed, or a bar's result is missing or wrong.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    about = content["environment"]
+    what = f"{about['device']}, torch {about['torch']}"
+    with mpl.rc_context(dict.fromkeys(COLOURED, INK) | PLAIN):
+        figure = Figure(layout="constrained")
+        if content["kind"] == "comparison":
+            _bars(figure, content["records"])
+            what = f"Speed over eager on {what}"
+        else:
+            _columns(figure, content["records"])
+        figure.suptitle(what)
+        out = io.BytesIO()
+        dates = {"metadata": {"Date": None}} if suffix == ".svg" else {}
+        figure.savefig(out, format=suffix[1:], transparent=True, dpi=120, **dates)
+    return out.getvalue()
+
+
+def _bars(figure: object, records: list[dict]) -> None:
+    """A group for each of FIGURES, the ratio above each bar."""
+    found = {
+        (record["problem"], record["dtype"], run["setting"]): run["forward"]["summary"]
+        for record in records
+        for run in record["runs"]
+        if record["verdict"] == "correct"
+    }
+    if missing := [" ".join(filter(None, key)) for key in FIGURES if key not in found]:
+        raise ValueError(f"no correct result of {', '.join(missing)}")
+    figure.set_size_inches(*BARS_INCHES)
+    axes = figure.subplots()
+    for i, (role, label) in enumerate(BARS.items()):
+        rows = ({row["role"]: row["ratio"] for row in found[key]} for key in FIGURES)
+        ratios = [row.get(role, 0.0) for row in rows]
+        at = [place + 0.28 * (i - 1) for place in range(len(FIGURES))]
+        bars = axes.bar(at, ratios, 0.25, color=STYLES[role]["color"], label=label)
+        axes.bar_label(bars, [f"{r:.3f}" * (r > 0) for r in ratios], padding=1, fontsize=7)
+    titles = []
+    for key in FIGURES:
+        ours = by_role(found[key], "solution")
+        titles.append(f"{ours['name']}\n{key[2] or key[1]}, {milliseconds(ours['median_ms'])}")
+    axes.set_xticks(range(len(FIGURES)), titles)
+    axes.set_yticks([])
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.legend(ncols=len(BARS), loc="upper left")
+
+
+def _columns(figure: object, records: list[dict]) -> None:
+    """Of a sweep."""
     columns: dict[str, list[dict]] = {}
-    for record in content["records"]:
+    for record in records:
         for run in record["runs"]:
             title = f"{record['problem']} {run['setting'] or record['dtype']}"
             columns.setdefault(title, []).append(run["forward"])
     if not columns:
         raise ValueError("no size was timed")
-    with mpl.rc_context(dict.fromkeys(COLOURED, picture.INK) | PLAIN):
-        size = (INCHES[0] * len(columns), INCHES[1])
-        figure = Figure(figsize=size, layout="constrained")
-        rows = figure.subplots(2, len(columns), squeeze=False)
-        for axes, (title, forwards) in zip(rows.T, columns.items(), strict=True):
-            _column(*axes, title, sorted(forwards, key=lambda forward: forward["work"]))
-        about = content["environment"]
-        figure.suptitle(f"{about['device']}, torch {about['torch']}")
-        out = io.BytesIO()
-        dates = {"metadata": {"Date": None}} if suffix == ".svg" else {}
-        figure.savefig(out, format=suffix[1:], transparent=True, dpi=120, **dates)
-    return out.getvalue()
+    figure.set_size_inches(INCHES[0] * len(columns), INCHES[1])
+    rows = figure.subplots(2, len(columns), squeeze=False)
+    for axes, (title, forwards) in zip(rows.T, columns.items(), strict=True):
+        _column(*axes, title, sorted(forwards, key=lambda forward: forward["work"]))
 
 
 def _column(times: object, speeds: object, title: str, forwards: list[dict]) -> None:
@@ -110,12 +155,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("picture", type=Path, help="the .svg or .png to write")
     args = parser.parse_args(arguments)
     try:
-        content = load(args.json)
-        if content["kind"] == "comparison":
-            files.write(args.picture, picture.draw(content))
-        else:
-            check(args.picture)
-            files.write(args.picture, draw(content, args.picture.suffix))
+        check(args.picture)
+        files.write(args.picture, draw(load(args.json), args.picture.suffix))
     except (OSError, ValueError) as error:
         ending.say(str(error), "referee.report.plot")
         return 2

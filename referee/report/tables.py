@@ -33,17 +33,13 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
 
 
 def headline(
-    about: dict,
-    device: torch.device,
-    why: str,
-    shape: tuple[int, ...] | None = None,
-    dtype: str = "",
+    about: dict, device: torch.device, why: str, shape: tuple[int, ...] = (), dtype: str = ""
 ) -> str:
     """One line: the device, and why it is not a GPU, or ""; the versions, the input if one."""
     threads = f" ({about['threads']} threads)" if about["threads"] else ""
     measured = f"{device}: {about['device']}{threads}{why and f'; {why}'}"
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
-    taken = f"; {list(shape)} {dtype}" if shape is not None else ""
+    taken = f"; {list(shape)} {dtype}" if dtype else ""
     return f"{measured}; torch {about['torch']}, {cuda}{taken}"
 
 
