@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from model import Model
 from referee import (
-    benchmark,
     cases,
     clock,
     compare,
@@ -507,13 +506,3 @@ def test_shared_memory():
     assert compare.share_memory(x[:2], x[5:])
     assert not compare.share_memory(x, x.clone())
     assert not compare.share_memory(torch.empty(0), torch.empty(0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "offsets", "columns"), [("float32", 3, 4), ("int64", 1, 2)])
-def test_benchmark_of_offsets(dtype, offsets, columns, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "OFFSET_SIZES", {"cpu": (4, 9)})
-    benchmark.main(["offsets", "--device", "cpu", "--dtype", dtype])
-    rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith("2^")]
-    assert len(rows) == 2 * offsets
-    assert all(row.count("(") == columns for row in rows)

@@ -30,7 +30,7 @@ STYLES = {
 ROOFLINE = {"color": "#f85149", "linestyle": "-", "linewidth": 1, "label": "roofline"}
 INK = "#77818c"  # readable on both grounds
 COLOURED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
-PLAIN = {"svg.hashsalt": "results", "font.size": 8, "legend.framealpha": 0}
+PLAIN = {"svg.hashsalt": "sweep", "font.size": 8, "legend.framealpha": 0}
 INCHES, BARS_INCHES = (3.4, 6.0), (8.0, 2.9)  # of a column of a sweep, of the bars
 # Problem, dtype and setting of README's bars, and the legend by role.
 FIGURES = [("relu", dtype, "") for dtype in ("float32", "float16", "bfloat16")]
