@@ -46,7 +46,7 @@ def measure(pages: Pages, device: str, only: str = "") -> list[str]:
         The commands that failed, whose blocks stay as they are.
 
     Raises:
-        ValueError: there is no such block, or README's results are not all there and right.
+        ValueError: there is no such block, matplotlib is missing, or README's results are wrong.
     """
     of_readme, of_benchmarks = (
         [m["command"] for m in BLOCK.finditer(page.read_text()) if m["device"] == device]
@@ -55,6 +55,8 @@ def measure(pages: Pages, device: str, only: str = "") -> list[str]:
     commands = [text for text in dict.fromkeys(of_readme + of_benchmarks) if only in text]
     if not commands:
         raise ValueError(f"no block is for {device} and has a command that contains {only!r}")
+    if set(commands) & set(of_readme):
+        plot.check(pages.picture)
     failed = []
     for command in commands:
         with tempfile.TemporaryDirectory() as folder:

@@ -91,10 +91,9 @@ def outcome(found: Outcome) -> str:
 def errors(comparisons: list[Comparison]) -> str:
     """The errors of both sides against float64."""
     rows = [["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]]
-    for comparison in comparisons:
-        sides = (comparison.solution, comparison.reference)
-        values = [v for side in sides for v in (side.max, side.mean, side.relative)]
-        rows.append([comparison.name, *(f"{v:.2g}" for v in values)])
+    for c in comparisons:
+        values = (v for e in (c.solution, c.reference) for v in (e.max, e.mean, e.relative))
+        rows.append([c.name, *(f"{v:.2g}" for v in values)])
     return table(rows)
 
 
