@@ -151,6 +151,19 @@ def test_a_mounted_file_is_overwritten(tmp_path):
 
 
 @AS_ROOT
+def test_a_full_disk_leaves_a_mounted_file(tmp_path):
+    disk, inside = tmp_path / "disk", tmp_path / "inside"
+    disk.mkdir()
+    inside.touch()
+    with mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs", disk):
+        (disk / "file").write_text("old")
+        with mounted("--bind", disk / "file", inside):
+            with pytest.raises(OSError, match="No space left"):
+                files.write(inside, "x" * 100_000)
+            assert inside.read_text() == "old"
+
+
+@AS_ROOT
 def test_a_folder_that_takes_no_file(open_path):
     """A file that is there is written in place; one that is not, or not ours, is refused early."""
     (open_path / "free").write_text("old and longer")

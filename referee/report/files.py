@@ -35,7 +35,7 @@ def write(path: Path, text: str | bytes) -> str:
     already are written to.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; what it was to replace is as it was.
     """
     data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
     there = _status(path)
@@ -51,7 +51,7 @@ def write(path: Path, text: str | bytes) -> str:
         except OSError as error:
             if there is None or error.errno not in _NOT_REPLACEABLE:
                 raise
-            path.write_bytes(data)
+            _overwrite(path, there.st_size, data)
             reason = f"because it cannot be replaced: {error.strerror}"
             return f"{path} was overwritten in place, {reason}"
     return ""
@@ -73,6 +73,21 @@ def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+
+
+def _overwrite(path: Path, old_size: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(
+                file.fileno(), 0, len(data)
+            )  # a full disk shows before a byte is lost
+        except OSError:
+            os.ftruncate(file.fileno(), old_size)
+            raise
+        os.ftruncate(file.fileno(), len(data))
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _status(path: Path) -> os.stat_result | None:
