@@ -86,8 +86,11 @@ class Remote:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
         self._map = mmap.mmap(memory, ARENA)
-        arena = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._outgoing, self._incoming = arena[:HALF], arena[HALF:]
+        self._arena = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._outgoing, self._incoming = self._arena[:HALF], self._arena[HALF:]
+        self._device = device
+        if device.type == "cuda":  # so that the GPU copies from and to it directly
+            torch.cuda.cudart().cudaHostRegister(self._arena.data_ptr(), ARENA, 0)
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         limits = {"device": str(device), "bytes": 0, "worker": worker}
@@ -156,11 +159,12 @@ class Remote:
             start += len(flat)
 
     def take(self, start: int, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        """A copy of a tensor that the child laid down."""
+        """A copy of a tensor that the child laid down, on the device."""
         size = dtype.itemsize * torch.Size(shape).numel()
         if size == 0:
-            return torch.empty(shape, dtype=dtype)
-        return self._incoming[start : start + size].clone().view(dtype).view(shape)
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        there = self._incoming[start : start + size].to(self._device, copy=True)
+        return there.view(dtype).view(shape)
 
     def waited(self) -> float:
         """Seconds that the child's and this process's main thread were ready but without a CPU."""
@@ -171,6 +175,8 @@ class Remote:
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        if self._device.type == "cuda":
+            torch.cuda.cudart().cudaHostUnregister(self._arena.data_ptr())
         self._selector.close()
         self._process.stdout.close()
         os.close(self._requests)

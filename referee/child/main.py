@@ -22,24 +22,27 @@ WORKERS = {"rows": RowsWorker, "inputs": InputsWorker}
 _dumps, _loads, _exit = json.dumps, json.loads, os._exit
 
 
-def main(requests: int, replies: int, arena: int, limits: dict) -> None:
+def main(requests: int, replies: int, memory: int, limits: dict) -> None:
     """Answers until the requests end.
 
     Args:
-        requests, replies, arena: file descriptors.
+        requests, replies, memory: file descriptors.
         limits: the device, the most bytes of memory, and which worker answers.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if most := limits["bytes"]:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    mapped = mmap.mmap(arena, 0)
-    os.close(arena)
+    mapped = mmap.mmap(memory, 0)
+    os.close(memory)
     device = torch.device(limits["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with os.fdopen(requests, "rb") as lines, torch.no_grad():
-        worker = WORKERS[limits["worker"]](torch.frombuffer(mapped, dtype=torch.uint8), device)
+        arena = torch.frombuffer(mapped, dtype=torch.uint8)
+        if device.type == "cuda":  # so that the GPU copies from and to it directly
+            torch.cuda.cudart().cudaHostRegister(arena.data_ptr(), len(arena), 0)
+        worker = WORKERS[limits["worker"]](arena, device)
         for line in lines:
             request = _loads(line)
             reply = _answer(worker, request)
