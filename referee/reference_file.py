@@ -65,7 +65,7 @@ class ReferenceFile:
             module = self.attempt("Model", lambda: self.model(*args).to(device))
         if not isinstance(module, nn.Module):
             raise self.bad(f"Model makes a {type(module).__name__}, not a module")
-        return module.requires_grad_(False)
+        return module
 
     def attempt(self, what: str, call: Callable[[], T]) -> T:
         """Calls what the file defines."""

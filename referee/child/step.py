@@ -165,15 +165,15 @@ class Step:
             )
         return reply | {"backward": backward} | self._keep(facts, outputs, gradients)
 
-    def look(self, slot: int, count: int) -> dict:
-        """Elements of what was found, in the order of the places that came in: so many for each.
+    def look(self, slot: int, counts: list[int]) -> dict:
+        """Elements of what was found, in the order of the places that came in: so many of each.
 
         All that was found is gone then, for a solution that kept it, too.
         """
         places, end = self.incoming.view(torch.int64), 0
-        for turn, x in enumerate(self.found):
-            some = places[turn * count : (turn + 1) * count]
-            end += self.send(x.contiguous().view(-1)[some.to(x.device)], end)
+        for x, count in zip(self.found, counts, strict=True):
+            some, places = places[:count].to(x.device), places[count:]
+            end += self.send(x.contiguous().view(-1)[some], end)
         theirs = [x for x in self.arguments(slot) if isinstance(x, torch.Tensor)]
         found, self.found = self.found, []
         for x in found:

@@ -58,6 +58,7 @@ class Quantity:
             self.is_wrong |= bool(first)
             return
         share = beyond.double().mean().item() if len(beyond) else 0.0
+        relative = relative if share else 0.0  # of what is nothing but rounding, it means nothing
         self.relative, self.share = min(self.relative, relative), min(self.share, share)
         self.chance *= share
         self.wrong = beyond if self.wrong is None else self.wrong & beyond
@@ -130,19 +131,19 @@ class Backward(Judge):
         outputs, gradients, _ = self.derive(module, inputs, self.given)
         wants = []
         for x in filter(lambda x: x is not None, [*outputs, *gradients]):
-            places = torch.randint(x.numel(), (LOOKED_AT,))
+            places = torch.randint(max(x.numel(), 1), (LOOKED_AT if x.numel() else 0,))
             wants.append((list(x.shape), places, x.reshape(-1)[places.to(x.device)]))
         return wants
 
-    def wrong_result(self, index: int, got: torch.Tensor, want: torch.Tensor) -> str | None:
-        """The fault of elements of a timed step's result, in words."""
-        return self.quantities[index].want.compare_some(got, want)
+    def wrong_result(self, problem: str, got: torch.Tensor, want: torch.Tensor) -> str | None:
+        """The fault of elements of a timed step's result that are beyond their budget, in words."""
+        return problem
 
     def derive(
         self, module: nn.Module, inputs: list, given: list[torch.Tensor] | None = None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor]]:
         """The reference's outputs and gradients, and those of the outputs."""
-        arguments, wanted = record(module.requires_grad_(True), inputs, list(self.operands()))
+        arguments, wanted = record(module, inputs, list(self.operands()))
         with torch.enable_grad():
             _, outputs = flatten(module(*arguments))
             given = given or draw_gradients(outputs, self.step_seed)
@@ -313,7 +314,7 @@ class Backward(Judge):
             raise ForgedError
         if self.wants:  # of eager too, that the caches are the same for all
             put(*(places for _, places, _ in self.wants))
-            ask("look", slot=slot, count=LOOKED_AT)
+            ask("look", slot=slot, counts=[len(places) for _, places, _ in self.wants])
         problem = self._wrong_step(take) if name == self.names.solution else None
         return halves, ours - halves[0][0] - halves[1][0], problem
 
@@ -324,7 +325,11 @@ class Backward(Judge):
         for (index, quantity), (_, _, want) in zip(there, self.wants, strict=True):
             got = self.take(start, [len(want)], want.dtype, take)
             start += got.numel() * got.element_size()
-            problem = index < self.results and self.wrong_result(index, got, want)
-            if problem or difference(got, want) > STALE:
-                return f"a timed step's {quantity.what} was wrong: {problem or 'not even near'}"
+            problem = quantity.want.compare_some(got, want) if len(got) else None
+            if index < self.results:
+                problem = problem and self.wrong_result(problem, got, want)
+            elif difference(got, want) <= STALE:
+                problem = None
+            if problem:
+                return f"a timed step's {quantity.what} was wrong: {problem}"
         return None
