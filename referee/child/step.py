@@ -133,6 +133,7 @@ class Step:
         Args:
             seed: of the outputs' gradients.
         """
+        self.write()
         self.outputs, self.output = [], None
         self.found, self.given, self.seed = [], [], seed
         if self.device.type == "cuda":

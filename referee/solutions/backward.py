@@ -98,6 +98,13 @@ class Backward(Judge):
         """Gives the solution inputs; their slot, the reference of equal state, and the inputs."""
         raise NotImplementedError
 
+    def relies_on_inputs(self) -> bool:
+        """Whether the solution may be the reference for such inputs alone as `get_inputs` draws.
+
+        Its gradients of inputs may then be others: of symmetric matrices, say.
+        """
+        return False
+
     def operands(self) -> dict[str, str]:
         """The solution's names of the parameters, by the reference's."""
         raise NotImplementedError
@@ -151,6 +158,7 @@ class Backward(Judge):
         return [y.detach() for y in outputs], gradients, given
 
     def check_backward(self) -> None:
+        """Gradients, where the reference and the solution have them."""
         self.progress("checking", "the backward")
         for turn in range(DRAWS):
             slot, module, inputs = self.fresh(turn)
@@ -162,9 +170,15 @@ class Backward(Judge):
             for quantity, place in zip(self.quantities, places, strict=True):
                 if quantity.want:
                     quantity.compare(self._whole_found(place, quantity.want))
-        if problems := [problem for q in self.quantities if (problem := q.problem())]:
-            raise FoundError(WRONG, "; ".join(problems)[:LONGEST_LINE])
-        self.has_backward = True
+        wrong = {q.what: problem for q in self.quantities if (problem := q.problem())}
+        first = len(self.quantities) - len(self.operands())
+        of_inputs = {q.what for q in self.quantities[self.results : first]}
+        if not wrong:
+            self.has_backward = True
+        elif wrong.keys() <= of_inputs and self.relies_on_inputs():
+            self.verdict.notes.append(f"forward only: another {', another '.join(wrong)}")
+        else:
+            raise FoundError(WRONG, "; ".join(wrong.values())[:LONGEST_LINE])
 
     def _expect(self, module: nn.Module, inputs: list) -> bool:
         """Sets what the `quantities` are for inputs; whether there are gradients."""

@@ -97,7 +97,6 @@ class Judge:
         self.check_changes()
         self.check_library()
         self.check_background()
-        self.check_backward()
         self.check_headline()
         self.time()
         self.time_step()
@@ -110,12 +109,8 @@ class Judge:
         """Everything but the timed size."""
         raise NotImplementedError
 
-    def check_backward(self) -> None:
-        """Gradients, where the reference and the solution have them."""
-        raise NotImplementedError
-
     def check_headline(self) -> None:
-        """The timed size."""
+        """The timed size, and the backward."""
         raise NotImplementedError
 
     def time_step(self) -> None:

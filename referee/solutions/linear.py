@@ -143,6 +143,7 @@ class Linear(Rows):
         return problem if difference(got, want) > CLASSES[grade] else None
 
     def check_headline(self) -> None:
+        self.check_backward()
         self.progress("constructing")
         self.construct(*self.task.problem.get_init_inputs())
         self.check_whole(f"{list(self.task.shape)}, x in 0..1", True)

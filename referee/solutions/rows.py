@@ -160,6 +160,7 @@ class Rows(Backward):
 
     def check_headline(self) -> None:
         """The timed size, of values as the public harness draws them and of both signs."""
+        self.check_backward()
         for name, unit in (("x in 0..1", True), ("x in -1..1", False)):
             self.check_whole(f"{list(self.task.shape)}, {name}", unit)
 
