@@ -137,6 +137,12 @@ class Seen(TorchDispatchMode):
         self.names: set[str] = set()
         self.handled: dict[str, str] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To skip it, torch would import it first, for two seconds; compiled frames are left out
+        while a mode is on in any case."""
+        return False
+
     def __torch_dispatch__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
