@@ -16,6 +16,7 @@ import resource
 import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,8 +31,8 @@ from referee.memory import free_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); from referee.child.main import main; "
-    "sys.path.remove(sys.argv[1]); main(*map(json.loads, sys.argv[2:]))"
+    "import sys; sys.path.insert(0, sys.argv[1]); from referee.child.main import start; "
+    "sys.path.remove(sys.argv[1]); start(int(sys.argv[2]))"
 )
 ARENA = 256 << 20  # bytes of the mapped file; pages that nobody touches take no memory
 HALF = ARENA // 2
@@ -47,7 +48,7 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 
 
 class EndedError(Exception):
-    """The child is gone; the argument is its status, negative for a signal."""
+    """The child is gone; the arguments are its status, negative for a signal, and its output."""
 
 
 class ForgedError(Exception):
@@ -69,18 +70,61 @@ class Reply(dict):
         raise ForgedError
 
 
+class Server:
+    """A process of which those of solutions are forks; see `child.server`."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", BOOT, str(ROOT), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env=THREADS | os.environ,
+            )
+        self.pid = self._process.pid
+
+    def fork(self, limits: dict, descriptors: tuple[int, ...]) -> int:
+        """A new process, within `reaping`; its id.
+
+        Raises:
+            EndedError: the server has ended.
+        """
+        with suppress(ConnectionError):
+            socket.send_fds(self._socket, [json.dumps(limits).encode()], descriptors)
+            if pid := self._socket.recv(64):
+                return int(pid)
+        raise EndedError(self._process.wait(), "")
+
+    def has_ended(self) -> bool:
+        """Whether somebody killed it."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Ends it; the processes that it forked go on."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
 class Remote:
     """The child, and what it printed.
 
     Args:
+        server: forks it.
         device: where the solution computes.
         worker: of `child`, which answers: "rows" or "inputs".
         deadline: of all requests together, by `monotonic`; None for code of ours.
     """
 
-    def __init__(self, device: torch.device, worker: str, deadline: float | None = None) -> None:
+    def __init__(
+        self, server: Server, device: torch.device, worker: str, deadline: float | None = None
+    ) -> None:
         self._deadline, self._buffer = deadline, b""
         self._first, self._last = b"", b""
+        self._status: int | None = None
         memory = os.memfd_create("referee", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.truncate(memory, ARENA)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -93,32 +137,19 @@ class Remote:
             torch.cuda.cudart().cudaHostRegister(self._arena.data_ptr(), ARENA, 0)
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
+        self._output, output = os.pipe()
         limits = {"device": str(device), "bytes": 0, "worker": worker}
         if deadline is not None:
             limits["bytes"] = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
-        theirs = (requests, replies, memory)
-        command = [sys.executable, "-c", BOOT, str(ROOT), *map(str, theirs), json.dumps(limits)]
+        theirs = (requests, replies, memory, output)
         try:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=theirs,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=THREADS | os.environ,
-            )
+            self.pid = server.fork(limits, theirs)  # the process id
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._replies, selectors.EVENT_READ)
-        self._selector.register(self._process.stdout, selectors.EVENT_READ)
-
-    @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._process.pid
+        self._selector.register(self._output, selectors.EVENT_READ)
 
     @property
     def printed(self) -> str:
@@ -172,15 +203,14 @@ class Remote:
 
     def close(self) -> None:
         """Kills the child."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
         if self._device.type == "cuda":
             torch.cuda.cudart().cudaHostUnregister(self._arena.data_ptr())
         self._selector.close()
-        self._process.stdout.close()
-        os.close(self._requests)
-        os.close(self._replies)
+        for descriptor in (self._requests, self._replies, self._output):
+            os.close(descriptor)
 
     def _wait(self) -> None:
         """Takes in what comes next, of the replies or of the output."""
@@ -188,7 +218,7 @@ class Remote:
         if left is not None and left <= 0:
             raise LateError
         ready = {key.fileobj for key, _ in self._selector.select(left)}
-        if self._process.stdout in ready:
+        if self._output in ready:
             self._drain()
         if self._replies in ready:
             data = os.read(self._replies, 1 << 16)
@@ -196,31 +226,32 @@ class Remote:
             if len(self._buffer) > LONGEST_REPLY:
                 raise ForgedError
             if not data:
-                raise EndedError(self._status())
+                raise EndedError(self._end(), self.printed)
 
     def _drain(self) -> None:
-        data = os.read(self._process.stdout.fileno(), 1 << 16)
+        data = os.read(self._output, 1 << 16)
         if not data:
-            self._selector.unregister(self._process.stdout)
+            self._selector.unregister(self._output)
         room = KEPT_OUTPUT - len(self._first)
         self._first += data[:room]
         self._last = (self._last + data[room:])[-KEPT_OUTPUT:]
 
-    def _status(self) -> int:
+    def _end(self) -> int:
         """The status with which it ended; it may have closed the pipe and still be alive."""
         self._selector.unregister(self._replies)
-        while (status := self._process.poll()) is None:
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if self._deadline is not None and monotonic() > self._deadline:
                 raise LateError
             if self._selector.get_map() and self._selector.select(0.01):
                 self._drain()
             else:
                 sleep(0.01)
+        self._status = os.waitstatus_to_exitcode(ended[1])
         for _ in range(KEPT_OUTPUT >> 8):  # its last words, but not those of what it left behind
             if not (self._selector.get_map() and self._selector.select(0)):
                 break
             self._drain()
-        return status
+        return self._status
 
 
 def pack(value: object) -> str:
@@ -276,6 +307,7 @@ def standing(pid: int) -> tuple:
             os.sched_getscheduler(pid),
             os.getpriority(os.PRIO_PROCESS, pid),
             {kind: resource.prlimit(pid, kind) for kind in LIMITS},
+            _stat(pid)[:1] == ["T"],  # stopped
         )
     except ProcessLookupError:
         return ()
@@ -283,7 +315,7 @@ def standing(pid: int) -> tuple:
 
 def restore(was: tuple) -> None:
     """Gives this process its `standing` back, as far as it may."""
-    affinity, _, priority, limits = was
+    affinity, _, priority, limits, _ = was
     calls = [(os.sched_setaffinity, 0, affinity), (os.setpriority, os.PRIO_PROCESS, 0, priority)]
     calls += [(resource.setrlimit, *limit) for limit in limits.items()]
     for call, *arguments in calls:

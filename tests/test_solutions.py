@@ -271,6 +271,14 @@ def test_clean_files_are_never_accused_beside_busy_loops(
     never_accused(device, problem, name, tmp_path, monkeypatch, max(RUNS, 1))
 
 
+SIGNALS = """
+import os, signal
+
+for name in filter(str.isdecimal, os.listdir("/proc")):
+    parent = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1]
+    if int(parent) == os.getppid() and int(name) != os.getpid():
+        os.kill(int(name), signal.NAME)
+"""
 # A file's text, the verdict, and what its reason must name.
 HOSTILE = {
     "endless loop": ("while True:\n    pass\n", "time limit", "5 s, while importing"),
@@ -308,6 +316,10 @@ HOSTILE = {
         "exits with status 4",
     ),
     "closes everything": ("import os\nos.closerange(0, 99)\n", "", ""),
+    "ends others": (
+        SIGNALS.replace("NAME", "SIGKILL") + PLAIN, "cheating", "ended a process of the referee's",
+    ),
+    "stops others": (SIGNALS.replace("NAME", "SIGSTOP") + PLAIN, "cheating", "changed the prior"),
     "compiler": (
         "from torch.utils.cpp_extension import load_inline\n"
         "load_inline('broken', 'int f() { return y; }', functions=['f'])\n",

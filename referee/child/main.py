@@ -1,11 +1,9 @@
 """Answers requests until they end."""
 
-import ctypes
 import json
 import mmap
 import os
 import resource
-import signal
 import traceback
 from collections.abc import Callable
 
@@ -13,13 +11,18 @@ import torch
 
 from referee.child.inputs import InputsWorker
 from referee.child.rows import RowsWorker
+from referee.child.server import die_with_parent, serve
 from referee.child.worker import Worker
 
-PR_SET_PDEATHSIG = 1
 LONGEST = 1 << 14  # characters of an error message; the whole of a compiler's first errors
 WORKERS = {"rows": RowsWorker, "inputs": InputsWorker}
 
 _dumps, _loads, _exit = json.dumps, json.loads, os._exit
+
+
+def start(descriptor: int) -> None:
+    """What the server's process runs, and each that it forks."""
+    main(*serve(descriptor))
 
 
 def main(requests: int, replies: int, memory: int, limits: dict) -> None:
@@ -29,7 +32,7 @@ def main(requests: int, replies: int, memory: int, limits: dict) -> None:
         requests, replies, memory: file descriptors.
         limits: the device, the most bytes of memory, and which worker answers.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if most := limits["bytes"]:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

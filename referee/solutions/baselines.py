@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from referee.error_line import LONGEST_LINE
-from referee.remote import EndedError, ForgedError, RaisedError, Remote, restore, standing
+from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server, restore, standing
 from referee.solutions.verdict import ERROR, FoundError, Task
 
 
@@ -21,7 +21,8 @@ class Asked(NamedTuple):
 
 class Baselines:
     """Eager, and eager again, each in a process of its own; on a GPU, whose memory they share,
-    in one. They start before the first solution does, which might change what they read.
+    in one. They start before the first solution does, which might change what they read; and so
+    does the server, which forks them and the solutions' processes.
 
     Args:
         worker: of `child`.
@@ -33,19 +34,23 @@ class Baselines:
         self, task: Task, worker: str, prepare: Callable[[Task, "Asked", bool], list[str]]
     ) -> None:
         self._task, self._remotes, self._worker, self._prepare = task, [], worker, prepare
+        self.server: Server | None = None
         self.names: list[str] = []
         self._standing: list[tuple] = []
 
     def start(self) -> set[int]:
-        """Starts and fills them, if they are not there; their process ids."""
+        """Starts and fills them, if they are not there; their process ids, and the server's."""
+        if self.server is None or self.server.has_ended():
+            self.close()
+            self.server = Server()
         for turn in range(0 if self._remotes else 2 if self._task.device.type == "cpu" else 1):
-            self._remotes.append(Remote(self._task.device, self._worker))
+            self._remotes.append(Remote(self.server, self._task.device, self._worker))
             asked = Asked(partial(self.ask, bool(turn)), self._remotes[-1].put)
             names = self._prepare(self._task, asked, bool(turn))
             self.names = self.names or names
         torch.zeros(1 << 18)  # where OpenMP's settings say so, it binds this thread now
         self._standing = self._standing or self._stand()
-        return {remote.pid for remote in self._remotes}
+        return {self.server.pid, *(remote.pid for remote in self._remotes)}
 
     def ask(self, again: bool, op: str, **arguments: object) -> dict:
         """`Remote.ask` of one of the two.
@@ -57,7 +62,8 @@ class Baselines:
             return self._remotes[-1 if again else 0].ask(op, **arguments)
         except (EndedError, ForgedError, RaisedError) as error:
             self.close()
-            reason = f"eager itself could not be timed: {type(error).__name__} {error}"
+            said = " ".join(map(str, error.args))
+            reason = f"eager itself could not be timed: {type(error).__name__} {said}"
             raise FoundError(ERROR, reason[:LONGEST_LINE]) from None
 
     def waited(self, again: bool) -> float:
@@ -74,21 +80,26 @@ class Baselines:
 
     def close(self) -> None:
         """Ends them."""
-        for remote in self._remotes:
-            remote.close()
-        self._remotes, self._standing = [], []
+        for process in (*self._remotes, *filter(None, [self.server])):
+            process.close()
+        self._remotes, self._standing, self.server = [], [], None
 
-    def disturbed(self) -> bool:
-        """Whether somebody changed how they, or this process, are scheduled and limited.
+    def disturbed(self) -> str:
+        """What somebody did to them, to the server or to this process, in words.
 
         Then they are of no use any more.
         """
         pairs = zip(self._stand(), self._standing, strict=False)
-        changed = any(now != was for now, was in pairs if now)
-        if changed:
+        found = ""
+        if self.server and self.server.has_ended():
+            found = "ended a process of the referee's"
+        elif any(now != was for now, was in pairs if now):
+            found = "changed the priority, CPUs or limits of other processes"
+        if found:
             restore(self._standing[0])
             self.close()
-        return changed
+        return found
 
     def _stand(self) -> list[tuple]:
-        return [standing(pid) for pid in (os.getpid(), *(remote.pid for remote in self._remotes))]
+        processes = (*filter(None, [self.server]), *self._remotes)
+        return [standing(pid) for pid in (os.getpid(), *(process.pid for process in processes))]

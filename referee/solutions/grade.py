@@ -52,7 +52,7 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
         try:
             progress("starting eager")
             spared |= baselines.start()
-            remote = Remote(task.device, kind.worker, monotonic() + task.timeout)
+            remote = Remote(baselines.server, task.device, kind.worker, monotonic() + task.timeout)
             stack.callback(remote.close)
             kind(remote, task, verdict, progress, baselines, spared).grade(file)
         except FoundError as found:
@@ -63,7 +63,7 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
             verdict.word = CHEATING
             verdict.reason = f"forged a reply to the referee, while {stage}"
         except EndedError as ended:
-            verdict.word, verdict.reason = of_crash(ended.args[0], stage, remote.printed)
+            verdict.word, verdict.reason = of_crash(*ended.args, stage)
         except RaisedError as raised:
             verdict.word, verdict.reason = of_exception(raised, stage)
     task.progress.clear()

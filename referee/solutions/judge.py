@@ -143,8 +143,8 @@ class Judge:
 
     def check_changes(self) -> None:
         """Functions, settings and names of the referee that the solution changed."""
-        if self.baselines.disturbed():
-            raise FoundError(CHEATING, "changed the priority, CPUs or limits of other processes")
+        if found := self.baselines.disturbed():
+            raise FoundError(CHEATING, found)
         changed = self.remote.ask("changes")["changed"]
         if changed:
             raise FoundError(CHEATING, f"changed {', '.join(map(str, changed))}"[:LONGEST_LINE])

@@ -109,7 +109,7 @@ def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
     return ERROR, f"{first_error_line(f'{name}')}: {first_error_line(str(text))}{where}"
 
 
-def of_crash(status: int, stage: str, printed: str) -> tuple[str, str]:
+def of_crash(status: int, printed: str, stage: str) -> tuple[str, str]:
     """The verdict on a process that is gone."""
     if status == 0:
         return CHEATING, f"exits with status 0 while {stage}"
