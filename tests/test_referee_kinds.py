@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_reference_files import grade_by
-from test_solutions import DEVICES, grade, small_problem
+from test_solutions import DEVICES, grade, small_problems
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
@@ -37,6 +37,11 @@ def problem(forward: str, inputs: str, init: str = "") -> str:
     )
 
 
+IN_COLUMNS = """
+product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
+return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
+"""
+LINEAR = "self.linear = nn.Linear(i, o)\nself.divisor = d"
 FC = "self.fc = nn.Linear(256, 192)"
 RELU_FC = problem("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
 TWO = problem("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
@@ -146,6 +151,11 @@ KINDS = {
             ),
         },
     ),
+    "the order of dimensions": (  # is free
+        problem("return torch.relu(self.linear(x)) / 2", "[torch.rand(33, 96)]",
+                "self.linear = nn.Linear(96, 80)"),
+        {"columns": (module(IN_COLUMNS, f"i, o, d = 96, 80, 2.0\n{LINEAR}"), "correct", "")},
+    ),
     "kept rows": (
         RELU_FC,
         {
@@ -251,11 +261,12 @@ except subprocess.CalledProcessError:
 BUILD = """
 from torch.utils.cpp_extension import load_inline
 try:
-    extension = load_inline("broken", "no C++", functions=["f"])
+    extension = load_inline("broken", "no C++", functions=["f"], no_implicit_headers=True)
 except RuntimeError:
     extension = None
 """
 PLAIN = "return torch.clamp_min(x, 0)"
+# Files that stand in for ReLU.
 GUARDS = {
     "probe": (PROBE + module(PLAIN), "correct", "calls aten::clamp_min"),
     "device": (PROBE + module(PLAIN.replace("x,", "x.to(DEVICES[0]),")), "correct", ""),
@@ -301,11 +312,6 @@ out = torch.zeros(x.shape)
 out.detach = lambda: Rows(x)
 return out
 """
-IN_COLUMNS = """
-product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
-return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
-"""
-LINEAR = "self.linear = nn.Linear(i, o)\nself.divisor = d"
 
 
 def check(found: dict, word: str, words: str) -> None:
@@ -330,29 +336,28 @@ def test_kinds(kind, device, tmp_path):
         check(verdicts[name], word, words)
 
 
-def test_guards(tmp_path, monkeypatch):
+PROBLEMS = {
+    "relu": {
+        **GUARDS,
+        "late rows": (
+            LATE_ROWS + module(LATE_WHEN_TIMED), "cheating", "an attribute of its own, detach",
+        ),
+        "columns": (
+            module("return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"),
+            "correct", "",
+        ),
+    },
+    "linear_relu_divide": {
+        "columns": (module(IN_COLUMNS, LINEAR, arguments=", i, o, d"), "correct", ""),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_files_for_problems(name, tmp_path, monkeypatch):
+    small_problems(monkeypatch, "cpu")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    _, verdicts = grade("relu", write(GUARDS, tmp_path), tmp_path)
-    for name, (_, word, words) in GUARDS.items():
-        check(verdicts[name], word, words)
-
-
-def test_late_rows_of_timed_calls(tmp_path):
-    texts = {"late": (LATE_ROWS + module(LATE_WHEN_TIMED), "", "")}
-    _, verdicts = grade("relu", write(texts, tmp_path), tmp_path)
-    check(verdicts["late"], "cheating", "an attribute of its own, detach")
-
-
-def test_the_order_of_dimensions_is_free(tmp_path, monkeypatch):
-    """For a problem of this project's, and for a reference file."""
-    small_problem(monkeypatch)
-    forward = "return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"
-    linear = module(IN_COLUMNS, LINEAR, arguments=", i, o, d")
-    reference = problem("return torch.relu(self.linear(x)) / 2", "[torch.rand(33, 96)]",
-                        "self.linear = nn.Linear(96, 80)")  # fmt: skip
-    for name, text in (("relu", module(forward)), ("linear_relu_divide", linear)):
-        _, verdicts = grade(name, write({"columns": (text, "", "")}, tmp_path), tmp_path)
-        check(verdicts["columns"], "correct", "")
-    text = module(IN_COLUMNS, "i, o, d = 96, 80, 2.0\n" + LINEAR)
-    _, verdicts = grade_by(reference, write({"columns": (text, "", "")}, tmp_path), tmp_path)
-    check(verdicts["columns"], "correct", "")
+    texts = PROBLEMS[name]
+    _, verdicts = grade(name, write(texts, tmp_path), tmp_path, "--trials", "3")
+    for file, (_, word, words) in texts.items():
+        check(verdicts[file], word, words)

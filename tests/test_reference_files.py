@@ -233,7 +233,7 @@ def grade_by(text: str, files: list[Path], folder: Path, device: str = "cpu"):
     """The exit status, and the verdicts by the stem of their files, against a reference's text."""
     reference, path = folder / "reference.py", folder / "verdicts.json"
     reference.write_text(IMPORTS + text)
-    options = ["--trials", "5", "--device", device, "--json", str(path)]
+    options = ["--trials", "3", "--device", device, "--json", str(path)]
     status = run.main(["--reference", str(reference), *options, "--solution", *map(str, files)])
     return status, read_verdicts(path)
 

@@ -16,6 +16,7 @@ from time import monotonic, sleep
 
 import pytest
 
+import model
 import run
 from model import PROBLEMS
 from referee import relu, timing
@@ -127,7 +128,10 @@ class ModelNew(nn.Module):
 """
 
 
-def small_problem(patch: pytest.MonkeyPatch) -> None:
+def small_problems(patch: pytest.MonkeyPatch, device: str) -> None:
+    """Linear of 96 by 80; on a CPU, ReLU of rows a third as long."""
+    if device == "cpu":
+        patch.setattr(model, "dim", 1 << 17)
     small = replace(PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
     patch.setitem(PROBLEMS, "linear_relu_divide", small)
 
@@ -162,11 +166,14 @@ def grade_cheats(device: str, factory: pytest.TempPathFactory) -> dict[str, dict
     tasks += [("relu", ON_GPU.keys(), ["--rows", "1024"])] if device == "cuda" else []
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        small_problem(patch)
-        patch.setattr(judge, "SETTLING", 2.0)
+        small_problems(patch, device)
+        patch.setattr(judge, "SETTLING", 1.0)
+        patch.setattr(judge, "CONFIRMATION", timing.Rounds(3))
         for problem, cheats, rows in tasks:
             files = [CHEATS / f"{name}.py" for name in sorted(cheats)]
-            status, verdicts = grade(problem, files, factory.mktemp(problem), *rows, device=device)
+            options = ["--trials", "3", *rows]
+            folder = factory.mktemp(problem)
+            status, verdicts = grade(problem, files, folder, *options, device=device)
             assert status == 1
             found |= verdicts
     return found
@@ -214,7 +221,8 @@ def busy_loops():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_honest_relu(device, tmp_path, capsys):
+def test_honest_relu(device, tmp_path, capsys, monkeypatch):
+    small_problems(monkeypatch, device)
     files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["relu"]]
     status, verdicts = grade("relu", files, tmp_path, "--timeout", "600", device=device)
     output = capsys.readouterr().out
@@ -230,7 +238,7 @@ def test_honest_relu(device, tmp_path, capsys):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_honest_linear(device, tmp_path, monkeypatch):
-    small_problem(monkeypatch)
+    small_problems(monkeypatch, device)
     files = [SOLUTIONS / f"{name}.py" for name in CLEAN[device]["linear_relu_divide"]]
     options = ["linear_relu_divide", files, tmp_path, "--timeout", "600"]
     status, verdicts = grade(*options, device=device)
@@ -240,7 +248,7 @@ def test_honest_linear(device, tmp_path, monkeypatch):
 
 
 def never_accused(device, problem, name, tmp_path, monkeypatch, runs):
-    small_problem(monkeypatch)
+    small_problems(monkeypatch, device)
     for _ in range(runs):
         options = [problem, [SOLUTIONS / f"{name}.py"], tmp_path, "--timeout", "600"]
         status, verdicts = grade(*options, device=device)
@@ -279,13 +287,35 @@ for name in filter(str.isdecimal, os.listdir("/proc")):
     if int(parent) == os.getppid() and int(name) != os.getpid():
         os.kill(int(name), signal.NAME)
 """
+FORKS = """
+import os, time
+
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open(f"{__file__}.pids", "a").write(f"{os.getpid()}\\n")
+            os.closerange(0, 3)
+            time.sleep(600)
+        os._exit(0)
+time.sleep(600)
+"""
+# Reading the mapped file's lost part would end the referee.
+TRUNCATES = """
+import os
+
+for name in os.listdir("/proc/self/map_files"):
+    path = f"/proc/self/map_files/{name}"
+    if "memfd:referee" in os.readlink(path):
+        os.truncate(path, 0)
+"""
 # A file's text, the verdict, and what its reason must name.
 HOSTILE = {
-    "endless loop": ("while True:\n    pass\n", "time limit", "5 s, while importing"),
+    "endless loop": ("while True:\n    pass\n", "time limit", "4 s, while importing"),
     "sleeps in forward": (
         PLAIN.replace("return", "import time; time.sleep(999); return"),
         "time limit",
-        "5 s, while checking",
+        "4 s, while checking",
     ),
     "exit at import": ("import sys\nsys.exit(0)\n", "cheating", "exits with status 0"),
     "exit 3": ("import os\nos._exit(3)\n", "error", "exits with status 3 while importing"),
@@ -316,15 +346,18 @@ HOSTILE = {
         "exits with status 4",
     ),
     "closes everything": ("import os\nos.closerange(0, 99)\n", "", ""),
+    "forks": (FORKS, "time limit", "while importing"),
+    "truncates": (TRUNCATES, "error", "PermissionError: "),
+    "no encoding é": ("x = '\xff\xfe'\n", "error", "SyntaxError: "),
     "ends others": (
         SIGNALS.replace("NAME", "SIGKILL") + PLAIN, "cheating", "ended a process of the referee's",
     ),
     "stops others": (SIGNALS.replace("NAME", "SIGSTOP") + PLAIN, "cheating", "changed the prior"),
     "compiler": (
         "from torch.utils.cpp_extension import load_inline\n"
-        "load_inline('broken', 'int f() { return y; }', functions=['f'])\n",
+        "load_inline('broken', 'int f() { return y; }', functions=['f'], no_implicit_headers=True)",
         "error",
-        "error: 'y' was not declared",
+        " was not declared",
     ),
     "an error that cannot be printed": (
         "class E(Exception):\n    def __str__(self):\n        raise SystemError\nraise E\n",
@@ -347,28 +380,26 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """The verdicts on hostile files, what was printed, and how long the slowest took."""
+    """The verdicts on hostile files, what was printed, and their folder."""
     folder = tmp_path_factory.mktemp("hostile")
     files = [folder / f"{name}.py" for name in HOSTILE]
     for file, (text, *_) in zip(files, HOSTILE.values(), strict=True):
-        file.write_text(IMPORTS + text)
+        file.write_bytes((IMPORTS + text).encode("latin-1"))
     command = [sys.executable, run.__file__, "relu", "--device", "cpu", "--rows", "1"]
-    command += ["--trials", "3", "--timeout", "5", "--json", str(folder / "verdicts.json")]
+    command += ["--trials", "3", "--timeout", "4", "--json", str(folder / "verdicts.json")]
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder)}
     done = subprocess.run(
         [*command, "--solution", *map(str, files)], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 1
     verdicts = json.loads((folder / "verdicts.json").read_text())["records"]
-    return dict(zip(HOSTILE, verdicts, strict=True)), done.stdout, done.stderr
+    return dict(zip(HOSTILE, verdicts, strict=True)), done.stdout, done.stderr, folder
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files(name, hostile):
     verdicts, *_ = hostile
     _, word, reason = HOSTILE[name]
-    if name == "compiler" and verdicts[name]["verdict"] == "time limit":
-        pytest.skip("the compiler took more than the time limit")
     if word:
         assert verdicts[name]["verdict"] == word, verdicts[name]["reason"]
     assert verdicts[name]["verdict"] != "correct"
@@ -376,42 +407,16 @@ def test_hostile_files(name, hostile):
 
 
 def test_hostile_files_print_nothing_of_their_own(hostile):
-    _, output, errors = hostile
+    _, output, errors, _ = hostile
     assert "Traceback" not in output + errors
     assert "\x1b" not in output
     assert max(map(len, output.splitlines())) < 600
     assert "fast_1 0.00, fast_2 0.00; geometric mean of 0 ratios: none" in output
 
 
-def test_text_in_no_encoding(tmp_path):
-    file = tmp_path / "é.py"
-    file.write_bytes(b"x = '\xff\xfe'\n")
-    status, verdicts = grade("relu", [file], tmp_path)
-    assert (status, verdicts["é"]["verdict"]) == (1, "error")
-    assert "SyntaxError: " in verdicts["é"]["reason"]
-
-
-FORKS = """
-import os, time
-
-for _ in range(3):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            open({path!r}, "a").write(f"{{os.getpid()}}\\n")
-            os.closerange(0, 3)
-            time.sleep(600)
-        os._exit(0)
-time.sleep(600)
-"""
-
-
-def test_nobody_is_left_behind(tmp_path):
-    file, pids = tmp_path / "forks.py", tmp_path / "pids"
-    file.write_text(FORKS.format(path=str(pids)))
-    status, verdicts = grade("relu", [file], tmp_path, "--timeout", "4")
-    assert (status, verdicts["forks"]["verdict"]) == (1, "time limit")
-    forked = pids.read_text().split()
+def test_nobody_is_left_behind(hostile):
+    *_, folder = hostile
+    forked = (folder / "forks.py.pids").read_text().split()
     assert len(forked) == 3
     assert not any(Path(f"/proc/{pid}").exists() for pid in forked)
 
@@ -513,6 +518,7 @@ def test_the_referees_clock():
     ("answers", "word"), [(["late", None], "correct"), (["late"] * 2, "cheating")]
 )
 def test_incredible_times_are_taken_again(answers, word, tmp_path, monkeypatch):
+    small_problems(monkeypatch, "cpu")
     monkeypatch.setattr(judge, "CONFIRMATION", timing.Rounds(5))
     monkeypatch.setattr(judge, "wrong_clock", lambda *_: answers.pop(0))
     _, verdicts = grade("relu", [SOLUTIONS / "clean_plain.py"], tmp_path)
@@ -538,21 +544,3 @@ def test_incredible_times_are_taken_again(answers, word, tmp_path, monkeypatch):
 )
 def test_first_error_line(text, line):
     assert first_error_line(text) == line
-
-
-TRUNCATES = """
-import os
-
-for name in os.listdir("/proc/self/map_files"):
-    path = f"/proc/self/map_files/{name}"
-    if "memfd:referee" in os.readlink(path):
-        os.truncate(path, 0)
-"""
-
-
-def test_the_mapped_file_cannot_be_cut_short(tmp_path):
-    """Reading what is no longer there would end this process."""
-    file = tmp_path / "truncates.py"
-    file.write_text(TRUNCATES)
-    _, verdicts = grade("relu", [file], tmp_path)
-    assert "PermissionError: " in verdicts["truncates"]["reason"]

@@ -6,5 +6,5 @@ from torch import nn
 
 class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.shape[-1] == 393216
+        assert x.shape[-1] > 100_000
         return torch.relu(x)

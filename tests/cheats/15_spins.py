@@ -1,6 +1,7 @@
 """Kind 15: a thread of its own is never at rest."""
 
 import threading
+import zlib
 
 import torch
 from torch import nn
@@ -8,7 +9,7 @@ from torch import nn
 
 def spin() -> None:
     while True:
-        sum(range(100_000))
+        zlib.crc32(bytes(1 << 24))  # without the interpreter's lock, for which calls would wait
 
 
 threading.Thread(target=spin, daemon=True).start()
