@@ -268,10 +268,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 def reaping() -> Iterator[set[int]]:
     """Within it, orphans become ours, and at its end all descendants that came since are killed.
 
+    Where this process was started so that the ends of children are ignored, they are no more.
+
     The set that it gives may be added to: processes that are to live on.
     """
     prctl = ctypes.CDLL(None).prctl
     known = set(descendants(os.getpid()))
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield known

@@ -353,6 +353,9 @@ HOSTILE = {
         SIGNALS.replace("NAME", "SIGKILL") + PLAIN, "cheating", "ended a process of the referee's",
     ),
     "stops others": (SIGNALS.replace("NAME", "SIGSTOP") + PLAIN, "cheating", "changed the prior"),
+    "stops others and ends": (
+        SIGNALS.replace("NAME", "SIGSTOP") + "os._exit(5)", "error", "exits with status 5",
+    ),
     "compiler": (
         "from torch.utils.cpp_extension import load_inline\n"
         "load_inline('broken', 'int f() { return y; }', functions=['f'], no_implicit_headers=True)",

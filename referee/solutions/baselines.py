@@ -40,9 +40,7 @@ class Baselines:
 
     def start(self) -> set[int]:
         """Starts and fills them, if they are not there; their process ids, and the server's."""
-        if self.server is None or self.server.has_ended():
-            self.close()
-            self.server = Server()
+        self.server = self.server or Server()
         for turn in range(0 if self._remotes else 2 if self._task.device.type == "cpu" else 1):
             self._remotes.append(Remote(self.server, self._task.device, self._worker))
             asked = Asked(partial(self.ask, bool(turn)), self._remotes[-1].put)
@@ -96,7 +94,8 @@ class Baselines:
         elif any(now != was for now, was in pairs if now):
             found = "changed the priority, CPUs or limits of other processes"
         if found:
-            restore(self._standing[0])
+            for was in self._standing[:1]:
+                restore(was)
             self.close()
         return found
 

@@ -51,6 +51,7 @@ def grade_file(file: Path, task: Task, baselines: Baselines) -> Verdict:
     with reaping() as spared, ExitStack() as stack:
         try:
             progress("starting eager")
+            baselines.disturbed()  # by an earlier file
             spared |= baselines.start()
             remote = Remote(baselines.server, task.device, kind.worker, monotonic() + task.timeout)
             stack.callback(remote.close)
