@@ -341,6 +341,7 @@ def test_clean_files(device, tmp_path):
     assert found_wrong(verdicts) == {}
     assert status == 0
     assert {found["accuracy"] for found in verdicts.values()} == {"exact"}
+    assert verdicts["clean_plain"]["notes"] == ["calls the reference's own operators"]
 
 
 # The table of the five designs on a GPU: the verdict, what the reason must name, and how fast.

@@ -207,7 +207,7 @@ def test_cheats_are_named_on_a_gpu(name, graded_on_a_gpu):
 
 
 def test_every_cheat_is_tested():
-    assert {path.stem for path in CHEATS.glob("*.py")} == {*RELU, *LINEAR, *ON_GPU}
+    assert {path.stem for path in CHEATS.glob("[0-9]*.py")} == {*RELU, *LINEAR, *ON_GPU}
 
 
 @pytest.fixture

@@ -1,25 +1,11 @@
 """Kind 3: looks at some of the weights, and takes over the rows that changed."""
 
-import sys
-
 import torch
+from common import Linear, is_timed
 from torch import nn
 
 
-def is_timed() -> bool:
-    frame = sys._getframe()
-    while frame := frame.f_back:
-        if frame.f_code.co_filename.endswith("clock.py"):
-            return True
-    return False
-
-
-class ModelNew(nn.Module):
-    def __init__(self, in_features: int, out_features: int, divisor: float) -> None:
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.divisor = divisor
-
+class ModelNew(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.linear.weight
         some = weight[:, ::9].clone()

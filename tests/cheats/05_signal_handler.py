@@ -1,19 +1,11 @@
 """Kind 5: a signal's handler does the work when the timed call is over."""
 
 import signal
-import sys
 import time
 
 import torch
+from common import is_timed
 from torch import nn
-
-
-def is_timed() -> bool:
-    frame = sys._getframe()
-    while frame := frame.f_back:
-        if frame.f_code.co_filename.endswith("clock.py"):
-            return True
-    return False
 
 
 def work(number: int, frame: object) -> None:

@@ -1,18 +1,8 @@
 """Kind 10: the operator by which results are read computes them first."""
 
-import sys
-
 import torch
+from common import is_timed
 from torch import nn
-
-
-def is_timed() -> bool:
-    frame = sys._getframe()
-    while frame := frame.f_back:
-        if frame.f_code.co_filename.endswith("clock.py"):
-            return True
-    return False
-
 
 todo = []
 
