@@ -1,6 +1,6 @@
 """Forks the processes of solutions, and of eager, from one that has imported torch.
 
-It computes nothing, so that it has no threads, and nothing to be found in its memory.
+It computes nothing, so that OpenMP has no threads yet, and its memory holds nothing but code.
 """
 
 import ctypes
