@@ -280,12 +280,13 @@ def test_clean_files_are_never_accused_beside_busy_loops(
 
 
 SIGNALS = """
-import os, signal
+import os, signal, time
 
 for name in filter(str.isdecimal, os.listdir("/proc")):
     parent = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1]
     if int(parent) == os.getppid() and int(name) != os.getpid():
         os.kill(int(name), signal.NAME)
+time.sleep(0.5)  # until it has ended
 """
 FORKS = """
 import os, time
