@@ -248,6 +248,8 @@ class Backward(Judge):
         if not self.has_backward:
             return
         step, self.given = Step.of(self.device.type, self.names, self.rate), []
+        self.baselines.is_spent = self.device.type == "cuda"
+        self.release()
         try:
             for name in (self.names.again, self.names.eager, self.names.solution):
                 contestant = self.renew_step(name)

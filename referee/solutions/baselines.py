@@ -37,9 +37,12 @@ class Baselines:
         self.server: Server | None = None
         self.names: list[str] = []
         self._standing: list[tuple] = []
+        self.is_spent = False  # by timed steps, which leave too little for the next file
 
     def start(self) -> set[int]:
         """Starts and fills them, if they are not there; their process ids, and the server's."""
+        if self.is_spent:
+            self.close()
         self.server = self.server or Server()
         for turn in range(0 if self._remotes else 2 if self._task.device.type == "cpu" else 1):
             self._remotes.append(Remote(self.server, self._task.device, self._worker))
@@ -80,7 +83,7 @@ class Baselines:
         """Ends them."""
         for process in (*self._remotes, *filter(None, [self.server])):
             process.close()
-        self._remotes, self._standing, self.server = [], [], None
+        self._remotes, self._standing, self.server, self.is_spent = [], [], None, False
 
     def disturbed(self) -> str:
         """What somebody did to them, to the server or to this process, in words.

@@ -117,6 +117,11 @@ class Judge:
         """Times the training step of a solution whose gradients are right."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Gives memory back before another process needs it; the warm-up comes after."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def check_form(self, reply: dict, facts: dict, prefix: str) -> None:
         """The kind of output, and what it says of itself; the order of dimensions is free."""
         kind = str(reply.get("type"))[:100]

@@ -100,12 +100,7 @@ class Reference(Backward):
             self.verdict.notes.append(self.oracle.note)
         self.check_backward()
         self.earlier, self.inputs, self.stale = [], [], None
-        self._release()
-
-    def _release(self) -> None:
-        """Gives memory back before eager's process needs it; the warm-up comes after."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.release()
 
     def _unlike(self, name: str) -> list | None:
         """Such inputs, for which eager gives finite results.
@@ -115,7 +110,7 @@ class Reference(Backward):
         oracle = self.oracle
         if name not in oracle.unlike:
             inputs, oracle.unlike[name] = oracle.make_unlike(name), None
-            self._release()
+            self.release()
             self.spared |= self.baselines.start()
             ask = partial(self.baselines.ask, False)
             asked = Asked(ask, partial(self.baselines.put, False))

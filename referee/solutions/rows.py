@@ -16,6 +16,7 @@ from referee import cases
 from referee.child.rows import SHIFT, draw_state
 from referee.compare import first_mismatch
 from referee.error_line import LONGEST_LINE
+from referee.memory import RING
 from referee.remote import HALF, RaisedError, dtype_name, pack
 from referee.solutions.backward import Backward, Contestant
 from referee.solutions.baselines import Asked
@@ -26,7 +27,6 @@ from referee.solutions.verdict import CHEATING, WRONG, FoundError, Task, of_exce
 SUSPECTS = {"relu": 2, "linear_relu_divide": 13}
 # By which a solution may fall back on the reference's own ReLU.
 LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
-SLOTS = {"cpu": 1, "cuda": 2}  # of the ring of inputs; a step of the largest has to fit beside it
 YARDSTICKS = {"relu": "copy", "linear_relu_divide": "product"}
 
 
@@ -210,12 +210,12 @@ class Rows(Backward):
         state = eager.ask("new", args=pack(args), seed=seed, dtype=dtype)["state"]
         scale, names = 1 / math.sqrt(task.shape[1]), [name for name, _ in state]
         eager.ask("fill_state", seed=seed, names=names, scale=scale)
-        eager.ask("fill", **_ring(task, SLOTS[task.device.type], seed, False))
+        eager.ask("fill", **_ring(task, RING[task.device.type], seed, False))
         yardstick = "" if again else YARDSTICKS[task.name]
         return eager.ask("prepare", yardstick=yardstick)["names"]
 
     def prepare_timing(self) -> None:
-        slots = SLOTS[self.device.type]
+        slots = RING[self.device.type]
         self.slots = itertools.cycle(range(slots))
         self.remote.ask("fill", **_ring(self.task, slots, random.randrange(SEEDS), False))
         self.remote.ask("prepare", yardstick="")
