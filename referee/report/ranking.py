@@ -21,7 +21,9 @@ def line(verdict: Verdict) -> str:
         names, seconds = step.forward.names, step.seconds()["step"]
         figures = speed_up(seconds[names.eager], seconds[names.solution])
         times += "; training step {:.3f} [{:.3f}, {:.3f}]".format(*figures)
-        times += f", keeps {step.kept[names.solution]:,} bytes, eager {step.kept[names.eager]:,}"
+        if names.solution in step.kept:
+            kept = step.kept[names.solution], step.kept[names.eager]
+            times += ", keeps {:,} bytes, eager {:,}".format(*kept)
     return f"{verdict.file}: correct ({'; '.join(facts)}), {times}"
 
 

@@ -8,6 +8,7 @@ import copy
 import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -255,7 +256,8 @@ class Backward(Judge):
                 contestant = self.renew_step(name)
                 contestant.ask("prepare_step", seed=self.step_seed)
                 about = {"slot": contestant.slot, "names": contestant.names}
-                step.kept[name] = int(contestant.ask("kept", **about)["bytes"])
+                with suppress(RaisedError):  # of a program that admits no hooks
+                    step.kept[name] = int(contestant.ask("kept", **about)["bytes"])
             del step.kept[self.names.again]
             for wanted in (self.task.wanted, CONFIRMATION):
                 if not (problems := self._time_step(step, wanted)):
