@@ -407,14 +407,13 @@ class Reference(Backward):
         return not self.oracle.note
 
     def renew_step(self, name: str) -> Contestant:
-        process, renewal = self._renew(name, 0)
-        if name == self.names.solution:
-            self._redraw(renewal.seed)
+        process, _ = self._renew(name, 0)
         names = self.operands()
         chosen = names.values() if name == self.names.solution else names.keys()
         return Contestant(*process, list(chosen), 0)
 
     def step_inputs(self) -> tuple[nn.Module, list]:
+        self._redraw(self.latest.seed)  # not before the step: it would have the caches
         return self.module, self.latest.inputs()
 
     def work(self) -> int:
