@@ -229,12 +229,11 @@ Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool turns) {
   return turns ? b.t().mm(a.t()).t() : a.mm(b);
 }
 
-// The products for the gradients of x and weight that are wanted.
+// The gradients of x and weight that are wanted; weight's first, which reads z while L2 has it.
 ThreeTensors multiply_out(const LinearGradients& in, const TwoTensors& epilogue) {
   const auto& [grad_z, grad_bias] = epilogue;
   const Tensor z = as_matrix(grad_z);
   Tensor grad_x, grad_weight;
-  // First what reads z across, while L2 has it.
   if (in.x) grad_weight = multiply_matrices(z.t(), as_matrix(*in.x), in.turns_weight);
   if (in.weight) {
     grad_x = multiply_matrices(z, *in.weight, in.turns_x);
