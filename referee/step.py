@@ -105,7 +105,8 @@ def measure_step(
     """
     x, names, halves = inputs.ring[0], step.forward.names, (step.forward, step.backward)
     calls = {names.solution: solution, names.eager: reference, names.again: reference}
-    step.kept |= {name: kept_bytes(calls[name], x) for name in (names.solution, names.eager)}
+    leaf = x.detach().requires_grad_()
+    step.kept |= {name: kept_bytes(calls[name], leaf) for name in (names.solution, names.eager)}
     if x.is_cuda:
 
         def attempt(module: nn.Module) -> None:
@@ -136,8 +137,8 @@ def measure_step(
     return step
 
 
-def kept_bytes(module: nn.Module, x: torch.Tensor) -> int:
-    """Bytes that autograd keeps from the forward for the backward, beyond input and parameters."""
+def kept_bytes(module: nn.Module, *arguments: object) -> int:
+    """Bytes that autograd keeps from a forward for its backward, beyond inputs and parameters."""
     kept: dict[int, int] = {}
 
     def pack(saved: torch.Tensor) -> torch.Tensor:
@@ -146,9 +147,10 @@ def kept_bytes(module: nn.Module, x: torch.Tensor) -> int:
         return saved
 
     with saved_tensors_hooks(pack, lambda saved: saved):
-        module(x.detach().requires_grad_())
-    for there in _leaves(module, x):
-        kept.pop(there.untyped_storage().data_ptr(), None)
+        module(*arguments)
+    for there in (*arguments, *module.parameters()):
+        if isinstance(there, torch.Tensor):
+            kept.pop(there.untyped_storage().data_ptr(), None)
     return sum(kept.values())
 
 

@@ -165,7 +165,7 @@ def test_wrong_gradient_is_caught_while_timing():
 
 
 def test_kept_bytes():
-    x = torch.rand(8, 16)
+    x = torch.rand(8, 16, requires_grad=True)
     halves = nn.Sequential(nn.ReLU(), nn.Softplus())  # Softplus saves its input, ReLU's output
     assert step.kept_bytes(nn.ReLU(), x) == x.nbytes
     assert step.kept_bytes(nn.Softplus(), x) == 0  # the input is there anyway

@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 from torch.autograd import grad
-from torch.autograd.graph import saved_tensors_hooks
 
 from referee import cases, correctness
 from referee.child.results import form_of, take_apart
+from referee.step import kept_bytes
 
-_grad, _recording, _hooks = grad, torch.enable_grad, saved_tensors_hooks
+_grad, _recording = grad, torch.enable_grad
 _synchronize = torch.cuda.synchronize
 
 
@@ -111,21 +111,9 @@ class Step:
 
     def kept(self, slot: int | None, names: list[str]) -> dict:
         """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
-        storages: dict[int, int] = {}
-
-        def pack(saved: torch.Tensor) -> torch.Tensor:
-            storage = saved.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            return saved
-
         arguments, _ = record(self.module, self.arguments(slot), names)
-        with _recording(), _hooks(pack, lambda saved: saved):
-            output = self.module(*arguments)
-        for there in (*arguments, *self.module.parameters()):
-            if isinstance(there, torch.Tensor):
-                storages.pop(there.untyped_storage().data_ptr(), None)
-        del output
-        return {"bytes": sum(storages.values())}
+        with _recording():
+            return {"bytes": kept_bytes(self.module, *arguments)}
 
     def prepare_step(self, seed: int) -> dict:
         """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick.
