@@ -16,16 +16,21 @@ import argparse
 import importlib
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
-from model import PROBLEMS, Problem
-from referee import devices, ours, records, solutions, sweep
+from model import PROBLEMS
+from referee import devices, records, sweep
 from referee.cases import DTYPES, name_of
+from referee.child.yardsticks import COMPILED, COPY
+from referee.judge import grade, problem
+from referee.judge.baselines import Baselines
+from referee.judge.oracle import Oracle
+from referee.judge.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Task, Verdict
 from referee.progress import Progress
 from referee.records import Document
 from referee.reference_file import BadReferenceError, load, of_problem
@@ -35,9 +40,23 @@ from referee.timing import CPU_SECONDS, Rounds
 
 # Not of the docstring, which `python -OO` removes.
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
+OURS = Path(__file__).resolve().parent / "model_new.py"
 LARGEST_SOLUTION = 64 << 20  # bytes
-TIMEOUT = 300  # s for a solution
+TIMEOUT = 300  # s for a solution, in each dtype
 MOST_SHARES = 4  # of a CPU's seconds that several files share
+
+
+class Subject(NamedTuple):
+    """What files are graded on.
+
+    Attributes:
+        note: why the shape is not the headline's, or "".
+    """
+
+    problem: str
+    dtype: str
+    shape: tuple[int, ...]
+    note: str = ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,41 +75,162 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     _check(args, parser)
-    if args.reference:
-        return _reference(args, parser, arguments)
     if args.bundle:
         return _bundle(args.problem, args.bundle)
-    names = [args.problem] if args.problem else list(PROBLEMS)
-    dtypes = args.dtype or (sweep.DTYPES if args.sweep else ["float32"])
+    progress, oracle = Progress(), None
     try:
         device, why = devices.choose(args.device)
-        buffers = solutions.BUFFERS[device.type] if args.solution else None
-        shapes: ours.Shapes = {
-            (name, dtype): ours.GRADERS[name].choose_shape(
-                PROBLEMS[name], args.rows, DTYPES[dtype], device, buffers
-            )
-            for name in names
-            for dtype in dtypes
-        }
-    except ValueError as error:
+        if args.reference:
+            progress("running the reference")
+            oracle = Oracle(load(args.reference), device)
+            dtype = name_of(oracle.dtype)
+            subjects = [Subject(args.reference.stem, dtype, oracle.shape)]
+        else:
+            subjects = _subjects(args, device)
+    except (BadReferenceError, ValueError) as error:
+        progress.clear()
         parser.error(str(error))
+    progress.clear()
+    kind = "sweep" if args.sweep else "grading" if args.solution else "comparison"
+    document = Document.start(arguments, kind, device)
+    session = Session(args, device, why, document, progress)
+    return _finish(args, document, partial(session.run, subjects, oracle))
 
-    document = Document.start(arguments, "comparison", device)
-    work = partial(ours.compare, shapes, device, why, args.trials, document)
-    if args.sweep:
-        document.kind = "sweep"
-        work = partial(ours.sweep_sizes, shapes, device, why, args.trials, document)
-    if args.solution:
-        document.kind = "grading"
-        [((name, dtype), (shape, note))] = shapes.items()
-        oracle = None
-        if name not in solutions.JUDGES:
-            oracle = solutions.Oracle(of_problem(PROBLEMS[name], shape[0]), device)
-            if oracle.dtype != DTYPES[dtype]:
-                parser.error(f"{name} is graded in the dtype of its inputs alone, not in {dtype}")
-        task = _task(args, name, PROBLEMS[name], shape, DTYPES[dtype], device, oracle)
-        work = partial(_solutions, args.solution, task, why, note, document)
-    return _finish(args, document, work)
+
+def _subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
+    """Of this project's problems.
+
+    Raises:
+        ValueError: the shape does not fit, or the dtype is none of the problem's.
+    """
+    dtypes = args.dtype or (sweep.DTYPES if args.sweep else ["float32"])
+    subjects = []
+    for name in [args.problem] if args.problem else PROBLEMS:
+        own = grade.PROBLEMS.get(name, problem)
+        for dtype in dtypes:
+            chosen = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
+            subjects.append(Subject(name, dtype, *chosen))
+    return subjects
+
+
+class Session:
+    """Grades files, and prints and records what is found."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        device: torch.device,
+        why: str,
+        document: Document,
+        progress: Progress,
+    ) -> None:
+        self.args, self.device, self.why, self.document = args, device, why, document
+        self.progress, self.verdicts, self.shown = progress, [], set()
+        self.seconds = 0.0  # that building took
+        self.files = args.solution or [OURS]
+        self.timeout = args.timeout or TIMEOUT
+
+    def run(self, subjects: list[Subject], oracle: Oracle | None) -> bool:
+        """Does the work; whether all is right."""
+        baselines = Baselines(self.device)
+        names = list(dict.fromkeys(subject.problem for subject in subjects))
+        try:
+            if not self.args.solution:
+                self.progress("building the kernels")
+                self.seconds = grade.build(names, baselines)
+                self.progress.clear()
+            make = self._sweep if self.args.sweep else self._tasks
+            tasks = partial(make, subjects, oracle)
+            grade.grade_files(self.files, tasks, baselines, self._report)
+        except FoundError as failed:
+            self.progress.clear()
+            ending.say(f"the solution cannot be imported: {failed.args[1]}")
+            return False
+        finally:
+            baselines.close()
+            if len(self.verdicts) > 1 and self.args.solution:
+                ending.show(f"\n{ranking.ranking(self.verdicts)}")
+            if self.args.sweep and self.document.records:
+                sweep.add_limits(self.document.records, sweep.copy_bandwidth(self.device))
+        return all(verdict.word in (CORRECT, LEFT_OUT) for verdict in self.verdicts)
+
+    def _task(self, name: str, oracle: Oracle, seconds: float, **more: object) -> Task:
+        own = grade.PROBLEMS.get(name) if oracle.file.is_ours else None
+        yardsticks = own.YARDSTICKS[self.device.type] if own else (COPY,)
+        if self.device.type == "cuda" and not self.args.solution:
+            yardsticks += (COMPILED,)
+        settings = own.settings(oracle.dtype, self.device) if own else ("",)
+        return Task(
+            name,
+            oracle,
+            more.pop("settings", settings),
+            Rounds(self.args.trials, seconds),
+            yardsticks,
+            self.timeout,
+            self.progress,
+            **more,
+        )
+
+    def _tasks(self, subjects: list[Subject], oracle: Oracle | None) -> Iterable[Task]:
+        shares = min(len(self.files) * len(subjects), MOST_SHARES)
+        for subject in subjects:
+            self.progress("running the reference")
+            known = oracle or self._oracle(subject)
+            self.subject = subject
+            yield self._task(subject.problem, known, CPU_SECONDS / shares)
+
+    def _oracle(self, subject: Subject) -> Oracle:
+        name, dtype, shape, _ = subject
+        return Oracle(of_problem(PROBLEMS[name], shape, DTYPES[dtype]), self.device)
+
+    def _sweep(self, subjects: list[Subject], oracle: None) -> Iterable[Task]:
+        sizes = []
+        for name, dtype, *_ in subjects:
+            own = grade.PROBLEMS[name]
+            for setting in own.settings(DTYPES[dtype], self.device)[:2]:
+                for shape in own.sweep(PROBLEMS[name], self.device):
+                    subject = Subject(name, dtype, shape)
+
+                    def make(seconds: float, subject=subject, setting=setting) -> Task:
+                        self.subject, about = subject, {"settings": (setting,), "only_times": True}
+                        return self._task(subject.problem, self._oracle(subject), seconds, **about)
+
+                    size = own.elements(PROBLEMS[name], shape) * DTYPES[dtype].itemsize
+                    sizes.append((subject, size, make))
+        ending.show(report.headline(self.document.environment, self.device, self.why))
+        return sweep.sweep(sizes, self.device, self._leave_out)
+
+    def _leave_out(self, subject: Subject, verdict: Verdict) -> None:
+        self.subject = subject
+        self._report(None, verdict)
+
+    def _report(self, task: Task | None, verdict: Verdict) -> None:
+        """Prints and records a verdict on the subject at hand."""
+        subject, is_ours = self.subject, not self.args.solution
+        if is_ours and verdict.word == ERROR and not verdict.count:
+            raise FoundError(ERROR, verdict.reason)
+        verdict.import_seconds += self.seconds
+        self.verdicts.append(verdict)
+        facts = {"problem": subject.problem, "shape": subject.shape, "dtype": subject.dtype}
+        file = None if is_ours else str(verdict.file)
+        self.document.records.append(record := records.record(facts, verdict, file))
+        if self.args.sweep:
+            is_first = bool(verdict.runs) and subject.problem not in self.shown
+            self.shown |= {subject.problem} if verdict.runs else set()
+            ending.show(sweep.line(record, verdict, is_first))
+            return
+        if subject not in self.shown:
+            environment, shape = self.document.environment, subject.shape
+            head = report.headline(environment, self.device, self.why, shape, subject.dtype)
+            start = "\n" * bool(self.shown) + f"{subject.problem}: "
+            ending.show("\n".join([start + head] + [subject.note] * bool(subject.note)))
+        is_first = not self.shown
+        self.shown.add(subject)
+        if is_ours:
+            ready = f"kernels ready in {verdict.import_seconds:.1f} s; " * is_first
+            ending.show(ready + report.details(verdict))
+        else:
+            ending.show(ranking.line(verdict))
 
 
 def _finish(args: argparse.Namespace, document: Document, work: Callable[[], bool]) -> int:
@@ -122,6 +262,10 @@ def _check(args: argparse.Namespace, parser: Parser) -> None:
         parser.error("--rows is for one size, --sweep takes many: which?")
     if args.solution and args.dtype and len(args.dtype) > 1:
         parser.error("--solution grades files in one dtype: which?")
+    if args.reference and (args.problem or not args.solution or args.bundle):
+        parser.error("--reference goes with --solution, and without the name of a problem")
+    if args.reference and (args.rows or args.dtype):
+        parser.error("--rows and --dtype are for this project's problems, not for --reference")
 
 
 def _parser() -> Parser:
@@ -226,65 +370,6 @@ def _writable(text: str) -> Path:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
     return path
-
-
-def _task(
-    args: argparse.Namespace,
-    name: str,
-    problem: Problem | None,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    oracle: solutions.Oracle | None,
-) -> solutions.Task:
-    """The conditions on which files are graded."""
-    wanted = Rounds(args.trials, CPU_SECONDS / min(len(args.solution), MOST_SHARES))
-    timeout = args.timeout or TIMEOUT
-    return solutions.Task(name, problem, shape, dtype, device, wanted, timeout, Progress(), oracle)
-
-
-def _solutions(
-    paths: list[Path], task: solutions.Task, why: str, note: str, document: Document
-) -> bool:
-    """Grades files; whether all are right."""
-    facts = {"problem": task.name, "shape": task.shape, "dtype": name_of(task.dtype)}
-    head = report.headline(document.environment, task.device, why, task.shape, facts["dtype"])
-    ending.show(f"{task.name}: {head}" + f"\n{note}" * bool(note))
-    verdicts = []
-
-    def add(verdict: solutions.Verdict) -> None:
-        verdicts.append(verdict)
-        document.records.append(records.of_verdict(facts, verdict))
-        ending.show(ranking.line(verdict))
-
-    try:
-        solutions.grade_files(paths, task, add)
-    finally:  # after an interrupt too, with what there is
-        if len(verdicts) > 1:
-            ending.show(f"\n{ranking.ranking(verdicts)}")
-    return all(verdict.word == solutions.CORRECT for verdict in verdicts)
-
-
-def _reference(args: argparse.Namespace, parser: Parser, arguments: list[str] | None) -> int:
-    """Grades files against a reference file; the exit status."""
-    if args.problem or not args.solution or args.bundle:
-        parser.error("--reference goes with --solution, and without the name of a problem")
-    if args.rows or args.dtype:
-        parser.error("--rows and --dtype are for this project's problems, not for --reference")
-    progress = Progress()
-    try:
-        device, why = devices.choose(args.device)
-        progress("running the reference")
-        oracle = solutions.Oracle(load(args.reference), device)
-        progress.clear()
-        name = args.reference.stem
-        task = _task(args, name, None, oracle.shape, oracle.dtype, device, oracle)
-        document = Document.start(arguments, "grading", device)
-        work = partial(_solutions, args.solution, task, why, "", document)
-        return _finish(args, document, work)
-    except (BadReferenceError, ValueError) as error:
-        progress.clear()
-        parser.error(str(error))
 
 
 def _bundle(problem: str, path: Path) -> int:

@@ -35,8 +35,6 @@ DTYPES: dict[str, torch.dtype] = {
 # torch has no index_put for these, and draws no 64 unsigned bits: their bits are written as signed.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
-OF_A_SEED = 1 << 22  # elements, at most, that are drawn under one seed
-
 # Around the widths of vectors, warps and blocks; the last ones span several blocks or threads.
 SHAPES = [
     (), (0,), (3, 0, 5), (1,), (2,), (3,), (7,), (15,), (16,), (17,), (31,), (32,), (33,),
@@ -113,7 +111,7 @@ def elementwise(device: torch.device, seed: int) -> Iterator[Case]:
             yield Case(f"{name}, {layout}", lambda make=make, view=view: view(make()))
 
 
-def refill(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Overwrites x: floats uniform in -1..1, integers uniform over their whole range.
 
     The public harness draws 0..1, on which ReLU is the identity: a kernel that returns its input,
@@ -128,39 +126,12 @@ def refill(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x
 
 
-def draw_rows(x: torch.Tensor, seed: int, unit: bool = False, start: int = 0) -> torch.Tensor:
-    """`refill` of some rows at a time with a seed of their own, so that these can be drawn alone.
-
-    Args:
-        seed: of the first rows of all; the next ones' is one more.
-        unit: floats uniform in 0..1, as the public harness draws them.
-        start: which of all rows the first is, a multiple of `rows_of_a_seed`.
-    """
-    generator = torch.Generator(device=x.device)
-    rows = x if x.dim() > 1 else x[None]
-    step = rows_of_a_seed(rows)
-    for at in range(0, len(rows), step):
-        generator.manual_seed(seed + (start + at) // step)
-        if unit and x.is_floating_point():
-            rows[at : at + step].uniform_(0, 1, generator=generator)
-        else:
-            refill(rows[at : at + step], generator)
-    return x
-
-
-def draw_some(like: torch.Tensor, rows: list[int], total: int, seed: int) -> torch.Tensor:
-    """Some of the rows that `draw_rows` gives a tensor of `total` rows like those."""
-    found, step = torch.empty_like(like), rows_of_a_seed(like)
-    for turn, row in enumerate(rows):
-        start = row // step * step
-        some = torch.empty_like(like[:1]).expand(min(step, total - start), *like.shape[1:])
-        found[turn] = draw_rows(some.contiguous(), seed, start=start)[row - start]
-    return found
-
-
-def rows_of_a_seed(x: torch.Tensor) -> int:
-    """How many rows like these are drawn under one seed."""
-    return max(1, OF_A_SEED // max(x[:1].numel(), 1))
+def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
+    """`refill` under a seed; `unit`: floats uniform in 0..1, as the public harness draws them."""
+    generator = torch.Generator(device=x.device).manual_seed(seed)
+    if unit and x.is_floating_point():
+        return x.uniform_(0, 1, generator=generator)
+    return refill(x, generator)
 
 
 def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
@@ -169,11 +140,13 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
     The same on any device of one kind, however many threads there are.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
-    factor = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator)
+    other = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
+    if other.count_nonzero() == other.numel():
+        return other
     size = values.abs().amax() if values.numel() else values.new_ones(())
     noise = torch.empty_like(values).normal_(generator=generator)
     noise *= 0.1 * torch.where(size > 0, size, 1)
-    return torch.where(values == 0, noise, values * factor)
+    return torch.where(values == 0, noise, other)
 
 
 def random(

@@ -7,7 +7,7 @@ import torch
 _equal, _storage = torch.equal, torch.Tensor.untyped_storage
 
 CHUNK = 1 << 24  # elements at a time: the masks of a 6 GB tensor stay within 0.5 GB
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _differences(a: torch.Tensor, b: torch.Tensor, exact: bool) -> torch.Tensor | None:
     """A mask of what differs in two flat tensors; None is the quick answer for equal bits."""
-    integer = _INTEGERS[a.element_size()]
+    integer = INTEGERS[a.element_size()]
     x, y = a.view(integer), b.view(integer)
     if _equal(x, y):
         return None

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import torch
 
-# Input-sized tensors alive at once in a training step: the inputs, the output, its gradient, the
-# input's gradient, and one for what is kept for the backward. Forwards alone need fewer.
-BUFFERS = {"cpu": 5, "cuda": 7}
+BUFFERS = {"cpu": 9, "cuda": 10}  # of the input's size that all processes together hold
 RING = {"cpu": 1, "cuda": 3}
 # On a CPU the default leaves the machine to its owner; a GPU is taken whole.
 DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
@@ -30,21 +28,17 @@ def choose_rows(
     row_bytes: int,
     device: torch.device,
     fixed_bytes: int = 0,
-    buffers: int | None = None,
 ) -> tuple[int, str]:
     """The number of rows to measure, and a sentence that says why it is not `rows`, or "".
 
     Without `wanted`, as many of `rows` as fit in the default share of the free memory, beside
     what is needed whatever their number.
 
-    Args:
-        buffers: tensors of the input's size that are alive at once; by default BUFFERS.
-
     Raises:
         ValueError: `wanted` rows, or a single one, need more memory than there is.
     """
     free = free_bytes(device)
-    each = (buffers or BUFFERS[device.type]) * row_bytes
+    each = BUFFERS[device.type] * row_bytes
     share = LARGEST_SHARE if wanted else DEFAULT_SHARE[device.type]
     largest = (int(free * share) - fixed_bytes) // each
     count = wanted or max(1, min(rows, largest))
@@ -57,7 +51,7 @@ def choose_rows(
     if wanted or count == rows:
         return count, ""
     part = "a quarter" if device.type == "cpu" else "90%"
-    why = f"a training step takes up to {part} of the {free / 2**30:,.1f} GiB free"
+    why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"
     return count, f"{count:,} of {rows:,} rows: {why}"
 
 

@@ -8,16 +8,11 @@ from datetime import datetime, timezone
 
 import torch
 
-from referee.outcome import Outcome, Run
-from referee.report import ranking
+from referee.child.yardsticks import COMPILED
+from referee.judge.verdict import Run, Verdict
 from referee.report import tables as report
 from referee.report.schema import SCHEMA
-from referee.solutions import CORRECT, WRONG, Verdict
-from referee.step import Step
-from referee.sweep import Size
-from referee.timing import COMPILED, Timings
-
-INTERRUPTED, LEFT_OUT = "interrupted", "left out"
+from referee.timing import Step, Timings
 
 
 @dataclass
@@ -55,82 +50,35 @@ class Document:
         return json.dumps(self.content(), indent=1) + "\n"
 
 
-def of_outcome(facts: dict, outcome: Outcome, import_seconds: float, complete: bool = True) -> dict:
-    """The record of one of this project's replacements.
+def record(facts: dict, verdict: Verdict, file: str | None) -> dict:
+    """The record of a verdict.
 
     Args:
         facts: problem, shape and dtype.
+        file: None for this project's own.
     """
-    word = WRONG if outcome.problems else CORRECT if complete else INTERRUPTED
     return {
-        **_record(**facts, verdict=word, problems=outcome.problems, seconds=import_seconds),
-        "cases": outcome.checks.count,
-        "errors": [comparison.row() for comparison in outcome.errors],
-        "runs": [_run(run) for run in outcome.runs],
-    }
-
-
-def of_verdict(facts: dict, verdict: Verdict) -> dict:
-    """The record of a graded file; `facts` as of `of_outcome`."""
-    seconds, timings = verdict.import_seconds, verdict.timings
-    runs = [Run("", timings, verdict.step)] if timings else []
-    return {
-        **_record(**facts, verdict=verdict.word, problems=[verdict.reason], seconds=seconds),
-        "file": str(verdict.file),
+        "problem": facts["problem"],
+        "file": file,
+        "shape": list(facts["shape"]),
+        "dtype": facts["dtype"],
+        "import_seconds": verdict.import_seconds,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
         "accuracy": verdict.accuracy,
         "cases": verdict.count,
         "refused": verdict.refused,
         "notes": verdict.notes,
-        "runs": [{**_run(run), "time": ranking.word(verdict)} for run in runs],
-    }
-
-
-def of_size(size: Size, import_seconds: float) -> dict:
-    """The record of a size of a sweep."""
-    word, problems = LEFT_OUT, [size.left_out]
-    if size.run:
-        word, problems = WRONG if size.problems else CORRECT, size.problems
-    facts = {"problem": size.problem, "shape": size.shape, "dtype": size.dtype}
-    record = _record(**facts, verdict=word, problems=problems, seconds=import_seconds)
-    record["runs"] = [_run(size.run)] if size.run else []
-    for run in record["runs"]:
-        run["forward"]["roofline_seconds"] = size.limit
-    return record
-
-
-def _record(
-    problem: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    verdict: str,
-    problems: list[str],
-    seconds: float,
-) -> dict:
-    """The keys of every record, in their order."""
-    return {
-        "problem": problem,
-        "file": None,
-        "shape": list(shape),
-        "dtype": dtype,
-        "import_seconds": seconds,
-        "verdict": verdict,
-        "reason": "; ".join(problems),
-        "accuracy": "",
-        "cases": 0,
-        "refused": [],
-        "notes": [],
-        "errors": [],
-        "runs": [],
+        "errors": verdict.errors,
+        "runs": [_run(run) for run in verdict.runs],
     }
 
 
 def _run(run: Run) -> dict:
-    forward = _forward(run.timings)
-    [ours] = (row for row in forward["summary"] if row["role"] == "solution")
     return {
         "setting": run.setting,
-        "time": _word(ours),
-        "forward": forward,
+        "time": run.word,
+        "forward": _forward(run.timings),
         "step": _step(run.step) if run.step else None,
     }
 
@@ -140,13 +88,13 @@ def _forward(timings: Timings) -> dict:
         "unit": timings.rate.unit,
         "work": timings.work,
         "work_unit": timings.rate.work,
+        "moved_bytes": timings.moved,
         "yardstick": timings.rate.yardstick,
         "floor_seconds": timings.floor,
         "roofline_seconds": None,
         "summary": [_with_role(row, timings) for row in report.rates(timings)],
         "seconds": timings.seconds,
         "wall_seconds": timings.wall,
-        "problems": timings.problems,
         "notes": timings.notes,
     }
 
@@ -161,7 +109,6 @@ def _step(step: Step) -> dict:
         "seconds": seconds,
         "wall_seconds": {"forward": step.forward.wall, "backward": step.backward.wall},
         "kept_bytes": step.kept,
-        "problems": step.problems,
         "notes": step.notes,
     }
 
@@ -175,10 +122,3 @@ def _with_role(row: dict, timings: Timings) -> dict:
         COMPILED: "compiled",
     }
     return {"name": row["name"], "role": roles.get(row["name"], "yardstick"), **row}
-
-
-def _word(row: dict) -> str:
-    """The word for the interval of a row's ratio."""
-    if report.is_tie(row):
-        return "a tie"
-    return "faster" if row["ratio_low"] > 1 else "slower"

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from model import Problem
+from referee import cases
 from referee.error_line import first_error_line
 
 T = TypeVar("T")
@@ -30,12 +30,17 @@ class BadReferenceError(Exception):
 
 @dataclass(frozen=True)
 class ReferenceFile:
-    """The file's names; each method raises `BadReferenceError` where the file raises."""
+    """The file's names; each method raises `BadReferenceError` where the file raises.
+
+    Attributes:
+        is_ours: a problem of this project's, whose inputs are new, and the same for the same seed.
+    """
 
     path: Path
     model: Callable[..., nn.Module]
     get_inputs: Callable[[], list]
     get_init_inputs: Callable[[], list]
+    is_ours: bool = False
 
     def init_inputs(self) -> list:
         """The constructor's arguments."""
@@ -56,6 +61,8 @@ class ReferenceFile:
         for value in found:
             if type(value) not in (torch.Tensor, nn.Parameter, int, float, bool, str, type(None)):
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
+        if self.is_ours:
+            return found
         return [_dense(x, device) if isinstance(x, torch.Tensor) else x for x in found]
 
     def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
@@ -99,10 +106,17 @@ def load(path: Path) -> ReferenceFile:
     return ReferenceFile(path, *found)
 
 
-def of_problem(problem: Problem, rows: int) -> ReferenceFile:
-    """A problem of this project's as if a file defined it."""
-    inputs = partial(problem.get_inputs_at, rows)
-    return ReferenceFile(Path("model.py"), problem.reference, inputs, problem.get_init_inputs)
+def of_problem(problem: Problem, shape: tuple[int, ...], dtype: torch.dtype) -> ReferenceFile:
+    """A problem of this project's as if a file defined it, with one input of both signs.
+
+    The public harness draws 0..1, on which ReLU is the identity.
+    """
+
+    def get_inputs() -> list[torch.Tensor]:
+        return [cases.refill(torch.empty(tuple(shape), dtype=dtype))]
+
+    file = Path("model.py")
+    return ReferenceFile(file, problem.reference, get_inputs, problem.get_init_inputs, True)
 
 
 @contextmanager

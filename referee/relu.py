@@ -1,96 +1,81 @@
-"""Grades ReLU: equal to the last bit, and limited by memory."""
+"""ReLU: equal to the last bit, and limited by memory."""
 
 import math
 import random
-from collections.abc import Callable, Container, Sequence
 
 import torch
-from torch import nn
-from torch.autograd import grad
 
 from model import Problem
 from referee import cases
-from referee.compare import first_mismatch
-from referee.correctness import check_headline, check_small
-from referee.memory import RING, choose_rows
-from referee.outcome import Outcome, Run, Task
-from referee.progress import Progress
-from referee.step import Pace, Step, measure_step
-from referee.timing import Names, Rate, Rounds, Timings, compiled, measure
+from referee.child.yardsticks import COPY
+from referee.judge.budget import Output
+from referee.judge.problem import OfProject
+from referee.judge.problem import choose_shape as problem_rows
+from referee.judge.timed import fastest_copy
+from referee.remote import dtype_name
+from referee.timing import Names, Timings
 
-NAMES = Names(solution="ModelNew", eager="torch.relu")
+YARDSTICKS = {"cpu": (COPY,), "cuda": (COPY,)}
 SWEEP = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}  # exponents of two, of elements
-COPY = "copy"
-COPY_REUSED = "copy, reused memory"
-RATE = Rate(
-    unit="GB/s",
-    scale=1e9,
-    digits=1,
-    work="moved_bytes",
-    yardstick=COPY,
-    floor="moving its bytes once as fast as a copy",
-    # A CPU's copy may fetch the lines that it overwrites, three transfers for two: streaming
-    # stores beat it by up to 1.5.
-    margin={"cpu": 1.9, "cuda": 1.25},
-)
+LARGE = (1 << 24) + 3  # elements of a vector that they serve in the way of the timed size
+BACKWARD = [(129, 65), (4097,), (300_007,)]
 
 
-class Inputs:
-    """A ring of inputs `[rows, ...]`; one random row is rewritten before every call.
+class Judge(OfProject):
+    """Every dtype that torch.relu takes, shape and layout; NaN payloads and -0 may differ."""
 
-    A result that was kept from an earlier call is then wrong in that row, which `wrong` looks at.
-    See `timing.Inputs`.
-    """
+    names = Names(solution="ModelNew", eager="torch.relu")
+    by_rows = True
 
-    def __init__(
-        self, ring: list[torch.Tensor], reference: nn.Module, generator: torch.Generator
-    ) -> None:
-        self.ring, self._reference, self._generator = ring, reference, generator
-        self._turn = self.row = 0
-        self._values = torch.empty(0)
+    def expected(self, inputs: list) -> list[Output]:
+        return [Output(eager, None, terms=0) for eager in self.oracle.run(self.module, inputs)]
 
-    def next(self) -> torch.Tensor:
-        """The next input of the ring, which `write` is to alter."""
-        self._turn = (self._turn + 1) % len(self.ring)
-        x = self.ring[self._turn]
-        self.row = random.randrange(len(x))
-        self._values = cases.refill(torch.empty_like(x[self.row]), self._generator)
-        return x
+    def budget(self, eager: torch.Tensor, exact: torch.Tensor, terms: int) -> Output:
+        return Output(eager, None, terms=0)
 
-    def write(self) -> None:
-        """Gives the row of that input its new values."""
-        self.ring[self._turn][self.row] = self._values
+    def fastest(self, timings: Timings) -> float:
+        return fastest_copy(timings)
 
-    def wrong(self, output: torch.Tensor) -> str | None:
-        """Compares the altered row, the first, the last and a random one with the reference."""
-        x, rows = self.ring[self._turn], self._suspects()
-        mismatch = first_mismatch(output[rows], self._reference(x[rows]))
-        return f"a timed call was wrong in rows {rows}: {mismatch}" if mismatch else None
+    def check_small(self) -> None:
+        self.construct_alike()
+        every = list(cases.elementwise(self.device, self.seed))
+        own = [case for case in every if case.name.startswith(f"{dtype_name(self.dtype)},")]
+        for case in own:
+            x = case.make()
+            self.check(case.name, [x], x.is_contiguous() and x.numel() > 0)
+        large = cases.sprinkle(self.draw(LARGE), self.generator)
+        self.check("a large vector with special values", [large])
+        x = self.draw(129, 65)
+        self.check("an input", [x])
+        x = x.clone()
+        cases.refill(x[random.randrange(len(x))], self.generator)
+        self.check("another row at the same address", [x], again=True)
+        x = x.clone()
+        place = random.randrange(x.numel())
+        x.view(-1)[place] = 1 if x.view(-1)[place] <= 0 else 3
+        self.check("another element at the same address", [x], again=True)
+        self.check("other values at the same address", [self.draw(129, 65)], again=True)
+        for length in range(1, 66):
+            self.check(f"length {length}, new memory filled", [self.draw(length)], fill=True)
+        for case in every:
+            if case not in own:
+                self.check(case.name, [case.make()], required=False)
+        self.check("an input", [self.draw(129, 65)])
 
-    def wrong_gradient(
-        self, output: torch.Tensor, gradients: Sequence[torch.Tensor], grad_output: torch.Tensor
-    ) -> str | None:
-        """Compares the same rows of the input's gradient with the reference's."""
-        [gradient] = gradients
-        rows = self._suspects()
-        x = self.ring[self._turn][rows].requires_grad_()
-        [expected] = grad(self._reference(x), x, grad_output[rows])
-        mismatch = first_mismatch(gradient[rows], expected)
-        return f"a timed gradient was wrong in rows {rows}: {mismatch}" if mismatch else None
-
-    def _suspects(self) -> list[int]:
-        last = len(self.ring[self._turn]) - 1
-        return [self.row, 0, last, random.randint(0, last)]
+    def check_gradients(self) -> None:
+        values = cases.special_values(self.dtype).to(self.device)
+        draws = [self.draw(*shape) for shape in BACKWARD]
+        for x in [*draws, values.repeat(127), self.draw(65, 129).t(), self.draw(33, 66)[:, ::2]]:
+            self.quantities = []
+            self.check_backward([[x]])
+            if not self.has_backward:
+                return
 
 
 def choose_shape(
-    problem: Problem,
-    wanted: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    buffers: int | None = None,
+    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[int, ...], str]:
-    """The shape of x, and a sentence that says why it is not the headline's, or "".
+    """As of `problem`.
 
     Raises:
         ValueError: it does not fit, or torch.relu does not take the dtype.
@@ -99,117 +84,19 @@ def choose_shape(
         raise ValueError(
             f"torch.relu of torch {torch.__version__} does not take {dtype} on {device}"
         )
-    with torch.device("meta"):
-        [row] = problem.get_inputs_at(1)
-    count, note = choose_rows(
-        wanted, problem.rows, row.numel() * dtype.itemsize, device, buffers=buffers
-    )
-    return (count, *row.shape[1:]), note
+    return problem_rows(problem, wanted, dtype, device)
 
 
-def grade(task: Task, outcome: Outcome) -> None:
-    """Checks outputs and gradients; if all are right, takes the times: integers have no step.
-
-    Args:
-        outcome: what is found is added to it as it is found.
-    """
-    problem, device, progress = task.problem, task.device, task.progress
-    reference = problem.reference(*problem.get_init_inputs()).to(device)
-    solution = task.solution(*problem.get_init_inputs()).to(device)
-    generator = torch.Generator(device=device)
-    seed = generator.seed() % 2**31  # new in every run
-    checks = outcome.checks
-    checks.add(check_small(reference, solution, device, seed, progress))
-    if checks.failures:
-        return
-    progress("drawing the input")
-    x = cases.random(task.shape, task.dtype, device, generator)
-    checks.add(check_headline(reference, solution, x, generator, progress))
-    if checks.failures:
-        return
-    inputs, timings, calls = contest(reference, solution, x, generator)
-    run = Run("", timings)
-    outcome.runs.append(run)
-    measure(calls, inputs, timings, fastest_copy, task.wanted, progress)
-    if timings.problems or not x.is_floating_point():
-        return
-    progress("drawing the output's gradient")
-    grad_output = cases.random(task.shape, x.dtype, device, generator)
-    pace = Pace(calls[copy_of(calls)], fastest_copy(timings), backward=1)
-    run.step = Step.of(device.type, NAMES, RATE)
-    measure_step(reference, solution, inputs, grad_output, run.step, pace, task.wanted, progress)
+def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+    """Of the precision of products, of which there are none."""
+    return ("",)
 
 
-def contest(
-    reference: nn.Module, solution: nn.Module, x: torch.Tensor, generator: torch.Generator
-) -> tuple[Inputs, Timings, dict[str, Callable]]:
-    """All that `measure` needs for inputs like x, which becomes one of them."""
-    ring = [x, *(x.clone() for _ in range(RING[x.device.type] - 1))]
-    timings = Timings(x.device.type, NAMES, RATE, work=2 * x.nbytes, moved=2 * x.nbytes)
-    calls = contestants(reference, solution, x, timings.notes)
-    return Inputs(ring, reference, generator), timings, calls
+def sweep(problem: Problem, device: torch.device) -> list[tuple[int, ...]]:
+    """The shapes of x of a sweep."""
+    return [(2**e // 1024, 1024) for e in SWEEP[device.type]]
 
 
-class Series:
-    """ReLU of `[rows, 1024]` in one dtype, for a sweep."""
-
-    setting = ""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self.shapes = [(2**e // 1024, 1024) for e in SWEEP[task.device.type]]
-
-    def needed(self, shape: tuple[int, ...]) -> int:
-        """Bytes of memory: the ring, the copy's target, outputs of two calls."""
-        buffers = RING[self._task.device.type] + 3
-        return buffers * math.prod(shape) * self._task.dtype.itemsize
-
-    def time(self, shape: tuple[int, ...], wanted: Rounds, progress: Progress) -> Timings:
-        """The forward's times."""
-        task = self._task
-        reference, solution = (
-            kind(*task.problem.get_init_inputs()).to(task.device)
-            for kind in (task.problem.reference, task.solution)
-        )
-        generator = torch.Generator(device=task.device)
-        generator.seed()
-        x = cases.random(shape, task.dtype, task.device, generator)
-        inputs, timings, calls = contest(reference, solution, x, generator)
-        return measure(calls, inputs, timings, fastest_copy, wanted, progress)
-
-    def close(self) -> None:
-        """Nothing is kept between sizes."""
-
-
-def sweep(task: Task) -> list[Series]:
-    """The series of the task's dtype."""
-    return [Series(task)]
-
-
-@torch.no_grad()
-def contestants(
-    reference: nn.Module, solution: nn.Module, x: torch.Tensor, notes: list[str]
-) -> dict[str, Callable]:
-    """The calls that are timed, by name; `notes` gets what is left out."""
-    target = torch.empty_like(x).fill_(0)  # written once, so that its pages exist
-    calls = {NAMES.solution: solution, NAMES.eager: reference, NAMES.again: reference}
-    if x.is_cuda:
-        calls |= compiled(reference, lambda module: module(x), notes)
-    return calls | copies(target)
-
-
-def copies(target: torch.Tensor) -> dict[str, Callable]:
-    """The copies that show what the device can do, by name; the target's pages exist."""
-    if not target.is_cuda:  # a CPU output is fresh memory, whose page faults a copy should pay too
-        return {COPY: torch.clone, COPY_REUSED: target.copy_}
-    return {COPY: target.copy_}  # cudaMemcpy from device to device
-
-
-def fastest_copy(timings: Timings) -> float:
-    """Seconds of the fastest copy of one input into memory that is there."""
-    return min(timings.seconds[copy_of(timings.seconds)])
-
-
-def copy_of(names: Container[str]) -> str:
-    """The contestant that copies into memory that is there."""
-    return COPY_REUSED if COPY_REUSED in names else COPY
+def elements(problem: Problem, shape: tuple[int, ...]) -> int:
+    """The elements of a call's largest tensor."""
+    return math.prod(shape)

@@ -115,14 +115,11 @@ class Remote:
     Args:
         server: forks it.
         device: where the solution computes.
-        worker: of `child`, which answers: "rows" or "inputs".
         deadline: of all requests together, by `monotonic`; None for code of ours.
     """
 
-    def __init__(
-        self, server: Server, device: torch.device, worker: str, deadline: float | None = None
-    ) -> None:
-        self._deadline, self._buffer = deadline, b""
+    def __init__(self, server: Server, device: torch.device, deadline: float | None = None) -> None:
+        self.deadline, self._buffer = deadline, b""
         self._first, self._last = b"", b""
         self._status: int | None = None
         memory = os.memfd_create("referee", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -138,7 +135,7 @@ class Remote:
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._output, output = os.pipe()
-        limits = {"device": str(device), "bytes": 0, "worker": worker}
+        limits = {"device": str(device), "bytes": 0}
         if deadline is not None:
             limits["bytes"] = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
         theirs = (requests, replies, memory, output)
@@ -214,7 +211,7 @@ class Remote:
 
     def _wait(self) -> None:
         """Takes in what comes next, of the replies or of the output."""
-        left = None if self._deadline is None else self._deadline - monotonic()
+        left = None if self.deadline is None else self.deadline - monotonic()
         if left is not None and left <= 0:
             raise LateError
         ready = {key.fileobj for key, _ in self._selector.select(left)}
@@ -240,7 +237,7 @@ class Remote:
         """The status with which it ended; it may have closed the pipe and still be alive."""
         self._selector.unregister(self._replies)
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if self._deadline is not None and monotonic() > self._deadline:
+            if self.deadline is not None and monotonic() > self.deadline:
                 raise LateError
             if self._selector.get_map() and self._selector.select(0.01):
                 self._drain()

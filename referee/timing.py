@@ -1,21 +1,15 @@
 """Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median, quantiles
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
-from torch import nn
 
-from referee.clock import CpuClock, CudaClock
 from referee.progress import Progress
 from referee.stats import spread
-
-COMPILED = "torch.compile"
 
 WARM_UP = {"cpu": 1, "cuda": 10}
 GPU_ROUNDS = 50
@@ -28,31 +22,6 @@ LEAST_JUDGED = 3  # rounds, below which chance decides between a median and a fa
 
 T = TypeVar("T")
 Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
-
-
-class Inputs(Protocol):
-    """A ring of inputs that change before every call, and a look at what came of the last one.
-
-    Attributes:
-        row: of the input that changes.
-    """
-
-    ring: list[torch.Tensor]
-    row: int
-
-    def next(self) -> torch.Tensor:
-        """The next input of the ring, which `write` is to alter."""
-
-    def write(self) -> None:
-        """Gives the row of that input its new values."""
-
-    def wrong(self, output: torch.Tensor) -> str | None:
-        """The fault of the output for that input, in words."""
-
-    def wrong_gradient(
-        self, output: torch.Tensor, gradients: Sequence[torch.Tensor], grad_output: torch.Tensor
-    ) -> str | None:
-        """The fault of the gradients of that input and of the parameters, in words."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +93,6 @@ class Timings:
         work: of one call, in the units of the rate.
         moved: bytes that a call reads and writes at least, 0 where nobody asks.
         floor: seconds that the work takes at the highest rate measured.
-        problems: wrong outputs and times that cannot be believed, in words.
         notes: what was left out, and why.
     """
 
@@ -134,7 +102,6 @@ class Timings:
     work: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
     wall: dict[str, list[float]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     moved: int = 0
     floor: float = 0.0
@@ -166,41 +133,6 @@ class Timings:
             self.seconds[name].append(seconds)
             self.wall[name].append(wall)
 
-    def add_findings(self, found: Findings) -> None:
-        """Appends what `judge` found to the problems and to the notes."""
-        self.problems += found.problems
-        self.notes += found.notes
-
-
-@torch.no_grad()
-def measure(
-    calls: dict[str, Callable],
-    inputs: Inputs,
-    timings: Timings,
-    fastest: Callable[[Timings], float],
-    wanted: Rounds,
-    progress: Progress,
-) -> Timings:
-    """Times all calls once a round, in random order.
-
-    Args:
-        timings: without times yet; they are added to it.
-        fastest: what `judge` compares with, given the times.
-    """
-    device = inputs.ring[0].device
-    clock = CudaClock(device) if device.type == "cuda" else CpuClock()
-    one_round = partial(_round, calls, timings.names.solution, inputs, clock)
-    for attempt in (wanted, CONFIRMATION):
-        timings.start(calls)
-        for samples, problem in rounds(one_round, attempt, device, "the forward", progress):
-            timings.add(samples)
-            timings.problems += [problem] if problem else []
-        found = judge(timings, fastest(timings), "the forward")
-        if not found.problems:
-            break
-    timings.add_findings(found)
-    return timings
-
 
 def rounds(
     one_round: Callable[[], tuple[T, str | None]],
@@ -229,8 +161,6 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
     there is no floor.
     """
     timings.floor, notes = fastest, []
-    if timings.problems:
-        return Findings()
     names, too_noisy = timings.names, f"too noisy to judge the times of {what}"
     control = timings.seconds[names.eager] + timings.seconds[names.again]
     done = len(timings.seconds[names.eager])
@@ -301,37 +231,6 @@ def _too_fast(timings: Timings, seconds: float, fastest: float) -> bool:
     return seconds < fastest / timings.rate.margin[timings.device] - GRAIN
 
 
-def compiled(
-    reference: nn.Module, attempt: Callable[[Callable], object], notes: list[str]
-) -> dict[str, Callable]:
-    """The compiled reference by its name; empty, with a note, if an attempt to use it fails.
-
-    The compiler forgets what it has seen, or it would make one program for all shapes, and none
-    after the eighth.
-    """
-    torch.compiler.reset()
-    module = torch.compile(reference)
-    try:
-        attempt(module)
-    except Exception as error:  # no Triton, no compiler: the baseline is missing, nothing is wrong
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        notes.append(f"{COMPILED} is left out: {reason[0]}")
-        return {}
-    return {COMPILED: module}
-
-
-def _round(
-    calls: dict[str, Callable], solution: str, inputs: Inputs, clock: CpuClock | CudaClock
-) -> tuple[Samples, str | None]:
-    samples, problem = {}, None
-    for name in random.sample(list(calls), len(calls)):
-        output, *samples[name] = clock.time(calls[name], inputs.next(), inputs.write)
-        if name == solution:
-            problem = inputs.wrong(output)
-        del output  # the next call finds this memory free again
-    return samples, problem
-
-
 def _goes_on(done: int, seconds: float, wanted: Rounds, device: torch.device) -> bool:
     return done < _most(wanted, device) and (
         wanted.trials is not None
@@ -353,3 +252,41 @@ def _time_left(done: int, seconds: float, wanted: Rounds, device: torch.device) 
     if wanted.trials is None and device.type == "cpu":
         left, total = min(left, max(wanted.cpu_seconds - seconds, each)), ""
     return f"{total}, {left:.0f} s left" if done else total
+
+
+@dataclass
+class Step:
+    """The times of the two halves of a step, and the bytes kept from one to the other by name."""
+
+    forward: Timings
+    backward: Timings
+    kept: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(device: str, names: Names, rate: Rate) -> "Step":
+        """Without times yet."""
+        return Step(*(Timings(device, names, rate, 0) for _ in ("forward", "backward")))
+
+    def trim(self) -> None:
+        """Keeps the rounds of which both halves are whole."""
+        for half in (self.forward, self.backward):
+            half.trim(self.rounds)
+
+    @property
+    def rounds(self) -> int:
+        """How many were timed whole."""
+        return min(self.forward.rounds, self.backward.rounds)
+
+    def seconds(self) -> dict[str, dict[str, list[float]]]:
+        """Seconds by half and name; the whole step is the sum of the two in the same round."""
+        forward, backward = self.forward.seconds, self.backward.seconds
+        step = {
+            name: [f + b for f, b in zip(forward[name], backward[name], strict=True)]
+            for name in forward
+        }
+        return {"forward": forward, "backward": backward, "step": step}
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on what was left out of either half, and why."""
+        return self.forward.notes + self.backward.notes

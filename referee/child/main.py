@@ -9,13 +9,10 @@ from collections.abc import Callable
 
 import torch
 
-from referee.child.inputs import InputsWorker
-from referee.child.rows import RowsWorker
 from referee.child.server import die_with_parent, serve
 from referee.child.worker import Worker
 
 LONGEST = 1 << 14  # characters of an error message; the whole of a compiler's first errors
-WORKERS = {"rows": RowsWorker, "inputs": InputsWorker}
 
 _dumps, _loads, _exit = json.dumps, json.loads, os._exit
 
@@ -30,7 +27,7 @@ def main(requests: int, replies: int, memory: int, limits: dict) -> None:
 
     Args:
         requests, replies, memory: file descriptors.
-        limits: the device, the most bytes of memory, and which worker answers.
+        limits: the device, and the most bytes of memory.
     """
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -45,7 +42,7 @@ def main(requests: int, replies: int, memory: int, limits: dict) -> None:
         arena = torch.frombuffer(mapped, dtype=torch.uint8)
         if device.type == "cuda":  # so that the GPU copies from and to it directly
             torch.cuda.cudart().cudaHostRegister(arena.data_ptr(), len(arena), 0)
-        worker = WORKERS[limits["worker"]](arena, device)
+        worker = Worker(arena, device)
         for line in lines:
             request = _loads(line)
             reply = _answer(worker, request)

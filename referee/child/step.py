@@ -3,10 +3,12 @@
 import torch
 from torch import nn
 from torch.autograd import grad
+from torch.autograd.graph import saved_tensors_hooks
 
-from referee import cases, correctness
+from referee import cases
+from referee.child import watch
 from referee.child.results import form_of, take_apart
-from referee.step import kept_bytes
+from referee.child.yardsticks import COMPILED
 
 _grad, _recording = grad, torch.enable_grad
 _synchronize = torch.cuda.synchronize
@@ -32,7 +34,7 @@ def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, lis
 def draw_gradients(outputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """A gradient for each output that has been recorded."""
     return [
-        cases.draw_rows(torch.empty(y.shape, dtype=y.dtype, device=y.device), seed + turn)
+        cases.draw(torch.empty(y.shape, dtype=y.dtype, device=y.device), seed + turn)
         for turn, y in enumerate(outputs)
         if y.requires_grad
     ]
@@ -62,27 +64,24 @@ def late_row(x: torch.Tensor, at: float) -> torch.Tensor:
 class Step:
     """These requests, of a `Worker`; `found` is what they give: outputs, then gradients."""
 
-    def arguments(self, slot: int | None) -> list:
-        """The inputs of a slot of the ring; None for those that came in last."""
-        raise NotImplementedError
-
-    def derive(self, slot: int | None, names: list[str], seed: int, size: int) -> dict:
+    def derive(self, names: list[str], seed: int, size: int) -> dict:
         """One forward that autograd records, and its backward.
 
         Args:
             names: of the parameters whose gradients are wanted, beside those of inputs.
-            seed: of the outputs' gradients.
+            seed: of the outputs' gradients, where none are staged.
             size: bytes of the outputs, where poison is to lie.
         """
         self.found, self.given = [], []
-        correctness.poison(size, self.device)
-        arguments, wanted = record(self.module, self.arguments(slot), names)
+        watch.poison(size, self.device)
+        arguments, wanted = record(self.module, self.ring[0], names)
         with _recording():
             structure, facts, outputs = take_apart(self.module(*arguments), keeps_record=True)
             reply = {"structure": structure, "outputs": facts}
             if any(y is None for y in outputs):
                 return reply
-            given = draw_gradients(outputs, seed)
+            given = [g.to(self.device) for g in self.staged] or draw_gradients(outputs, seed)
+            self.staged = []
             gradients = differentiate(outputs, wanted, given)
         return reply | self._keep(facts, outputs, gradients)
 
@@ -109,11 +108,22 @@ class Step:
         self.send(self.found[index].view(-1)[start:stop], 0)
         return {}
 
-    def kept(self, slot: int | None, names: list[str]) -> dict:
+    def kept(self, names: list[str]) -> dict:
         """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
-        arguments, _ = record(self.module, self.arguments(slot), names)
-        with _recording():
-            return {"bytes": kept_bytes(self.module, *arguments)}
+        arguments, _ = record(self.module, self.ring[0], names)
+        kept: dict[int, int] = {}
+
+        def pack(saved: torch.Tensor) -> torch.Tensor:
+            storage = saved.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return saved
+
+        with _recording(), saved_tensors_hooks(pack, lambda saved: saved):
+            self.module(*arguments)
+        for there in (*arguments, *self.module.parameters()):
+            if isinstance(there, torch.Tensor):
+                kept.pop(there.untyped_storage().data_ptr(), None)
+        return {"bytes": sum(kept.values())}
 
     def prepare_step(self, seed: int) -> dict:
         """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick.
@@ -125,11 +135,12 @@ class Step:
         self.outputs, self.output = [], None
         self.found, self.given, self.seed = [], [], seed
         if self.device.type == "cuda":
-            self.ring, self.calls = self.ring[:1], {}
+            self.ring = self.ring[:1]
+            self.calls = {n: c for n, c in self.calls.items() if n in ("module", COMPILED)}
             torch.cuda.empty_cache()
         return {}
 
-    def time_step(self, slot: int, names: list[str], at: float) -> dict:
+    def time_step(self, call: str, names: list[str], at: float) -> dict:
         """Times a forward that autograd records, and its backward.
 
         Args:
@@ -137,12 +148,10 @@ class Step:
         """
         self.found, self.output = [], None
         self.awake.fill_(0)
-        self.called = "module"
-        arguments, wanted = record(self.module, self.arguments(slot), names)
+        self.called = call
+        arguments, wanted = record(self.module, self.ring[0], names)
         with _recording():
-            output, *forward = self.clock.time(
-                lambda inputs: self.module(*inputs), arguments, self.write
-            )
+            output, *forward = self.clock.time(self.calls[call], arguments, self.write)
             structure, facts, outputs = take_apart(output, keeps_record=True)
             reply = {"structure": structure, "outputs": facts, "forward": forward}
             if any(y is None for y in outputs):
@@ -155,7 +164,7 @@ class Step:
             )
         return reply | {"backward": backward} | self._keep(facts, outputs, gradients)
 
-    def look(self, slot: int, counts: list[int]) -> dict:
+    def look(self, counts: list[int]) -> dict:
         """Elements of what was found, in the order of the places that came in: so many of each.
 
         All that was found is gone then, for a solution that kept it, too.
@@ -164,7 +173,7 @@ class Step:
         for x, count in zip(self.found, counts, strict=True):
             some, places = places[:count].to(x.device), places[count:]
             end += self.send(x.contiguous().view(-1)[some], end)
-        theirs = [x for x in self.arguments(slot) if isinstance(x, torch.Tensor)]
+        theirs = [x for x in self.ring[0] if isinstance(x, torch.Tensor)]
         found, self.found = self.found, []
         for x in found:
             self.take_away(x, [*theirs, *self.given])

@@ -9,6 +9,8 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import getattr_static
 from types import FunctionType
 
@@ -18,8 +20,6 @@ from torch._C import _len_torch_dispatch_stack
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from referee import correctness
 
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 # The functions of these that have public names must stay what they were.
@@ -54,7 +54,7 @@ _monitoring = getattr(sys, "monitoring", None)
 
 def state(device: torch.device) -> dict[str, object]:
     """All that no solution may change: settings, functions, and all that the referee has named."""
-    found = correctness.global_state()
+    found = settings()
     if device.type == "cuda":
         found["the L2's persisting part"] = persisting_l2()
     for space, holder in NAMESPACES.items():
@@ -73,6 +73,45 @@ def state(device: torch.device) -> dict[str, object]:
                         for method in vars(value):
                             _note(found, f"{name}.{own}.{method}", getattr_static(value, method))
     return found | operators()
+
+
+def settings() -> dict[str, object]:
+    """What a solution could set to look better, or to spoil the baseline."""
+    cuda = torch.backends.cuda.matmul
+    return {
+        "the number of threads": torch.get_num_threads(),
+        "the default dtype": torch.get_default_dtype(),
+        "the matrix product's precision": torch.get_float32_matmul_precision(),
+        "gradient mode": torch.is_grad_enabled(),
+        "the precision of float16 sums": cuda.allow_fp16_reduced_precision_reduction,
+        "the precision of bfloat16 sums": cuda.allow_bf16_reduced_precision_reduction,
+    }
+
+
+def poison(size: int, device: torch.device) -> None:
+    """Leaves free blocks full of 0xff, a NaN in every float dtype, for the output to land in.
+
+    Several of about the size in bytes, since the C library hands small ones out as it likes.
+    """
+    sizes = range(size, size + 1024, 64) if size < 1 << 20 else [size]
+    if len(sizes) == 1 and size < 1 << 25:  # which it does not map afresh
+        sizes *= 4
+    blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
+    del blocks
+
+
+@contextmanager
+def nan_in_new_memory() -> Iterator[None]:
+    """Within it, torch.empty fills: part of torch's deterministic mode, which only warns.
+
+    `torch.use_deterministic_algorithms` does the same, and imports torch's compiler first.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def operators() -> dict[str, object]:

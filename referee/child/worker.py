@@ -1,37 +1,35 @@
-"""The requests for all problems."""
+"""The requests that a process of a solution, or of eager, answers."""
 
-import base64
+import importlib
 import importlib.util
-import pickle
+import math
 import sys
 import time
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import nn
 
 import model
-from referee import clock, compare
-from referee.child import watch
+from referee import cases, clock, compare, reference_file
+from referee.child import watch, yardsticks
 from referee.child.caught import Caught
-from referee.child.results import PLAIN
+from referee.child.feed import ALIGNMENT, Feed, flat, flat_bytes, unpack
+from referee.child.results import PLAIN, form_of, take_apart
 from referee.child.step import Step
 
 CLOCKS = (clock.CpuClock, clock.CudaClock)
+PRECISION = "the matrix product's precision"
 
-_perf_counter = time.perf_counter
-_unpickle, _from_base64 = pickle.loads, base64.b64decode
+_perf_counter, _sleep = time.perf_counter, time.sleep
+_set_precision = torch.set_float32_matmul_precision
 share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
 
 
-def unpack(text: str) -> object:
-    """What `remote.pack` made a text of."""
-    return _unpickle(_from_base64(text))
-
-
-class Worker(Step):
+class Worker(Feed, Step):
     """Each method is a request, by its name; the dictionary that it returns is the reply.
 
     Args:
@@ -39,18 +37,17 @@ class Worker(Step):
     """
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
+        super().__init__()
         half = len(arena) // 2
         self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
-        self.kind: type[nn.Module] | None = None
+        self.kind: Callable | None = None
+        self.solution: ModuleType | None = None
         self.file = ""
         self.caught = Caught("")
-        self.module: nn.Module | None = None
-        self.x = self.output = self.earlier = None
+        self.output = None
         self.outputs, self.found, self.given, self.seed = [], [], [], 0
-        self.ring: list[torch.Tensor] = []
         self.calls: dict[str, Callable] = {}
         self.called = ""
-        self.writes: list[Callable[[], object]] = []  # what is altered in the next timed call
         self.clock = None
         # The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows
         # with what was freed, to 32 MiB: all processes are to have the same.
@@ -59,11 +56,33 @@ class Worker(Step):
         self.before: dict[str, object] = {}
         self.was_on = watch.left_on()
 
-    def load(self, path: str | None, problem: str) -> dict:
-        """Imports the solution, or without a path takes the reference, and notes what is set."""
+    def build(self, names: list[str]) -> dict:
+        """Builds this project's kernels of several problems at the same time."""
+        sys.path.insert(0, str(Path(model.__file__).parent))
+        importlib.import_module("kernels").build_together(*names)
+        return {}
+
+    def name_source(self, path: str | None, problem: str, shape: list[int], dtype: str) -> dict:
+        """Takes the inputs, and for now the module, of a reference file, or of a problem."""
         if path is None:
-            self.kind = model.PROBLEMS[problem].reference
-            return {"seconds": 0.0}
+            known = model.PROBLEMS[problem]
+            self.source = reference_file.of_problem(known, shape, getattr(torch, dtype))
+        else:
+            self.source = reference_file.load(Path(path))
+        self.kind = self.source.model if self.solution is None else self._kind(problem)
+        return {}
+
+    def _kind(self, problem: str) -> Callable:
+        """The solution's class for a problem."""
+        kinds = getattr(self.solution, "SOLUTIONS", None)
+        kind = kinds.get(problem) if isinstance(kinds, dict) else None
+        kind = kind or getattr(self.solution, "ModelNew", None)
+        if not callable(kind):
+            raise AttributeError("the file defines no ModelNew")
+        return kind
+
+    def load(self, path: str, problem: str) -> dict:
+        """Imports the solution, and notes what is set."""
         self.before = watch.state(self.device)
         self.file, self.caught = path, Caught(path)
         sys.path.insert(0, str(Path(path).parent))
@@ -74,31 +93,41 @@ class Worker(Step):
             module = importlib.util.module_from_spec(spec)
             sys.modules["solution"] = module
             loader.exec_module(module)
-        kinds = getattr(module, "SOLUTIONS", None)
-        self.kind = kinds.get(problem) if isinstance(kinds, dict) else None
-        self.kind = self.kind or getattr(module, "ModelNew", None)
-        if not callable(self.kind):
-            raise AttributeError("the file defines no ModelNew")
+        self.solution, self.kind = module, None
+        self.kind = self._kind(problem)
         return {"seconds": _perf_counter() - start}
 
-    def new(self, args: str, seed: int, dtype: str | None) -> dict:
+    def set_precision(self, setting: str) -> dict:
+        """Of float32 products, for all that follows."""
+        _set_precision(setting)
+        if self.before:
+            self.before[PRECISION] = setting
+        return {}
+
+    def new(self, args: str, seed: int, dtype: str) -> dict:
         """Constructs the module under a seed; its state by name.
 
         Args:
             args: packed.
-            dtype: of its parameters; None for its own.
+            dtype: of its parameters; "" for its own.
         """
         torch.manual_seed(seed)
         self.module = self.kind(*unpack(args))
         if not isinstance(self.module, nn.Module):
             raise TypeError(f"ModelNew made a {type(self.module).__name__}, not a module")
-        dtype = getattr(torch, dtype or "", None)
-        self.module.to(self.device, dtype if dtype and dtype.is_floating_point else None)
+        self.module.to(self.device, getattr(torch, dtype) if dtype else None)
         state = self.module.state_dict()
         for value in state.values():  # another kind may see what is altered before a timed call
             if type(value) not in PLAIN:
                 raise TypeError(f"its state holds a {type(value).__name__}, not a plain tensor")
         return {"state": [[name, list(value.shape)] for name, value in state.items()]}
+
+    def attribute(self, name: str, value: float) -> dict:
+        """Assigns an attribute that the module has; whether it has."""
+        there = hasattr(self.module, name)
+        if there:
+            setattr(self.module, name, value)
+        return {"there": there}
 
     def library(self, ops: list[str], all_of_them: bool) -> dict:
         """Which of the operators a forward calls, and the exceptions that led to them.
@@ -106,18 +135,15 @@ class Worker(Step):
         Args:
             all_of_them: they count only if none is missing.
         """
+        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.ring[0]]
         seen = watch.Seen()
         with seen, self.caught.tracing(self.caught.note_call):
-            self.call_once()
+            self.module(*inputs)
         called = [op for op in ops if op in seen.names]
         if all_of_them and len(called) < len(ops):
             called = []
         handled = [seen.handled[op] for op in called if op in seen.handled]
         return {"library": called, "swallowed": handled + self.caught.behind_calls()}
-
-    def call_once(self) -> None:
-        """A forward on a copy of an input that was there before."""
-        raise NotImplementedError
 
     def changes(self) -> dict:
         """The names of what the solution changed that is not its own."""
@@ -130,6 +156,90 @@ class Worker(Step):
             changed += [f"{kind.__name__}.{name}" for name in vars(own) if hasattr(kind, name)]
         return {"changed": changed[:5]}
 
+    def forward(self, bait: list | None, size: int, fill: bool) -> dict:
+        """One forward on the first inputs.
+
+        Args:
+            bait: shape, dtype and seed of what a program finds that looks for the expected result.
+            size: bytes of the outputs, where poison is to lie.
+            fill: while torch fills new memory.
+        """
+        earlier, inputs = self.outputs, self.ring[0]
+        self.output, self.outputs, expected = None, [], None
+        if bait:
+            shape, dtype, seed = bait
+            expected = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
+            cases.draw(expected, seed, unit=True)
+        was = [_geometry(x) for x in inputs]
+        watch.poison(size, self.device)
+        if fill:
+            with watch.nan_in_new_memory():
+                output = self._forward(inputs, expected)
+        else:
+            output = self._forward(inputs, expected)
+        return self._hand_over(output, inputs, earlier) | {
+            "moved": was != [_geometry(x) for x in inputs]
+        }
+
+    def _forward(self, inputs: list, expected: torch.Tensor | None) -> object:
+        # `expected` is there to be found in this frame; it is random.
+        output = self.module(*inputs)
+        if self.device.type == "cuda":
+            synchronize(self.device)
+        return output
+
+    def _hand_over(self, output: object, inputs: list, earlier: list) -> dict:
+        structure, facts, self.outputs = take_apart(output)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        for fact, leaf in zip(facts, self.outputs, strict=True):
+            if leaf is None:
+                self.outputs = []
+                break
+            fact |= form_of(leaf) | {
+                "shares_input": any(share_memory(leaf, x) for x in tensors),
+                "shares_earlier": any(share_memory(leaf, x) for x in earlier),
+            }
+        return {"structure": structure, "outputs": facts}
+
+    def read(self, output: int, start: int, stop: int) -> dict:
+        """Elements of an output, in order."""
+        self.outputs[output] = self.outputs[output].contiguous()
+        self.send(self.outputs[output].view(-1)[start:stop], 0)
+        return {}
+
+    def read_input(self, slot: int, index: int, start: int, stop: int) -> dict:
+        """Bytes of an input's memory."""
+        self.send(flat_bytes(self.ring[slot][index])[start:stop], 0)
+        return {}
+
+    def wait(self, seconds: float) -> dict:
+        """Leaves time for what is still to be written."""
+        _sleep(seconds)
+        return {}
+
+    def probe(self, slot: int) -> dict:
+        """Whether the results of an input are finite."""
+        _, _, leaves = take_apart(self._forward(self.ring[slot], None))
+        floats = [leaf for leaf in leaves if leaf is not None and leaf.is_floating_point()]
+        return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
+
+    def prepare(self, wanted: list[str], copied: int) -> dict:
+        """Sets what can be timed: the module, and yardsticks by name, or notes why not.
+
+        Args:
+            copied: bytes of a copy.
+        """
+        self.calls, notes = {"module": lambda inputs: self.module(*inputs)}, []
+        for name in wanted:
+            try:
+                self.calls |= yardsticks.MAKE[name](self.module, self.ring[0], copied)
+            except Exception as error:  # no Triton, no such function: a yardstick is missing
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                notes.append(f"{name} is left out: {reason[0]}")
+        is_cuda = self.device.type == "cuda"
+        self.clock = clock.CudaClock(self.device) if is_cuda else clock.CpuClock()
+        return {"names": [name for name in self.calls if name != "module"], "notes": notes}
+
     def time(self, slot: int, call: str) -> dict:
         """Times one call, with a CPU's threads awake."""
         self.output = None
@@ -139,12 +249,6 @@ class Worker(Step):
         self.output, seconds, wall = self.clock.time(call_of, x, self.write)
         return {"seconds": seconds, "wall": wall}
 
-    def write(self) -> None:
-        """Alters what the timed call reads."""
-        for write in self.writes:
-            write()
-        self.writes = []
-
     def left_on(self) -> dict:
         """The modes, hooks and timers that a call left on: they could compute its result later.
 
@@ -152,12 +256,32 @@ class Worker(Step):
         """
         return {"names": [name for name in watch.left_on() if name not in self.was_on]}
 
-    def send(self, x: torch.Tensor, start: int) -> int:
-        """Writes the elements in order to the outgoing half; how many bytes."""
-        flat = x.contiguous().view(-1)
-        flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
-        self.outgoing[start : start + len(flat)].copy_(flat)
-        return len(flat)
+    def pick(self, slot: int, outputs: int, inputs: list[int], count: int, keep: bool) -> dict:
+        """Elements of the last timed call's outputs and of its inputs.
+
+        Args:
+            outputs: how many there are.
+            inputs: which are looked at.
+            count: of the places that came in for each of all these.
+            keep: outputs may lie in memory that is not theirs.
+        """
+        structure, facts, leaves = take_apart(self.output)
+        self.output = None
+        if len(leaves) != outputs or any(leaf is None for leaf in leaves):
+            return {"structure": structure, "outputs": facts}
+        looked = [leaf.contiguous().view(-1) for leaf in leaves]
+        looked += [flat(self.ring[slot][index]) for index in inputs]
+        places, end = self.incoming.view(torch.int64), 0
+        for turn, x in enumerate(looked):
+            some = places[turn * count : turn * count + min(count, len(x))]
+            end += self.send(x[some.to(x.device)], end)
+            end = -(-end // ALIGNMENT) * ALIGNMENT
+        tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
+        for fact, leaf in zip(facts, leaves, strict=True):
+            fact |= form_of(leaf)
+            if not keep:
+                self.take_away(leaf, tensors)
+        return {"structure": structure, "outputs": facts}
 
     def take_away(self, result: torch.Tensor, inputs: list) -> None:
         """Frees the memory of a module's timed result, for a solution that kept it, too."""
@@ -168,3 +292,10 @@ class Worker(Step):
         except RuntimeError:  # not torch's memory
             with torch.inference_mode():  # where the result may be from
                 result.fill_(77)
+
+
+def _geometry(x: object) -> object:
+    """Where a tensor lies; a value is itself, and NaN too."""
+    if isinstance(x, torch.Tensor):
+        return x.data_ptr(), x.shape, x.stride()
+    return None if isinstance(x, float) and math.isnan(x) else x

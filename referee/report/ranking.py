@@ -3,8 +3,8 @@
 import math
 from statistics import median
 
+from referee.judge.verdict import CORRECT, TIE, Verdict
 from referee.report.tables import table
-from referee.solutions import CORRECT, Verdict
 from referee.stats import speed_up
 
 
@@ -17,7 +17,7 @@ def line(verdict: Verdict) -> str:
         facts.append(f"refuses {', '.join(verdict.refused)}")
     time, ratio, said, share = _cells(verdict)
     times = f"{time} ms, eager / this {ratio}: {said}; {share} of the limit"
-    if step := verdict.step:
+    if step := verdict.runs[0].step:
         names, seconds = step.forward.names, step.seconds()["step"]
         figures = speed_up(seconds[names.eager], seconds[names.solution])
         times += "; training step {:.3f} [{:.3f}, {:.3f}]".format(*figures)
@@ -32,11 +32,11 @@ def ranking(verdicts: list[Verdict]) -> str:
     are correct and more than p times as fast as eager.
     """
     rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", "of the limit"]]
-    for verdict in sorted(verdicts, key=lambda v: -v.ratio[0] if v.ratio else math.inf):
-        cells = _cells(verdict) if verdict.timings else [""] * 4
+    for verdict in sorted(verdicts, key=lambda v: -_ratio(v) or math.inf):
+        cells = _cells(verdict) if verdict.runs else [""] * 4
         rows.append([str(verdict.file), verdict.word, verdict.accuracy, *cells])
-    ratios = [v.ratio[0] for v in verdicts if v.ratio]
-    surely = [v.ratio[0] for v in verdicts if v.ratio and not v.is_tie]
+    ratios = list(filter(None, map(_ratio, verdicts)))
+    surely = [_ratio(v) for v in verdicts if _ratio(v) and v.runs[0].word != TIE]
     mean = f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "none"
     fast = (f"fast_{p} {sum(r > p for r in surely) / len(verdicts):.2f}" for p in (1, 2))
     scores = f"{', '.join(fast)}; geometric mean of {len(ratios)} ratios: {mean}"
@@ -45,19 +45,16 @@ def ranking(verdicts: list[Verdict]) -> str:
 
 def _cells(verdict: Verdict) -> list[str]:
     """Time, ratio, that in a word, and the share of the limit."""
-    seconds, names = verdict.timings.seconds, verdict.timings.names
+    run = verdict.runs[0]
+    seconds, names = run.timings.seconds, run.timings.names
     yardsticks = seconds.keys() - {names.solution, names.eager, names.again}
     ours = median(seconds[names.solution])
     share = 100 * min(median(seconds[name]) for name in yardsticks) / ours
     ratio, low, high = speed_up(seconds[names.eager], seconds[names.solution])
-    ratios = f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
-    return [f"{ours * 1e3:.3f}", ratios, word(verdict), f"{share:.1f}%"]
+    return [f"{ours * 1e3:.3f}", f"{ratio:.3f} [{low:.3f}, {high:.3f}]", run.word, f"{share:.1f}%"]
 
 
-def word(verdict: Verdict) -> str:
-    """The ratio in a word."""
-    if verdict.too_noisy:
-        return "too noisy"
-    if verdict.is_tie:
-        return "a tie"
-    return "faster" if verdict.ratio[0] > 1 else "slower"
+def _ratio(verdict: Verdict) -> float:
+    """Of the first setting; 0 if there is none that means anything."""
+    ratio = verdict.runs[0].ratio if verdict.runs else None
+    return ratio[0] if ratio else 0.0

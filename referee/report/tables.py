@@ -7,11 +7,9 @@ from statistics import median
 
 import torch
 
-from referee.errors import Comparison
-from referee.outcome import Outcome, Run
+from referee.judge.verdict import CORRECT, INTERRUPTED, Run, Verdict
 from referee.stats import speed_up, spread
-from referee.step import Step
-from referee.timing import Timings
+from referee.timing import Step, Timings
 
 TIMES = ["median ms", "p10 - p90 ms"]
 
@@ -78,22 +76,20 @@ def table(rows: list[list[str]]) -> str:
     )
 
 
-def outcome(found: Outcome) -> str:
+def details(verdict: Verdict) -> str:
     """How many cases were compared, the tables, and what is wrong."""
-    wrong = len(found.checks.failures) or "none"
-    lines = [f"{found.checks.count} cases compared with the reference, {wrong} wrong"]
-    if found.errors:
-        lines.append(f"\n{errors(found.errors)}")
-    lines += [f"\n{results(run)}" for run in found.runs] or ["nothing was timed"]
-    return "\n".join(lines + [f"WRONG  {problem}" for problem in found.problems])
+    is_fine = verdict.word in (CORRECT, INTERRUPTED)
+    lines = [f"{verdict.count} cases compared with the reference, {'none' if is_fine else 1} wrong"]
+    if verdict.errors:
+        lines.append(f"\n{_errors(verdict.errors)}")
+    lines += [f"\n{results(run)}" for run in verdict.runs] or ["nothing was timed"]
+    return "\n".join(lines + ([] if is_fine else [f"{verdict.word.upper()}  {verdict.reason}"]))
 
 
-def errors(comparisons: list[Comparison]) -> str:
-    """The errors of both sides against float64."""
+def _errors(errors: list[dict]) -> str:
+    """Those of both sides against float64."""
     rows = [["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]]
-    for c in comparisons:
-        values = (v for e in (c.solution, c.reference) for v in (e.max, e.mean, e.relative))
-        rows.append([c.name, *(f"{v:.2g}" for v in values)])
+    rows += [[name, *(f"{v:.2g}" for v in values)] for name, *values in map(dict.values, errors)]
     return table(rows)
 
 
@@ -127,7 +123,7 @@ def _step(step: Step, setting: str) -> str:
     for half, timed in step.seconds().items():
         for row in summary(timed, names.eager):
             rows.append([f"{half}, {row['name']}", *_times(row), *_ratio(row, names.eager)])
-    ours, eager = step.kept[names.solution], step.kept[names.eager]
+    ours, eager = (step.kept.get(name, 0) for name in (names.solution, names.eager))
     part = f" (1/{eager / ours:.4g})" if ours else ""
     rounds = len(step.forward.seconds[names.eager])
     about = [

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import torch
 
-from referee.child.inputs import flat_bytes
-from referee.remote import HALF, pack
-from referee.solutions.baselines import Asked
-from referee.solutions.oracle import SEEDS, Oracle, form_of
-from referee.solutions.verdict import Task
+from referee.child.feed import flat_bytes
+from referee.judge.baselines import Asked
+from referee.judge.oracle import SEEDS, Oracle, form_of
+from referee.judge.verdict import Task
+from referee.remote import HALF, dtype_name, pack
 
 
 def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """The bytes of a dense tensor in the order of its memory, so many at a time."""
+    """The bytes of a tensor's memory, so many at a time."""
     flat = flat_bytes(x)
     for start in range(0, len(flat), size):
         yield start, flat[start : start + size]
@@ -33,17 +33,13 @@ def send(process: Asked, slot: int | None, values: list) -> None:
 
 def name_source(process: Asked, task: Task) -> None:
     """Tells a process where the inputs, and the reference's module, come from."""
-    path = None if task.problem else str(task.oracle.file.path.resolve())
-    rows = task.oracle.draws[0][0].shape[0] if task.problem else 0
-    process.ask("load_reference", path=path, problem=task.name, rows=rows)
-
-
-def fill_ring(process: Asked, task: Task) -> None:
-    """Gives a process inputs for the timed calls, which change before each."""
-    oracle = task.oracle
-    process.ask("allocate", slots=oracle.slots, inputs=oracle.specs)
-    for slot in range(oracle.slots):
-        send(process, slot, oracle.draws[slot % len(oracle.draws)])
+    oracle, path = task.oracle, None
+    about = {"problem": task.name, "shape": [], "dtype": ""}
+    if oracle.file.is_ours:
+        about |= {"shape": list(oracle.shape), "dtype": dtype_name(oracle.dtype)}
+    else:
+        path = str(oracle.file.path.resolve())
+    process.ask("name_source", path=path, **about)
 
 
 class Renewal:

@@ -8,50 +8,64 @@ from typing import NamedTuple
 import torch
 
 from referee.error_line import LONGEST_LINE
+from referee.judge.verdict import ERROR, FoundError
 from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server, restore, standing
-from referee.solutions.verdict import ERROR, FoundError, Task
 
 
 class Asked(NamedTuple):
-    """A process to be prepared: `Remote.ask` and `Remote.put`."""
+    """A process: `ask`, `put` and `take` of its `Remote`."""
 
     ask: Callable[..., dict]
     put: Callable[..., None]
+    take: Callable[..., torch.Tensor]
 
 
 class Baselines:
     """Eager, and eager again, each in a process of its own; on a GPU, whose memory they share,
     in one. They start before the first solution does, which might change what they read; and so
     does the server, which forks them and the solutions' processes.
-
-    Args:
-        worker: of `child`.
-        prepare: gives a new process the module, inputs and yardsticks, if it is not the one for
-            "again"; the names of the yardsticks.
     """
 
-    def __init__(
-        self, task: Task, worker: str, prepare: Callable[[Task, "Asked", bool], list[str]]
-    ) -> None:
-        self._task, self._remotes, self._worker, self._prepare = task, [], worker, prepare
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._remotes = device, []
         self.server: Server | None = None
-        self.names: list[str] = []
+        self.names: list[str] = []  # of the yardsticks
+        self.notes: list[str] = []
         self._standing: list[tuple] = []
-        self.is_spent = False  # by timed steps, which leave too little for the next file
+        self._prepared: object = None
 
     def start(self) -> set[int]:
-        """Starts and fills them, if they are not there; their process ids, and the server's."""
-        if self.is_spent:
-            self.close()
+        """Starts them, if they are not there; their process ids, and the server's."""
         self.server = self.server or Server()
-        for turn in range(0 if self._remotes else 2 if self._task.device.type == "cpu" else 1):
-            self._remotes.append(Remote(self.server, self._task.device, self._worker))
-            asked = Asked(partial(self.ask, bool(turn)), self._remotes[-1].put)
-            names = self._prepare(self._task, asked, bool(turn))
-            self.names = self.names or names
+        for _ in range(0 if self._remotes else 2 if self._device.type == "cpu" else 1):
+            self._remotes.append(Remote(self.server, self._device))
         torch.zeros(1 << 18)  # where OpenMP's settings say so, it binds this thread now
         self._standing = self._standing or self._stand()
         return {self.server.pid, *(remote.pid for remote in self._remotes)}
+
+    def forget(self) -> None:
+        """They are about to lose what they were given."""
+        self._prepared = None
+
+    def prepare(self, what: object, prepare: Callable[[Asked, bool], dict]) -> None:
+        """Gives them the module, inputs and yardsticks, unless they have them.
+
+        Args:
+            what: they are.
+            prepare: gives a process these, yardsticks only if it is not the one for "again".
+        """
+        if what == self._prepared:
+            return
+        for again in range(len(self._remotes)):
+            made = prepare(self.asked(bool(again)), bool(again))
+            if not again:
+                self.names, self.notes = made["names"], made["notes"]
+        self._prepared = what
+
+    def asked(self, again: bool) -> Asked:
+        """One of the two."""
+        remote = self._remotes[-1 if again else 0]
+        return Asked(partial(self.ask, again), remote.put, remote.take)
 
     def ask(self, again: bool, op: str, **arguments: object) -> dict:
         """`Remote.ask` of one of the two.
@@ -71,19 +85,11 @@ class Baselines:
         """`Remote.waited` of one of the two."""
         return self._remotes[-1 if again else 0].waited()
 
-    def put(self, again: bool, *tensors: torch.Tensor) -> None:
-        """`Remote.put` of one of the two."""
-        self._remotes[-1 if again else 0].put(*tensors)
-
-    def take(self, again: bool, *place: object) -> torch.Tensor:
-        """`Remote.take` of one of the two."""
-        return self._remotes[-1 if again else 0].take(*place)
-
     def close(self) -> None:
         """Ends them."""
         for process in (*self._remotes, *filter(None, [self.server])):
             process.close()
-        self._remotes, self._standing, self.server, self.is_spent = [], [], None, False
+        self._remotes, self._standing, self.server, self._prepared = [], [], None, None
 
     def disturbed(self) -> str:
         """What somebody did to them, to the server or to this process, in words.

@@ -1,19 +1,20 @@
 """A reference file's problem: inputs, parameters, and results with their error budgets."""
 
 import copy
+import math
 import random
 
 import torch
 from torch import nn
 
 from referee import cases
-from referee.child.inputs import LARGEST_PART, PART, flat_bytes, sum_of_bits
+from referee.child.feed import LARGEST_PART, PART, flat_bytes, sum_of_bits
 from referee.compare import first_mismatch, share_memory
+from referee.judge.budget import Output
+from referee.judge.terms import Terms
 from referee.memory import LARGEST_SHARE, RING, free_bytes
 from referee.reference_file import BadReferenceError, ReferenceFile
 from referee.remote import pack
-from referee.solutions.budget import Output
-from referee.solutions.terms import Terms
 from referee.structure import flatten
 
 SEEDS = 1 << 30
@@ -31,7 +32,7 @@ class Oracle:
 
     Attributes:
         args: of the constructor.
-        draws: the inputs, dense and on the CPU.
+        form: of the inputs, as of `form_of`.
         parameters: as of `parameters_of`.
         slots: how many inputs fit in memory beside everything else.
         structure: the nesting of the outputs.
@@ -53,67 +54,74 @@ class Oracle:
         self.device, self.file = device, file
         self.args = self.file.init_inputs()
         self.file.attempt("pickling its arguments", lambda: pack(self.args))
-        self.repeats: bool | None = None
+        self.repeats: bool | None = file.is_ours or None
         self.unlike: dict[str, list | None] = {}
         self.trivial: list[str] | None = None
-        self.draws = [self.file.draw(random.randrange(SEEDS))]
+        self._seeds = [random.randrange(SEEDS) for _ in range(DRAWS)]
+        self._draws = [] if file.is_ours else [self.file.draw(self._seeds[0])]
+        self.set_inputs(self.construct(random.randrange(SEEDS)))
+        if not file.is_ours:
+            self._draws += [self.file.draw(seed) for seed in self._seeds[1:]]
+        if any(form_of(draw) != self.form for draw in self._draws):
+            raise self.file.bad("get_inputs draws inputs of another form each time")
+
+    def set_inputs(self, module: nn.Module) -> None:
+        """Finds out about the file's inputs, and what a module makes of them."""
+        inputs = self.inputs(0)
+        self.form, self.parameters = form_of(inputs), parameters_of(module)
         if not self.tensors:
             raise self.file.bad("get_inputs gives no tensor")
-        module = self.construct(random.randrange(SEEDS))
-        self.parameters = parameters_of(module)
-        outputs = self._look(module)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        outputs = self._look(module, inputs)
         self.output_bytes = sum(x.numel() * x.element_size() for x in outputs)
         self.outputs = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in outputs]
-        del outputs
+        del outputs, inputs
         self.slots = self._count_slots(module)
-        self.note = self._float64_note(module)
-        self.draws += [self.file.draw(random.randrange(SEEDS)) for _ in range(DRAWS - 1)]
-        if any(form_of(draw) != form_of(self.draws[0]) for draw in self.draws):
-            raise self.file.bad("get_inputs draws inputs of another form each time")
+        self.note = "" if self.file.is_ours else self._float64_note(module)
 
     @property
     def tensors(self) -> list[int]:
         """Which inputs are tensors with elements."""
-        return [i for i, x in enumerate(self.draws[0]) if isinstance(x, torch.Tensor) and x.numel()]
+        return [i for i, spec in enumerate(self.form) if len(spec) > 1 and math.prod(spec[0])]
 
     @property
     def floats(self) -> list[int]:
         """Which of them hold floating-point numbers."""
-        return [i for i in self.tensors if self.draws[0][i].is_floating_point()]
+        return [i for i in self.tensors if self.form[i][2].is_floating_point]
 
     @property
     def input_bytes(self) -> int:
         """The bytes of all inputs together."""
-        inputs = (self.draws[0][i] for i in self.tensors)
-        return sum(x.numel() * x.element_size() for x in inputs)
+        specs = (self.form[i] for i in self.tensors)
+        return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype, *_ in specs)
 
     @property
     def shape(self) -> tuple:
         """The shape of the input, or those of several."""
-        shapes = [tuple(self.draws[0][i].shape) for i in self.tensors]
+        shapes = [self.form[i][0] for i in self.tensors]
         return shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
 
     @property
     def dtype(self) -> torch.dtype:
         """The first input's."""
-        return self.draws[0][self.tensors[0]].dtype
+        return self.form[self.tensors[0]][2]
 
-    @property
-    def specs(self) -> str:
-        """The form of the inputs, as `InputsWorker.allocate` takes it."""
-        return pack(form_of(self.draws[0]))
-
-    def construct(self, seed: int) -> nn.Module:
+    def construct(self, seed: int, args: list | None = None, dtype: str = "") -> nn.Module:
         """The module, with the parameters of a seed."""
-        return self.file.construct(copy.deepcopy(self.args), seed, self.device)
+        args = copy.deepcopy(self.args if args is None else args)
+        module = self.file.construct(args, seed, self.device)
+        return module.to(getattr(torch, dtype)) if dtype else module
 
     def copy(self, module: nn.Module) -> nn.Module:
         """A copy of the module."""
         return self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
 
     def inputs(self, draw: int) -> list:
-        """A copy of the inputs, on the device."""
-        return self.there(self.draws[draw])
+        """Those of one of the DRAWS seeds, on the device."""
+        if self.file.is_ours:
+            return self.draw(self._seeds[draw])
+        return self.there(self._draws[draw])
 
     def there(self, inputs: list) -> list:
         """A copy on the device."""
@@ -129,19 +137,19 @@ class Oracle:
             inputs = self.draw(seed)
         except BadReferenceError:
             return None
-        if form_of(inputs) != form_of(self.draws[0]):
+        if form_of(inputs) != self.form:
             return None
         return [sum_of_bits(x) for x in inputs if isinstance(x, torch.Tensor)]
 
     def make_unlike(self, name: str) -> list:
         """Such inputs, on the CPU: of two kinds, both of the first draw's."""
-        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.draws[0]]
+        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self._draws[0]]
         if name == SIGNS:
             for i in self.floats:
                 inputs[i] *= torch.empty_like(inputs[i]).uniform_(-1, 1).sign_()
             return inputs
         for i in self.floats:
-            x, other = (flat_bytes(y).view(y.dtype) for y in (inputs[i], self.draws[1][i]))
+            x, other = (flat_bytes(y).view(y.dtype) for y in (inputs[i], self._draws[1][i]))
             size = max(1, min(len(x) // PART, LARGEST_PART // x.element_size()))
             start = random.randrange(min(size, len(x) - size), len(x) - size + 1)
             x[start : start + size] = other[start : start + size]
@@ -161,10 +169,11 @@ class Oracle:
     def find_trivial(self) -> list[str]:
         """Which results are constants, or copies of inputs, as far as the inputs there are tell."""
         module = self.construct(random.randrange(SEEDS))
-        every = [*self.draws[1:], *filter(None, self.unlike.values())]
+        unlike = map(self.there, filter(None, self.unlike.values()))
+        every = [*map(self.inputs, range(1, DRAWS)), *unlike]
         outputs = self.expected(module, self.inputs(0))
         constant, copied = [True] * len(outputs), [set(self.tensors) for _ in outputs]
-        for inputs in map(self.there, every):
+        for inputs in every:
             for turn, found in enumerate(self.expected(module, inputs)):
                 constant[turn] &= outputs[turn].allows(found.eager)
                 copied[turn] &= {i for i in self.tensors if found.allows(inputs[i])}
@@ -187,9 +196,8 @@ class Oracle:
         wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
         return self.run(wide, [_double(x) for x in inputs])
 
-    def _look(self, module: nn.Module) -> list[torch.Tensor]:
+    def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """The outputs of two forwards, which must be the same tensors."""
-        inputs = self.inputs(0)
         with torch.no_grad(), Terms() as seen:
             nested = self.file.attempt("forward", lambda: flatten(module(*inputs)))
         computing = (op for op in seen.names if not any(view in op for view in VIEWS))
@@ -202,10 +210,13 @@ class Oracle:
                 raise self.file.bad(f"Model returns a tensor of {x.dtype}, {x.layout}")
         if not outputs:
             raise self.file.bad("Model returns no tensor")
+        if self.file.is_ours:
+            self.shares = False
+            return outputs
         storages = {inputs[i].untyped_storage().data_ptr() for i in self.tensors}
         self.shares = any(x.untyped_storage().data_ptr() in storages for x in outputs)
         for i in self.tensors:
-            if first_mismatch(inputs[i].cpu(), self.draws[0][i], exact=True):
+            if first_mismatch(inputs[i].cpu(), self._draws[0][i], exact=True):
                 raise self.file.bad("Model changes its inputs")
         again = self.run(module, inputs)
         self.shares |= any(share_memory(*pair) for pair in zip(again, outputs, strict=True))
@@ -238,12 +249,13 @@ class Oracle:
         draws = DRAWS * self.input_bytes
         if self.device.type == "cpu":  # which has the draws, and eager in two processes
             fixed += draws + self.input_bytes
-        else:
+        elif not self.file.is_ours:
             self._check_memory(draws, torch.device("cpu"))
         slots, each = RING[self.device.type], 2 * self.input_bytes
         if fixed + slots * each > LARGEST_SHARE * free_bytes(self.device):
             slots = 1
-        self._check_memory(fixed + slots * each, self.device)
+        if not self.file.is_ours:  # `memory.choose_rows` has looked
+            self._check_memory(fixed + slots * each, self.device)
         return slots
 
     def _check_memory(self, need: int, device: torch.device) -> None:
@@ -262,11 +274,13 @@ class Oracle:
 
 
 def form_of(inputs: list) -> list[tuple]:
-    """Shape, strides and dtype of tensors; other values as they are."""
-    return [
-        (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, torch.Tensor) else (x,)
-        for x in inputs
-    ]
+    """Shape, strides, dtype, offset and elements in memory of tensors; other values as they are."""
+    return [_spec(x) if isinstance(x, torch.Tensor) else (x,) for x in inputs]
+
+
+def _spec(x: torch.Tensor) -> tuple:
+    size = x.untyped_storage().nbytes() // x.element_size()
+    return tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), size
 
 
 def parameters_of(module: nn.Module) -> list[tuple[str, int]]:

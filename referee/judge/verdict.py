@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
-from model import Problem
 from referee.error_line import first_error_line
+from referee.judge.oracle import Oracle
 from referee.progress import Progress
 from referee.remote import RaisedError
-from referee.solutions.oracle import Oracle
 from referee.stats import speed_up
-from referee.step import Step
-from referee.timing import LEAST_JUDGED, Rounds, Timings
+from referee.timing import LEAST_JUDGED, Rounds, Step, Timings
 
 CORRECT, WRONG, CHEATING, ERROR, LATE = "correct", "wrong", "cheating", "error", "time limit"
+INTERRUPTED, LEFT_OUT = "interrupted", "left out"
+TIE = "a tie"
 # By how much the ratio of two processes that run the same code is off: which addresses they got.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 # Ratios of eager to itself beyond which the machine is too noisy to tell anything.
@@ -27,37 +27,28 @@ class FoundError(Exception):
 
 
 @dataclass
-class Verdict:
-    """The outcome of a file.
+class Run:
+    """The times under one setting, "" where there is only one."""
 
-    Attributes:
-        word: correct, wrong, cheating, error or time limit.
-        reason: what is wrong, in words.
-        accuracy: the class reached, "" if not known.
-        refused: kinds of inputs that the problem does not ask for and the solution refuses.
-        timings: of a correct solution.
-        step: those of its training step, where it has a backward.
-    """
-
-    file: Path
-    word: str = CORRECT
-    reason: str = ""
-    accuracy: str = ""
-    count: int = 0
-    import_seconds: float = 0.0
-    refused: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    timings: Timings | None = None
+    setting: str
+    timings: Timings
     step: Step | None = None
+
+    def trim(self) -> None:
+        """Keeps the whole rounds of what was interrupted."""
+        self.timings.trim(self.timings.rounds)
+        if self.step and self.step.rounds:
+            self.step.trim()
+        else:
+            self.step = None
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:
         """Eager's time in parts of the solution's, with its interval; None where too noisy."""
-        timings = self.timings
-        if timings is None or self.too_noisy:
+        if self.too_noisy:
             return None
-        names = timings.names
-        return speed_up(timings.seconds[names.eager], timings.seconds[names.solution])
+        seconds, names = self.timings.seconds, self.timings.names
+        return speed_up(seconds[names.eager], seconds[names.solution])
 
     @property
     def too_noisy(self) -> bool:
@@ -69,34 +60,76 @@ class Verdict:
         return high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
 
     @property
-    def is_tie(self) -> bool:
-        """Whether the interval includes 1, if moved by as much as processes, or eager's differ."""
+    def word(self) -> str:
+        """The ratio in a word; a tie where the interval includes 1, if moved by as much as
+        processes, or eager's, differ.
+        """
+        if self.too_noisy:
+            return "too noisy"
         seconds, names = self.timings.seconds, self.timings.names
         control, *_ = speed_up(seconds[names.eager], seconds[names.again])
-        _, low, high = self.ratio
+        ratio, low, high = self.ratio
         bias = max(control, 1 / control, PLACEMENT[self.timings.device])
-        return low / bias <= 1 <= high * bias
+        if low / bias <= 1 <= high * bias:
+            return TIE
+        return "faster" if ratio > 1 else "slower"
+
+
+@dataclass
+class Verdict:
+    """The outcome of a file.
+
+    Attributes:
+        word: correct, wrong, cheating, error, time limit, interrupted or left out.
+        reason: what is wrong, in words.
+        accuracy: the class reached, "" if not known.
+        count: of cases that were compared.
+        refused: kinds of inputs that the problem does not ask for and the solution refuses.
+        errors: against float64, of the solution and of eager, a dictionary for each result.
+        runs: the times of a correct solution, under each setting.
+        roofline: seconds of the call on it, of a sweep.
+    """
+
+    file: Path
+    word: str = CORRECT
+    reason: str = ""
+    accuracy: str = ""
+    count: int = 0
+    import_seconds: float = 0.0
+    refused: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: list[dict] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    roofline: float | None = None
 
 
 @dataclass(frozen=True)
 class Task:
-    """The conditions on which files are graded, as `outcome.Task`.
+    """The conditions on which files are graded.
 
     Attributes:
         name: the problem's.
-        problem: one of this project's; None for a reference file.
-        oracle: of the reference file; None for a problem of this project.
+        oracle: of the inputs at the timed size.
+        settings: of the precision of float32 products.
+        wanted: how long to time.
+        yardsticks: that are timed beside eager, by name.
+        timeout: seconds for a file.
+        only_times: as a sweep does.
     """
 
     name: str
-    problem: Problem | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    oracle: Oracle
+    settings: tuple[str, ...]
     wanted: Rounds
+    yardsticks: tuple[str, ...]
     timeout: float
     progress: Progress
-    oracle: Oracle | None = None
+    only_times: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where solutions compute."""
+        return self.oracle.device
 
 
 def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from referee.compare import first_mismatch
+from referee.compare import INTEGERS, first_mismatch
 
 FACTOR, LOW_FACTOR = 32, 4
 # A plain sum of n positive terms in order is sqrt(n) / 4 roundings off, in standard deviations.
@@ -35,15 +35,20 @@ class Found:
 
     Attributes:
         problem: what is wrong with it, in words.
+        max, mean: of its errors.
         relative: the Frobenius norm of its errors over that of the reference.
         equal: it has eager's bits.
         gross: it is another result, not a less accurate one.
+        beyond: which elements are off by too much; of an exact result, of blocks that differ.
     """
 
     problem: str | None
+    max: float
+    mean: float
     relative: float
     equal: bool
     gross: bool
+    beyond: torch.Tensor
 
 
 class Output:
@@ -53,16 +58,27 @@ class Output:
         eager: as the reference computes it.
         exact: in float64; None where that cannot be had.
         terms: of the longest sum; 0 for what must have eager's values.
+        limit: the most that each element may be off, where the problem knows.
+
+    Attributes:
+        errors: eager's, as of `Found`: max, mean and relative.
     """
 
-    def __init__(self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int = 1) -> None:
+    def __init__(
+        self,
+        eager: torch.Tensor,
+        exact: torch.Tensor | None,
+        terms: int = 1,
+        limit: torch.Tensor | None = None,
+    ) -> None:
         self.shape, self.dtype, self.numel = list(eager.shape), eager.dtype, eager.numel()
         self.eager = eager.detach().contiguous().view(-1)
         is_float = self.dtype.is_floating_point
         higher = is_float and self.dtype != torch.float64 and exact is not None
         self.exact = exact.detach().contiguous().view(-1) if higher else None
         self.slack, self.mean_slack, self.parts, self.size = 0.0, math.inf, 0.0, 0.0
-        self.is_exact = terms == 0
+        self.errors, self.limit = (0.0, 0.0, 0.0), None if limit is None else limit.view(-1)
+        self.is_exact = terms == 0 or not is_float
         if is_float and terms:
             self._set_budget(terms)
 
@@ -83,6 +99,7 @@ class Output:
         is_low = off > CLASSES["float32-grade"] ** 2 * squares
         factor, roundings = (LOW_FACTOR, 1) if is_low else (FACTOR, ROUNDINGS)
         self.size = math.sqrt(squares / count)
+        self.errors = largest, total / count, math.sqrt(off / squares) if squares else 0.0
         self.parts = roundings * eps
         self.slack = factor * largest + eps * self.size
         self.mean_slack = (factor * total + self.parts * sizes) / count
@@ -94,58 +111,41 @@ class Output:
 
     def forget(self) -> None:
         """Keeps the budget alone."""
-        self.eager = self.exact = None
+        self.eager = self.exact = self.limit = None
 
     def compare(self, pieces: Iterable[tuple[int, torch.Tensor]]) -> Found:
         """A result that arrives in flat pieces, each with the place where it begins."""
-        beyond, first, count, total, squares, norm, equal = 0, "", 0, 0.0, 0.0, 0.0, True
-        largest = furthest = 0.0
+        first, total, squares, norm, equal, largest, furthest = "", 0.0, 0.0, 0.0, True, 0.0, 0.0
+        wrong = []
         for begin, piece in pieces:
             for at in range(0, len(piece), BLOCK):
                 got, start = piece[at : at + BLOCK], begin + at
                 eager = self.eager[start : start + len(got)]
                 mismatch = first_mismatch(got, eager)
                 equal = equal and mismatch is None
-                if not self.dtype.is_floating_point:
-                    if mismatch and not beyond:
-                        first = f"got {mismatch.got}, expected {mismatch.expected}"
-                    beyond += mismatch.count if mismatch else 0
+                if mismatch is None and self.is_exact:
                     continue
                 want = self._wanted(start, start + len(got))
                 error = self._errors(got, eager, want)
-                bad = error > self._allowed(want)
-                if found := int(bad.sum()):
+                allowed = self._allowed(want)
+                if self.limit is not None:
+                    allowed = self.limit[start : start + len(got)].nan_to_num(0, 0, 0)
+                wrong.append(bad := error > allowed)
+                if not first and bad.any():
                     where = bad.to(torch.uint8).argmax().item()
-                    first = first or f"got {got[where]:.9g}, expected {want[where]:.9g}"
-                    beyond += found
+                    first = f"got {got[where]:.9g}, expected {want[where]:.9g}"
                 want = want.nan_to_num(0, 0, 0)
                 largest = max(largest, want.abs().max().item())
                 furthest = max(furthest, error.max().item())
-                total, count = total + error.sum().item(), count + len(got)
+                total += error.sum().item()
                 squares += error.square_().sum().item()
                 norm += want.square_().sum().item()
+        beyond = torch.cat(wrong) if wrong else torch.zeros(0, dtype=torch.bool)
         relative = math.sqrt(squares / norm) if norm else (math.inf if squares else 0.0)
-        gross = not self.dtype.is_floating_point or furthest > GROSS * largest
-        problem = self._problem(beyond, first, total / max(count, 1))
-        return Found(problem, relative, equal, gross or grade(relative) == WORST)
-
-    def beyond(self, got: torch.Tensor) -> tuple[torch.Tensor, float, str]:
-        """Which elements of a flat result are beyond it, its relative error, and the first."""
-        want = self._wanted(0, self.numel)
-        error = self._errors(got, self.eager, want)
-        wrong = error > self._allowed(want)
-        norm = want.nan_to_num(0, 0, 0).norm().item()
-        size = error.norm().item()
-        relative = size / norm if norm else (math.inf if size else 0.0)
-        if not wrong.any():
-            return wrong, relative, ""
-        at = wrong.to(torch.uint8).argmax().item()
-        values = f"got {got[at]:.9g}, expected {want[at]:.9g}"
-        return (
-            wrong,
-            relative,
-            f"{int(wrong.sum()):,} of {len(got):,} elements, the first: {values}",
-        )
+        gross = self.is_exact or furthest > GROSS * largest or grade(relative) == WORST
+        mean = total / max(self.numel, 1)
+        problem = self._problem(int(beyond.sum()), first, mean)
+        return Found(problem, furthest, mean, relative, equal, gross, beyond)
 
     def allows(self, other: torch.Tensor) -> bool:
         """Whether another tensor could stand in for it."""
@@ -154,7 +154,7 @@ class Output:
 
     def compare_some(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
         """The fault of elements of another result, compared with eager's, by this budget."""
-        if not self.dtype.is_floating_point:
+        if self.is_exact:
             mismatch = first_mismatch(got, eager)
             return str(mismatch) if mismatch else None
         want = eager.double()
@@ -168,10 +168,10 @@ class Output:
         return f"{int(bad.sum())} of {len(got)} elements, the first: {values}"
 
     def _problem(self, beyond: int, first: str, mean: float) -> str | None:
-        total = self.eager.numel()
         if beyond:
-            return f"{beyond:,} of {total:,} elements beyond the error budget, the first: {first}"
-        if mean > self.mean_slack:
+            what = "elements differ" if self.is_exact else "elements beyond the error budget"
+            return f"{beyond:,} of {self.numel:,} {what}, the first: {first}"
+        if mean > self.mean_slack and self.limit is None:
             return f"mean error {mean:.3g}, at most {self.mean_slack:.3g}, by eager's, is right"
         return None
 
@@ -190,6 +190,9 @@ class Output:
     @staticmethod
     def _errors(got: torch.Tensor, eager: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
         """|got - want|; where either is not finite, 0 if it has eager's value, else infinite."""
+        if not got.is_floating_point():
+            signed = INTEGERS[got.element_size()]
+            return (got.view(signed) != eager.view(signed)).double()
         error = (got.double() - want).abs_()
         if error.sum().isfinite():
             return error

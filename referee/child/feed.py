@@ -1,0 +1,170 @@
+"""The requests that bring inputs and parameters to a process."""
+
+import base64
+import pickle
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from referee import cases, reference_file
+
+ALIGNMENT = 16  # of tensors that are picked
+PART = 16  # what changes last before a timed call is a sixteenth of a tensor, or as much as fits in
+LARGEST_PART = 1 << 22  # bytes
+MOST_PARTS = 16  # that change last: launched while a GPU's L2 is flushed
+
+_unpickle, _from_base64 = pickle.loads, base64.b64decode
+_synchronize = torch.cuda.synchronize
+
+
+def unpack(text: str) -> object:
+    """What `remote.pack` made a text of."""
+    return _unpickle(_from_base64(text))
+
+
+class Feed:
+    """These requests, of a `Worker`. A slot of the `ring` holds the arguments of a forward."""
+
+    device: torch.device
+    incoming: torch.Tensor
+    outgoing: torch.Tensor
+
+    def __init__(self) -> None:
+        self.source: reference_file.ReferenceFile | None = None
+        self.module: nn.Module | None = None
+        self.ring: list[list] = []
+        self.staged: list[torch.Tensor] = []
+        self.base: dict[str, torch.Tensor] = {}  # parameters, of which others are made
+        self.writes: list[Callable[[], object]] = []  # what is altered in the next timed call
+
+    def allocate(self, slots: int, inputs: str) -> dict:
+        """A ring of inputs.
+
+        Args:
+            inputs: packed, as of `oracle.form_of`.
+        """
+        self.output, self.outputs, self.ring = None, [], []
+        self.found, self.given, self.writes = [], [], []
+        for _ in range(slots):
+            self.ring.append([self._blank(spec, self.device) for spec in unpack(inputs)])
+        return {}
+
+    def stage(self, tensors: str) -> dict:
+        """Room for a state, or for inputs, that come in, as `allocate` has it."""
+        self.staged = [self._blank(spec, torch.device("cpu")) for spec in unpack(tensors)]
+        return {}
+
+    def feed(self, slot: int | None, index: int, start: int, size: int) -> dict:
+        """Bytes of an input's memory, or of what is staged; no version tells of them."""
+        into = self.staged if slot is None else self.ring[slot]
+        flat_bytes(into[index])[start : start + size].copy_(self.incoming[:size])
+        return {}
+
+    def sums(self) -> dict:
+        """The sum of each tensor of the state, in order."""
+        values = self.module.state_dict().values()
+        return {"sums": [value.double().sum().item() for value in values]}
+
+    def load_state(self, names: list[str]) -> dict:
+        """Loads what is staged, or nothing; keeps it, that other parameters can be made of it."""
+        state, there = dict(zip(names, self.staged, strict=False)), self.module.state_dict()
+        if state:
+            more = {} if len(state) == len(there) else {"strict": False}
+            self.module.load_state_dict(state, **more)
+        there = state or there
+        self.base = {name: there[name].detach().to(self.device, copy=True) for name in names}
+        self.staged = []
+        return {}
+
+    def renew(
+        self, slot: int, draw: int | None, names: list, seed: int, at: float, is_timed: bool
+    ) -> dict:
+        """Gives the inputs of a slot, and the parameters, values that no version tells of.
+
+        Args:
+            draw: the seed of the inputs; None for those that are staged, or none.
+            names: of the parameters, each with what is added to its seed.
+            at: where the part begins that changes last, from 0 to 1.
+            is_timed: for the next timed call.
+        """
+        self.found, self.output = [], None
+        fresh, self.staged = self.staged, []
+        if draw is not None:
+            fresh = self.source.draw(draw, self.device)
+        for x, values in zip(self.ring[slot], fresh, strict=False):
+            if isinstance(x, torch.Tensor):
+                self._replace(x.data, values.to(self.device), at)
+        there = self.module.state_dict() if names else {}
+        for name, turn in names:
+            self._replace(there[name].data, cases.redraw(self.base[name], seed + turn), at)
+        if not is_timed:
+            self.write()
+        if self.device.type == "cuda":
+            _synchronize(self.device)
+        return {}
+
+    def _replace(self, x: torch.Tensor, values: torch.Tensor, at: float) -> None:
+        """Overwrites x, a part of it not before `write`: after the flush of a GPU's L2.
+
+        A call that works on another stream meanwhile reads old values there. The part is small, for
+        what is written last lies in the L2.
+        """
+        same = x.dtype == values.dtype and x.stride() == values.stride()
+        if not (same and x.numel()) or len(self.writes) == MOST_PARTS:
+            x.copy_(values)
+            return
+        old, new = flat(x), flat(values)
+        size = max(1, min(len(old) // PART, LARGEST_PART // x.element_size()))
+        start = int(at * (len(old) - size))
+        part = slice(start, start + size)
+        late = new[part].clone()
+        new[part] = old[part]
+        old.copy_(new)
+        self.writes.append(partial(old[part].copy_, late))
+
+    def digest(self, slot: int) -> dict:
+        """The sum of the bits of each input."""
+        tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
+        return {"sums": [sum_of_bits(x) for x in tensors]}
+
+    def write(self) -> None:
+        """Alters what the timed call reads."""
+        for write in self.writes:
+            write()
+        self.writes = []
+
+    def send(self, x: torch.Tensor, start: int) -> int:
+        """Writes the elements in order to the outgoing half; how many bytes."""
+        flat = x.contiguous().view(-1)
+        flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+        self.outgoing[start : start + len(flat)].copy_(flat)
+        return len(flat)
+
+    @staticmethod
+    def _blank(spec: tuple, device: torch.device) -> object:
+        if len(spec) == 1:
+            return spec[0]
+        shape, strides, dtype, offset, size = spec
+        return torch.zeros(size, dtype=dtype, device=device).as_strided(shape, strides, offset)
+
+
+def flat_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The memory under x, with what a view skips."""
+    every = flat(x)
+    return every.view(torch.uint8) if len(every) else every.new_empty(0, dtype=torch.uint8)
+
+
+def sum_of_bits(x: torch.Tensor) -> int:
+    """The sum of the bytes of a dense tensor, as whole numbers where they fill some."""
+    every = flat_bytes(x)
+    words = len(every) // 4 * 4
+    rest = every[words:].sum(dtype=torch.int64)
+    return (every[:words].view(torch.int32).sum(dtype=torch.int64) + rest).item()
+
+
+def flat(x: torch.Tensor) -> torch.Tensor:
+    """The elements in the memory under x."""
+    size = x.untyped_storage().nbytes() // x.element_size()
+    return x.data.as_strided((size,), (1,), 0)

@@ -1,0 +1,333 @@
+"""Asks a solution for results, compares them with the reference's, and says what is wrong."""
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from referee import cases
+from referee.compare import first_mismatch
+from referee.error_line import LONGEST_LINE
+from referee.judge.baselines import Asked, Baselines
+from referee.judge.budget import WORST, Found, Output, grade
+from referee.judge.feeding import Renewal, pieces, send
+from referee.judge.oracle import DIFFERENT, SEEDS, difference, form_of, parameters_of
+from referee.judge.verdict import CHEATING, WRONG, FoundError, Task, Verdict, of_exception
+from referee.remote import HALF, ForgedError, RaisedError, Remote, dtype_name, pack
+
+LATENESS = 0.2  # s, after which what a thread still had to write is there
+LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones, and of a bait
+MOST_KEPT = 32  # such results
+DIFFERS = "differs from the reference"
+
+
+class Checks:
+    """Construction, parameters, and one forward after the other.
+
+    Attributes:
+        module: the reference with the solution's parameters.
+        parameters: the solution's, that change, as of `parameters_of`.
+        base: the reference's values, of which others are made.
+        stale: the reference with earlier parameters, by what these are.
+        budgets: of the last results.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        task: Task,
+        verdict: Verdict,
+        progress: Callable,
+        baselines: Baselines,
+        spared: set[int],
+    ) -> None:
+        self.remote, self.task, self.verdict, self.progress = remote, task, verdict, progress
+        self.baselines, self.spared, self.oracle = baselines, spared, task.oracle
+        self.device, self.dtype = task.device, task.oracle.dtype
+        self.generator = torch.Generator(device=self.device)
+        self.seed = self.generator.seed() % SEEDS  # new in every run
+        self.generator.manual_seed(self.seed)
+        self.process = Asked(remote.ask, remote.put, remote.take)
+        self.inputs: list = []
+        self.module: nn.Module
+        self.relative, self.equal = 0.0, True
+        self.stale: dict[str, nn.Module] = {}
+        self.earlier: deque[torch.Tensor] = deque(maxlen=MOST_KEPT)
+        self.parameters: list[tuple[str, int]] = []
+        self.base: dict[str, torch.Tensor] = {}
+        self.budgets: list[Output] = []
+
+    def expected(self, inputs: list) -> list[Output]:
+        """The reference's results, and what a solution's may be."""
+        return self.oracle.expected(self.module, inputs)
+
+    def guesses(self) -> dict[str, tuple[str, torch.Tensor]]:
+        """Wrong first results that tell what was done: the verdict's word and the result."""
+        return {}
+
+    def draw(self, *shape: int) -> torch.Tensor:
+        """An input of this shape."""
+        return cases.random(shape, self.dtype, self.device, self.generator)
+
+    def construct(self, args: list | None = None, dtype: str = "") -> list[str] | None:
+        """Both modules, under one seed; the solution's names for the reference's state, if any.
+
+        Args:
+            args: by default the task's.
+            dtype: of the parameters; "" for the modules' own.
+        """
+        self.progress("constructing")
+        args, seed = self.oracle.args if args is None else args, random.randrange(SEEDS)
+        state = self.remote.ask("new", args=pack(args), seed=seed, dtype=dtype)["state"]
+        self.module = self.oracle.construct(seed, args, dtype)
+        self.stale, self.parameters, self.base = {}, [], {}
+        return self._matching(state, self.module.state_dict())
+
+    def _matching(self, state: list, values: dict[str, torch.Tensor]) -> list[str] | None:
+        """The solution's names for the reference's state, beside which it may have more; or None.
+
+        Other names are told by shapes and by what was drawn under the one seed.
+        """
+        left = {str(name): list(shape) for name, shape in state}
+        if left == {name: list(value.shape) for name, value in values.items()}:
+            return list(values)
+        sums = dict(zip(left, self.remote.ask("sums")["sums"], strict=True))
+        names = []
+        for value in values.values():
+            want = value.double().sum().item()
+            same = (n for n, shape in left.items() if shape == list(value.shape))
+            found = next((n for n in same if math.isclose(sums[n], want, abs_tol=1e-9)), None)
+            if found is None:
+                return None
+            names.append(found)
+            del left[found]
+        return names
+
+    def load(self, names: list[str], values: list[torch.Tensor] | None = None) -> None:
+        """Other parameters, for both: these, or what is made of their own. They can change again.
+
+        Args:
+            names: as of `construct`.
+        """
+        self.stale["old parameters"] = self.oracle.copy(self.module)
+        own, there = parameters_of(self.module), self.module.state_dict()
+        if values is None:
+            self.base = {name: there[name].clone() for name, _ in own}
+            self.redraw(random.randrange(SEEDS))
+        for name, value in zip(there, values or [], strict=False):
+            there[name].copy_(value)
+        theirs = dict(zip(there, names, strict=True))
+        self.parameters = [(theirs[name], turn) for name, turn in own]
+        self.base = {name: there[name].clone() for name, _ in own}
+        dense = [torch.empty_like(v, device="cpu").copy_(v) for v in there.values()]
+        send(self.process, None, dense)
+        self.remote.ask("load_state", names=names)
+
+    def overwrite(self) -> None:
+        """Other parameters, for both, that no version tells of, and the same inputs."""
+        renewal = Renewal(self.oracle, self.parameters, inputs=False)
+        renewal.give(self.process, 0, is_timed=False)
+        self.stale["old parameters"] = self.oracle.copy(self.module)
+        self.redraw(renewal.seed)
+
+    def redraw(self, seed: int) -> None:
+        """The reference's parameters, as `Feed.renew` does the solution's."""
+        values = self.module.state_dict()
+        for name, turn in parameters_of(self.module) if self.base else ():
+            values[name].copy_(cases.redraw(self.base[name], seed + turn))
+
+    def feed(self, inputs: list, again: bool = False) -> None:
+        """The inputs of the next forward, at the same address if `again`."""
+        self.inputs = inputs
+        if not again:
+            self.remote.ask("allocate", slots=1, inputs=pack(form_of(inputs)))
+        send(self.process, 0, inputs)
+
+    def check(
+        self,
+        name: str,
+        inputs: list | None = None,
+        required: bool = True,
+        again: bool = False,
+        fill: bool = False,
+        may_differ: bool = False,
+    ) -> Found | None:
+        """One forward: forms and values, fresh memory, inputs that stay as they are.
+
+        Args:
+            inputs: None for those that are there.
+            required: the solution must take them.
+            again: at the same address as those before.
+            fill: while torch fills new memory.
+            may_differ: the solution may be another function here.
+
+        Returns:
+            What is found of the first result; None of inputs that are refused.
+        """
+        self.progress("checking", name)
+        self.verdict.count += 1
+        if inputs is not None:
+            self.feed(inputs, again)
+        expected = self.expected(self.inputs)
+        first = expected[0]
+        bait = [first.shape, dtype_name(first.dtype), random.randrange(SEEDS)]
+        size = sum(x.numel * x.dtype.itemsize for x in expected)
+        is_small, is_float = size <= LARGEST_KEPT, first.dtype.is_floating_point
+        if not (required and is_small and is_float and first.shape and first.numel):
+            bait = None
+        try:
+            reply = self.remote.ask("forward", bait=bait, size=size, fill=fill)
+        except RaisedError as raised:
+            self.refuse(name, raised, required)
+            return None
+        self._check_forms(name, reply, expected)
+        self._check_inputs(name, reply)
+        results = []
+        for turn, output in enumerate(expected):
+            results.append(found := output.compare(self._pieces(turn, output)))
+            if found.problem:
+                if may_differ and found.gross and not self._cheat(turn, output):
+                    self.verdict.notes.append(f"{DIFFERS} for {name}")
+                    return found
+                raise FoundError(*self._diagnose(name, turn, output, found, bait))
+            self.relative = max(self.relative, found.relative)
+            self.equal = self.equal and found.equal
+        if is_small and first.numel > 1:
+            self.earlier.append(self._whole(0, first).cpu())
+        if not may_differ:  # the timed inputs are like these
+            self.budgets = expected
+        for output in expected:
+            output.forget()
+        return results[0]
+
+    def refuse(self, name: str, raised: RaisedError, required: bool) -> None:
+        """Not all kinds of inputs need be taken."""
+        is_crash = "CUDA error" in str(raised.args[0].get("text"))
+        if required or is_crash or of_exception(raised, name)[0] == CHEATING:
+            raise raised
+        kind = name.partition(",")[0]
+        if kind not in self.verdict.refused:
+            self.verdict.refused.append(kind)
+
+    def check_form(self, reply: dict, facts: dict, prefix: str) -> None:
+        """The kind of output, and what it says of itself; the order of dimensions is free."""
+        kind = str(reply.get("type"))[:100]
+        if fault := reply.get("fault"):
+            raise FoundError(CHEATING, str(fault)[:LONGEST_LINE])
+        if kind not in ("Tensor", "Parameter") or "dtype" not in reply:
+            raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
+        for fact, want in facts.items():
+            got = reply.get(fact)
+            if got != want:
+                got = str(got)[:LONGEST_LINE]
+                raise FoundError(WRONG, f"{prefix}the output's {fact} is {got}, expected {want}")
+
+    def form(self, want: Output) -> dict:
+        """What a result says of itself."""
+        device = str(self.device)
+        return {"dtype": dtype_name(want.dtype), "device": device, "shape": want.shape}
+
+    def take(
+        self,
+        start: int,
+        shape: list[int],
+        dtype: torch.dtype,
+        take: Callable[..., torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """What a process laid down, on the device."""
+        if type(start) is not int or not 0 <= start <= HALF - dtype.itemsize * math.prod(shape):
+            raise ForgedError
+        return (take or self.remote.take)(start, shape, dtype).to(self.device)
+
+    def _check_forms(self, name: str, reply: dict, expected: list[Output]) -> None:
+        structure, facts = reply["structure"], reply["outputs"]
+        for turn, (fact, output) in enumerate(zip(facts, expected, strict=False)):
+            what = f"{name}, output {turn}: " if len(expected) > 1 else f"{name}: "
+            self.check_form(fact, self.form(output), what)
+            if fact["shares_input"] is not False and not self.oracle.shares:
+                raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
+            if fact["shares_earlier"] and not self.oracle.shares:
+                raise FoundError(WRONG, f"two outputs share memory: {name}")
+        if structure != self.oracle.structure or len(facts) != len(expected):
+            got = str(structure)[:50]
+            reason = f"{name}: returns {got}, expected {self.oracle.structure}, * being a tensor"
+            raise FoundError(WRONG, reason)
+
+    def _check_inputs(self, name: str, reply: dict) -> None:
+        changed = reply["moved"] is not False
+        for i, x in enumerate(self.inputs):
+            for start, mine in pieces(x, HALF) if isinstance(x, torch.Tensor) else ():
+                stop = start + len(mine)
+                self.remote.ask("read_input", slot=0, index=i, start=start, stop=stop)
+                changed |= not torch.equal(self.take(0, [len(mine)], torch.uint8), mine)
+        if changed:
+            raise FoundError(CHEATING, f"changes its input: {name}")
+
+    def _pieces(self, turn: int, output: Output) -> Iterator[tuple[int, torch.Tensor]]:
+        """An output of the solution, in flat pieces."""
+        step = HALF // output.dtype.itemsize
+        for start in range(0, output.numel, step):
+            stop = min(start + step, output.numel)
+            self.remote.ask("read", output=turn, start=start, stop=stop)
+            yield start, self.take(0, [stop - start], output.dtype)
+
+    def _whole(self, turn: int, output: Output) -> torch.Tensor:
+        found = [piece for _, piece in self._pieces(turn, output)]
+        return torch.cat(found) if found else output.eager
+
+    def _diagnose(
+        self, name: str, turn: int, output: Output, found: Found, bait: list | None
+    ) -> tuple[str, str]:
+        """The verdict on a wrong result."""
+        got = self._whole(turn, output)
+        if bait and not turn:
+            drawn = torch.empty(output.shape, dtype=output.dtype, device=self.device)
+            if torch.equal(got, cases.draw(drawn, bait[2], unit=True).view(-1)):
+                return CHEATING, f"takes a tensor of the referee's for its result: {name}"
+        self.remote.ask("wait", seconds=LATENESS)
+        is_late = output.compare([(0, got)]).problem is None
+        if is_late or first_mismatch(self._whole(turn, output), got, exact=True):
+            return CHEATING, f"background work: writes its result after the call returned: {name}"
+        if output.dtype.is_floating_point:
+            unwritten = (got.isnan() & ~output.eager.isnan()).double().mean().item()
+            if unwritten > 0.5:
+                return WRONG, f"returns memory that it has not written: {name}"
+        if cheat := self._cheat(turn, output):
+            return cheat[0], f"{cheat[1]}: {name}"
+        reached = grade(found.relative)
+        if output.dtype == torch.float32 and not found.gross and reached != WORST:
+            reason = f"lower precision than eager's ({reached}): {name}: {found.problem}"
+            return WRONG, reason
+        return WRONG, f"{name}: {found.problem}"
+
+    def _cheat(self, turn: int, output: Output) -> tuple[str, str] | None:
+        """What gives this wrong result: the verdict's word, and in words."""
+        got = self._whole(turn, output)
+        like = [old for old in self.earlier if (old.dtype, old.shape) == (got.dtype, got.shape)]
+        if not turn and any(torch.equal(got.cpu(), old) for old in like):
+            return CHEATING, "replays the result of an earlier call"
+        guesses = {"returns zeros": (CHEATING, torch.zeros_like(output.eager))}
+        for i in self.oracle.tensors:
+            copied = self.inputs[i].reshape(-1)
+            guesses[f"returns a copy of its input {i}"] = CHEATING, copied
+        guesses |= {} if turn else self.guesses()
+        for what, module in self.stale.items():
+            old = self.oracle.run(module, self.inputs)[turn]
+            guesses[f"answers with {what}"] = CHEATING, old.reshape(-1)
+        for what, (word, guess) in guesses.items():
+            same = guess.shape == got.shape and guess.dtype == got.dtype and len(got) > 1
+            if not same or _is_near(guess, output.eager):
+                continue
+            if torch.equal(got, guess) or _is_near(got, guess):
+                return word, what
+        return None
+
+
+def _is_near(got: torch.Tensor, guess: torch.Tensor) -> bool:
+    """Whether it is this with other roundings; zeros are near to zeros alone."""
+    if not (got.dtype.is_floating_point and bool(guess.count_nonzero())):
+        return torch.equal(got, guess)
+    return difference(got, guess) <= DIFFERENT

@@ -1,0 +1,137 @@
+"""From files to verdicts."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+from referee import linear_relu_divide, relu
+from referee.judge.baselines import Baselines
+from referee.judge.reference import Reference
+from referee.judge.verdict import (
+    CHEATING,
+    CORRECT,
+    INTERRUPTED,
+    LATE,
+    FoundError,
+    Task,
+    Verdict,
+    of_crash,
+    of_exception,
+)
+from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote, reaping
+
+# Problems with cases of their own; others are graded as a reference file is.
+PROBLEMS = {"relu": relu, "linear_relu_divide": linear_relu_divide}
+
+Report = Callable[[Task, Verdict], None]
+
+
+def grade_files(
+    files: list[Path],
+    tasks: Callable[[], Iterable[Task]],
+    baselines: Baselines,
+    report: Report,
+) -> None:
+    """Grades one file after the other, and reports each verdict as soon as it is known.
+
+    Args:
+        tasks: that every file is graded on.
+    """
+    before = torch.get_float32_matmul_precision()
+    try:
+        for file in files:
+            todo = iter(tasks())
+            while _grade_file(file, todo, baselines, report):
+                pass
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def build(names: list[str], baselines: Baselines) -> float:
+    """Builds this project's kernels of several problems at the same time; the seconds it took.
+
+    Raises:
+        FoundError: why they cannot be built.
+    """
+    start = monotonic()
+    with reaping() as spared:
+        spared |= baselines.start()
+        remote = Remote(baselines.server, torch.device("cpu"))
+        try:
+            remote.ask("build", names=names)
+        except (RaisedError, EndedError) as failed:
+            is_raised = isinstance(failed, RaisedError)
+            found = of_exception(failed, "building") if is_raised else of_crash(*failed.args, "it")
+            raise FoundError(*found) from None
+        finally:
+            remote.close()
+    return monotonic() - start
+
+
+def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: Report) -> bool:
+    """Grades it on tasks in one process, as long as all goes well; whether that has ended early."""
+    with reaping() as spared, ExitStack() as stack:
+        remote = None
+        for task in todo:
+            verdict = Verdict(file)
+            try:
+                remote = _grade(file, task, verdict, baselines, remote, spared, stack)
+            finally:  # after an interrupt too, with what there is
+                task.progress.clear()
+                for run in verdict.runs:
+                    run.trim()
+                verdict.runs = [run for run in verdict.runs if run.timings.rounds]
+                report(task, verdict)
+            if verdict.word != CORRECT:
+                return True
+    return False
+
+
+def _grade(
+    file: Path,
+    task: Task,
+    verdict: Verdict,
+    baselines: Baselines,
+    remote: Remote | None,
+    spared: set[int],
+    stack: ExitStack,
+) -> Remote | None:
+    """Sets the verdict, whatever the file does; its process, which it may have given."""
+    stage = "starting"
+
+    def progress(what: str, detail: str = "") -> None:
+        nonlocal stage
+        stage = f"{what} {detail}".rstrip()
+        task.progress(f"{file.name}: {what}", detail)
+
+    known = task.oracle.file.is_ours and PROBLEMS.get(task.name)
+    kind, is_new = known.Judge if known else Reference, remote is None
+    try:
+        progress("starting eager")
+        baselines.disturbed()  # by an earlier file
+        spared |= baselines.start()
+        if is_new:
+            remote = Remote(baselines.server, task.device, monotonic() + task.timeout)
+            stack.callback(remote.close)
+        judge = kind(remote, task, verdict, progress, baselines, spared)
+        judge.prepare_baselines()
+        remote.deadline = monotonic() + task.timeout
+        judge.grade(file if is_new else None)
+    except FoundError as found:
+        verdict.word, verdict.reason = found.args
+    except LateError:
+        verdict.word, verdict.reason = LATE, f"{task.timeout:g} s, while {stage}"
+    except ForgedError:
+        verdict.word = CHEATING
+        verdict.reason = f"forged a reply to the referee, while {stage}"
+    except EndedError as ended:
+        verdict.word, verdict.reason = of_crash(*ended.args, stage)
+    except RaisedError as raised:
+        verdict.word, verdict.reason = of_exception(raised, stage)
+    except KeyboardInterrupt:
+        verdict.word, verdict.reason = INTERRUPTED, ""
+        raise
+    return remote

@@ -1,0 +1,120 @@
+"""The course for files that stand in for a problem of this project's, and for the project's own."""
+
+import torch
+
+from model import Problem
+from referee.judge.budget import Found, Output
+from referee.judge.feeding import Renewal
+from referee.judge.judge import Judge
+from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
+from referee.memory import choose_rows
+from referee.remote import RaisedError, pack
+
+# By which a solution may fall back on the reference's own ReLU.
+LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
+CPU_ROWS = 64  # of ReLU: beyond the size from which kernels write past the caches
+METRICS = ("max", "mean", "relative")
+
+
+class OfProject(Judge):
+    """Many small cases, then the timed size under each setting of the task."""
+
+    library = LIBRARY, False
+
+    def check_gradients(self) -> None:
+        """At small sizes."""
+        raise NotImplementedError
+
+    def check_and_time(self) -> None:
+        for setting in self.task.settings:
+            self.set_precision(setting)
+            self.start_backward()
+            if not self.task.only_times:
+                self.check_gradients()
+            self.check_whole()
+            self.earlier.clear()
+            self.inputs, self.stale = [], {}
+            self.release()
+            run = self.time()
+            self.time_step(run)
+            self.check_changes()
+
+    def set_precision(self, setting: str) -> None:
+        """Of float32 products, here and there; "" is the default."""
+        self.setting = setting
+        torch.set_float32_matmul_precision(self.precision)
+        self.remote.ask("set_precision", setting=self.precision)
+
+    def construct_alike(self, *args: object) -> list[str]:
+        """`construct` of a solution whose state must be the reference's, but for names.
+
+        Args:
+            args: of the constructor, by default the task's.
+        """
+        names = self.construct(list(args) or None, self.parameter_dtype)
+        if names is None:
+            shapes = [list(value.shape) for value in self.module.state_dict().values()]
+            raise FoundError(WRONG, f"its state has not the reference's shapes, {shapes}")
+        return names
+
+    def check_whole(self) -> None:
+        """One forward of the timed size, of inputs that both draw from a seed."""
+        names = self.construct_alike()
+        self.relative, self.equal = 0.0, True
+        self.load(names)
+        self._give_whole()
+        name = ", ".join(filter(None, [f"{list(self.oracle.shape)}", self.setting]))
+        found = self.check(name)
+        self.verdict.accuracy = self.verdict.accuracy or self.accuracy()
+        if any(self.budgets[0].errors):
+            self.note_errors(name, found, self.budgets[0])
+
+    def accuracy(self) -> str:
+        """The class of the result of the timed size."""
+        return "exact"
+
+    def note_errors(self, name: str, found: Found, want: Output) -> None:
+        """A row of the table of errors against float64."""
+        values = found.max, found.mean, found.relative, *want.errors
+        keys = (f"{who}_{what}" for who in ("solution", "reference") for what in METRICS)
+        self.verdict.errors.append({"name": name, **dict(zip(keys, values, strict=True))})
+
+    def _give_whole(self) -> None:
+        self.remote.ask("allocate", slots=1, inputs=pack(self.oracle.form))
+        renewal = Renewal(self.oracle, self.parameters, inputs=True)
+        renewal.give(self.process, 0, is_timed=False)
+        self.redraw(renewal.seed)
+        self.inputs = renewal.inputs()
+
+    def refuse(self, name: str, raised: RaisedError, required: bool) -> None:
+        """One that takes the timed size alone is wrong; one that takes nothing has an error."""
+        if required and of_exception(raised, name)[0] != CHEATING:
+            if self.verdict.count == 1:
+                self.load(self.construct_alike())
+                self._give_whole()
+                self.remote.ask("forward", bait=None, size=self.oracle.output_bytes, fill=False)
+            _, line = of_exception(raised, name)
+            raise FoundError(WRONG, f"does not take {name}: {line}")
+        super().refuse(name, raised, required)
+
+
+def choose_shape(
+    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[int, ...], str]:
+    """The shape of x, and a sentence that says why it is not the headline's, or "".
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    with torch.device("meta"):
+        [row] = problem.get_inputs_at(1)
+    usual = problem.rows if device.type == "cuda" else CPU_ROWS
+    count, note = choose_rows(wanted, usual, row.numel() * dtype.itemsize, device)
+    return (count, *row.shape[1:]), note or usual_note(wanted, usual, problem)
+
+
+def usual_note(wanted: int | None, usual: int, problem: Problem) -> str:
+    """Why fewer rows than the headline's are usual here, or ""."""
+    if wanted or usual >= problem.rows:
+        return ""
+    return f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
