@@ -1,9 +1,11 @@
 """How far results are from the float64 ones, and how far they may be."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 from torch.linalg import vector_norm
 
 U32 = 2.0**-24  # what rounding to nearest changes at most, in parts: float32
@@ -11,6 +13,7 @@ U_TF32 = 2.0**-11  # TF32, and float16
 # Two results of the same accuracy differ in their errors as two samples do. The mean of many is
 # sharp; the maximum of n has a standard deviation of 4% at n = 10^7, and more below.
 NOISE = {"max": 1.15, "mean": 1.02, "scaled": 1.15}
+BLOCK = 256  # rows of the weight that are in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -168,3 +171,48 @@ class Comparison:
                 value = getattr(errors, metric)
                 values[f"{who}_{metric}"] = value if math.isfinite(value) else None  # as JSON can
         return values
+
+
+def precision() -> str:
+    """torch's setting for float32 products, in effect now."""
+    return torch.get_float32_matmul_precision()
+
+
+def compare_output(
+    name: str,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    x: torch.Tensor,
+    module: nn.Module,
+    allowance: Allowance | None = None,
+) -> Comparison:
+    """The errors of two outputs of one shape `[..., out_features]` for x and the parameters."""
+    allowance = allowance or Allowance.of(x.dtype, precision(), x.shape[-1])
+    comparison = Comparison.of(name, allowance)
+    divisor = module.divisor
+    for part, _, z, magnitude in _blocks(x, module.linear):
+        exact, magnitude = torch.relu(z) / divisor, magnitude / abs(divisor)
+        comparison.solution.add(_rows(ours)[:, part], exact, magnitude)
+        comparison.reference.add(_rows(eager)[:, part], exact, magnitude)
+    return comparison
+
+
+def _blocks(
+    x: torch.Tensor, linear: nn.Linear
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Slices of the outputs; their weight, pre-activation and sums of magnitudes, in float64."""
+    weight, bias = linear.weight.detach(), linear.bias
+    x = _rows(x.detach()).double()
+    for start in range(0, len(weight), BLOCK):
+        part = slice(start, start + BLOCK)
+        rows = weight[part].double()
+        z, magnitude = x @ rows.T, x.abs() @ rows.abs().T
+        if bias is not None:
+            offset = bias.detach()[part].double()
+            z, magnitude = z + offset, magnitude + offset.abs()
+        yield part, rows, z, magnitude
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """All but the last dimension as one; a vector as one row."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]

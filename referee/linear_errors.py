@@ -1,40 +1,13 @@
 """Outputs and gradients of relu(x weight^T + bias) / divisor against their float64 values."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 from torch.autograd import grad
 
-from referee.errors import U32, U_TF32, Allowance, Comparison
-
-BLOCK = 256  # rows of the weight that are in float64 at a time
+from referee.errors import U32, U_TF32, Allowance, Comparison, _blocks, _rows, precision
+from referee.errors import compare_output as compare_output
 
 Gradients = dict[str, torch.Tensor]
-
-
-def precision() -> str:
-    """torch's setting for float32 products, in effect now."""
-    return torch.get_float32_matmul_precision()
-
-
-def compare_output(
-    name: str,
-    ours: torch.Tensor,
-    eager: torch.Tensor,
-    x: torch.Tensor,
-    module: nn.Module,
-    allowance: Allowance | None = None,
-) -> Comparison:
-    """The errors of two outputs of one shape `[..., out_features]` for x and the parameters."""
-    allowance = allowance or Allowance.of(x.dtype, precision(), x.shape[-1])
-    comparison = Comparison.of(name, allowance)
-    divisor = module.divisor
-    for part, _, z, magnitude in _blocks(x, module.linear):
-        exact, magnitude = torch.relu(z) / divisor, magnitude / abs(divisor)
-        comparison.solution.add(_rows(ours)[:, part], exact, magnitude)
-        comparison.reference.add(_rows(eager)[:, part], exact, magnitude)
-    return comparison
 
 
 def clear_of_zero(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
@@ -124,24 +97,3 @@ def _is_clear(z: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype) -> t
     else:
         near = U_TF32 * 4 if dtype == torch.float32 and precision() != "highest" else U32 * 64
     return z.abs() > near * magnitude
-
-
-def _blocks(
-    x: torch.Tensor, linear: nn.Linear
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Slices of the outputs; their weight, pre-activation and sums of magnitudes, in float64."""
-    weight, bias = linear.weight.detach(), linear.bias
-    x = _rows(x.detach()).double()
-    for start in range(0, len(weight), BLOCK):
-        part = slice(start, start + BLOCK)
-        rows = weight[part].double()
-        z, magnitude = x @ rows.T, x.abs() @ rows.abs().T
-        if bias is not None:
-            offset = bias.detach()[part].double()
-            z, magnitude = z + offset, magnitude + offset.abs()
-        yield part, rows, z, magnitude
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """All but the last dimension as one; a vector as one row."""
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]
