@@ -1,6 +1,9 @@
 """Exact comparisons, and comparisons of errors, that several tests share."""
 
 import torch
+from torch.utils._pytree import tree_leaves
+
+from referee.compare import share_memory
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -46,6 +49,34 @@ def assert_is_relu(got, x):
         assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
+def watched(call, tensors, size):
+    """What the call returns, in memory of its own; no tensor is changed, nor what its view skips.
+
+    Before it, free blocks of about `size` bytes are full of 0xff, a NaN in every float dtype, for
+    results to land in: several, since the C library hands small ones out as it likes.
+    """
+
+    def geometry(x):
+        return x.shape, x.stride(), x.data_ptr()
+
+    before, device = [], tensors[0].device
+    for x in tensors:
+        memory = torch.empty(0, dtype=torch.uint8, device=device).set_(x.untyped_storage())
+        before.append((geometry(x), memory, memory.clone()))
+    few = [size] * (4 if size < 1 << 25 else 1)  # from there on the C library maps new pages
+    sizes = range(size, size + 1024, 64) if size < 1 << 20 else few
+    blocks = [torch.full((n,), 0xFF, dtype=torch.uint8, device=device) for n in sizes]
+    del blocks
+    results = call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    for x, (form, memory, values) in zip(tensors, before, strict=True):
+        assert geometry(x) == form
+        assert_same_bits(memory, values)
+        assert not any(share_memory(result, x) for result in tree_leaves(results))
+    return results
+
+
 def outcome(function, *arguments):
     """What the function returns, or the type and the first line of its error."""
     try:
@@ -65,6 +96,16 @@ def assert_mask_of(out, mask):
     bits = unpacked(mask)
     assert torch.equal(bits[:, : out.shape[1]], out > 0)
     assert not bits[:, out.shape[1] :].any()
+
+
+def as_matrix(x):
+    return torch.atleast_2d(x).flatten(0, -2)
+
+
+def exact_gradients(x, weight, grad_z):
+    """The gradients of x, weight and bias for that of the product, in float64."""
+    rows, grads = as_matrix(x.double()), as_matrix(grad_z.double())
+    return (grads @ weight.double()).view(x.shape), grads.t() @ rows, grads.sum(0)
 
 
 def rounding_errors(x, weight, bias=None, unit=2.0**-24):

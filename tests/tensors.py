@@ -28,16 +28,6 @@ def draw(shape, dtype, device="cpu"):
     return torch.randint(info.min, info.max, shape, dtype=dtype, device=device)
 
 
-def special_values(dtype, device="cpu"):
-    if not dtype.is_floating_point:
-        info = torch.iinfo(dtype)
-        return torch.tensor([info.min, info.max, 0, 1, info.max // 2], dtype=dtype, device=device)
-    info = torch.finfo(dtype)
-    positive = [0.0, info.smallest_normal, info.smallest_normal / 2, 1.0, info.max, float("inf")]
-    values = positive + [-value for value in positive] + [float("nan"), -float("nan")]
-    return torch.tensor(values, dtype=dtype, device=device)
-
-
 def views(dtype, device="cpu"):
     """Name and tensor of many layouts, aligned and not, with and without gaps and overlaps."""
     base = draw((6, 10, 8, 12), dtype, device)
@@ -77,11 +67,19 @@ def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=Tr
     return mine.to(device, dtype), theirs.to(device, dtype)
 
 
-def step(module, x, grad_output):
-    """The output, and the gradients of x and of the parameters."""
+def step(module, x, grad_output, direction=None):
+    """The output, and the gradients of x and of the parameters.
+
+    Given a direction, also what the gradient of x gives grad_output in it: the second gradient.
+    """
     x = x.detach().requires_grad_()
-    out = module(x)
-    return out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad_output)
+    out, leaves = module(x), [x, *module.parameters()]
+    grads = torch.autograd.grad(out, leaves, grad_output, retain_graph=direction is not None)
+    if direction is not None:
+        g = grad_output.detach().requires_grad_()
+        [grad_x] = torch.autograd.grad(out, x, g, create_graph=True)
+        grads += torch.autograd.grad(grad_x, g, direction)
+    return out.detach(), *grads
 
 
 def captured(run):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from compare import assert_as_accurate, assert_mask_of, assert_same_bits
+from compare import as_matrix, assert_as_accurate, assert_mask_of, assert_same_bits, exact_gradients
 from tensors import FLOATING, OPERATORS, draw, linear_modules, step
 from test_linear_forward import VIEWS
 from torch import nn
@@ -12,17 +12,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import linear
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
-
-
-def as_matrix(x):
-    return torch.atleast_2d(x).flatten(0, -2)
-
-
-def exact_gradients(module, x, grad_z):
-    """The gradients of x, weight and bias for that of the product, in float64."""
-    weight = module.linear.weight.double()
-    rows, grads = as_matrix(x.double()), as_matrix(grad_z.double())
-    return (grads @ weight).view(x.shape), grads.t() @ rows, grads.sum(0)
 
 
 def assert_right(mine, theirs, x, grad_output):
@@ -40,7 +29,7 @@ def assert_right(mine, theirs, x, grad_output):
     else:
         assert torch.equal(keep, want[0] != 0)
         own = want[1:]
-    exact = exact_gradients(mine, x, grad_z)
+    exact = exact_gradients(x, mine.linear.weight, grad_z)
     for mine_, torchs, true in zip(got[1:3], own[:2], exact[:2], strict=True):
         assert_as_accurate(mine_, torchs.detach(), true.detach())
     if mine.linear.bias is not None:
