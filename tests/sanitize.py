@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,47 +23,48 @@ FOUND = 86  # the exit status of a sanitizer that has found something
 
 # The tests that reach every kernel and every tail at the price of a sanitizer, which is 10 to 100
 # times a kernel's own: by name, the files and what pytest's -k takes. Left out are large tensors
-# and repetitions at other precisions and sizes.
-FLOAT32 = (
-    "not medium and (short_sums or tiles_of_x_meet and (161 or 353) or layout_changes"
-    " or special_values_come or gradients or two_streams)"
-)
-# One dtype of each width.
-RELU = "(sizes or layouts or special) and (float32 or float64 or float16)"
+# and repetitions at other precisions and sizes. One dtype of each width.
+ONE_OF_A_WIDTH = "(torch.float32 or torch.float64 or torch.float16)"
+FLOAT32 = "(short_sums or tiles_of_x_meet and 353 or layout_changes or special_values and 1001)"
 SUBSETS = {
-    "relu": (["test_relu_forward.py", "test_relu_backward.py"], RELU),
-    "linear": (
-        ["test_linear_forward.py", "test_linear_backward.py"],
-        "shapes or special_values or conversions or strides and columns",
+    "linear": (  # torch's products and the passes beside them
+        "linear_forward linear_backward",
+        f"(shapes or strides and columns and not size1) and {ONE_OF_A_WIDTH}"
+        " and (backward or cuda-auto or cuda-torch-torch.float32)",
     ),
-    "float32": (
-        ["test_linear_float32.py", "test_linear_one_product.py"],
-        f"not (skinny or sm80) and {FLOAT32}",
+    "sm90": (  # several tiles a cluster: 4000, any_tiles, 2048
+        "linear_float32 linear_one_product linear_layouts",
+        f"not (skinny or sm80 or medium or bfloat16 or no_bit_in or -3.0) and ({FLOAT32}"
+        " or tiles_of_x_meet and 4000 or test_promise and highest and 2053"
+        " or any_tiles and 1500-tiles0 or of_integers and (264 or 2048 and x-weight))",
     ),
-    "other paths": (["test_linear_float32.py"], f"(skinny or sm80) and {FLOAT32}"),
+    "other paths": (
+        "linear_float32",
+        f"(skinny or sm80) and not (medium or skinny-high- or sm80-high-) and {FLOAT32}",
+    ),
+    "relu": ("relu_forward relu_backward", f"(sizes or layouts or special) and {ONE_OF_A_WIDTH}"),
 }
-CPU_SUBSET = [
-    "test_relu_forward.py",
-    "test_relu_backward.py",
-    "test_linear_forward.py",
-    "test_linear_backward.py",
-    "test_properties_relu.py",
-    "test_properties_linear.py",
-]
+CPU_SUBSET = "relu_forward relu_backward linear_forward linear_backward"
+CPU_SUBSET += " properties_relu properties_linear"
 # All values of a dtype add no accesses.
 CPU_NAMES = "not patterns"
-TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-# Only our kernels are watched. initcheck has to see what those of torch and cuBLAS write too, and
-# racecheck (2025.3) ends in an internal error at cuBLAS's for half types unless it watches them.
+# Each tool's environment. Without torch's cache of memory every tensor has bounds of its own.
+UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+TOOLS = {
+    "memcheck": UNCACHED,
+    "racecheck": {"NVCC_APPEND_FLAGS": "-DKERNELS_RACECHECK"},
+    "initcheck": UNCACHED,
+    "synccheck": {},
+}
+OPTIONS = ["--report-api-errors", "no", "--error-exitcode", str(FOUND)]
+# Only our kernels are watched. initcheck has to see what those of torch and cuBLAS write, too.
 OURS = ["--kernel-name", "kernel_substring=7kernels"]
-WATCHES_ALL = {("initcheck", subset) for subset in SUBSETS} | {("racecheck", "linear")}
-# Left out for one tool. racecheck: what takes it minutes, and cuBLAS's TF32 kernels, which end it
-# like those for half types; other tests reach our kernels. initcheck: half types and TF32, which
-# cuBLAS stores by TMA, unseen by the tool, so that it never runs our kernels for half types; and,
-# for time, ReLU of two widths.
+# Left out for one tool. racecheck (2025.3) ends in an internal error at cuBLAS's kernels for half
+# types unless it watches them, for minutes: "sm90" has ours. initcheck: half types, of which TMA
+# stores results unseen by the tool. And for time, large products and ReLU of two widths.
 LEFT_OUT = {
-    "racecheck": "promise_of_the_gradients or two_streams",
-    "initcheck": "float16 or float64",
+    "racecheck": "(linear_forward or linear_backward) and float16 or sm80 and (1028 or 4096)",
+    "initcheck": "float16 or float64 or 4000 or 2053 or any_tiles",
 }
 
 
@@ -115,9 +116,9 @@ def summary_of(output: str) -> str:
     return output if len(output) < 12000 else f"{output[:6000]}\n...\n{output[-6000:]}"
 
 
-def pytest(files: list[str], *options: str) -> list[str]:
+def pytest(files: str, *options: str) -> list[str]:
     """pytest of this interpreter on files of tests."""
-    paths = [f"tests/{file}" for file in files]
+    paths = [f"tests/test_{file}.py" for file in files.split()]
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
 
 
@@ -132,23 +133,18 @@ def gpu_runs(tools: list[str]) -> list[Run] | str:
     if sanitizer is None:
         return "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
     # Built once, before the runs: the compilers need not be watched.
-    of_racecheck = {"NVCC_APPEND_FLAGS": "-DKERNELS_RACECHECK"}
-    built = pytest(["test_relu_forward.py"], "-k", "in_place")
-    for extra in ({}, of_racecheck) if "racecheck" in tools else ({},):
-        subprocess.run(built, cwd=ROOT, check=True, env={**os.environ, **extra})
-    # Without torch's cache of memory every tensor has bounds of its own.
-    # CUDA graphs need the cache.
-    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    build = pytest("relu_forward", "-k", "in_place")
+    builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **TOOLS[t]}) for t in tools]
+    if any([process.wait() for process in builds]):  # a list: all are waited for
+        return "the kernels cannot be built"
     runs = []
-    for tool in tools:
-        options = ["--report-api-errors", "no", "--error-exitcode", str(FOUND)]
-        for subset, (files, names) in SUBSETS.items():
-            watched = [] if (tool, subset) in WATCHES_ALL else OURS
+    for subset, (files, names) in SUBSETS.items():
+        for tool in tools:
+            watched = [] if tool == "initcheck" else OURS
             left_out = f" and not ({LEFT_OUT[tool]})" if tool in LEFT_OUT else ""
             tests = pytest(files, "-m", "gpu", "-k", f"({names}){left_out}")
-            command = [sanitizer, "--tool", tool, *options, *watched]
-            extra = of_racecheck if tool == "racecheck" else {}
-            runs.append(Run(tool, subset, command + tests, {**environment, **extra}))
+            command = [sanitizer, "--tool", tool, *OPTIONS, *watched, *tests]
+            runs.append(Run(tool, subset, command, TOOLS[tool]))
     return runs
 
 
@@ -189,13 +185,14 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="seconds after which a run is ended as failed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(options.tool or TOOLS)
+        runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(options.tool or [*TOOLS])
         if isinstance(runs, str):
             print(runs, file=sys.stderr)
             return 2
         print(f"{'tool':20} {'subset':12} {'tests':>6} {'errors':>6} {'seconds':>8}")
         with ThreadPoolExecutor(options.jobs) as pool:
-            for run in pool.map(lambda run: run.start(options.limit), runs):
+            for ended in as_completed([pool.submit(run.start, options.limit) for run in runs]):
+                run = ended.result()
                 counts = f"{run.tests:>6} {run.errors:6} {run.seconds:8.0f}"
                 failed = "" if run.passed else "  FAILED"
                 print(f"{run.tool:20} {run.subset:12} {counts}{failed}", flush=True)
