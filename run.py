@@ -125,7 +125,8 @@ class Session:
         progress: Progress,
     ) -> None:
         self.args, self.device, self.why, self.document = args, device, why, document
-        self.progress, self.verdicts, self.shown = progress, [], set()
+        self.progress, self.verdicts = progress, []
+        self.shown: list[Subject | str] = []
         self.seconds = 0.0  # that building took
         self.files = args.solution or [OURS]
         self.timeout = args.timeout or TIMEOUT
@@ -216,7 +217,7 @@ class Session:
         self.document.records.append(record := records.record(facts, verdict, file))
         if self.args.sweep:
             is_first = bool(verdict.runs) and subject.problem not in self.shown
-            self.shown |= {subject.problem} if verdict.runs else set()
+            self.shown += [subject.problem] if verdict.runs else []
             ending.show(sweep.line(record, verdict, is_first))
             return
         if subject not in self.shown:
@@ -225,7 +226,7 @@ class Session:
             start = "\n" * bool(self.shown) + f"{subject.problem}: "
             ending.show("\n".join([start + head] + [subject.note] * bool(subject.note)))
         is_first = not self.shown
-        self.shown.add(subject)
+        self.shown.append(subject)
         if is_ours:
             ready = f"kernels ready in {verdict.import_seconds:.1f} s; " * is_first
             ending.show(ready + report.details(verdict))

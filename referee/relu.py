@@ -63,11 +63,9 @@ class Judge(OfProject):
         self.check("an input", [self.draw(129, 65)])
 
     def check_gradients(self) -> None:
-        values = cases.special_values(self.dtype).to(self.device)
-        draws = [self.draw(*shape) for shape in BACKWARD]
-        for x in [*draws, values.repeat(127), self.draw(65, 129).t(), self.draw(33, 66)[:, ::2]]:
-            self.quantities = []
-            self.check_backward([[x]])
+        for shape in BACKWARD:
+            self.start_backward()
+            self.check_backward([[self.draw(*shape)]])
             if not self.has_backward:
                 return
 

@@ -12,8 +12,8 @@ from test_solutions import CHEATS, DEVICES, SOLUTIONS, found_wrong, read_verdict
 
 import run
 from referee.reference_file import BadReferenceError, load
-from referee.solutions import oracle
-from referee.solutions.budget import Output, grade
+from referee.judge import oracle
+from referee.judge.budget import Output, grade
 from referee.structure import flatten
 
 grading = pytest.mark.skipif(

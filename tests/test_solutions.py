@@ -19,9 +19,10 @@ import pytest
 import model
 import run
 from model import PROBLEMS
-from referee import relu, timing
+from referee import timing
 from referee.error_line import first_error_line
-from referee.solutions import judge, verdict
+from referee.judge import judge, timed
+from referee.judge.verdict import Run
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
@@ -107,7 +108,7 @@ LINEAR = {
     "03_folds_weights": ("cheating", "answers with old parameters"),
     "03_keeps_weights_when_timed": ("cheating", "a timed call was wrong"),
     "06_tf32_when_timed": ("cheating", "a timed call was wrong"),
-    "06_half_precision": ("wrong", "lower precision than float32"),
+    "06_half_precision": ("wrong", "lower precision than "),
     "06_switches_tf32": ("cheating", "changed the matrix product's precision"),
     "18_drops_bias": ("cheating", "leaves out the bias"),
     "18_returns_zeros": ("cheating", "returns zeros"),
@@ -168,7 +169,7 @@ def grade_cheats(device: str, factory: pytest.TempPathFactory) -> dict[str, dict
     with pytest.MonkeyPatch.context() as patch:
         small_problems(patch, device)
         patch.setattr(judge, "SETTLING", 1.0)
-        patch.setattr(judge, "CONFIRMATION", timing.Rounds(3))
+        patch.setattr(timed, "CONFIRMATION", timing.Rounds(3))
         for problem, cheats, rows in tasks:
             files = [CHEATS / f"{name}.py" for name in sorted(cheats)]
             options = ["--trials", "3", *rows]
@@ -477,45 +478,45 @@ def test_requests_that_make_no_sense(arguments, tmp_path, capsys):
     assert output.err.count("\n") == 1
 
 
-def timed(**seconds: list[float]) -> verdict.Verdict:
+def run_of(**seconds: list[float]) -> Run:
     names = timing.Names(solution="ours", eager="eager")
-    timings = timing.Timings("cpu", names, relu.RATE, 1)
+    timings = timing.Timings("cpu", names, timed.Timed.rate, 1)
     timings.seconds = {"ours": seconds["ours"], "eager": seconds["eager"]}
     timings.seconds[names.again] = seconds.get("again", seconds["eager"])
-    return verdict.Verdict(Path("a.py"), timings=timings)
+    return Run("", timings)
 
 
 def test_ties_and_noise():
     eager = [1.0, 1.01, 0.99, 1.0, 1.0]
-    twice = timed(ours=[s / 2 for s in eager], eager=eager)
-    assert not twice.too_noisy
-    assert not twice.is_tie
+    twice = run_of(ours=[s / 2 for s in eager], eager=eager)
+    assert twice.word == "faster"
     assert twice.ratio[0] == 2.0
-    assert timed(ours=[0.97, 1.0, 0.98, 1.01, 0.99], eager=eager).is_tie
-    noisy = timed(ours=[0.5] * 5, eager=eager, again=[2.0, 0.4, 1.7, 3.0, 2.5])
-    assert noisy.too_noisy
+    assert run_of(ours=[2 * s for s in eager], eager=eager).word == "slower"
+    assert run_of(ours=[0.97, 1.0, 0.98, 1.01, 0.99], eager=eager).word == "a tie"
+    noisy = run_of(ours=[0.5] * 5, eager=eager, again=[2.0, 0.4, 1.7, 3.0, 2.5])
+    assert noisy.word == "too noisy"
     assert noisy.ratio is None
-    assert timed(ours=[0.5] * 2, eager=[1.0] * 2).too_noisy
+    assert run_of(ours=[0.5] * 2, eager=[1.0] * 2).too_noisy
 
 
 def test_the_referees_clock():
-    known = timed(ours=[1e-4] * 9, eager=[1e-3] * 9)
+    known = run_of(ours=[1e-4] * 9, eager=[1e-3] * 9).timings
     honest = {name: [(1e-4, 1e-4)] * 9 for name in ("ours", "eager", "eager (again)")}
-    assert judge.wrong_clock(honest, known.timings) is None
+    assert timed.wrong_clock(honest, known) is None
     busy = {
         **honest,
         "ours": [(1e-4, 9e-4)] * 9,
         "eager": [(1e-3, 1e-4)] * 4 + [(1e-3, 9e-4)] * 5,
     }
-    assert judge.wrong_clock(busy, known.timings) is None
+    assert timed.wrong_clock(busy, known) is None
     waiting = {**honest, "ours": [(1e-4, 1.5e-3)] * 9}  # for a CPU
-    assert judge.wrong_clock(waiting, known.timings) is None
+    assert timed.wrong_clock(waiting, known) is None
     slowed = {**honest, "ours": [(1e-4, 3e-3)] * 9}
-    assert "a changed timer" in judge.wrong_clock(slowed, known.timings)
+    assert "a changed timer" in timed.wrong_clock(slowed, known)
     often = {**honest, "ours": [(1e-4, 3e-3)] * 5 + [(4e-4, 1e-4)] * 4}  # six of ten calls
-    assert "a changed timer" in judge.wrong_clock(often, known.timings)
+    assert "a changed timer" in timed.wrong_clock(often, known)
     slow = {**honest, "ours": [(1e-4, 1e-4)] * 5 + [(9e-3, 3e-3)] * 4}  # these decide nothing
-    assert judge.wrong_clock(slow, known.timings) is None
+    assert timed.wrong_clock(slow, known) is None
 
 
 @pytest.mark.parametrize(
@@ -523,8 +524,8 @@ def test_the_referees_clock():
 )
 def test_incredible_times_are_taken_again(answers, word, tmp_path, monkeypatch):
     small_problems(monkeypatch, "cpu")
-    monkeypatch.setattr(judge, "CONFIRMATION", timing.Rounds(5))
-    monkeypatch.setattr(judge, "wrong_clock", lambda *_: answers.pop(0))
+    monkeypatch.setattr(timed, "CONFIRMATION", timing.Rounds(5))
+    monkeypatch.setattr(timed, "wrong_clock", lambda *_: answers.pop(0))
     _, verdicts = grade("relu", [SOLUTIONS / "clean_plain.py"], tmp_path)
     assert verdicts["clean_plain"]["verdict"] == word
     assert answers == []

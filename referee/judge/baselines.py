@@ -39,6 +39,7 @@ class Baselines:
         self.server = self.server or Server()
         for _ in range(0 if self._remotes else 2 if self._device.type == "cpu" else 1):
             self._remotes.append(Remote(self.server, self._device))
+            self._remotes[-1].ask("left_on")  # it has set its own limits then
         torch.zeros(1 << 18)  # where OpenMP's settings say so, it binds this thread now
         self._standing = self._standing or self._stand()
         return {self.server.pid, *(remote.pid for remote in self._remotes)}

@@ -306,9 +306,6 @@ class Checks:
     def _cheat(self, turn: int, output: Output) -> tuple[str, str] | None:
         """What gives this wrong result: the verdict's word, and in words."""
         got = self._whole(turn, output)
-        like = [old for old in self.earlier if (old.dtype, old.shape) == (got.dtype, got.shape)]
-        if not turn and any(torch.equal(got.cpu(), old) for old in like):
-            return CHEATING, "replays the result of an earlier call"
         guesses = {"returns zeros": (CHEATING, torch.zeros_like(output.eager))}
         for i in self.oracle.tensors:
             copied = self.inputs[i].reshape(-1)
@@ -323,6 +320,9 @@ class Checks:
                 continue
             if torch.equal(got, guess) or _is_near(got, guess):
                 return word, what
+        like = [old for old in self.earlier if (old.dtype, old.shape) == (got.dtype, got.shape)]
+        if not turn and any(torch.equal(got.cpu(), old) for old in like):
+            return CHEATING, "replays the result of an earlier call"
         return None
 
 
