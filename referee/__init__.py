@@ -6,7 +6,7 @@ mistakes and the usual short cuts (returned inputs, replayed results, unwritten 
 another stream), not a program that sets out to rewrite the interpreter. Import the package before
 the replacement: the functions that decide are bound at import. `solutions` grades files of others,
 in processes of their own that `remote` starts and `child` serves. `records` is what `report`
-writes. `benchmarks` measures the figures beside the headline.
+writes. `benchmark` measures the figures beside the headline.
 """
 
 import warnings

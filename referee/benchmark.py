@@ -1,82 +1,185 @@
-"""Every speed figure beside the headline: `python -m referee.benchmark [what] [options]`.
+"""Every speed figure beside the headline: `python -m referee.benchmark what [options]`.
 
-sizes     ModelNew against torch.relu over powers of two
-views     the same for views that are not dense
-linear    LinearReluDivideNew against eager over rows and features, at one --precision
-layouts   the same with transposed operands, forward and training step
-operands  float32: the same on operands of every kind, with errors and memory, at one --precision
+linear    LinearReluDivideNew against eager over rows and features
+operands  the same on operands of many kinds, with errors
 host      what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
 import    seconds to import the solution, beyond torch's
-all       all of them
 report    the figures of README and docs for this device, in their places; --only takes some
 """
 
 import argparse
+import os
+import random
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
+from statistics import median
+from timeit import timeit
 
 import torch
+from torch.autograd import grad
 
-from referee import cases
-from referee.benchmarks import figures, operand_table, timings
-from referee.report.tables import environment
+from model import PROBLEMS
+from referee.benchmarks import figures
+from referee.benchmarks.operands import named
+from referee.clock import CpuClock, CudaClock
+from referee.errors import U32
+from referee.linear_errors import compare_output
+from referee.report.tables import environment, table
 
-NAMES = ["sizes", "views", "linear", "layouts", "operands", "host", "import"]
+ROUNDS = 31
+ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
+FEATURES = (1024, 4096, 8192)
+SIZE = {"cpu": (128, 128, 128), "cuda": (1024, 8192, 8192)}  # M, K and N of `operands`
+OPERANDS = ["uniform", "wide lognormal", "two wide rows of x", "128 wide rows of the weight"]
+OPERANDS += ["inf in one row of x", "inf in all rows of x"]
+HIGHEST = ["last column large", "tiny shared columns", "one-hot x", "outliers in the weight"]
+HIGH = ["int8 weight", "zero weight", "2:4 sparse weight", "inf in every 64th row of x"]
+HOST_CALLS = 250  # a GPU's queue holds about 1,000 launches; a step has 2
+SMALL = {  # of `host`: a problem, arguments of the modules, the shape of x and of the output
+    "ReLU of 1,024": ("relu", (), (1024,)),
+    "[1, 64] -> 64": ("linear_relu_divide", (64, 64, 2.0), (1, 64)),
+}
+IMPORTS = {
+    "ModelNew": "import model_new",
+    "both, as run.py builds them": "import kernels; "
+    "kernels.build_together('relu', 'linear_relu_divide'); from model_new import SOLUTIONS",
+}
+
+Calls = dict[str, Callable]  # ours, then eager's
+Rows = Iterable[list[str]]  # of a table
+
+
+def modules(problem: str, device: str, dtype: torch.dtype, *arguments: object) -> Calls:
+    """This project's module and the reference, with the same parameters."""
+    from model_new import SOLUTIONS  # builds the kernels
+
+    with torch.device(device):
+        both = [kind(*arguments) for kind in (SOLUTIONS[problem], PROBLEMS[problem].reference)]
+    ours, eager = (module.to(dtype) for module in both)
+    ours.load_state_dict(eager.state_dict())
+    return {"ours": ours, "eager": eager}
+
+
+def samplers_of(calls: Calls, x: torch.Tensor) -> dict[str, Callable[[], float]]:
+    """Seconds of a call on x, on a GPU with a cold L2."""
+    clock = CudaClock(x.device) if x.is_cuda else CpuClock()
+    return {name: lambda call=call: clock.time(call, x)[1] for name, call in calls.items()}
+
+
+def alternate(samplers: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Samples in random order within every round; one round more, unrecorded, comes first."""
+    times: dict[str, list[float]] = {name: [] for name in samplers}
+    for _ in range(ROUNDS + 1):
+        for name in random.sample(list(samplers), len(samplers)):
+            times[name].append(samplers[name]())
+    return {name: taken[1:] for name, taken in times.items()}
+
+
+def compare(samplers: dict[str, Callable[[], float]], unit: float) -> list[str]:
+    """The medians of ours and of eager's, and of eager's time in parts of ours."""
+    ours, eager = alternate(samplers).values()
+    ratio = median(e / o for e, o in zip(eager, ours, strict=True))
+    return [f"{median(ours) * unit:.2f}", f"{median(eager) * unit:.2f}", f"{ratio:.3f}"]
+
+
+@torch.no_grad()
+def linear(device: str, dtype: torch.dtype) -> Rows:
+    """Eager's time in parts of ours, and the latter."""
+    yield ["eager / LinearReluDivideNew (us)", *(f"M {m}" for m in ROWS[device])]
+    for k, n in product(FEATURES, FEATURES):
+        both = modules("linear_relu_divide", device, dtype, k, n, 2.0)
+        drawn = (
+            torch.empty(m, k, dtype=dtype, device=device).uniform_(-1, 1) for m in ROWS[device]
+        )
+        cells = (compare(samplers_of(both, x), 1e6) for x in drawn)
+        yield [f"K {k}, N {n}", *(f"{ratio} ({float(ours):.0f})" for ours, _, ratio in cells)]
+
+
+@torch.no_grad()
+def operands(device: str, dtype: torch.dtype) -> Rows:
+    """u: the largest error / (|x| |weight|^T + |bias|) in 2^-24, against float64."""
+    yield ["operands", "eager us", "ours us", "ratio", "u", "eager's u"]
+    m, k, n = SIZE[device]
+    both = modules("linear_relu_divide", device, dtype, k, n, 2.0)
+    is_highest = torch.get_float32_matmul_precision() == "highest"
+    for name in OPERANDS + (HIGHEST if is_highest else HIGH):
+        x, weight, bias = (tensor.to(dtype) for tensor in named(name, m, k, n, device))
+        for module in both.values():
+            module.load_state_dict({"linear.weight": weight, "linear.bias": bias})
+        outputs = [module(x) for module in both.values()]
+        errors = compare_output(name, *outputs, x, both["eager"])
+        ours, eager, ratio = compare(samplers_of(both, x), 1e6)
+        units = (f"{side.scaled / U32:.3g}" for side in (errors.solution, errors.reference))
+        yield [name, eager, ours, ratio, *units]
+
+
+def host(device: str, dtype: torch.dtype) -> Rows:
+    """Calls on ones, launches not waited for."""
+    yield ["host time", "ours ns", "eager ns", "eager / ours"]
+    for title, where in product(SMALL, dict.fromkeys(("cpu", device))):
+        problem, arguments, shape = SMALL[title]
+        forwards, steps = modules(problem, where, dtype, *arguments), {}
+        ones = torch.ones(shape, dtype=dtype, device=where)
+        x = ones.clone().requires_grad_()
+        for name, f in forwards.items():
+            leaves = [x, *f.parameters()]
+            steps[name] = lambda x, f=f, leaves=leaves, ones=ones: grad(f(x), leaves, ones)
+        for what, calls in (("forward", forwards), ("forward + backward", steps)):
+            with torch.set_grad_enabled(calls is steps):
+                times = compare({who: partial(_host_time, f, x) for who, f in calls.items()}, 1e9)
+            yield [f"{title}, {what}, {where}", *times]
+
+
+def _host_time(call: Callable, x: torch.Tensor) -> float:
+    setup = torch.cuda.synchronize if x.is_cuda else "pass"
+    return timeit(partial(call, x), setup, number=HOST_CALLS) / HOST_CALLS
+
+
+def imports(*_: object) -> Rows:
+    """First imports, which build, and the median of three later ones, in fresh processes."""
+    yield ["import beyond torch", "cold s", "warm s"]
+    for name, statement in IMPORTS.items():
+        code = f"import torch, time; start = time.perf_counter(); {statement}; "
+        code += "print(time.perf_counter() - start)"
+        command = [sys.executable, "-c", code]
+        with tempfile.TemporaryDirectory() as folder:
+            env = os.environ | {"TORCH_EXTENSIONS_DIR": folder}
+            first, *later = (float(subprocess.check_output(command, env=env)) for _ in range(4))
+        yield [name, f"{first:.2f}", f"{median(later):.2f}"]
+
+
+TABLES = {"linear": linear, "operands": operands, "host": host, "import": imports}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options; on a wrong one the process ends with status 2."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", nargs="?", default="all", choices=[*NAMES, "all", "report"])
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
+    parser.add_argument("what", choices=[*TABLES, "report"])
     best = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", type=torch.device, default=torch.device(best))
-    parser.add_argument("--dtype", default="float32", metavar="NAME[,NAME]", help="of the figures")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=best)
+    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
-    parser.add_argument("--trials", type=int, help="timed pairs of each line of operands")
     parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain this")
-    args = parser.parse_args(arguments)
-    args.dtypes = args.dtype.split(",")
-    known = cases.served(torch.device("cpu"))
-    if unknown := [name for name in args.dtypes if name not in known]:
-        parser.error(f"--dtype: expected some of {', '.join(known)}, got {', '.join(unknown)}")
-    args.todo = NAMES if args.what == "all" else [args.what]
-    if args.what == "operands" and args.dtypes != ["float32"]:
-        parser.error("operands is a figure of float32")
-    return args
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     args = parse(arguments)
     if args.what == "report":
-        try:
-            return 1 if figures.measure(figures.Pages(), args.device.type, args.only) else 0
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            return 2
+        return 1 if figures.measure(args.device, args.only) else 0
     torch.set_float32_matmul_precision(args.precision)
-    device = args.device
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
-    about = environment(device)
-    print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}")
-    if "import" in args.todo:
-        timings.show(timings.imports())
-    for dtype in args.dtypes if args.todo != ["import"] else ():
-        precision = f", precision {args.precision}" if dtype == "float32" else ""
-        print(f"\n{dtype}{precision}")
-        setting = timings.Setting(device, cases.DTYPES[dtype])
-        for name in ("sizes", "views", "linear", "layouts"):
-            if name in args.todo:
-                timings.show(getattr(timings, name)(setting))
-        if "operands" in args.todo and dtype == "float32":
-            timings.show(operand_table.rows(setting, args.precision, args.trials))
-            print(operand_table.LEGEND)
-        for problem in timings.SMALL if "host" in args.todo else ():
-            if problem == "relu" or setting.dtype.is_floating_point:
-                timings.show(timings.host(setting, problem))
+    about = environment(torch.device(args.device))
+    print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}\n")
+    if args.what != "import":
+        precision = f", precision {args.precision}" if args.dtype == "float32" else ""
+        print(f"{args.dtype}{precision}\n")
+    print(table(list(TABLES[args.what](args.device, getattr(torch, args.dtype)))))
     return 0
 
 

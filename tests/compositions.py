@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from referee.benchmarks.draws import Draw, blocks, few, in_range, whole
+from referee.benchmarks.operands import Draw, blocks, few, in_range, whole
 
 DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "normal": lambda d, r, k: d.normal(r, k),
