@@ -4,9 +4,10 @@ import random
 from collections.abc import Callable
 
 import torch
+from families import in_range, student
 from torch import Tensor
 
-from referee.benchmarks.operands import Draw, blocks, few, in_range, whole
+from referee.benchmarks.operands import Draw, blocks, few, whole
 
 DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "normal": lambda d, r, k: d.normal(r, k),
@@ -15,7 +16,7 @@ DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "lognormal": lambda d, r, k: d.lognormal(1, r, k),
     "wide lognormal": lambda d, r, k: d.lognormal(2, r, k),
     "positive lognormal": lambda d, r, k: d.lognormal(1, r, k).abs(),
-    "student": lambda d, r, k: d.student(r, k),
+    "student": student,
     "relu": lambda d, r, k: d.normal(r, k).relu(),
     "softmax": lambda d, r, k: (3 * d.normal(r, k)).softmax(1),
     "around 3": lambda d, r, k: 3 + d.normal(r, k),

@@ -12,10 +12,9 @@ from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import torch
+from families import CASES, named, sampled
 from ranges import FEW_TERMS, SLACK, Reference, broken_promises
 from torch import Tensor
-
-from referee.benchmarks.operands import CASES, named, sampled
 
 STEP = 16  # of k, in one tensor-core instruction
 TF32_STEP = 8  # of k, in one instruction

@@ -12,12 +12,12 @@ import ranges
 import torch
 from adversary import hunt
 from compositions import operands
+from families import CASES, named
 from ranges import FEW_TERMS, ONE_PRODUCT_SLACK, SLACK, Reference, broken_promises, of_bound
 from tensors import float32_precision, linear_path
 
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew
-from referee.benchmarks.operands import CASES, named
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,12 @@ import torch
 from adversary import hunt
 from compare import assert_same_bits
 from compositions import operands
+from families import CASES, named
 from ranges import FEW_TERMS, ONE_PRODUCT_SLACK, SLACK, Reference, broken_promises, of_bound
 from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, cublas, linear, one_product, product
 from tensors import slow
 
-from referee.benchmarks.operands import CASES, INF, NAN, named
+from referee.benchmarks.operands import INF, NAN
 
 EACH_KERNEL = pytest.mark.parametrize(
     "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get
