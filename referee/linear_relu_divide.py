@@ -120,12 +120,12 @@ class Judge(OfProject):
         return problem if difference(got, want) > CLASSES[grade] else None
 
     def check_small(self) -> None:
+        self._check_calls()
         for setting in reversed(self.task.settings):  # changes are looked for under the first
             self.set_precision(setting)
             self._check_sizes()
             if self.dtype == torch.float32:
                 self._check_operands()
-        self._check_calls()
         self.construct_alike(33, 17, 2.0)
         for name, shape, view in X_LAYOUTS:
             x = view(self.draw(*shape))

@@ -129,6 +129,19 @@ class Feed:
         tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
         return {"sums": [sum_of_bits(x) for x in tensors]}
 
+    def touch(self, slot: int, names: list[str], places: list[int]) -> dict:
+        """Changes signs for a timed call.
+
+        Args:
+            names: of parameters.
+            places: of an element of each, after those of inputs.
+        """
+        state = self.module.state_dict() if names else {}
+        changed = [*self.ring[slot][: len(places) - len(names)], *(state[name] for name in names)]
+        for x, place in zip(changed, places, strict=True):
+            self.writes.append(flat(x)[place : place + 1].neg_)
+        return {}
+
     def write(self) -> None:
         """Alters what the timed call reads."""
         for write in self.writes:

@@ -244,17 +244,19 @@ class Checks:
 
     def _check_forms(self, name: str, reply: dict, expected: list[Output]) -> None:
         structure, facts = reply["structure"], reply["outputs"]
-        for turn, (fact, output) in enumerate(zip(facts, expected, strict=False)):
+        if fault := next((fact["fault"] for fact in facts if fact.get("fault")), ""):
+            raise FoundError(CHEATING, str(fault)[:LONGEST_LINE])
+        if structure != self.oracle.structure or len(facts) != len(expected):
+            got = str(structure)[:50]
+            reason = f"{name}: returns {got}, expected {self.oracle.structure}, * being a tensor"
+            raise FoundError(WRONG, reason)
+        for turn, (fact, output) in enumerate(zip(facts, expected, strict=True)):
             what = f"{name}, output {turn}: " if len(expected) > 1 else f"{name}: "
             self.check_form(fact, self.form(output), what)
             if fact["shares_input"] is not False and not self.oracle.shares:
                 raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
             if fact["shares_earlier"] and not self.oracle.shares:
                 raise FoundError(WRONG, f"two outputs share memory: {name}")
-        if structure != self.oracle.structure or len(facts) != len(expected):
-            got = str(structure)[:50]
-            reason = f"{name}: returns {got}, expected {self.oracle.structure}, * being a tensor"
-            raise FoundError(WRONG, reason)
 
     def _check_inputs(self, name: str, reply: dict) -> None:
         changed = reply["moved"] is not False

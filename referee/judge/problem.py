@@ -4,6 +4,7 @@ import torch
 
 from model import Problem
 from referee.judge.budget import Found, Output
+from referee.judge.checks import LARGEST_KEPT
 from referee.judge.feeding import Renewal
 from referee.judge.judge import Judge
 from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
@@ -62,8 +63,11 @@ class OfProject(Judge):
         names = self.construct_alike()
         self.relative, self.equal = 0.0, True
         self.load(names)
-        self._give_whole()
         name = ", ".join(filter(None, [f"{list(self.oracle.shape)}", self.setting]))
+        self._give_whole()
+        if self.oracle.output_bytes <= LARGEST_KEPT:  # more would take seconds
+            self.check(f"{name}, the first time")
+        self._give_whole(again=True)
         found = self.check(name)
         self.verdict.accuracy = self.verdict.accuracy or self.accuracy()
         if any(self.budgets[0].errors):
@@ -79,8 +83,12 @@ class OfProject(Judge):
         keys = (f"{who}_{what}" for who in ("solution", "reference") for what in METRICS)
         self.verdict.errors.append({"name": name, **dict(zip(keys, values, strict=True))})
 
-    def _give_whole(self) -> None:
-        self.remote.ask("allocate", slots=1, inputs=pack(self.oracle.form))
+    def _give_whole(self, again: bool = False) -> None:
+        """After a forward at the same address, if `again`, whose output is still there."""
+        if again:
+            self.remote.ask("forward", bait=None, size=self.oracle.output_bytes, fill=False)
+        else:
+            self.remote.ask("allocate", slots=1, inputs=pack(self.oracle.form))
         renewal = Renewal(self.oracle, self.parameters, inputs=True)
         renewal.give(self.process, 0, is_timed=False)
         self.redraw(renewal.seed)
@@ -92,7 +100,7 @@ class OfProject(Judge):
             if self.verdict.count == 1:
                 self.load(self.construct_alike())
                 self._give_whole()
-                self.remote.ask("forward", bait=None, size=self.oracle.output_bytes, fill=False)
+                self._give_whole(again=True)
             _, line = of_exception(raised, name)
             raise FoundError(WRONG, f"does not take {name}: {line}")
         super().refuse(name, raised, required)

@@ -17,7 +17,7 @@ from referee.error_line import LONGEST_LINE
 from referee.judge.baselines import Asked
 from referee.judge.checks import Checks
 from referee.judge.feeding import Renewal, name_source
-from referee.judge.oracle import SEEDS
+from referee.judge.oracle import SEEDS, parameters_of
 from referee.judge.verdict import CHEATING, FoundError, Run
 from referee.remote import ForgedError, busy_seconds, dtype_name, pack
 from referee.timing import (
@@ -180,6 +180,7 @@ class Timed(Checks):
                 hidden[name] += [(turn.sample[0], turn.hidden) for turn in turns]
                 if name == names.solution:
                     problem = next(filter(None, (turn.problem for turn in turns)), None)
+                    problem = problem or self._call_again()
                     own += monotonic() - began
             return samples, problem
 
@@ -249,12 +250,43 @@ class Timed(Checks):
             problem = self._look(process, slot, (self.latest or renewal).inputs())
         return Turn((max(seconds, 1e-9), wall), ours - seconds, problem if is_solution else None)
 
-    def _look(self, process: Asked, slot: int, inputs: list) -> str | None:
-        """The fault of random elements of the timed call's outputs, or of its inputs, in words."""
+    def _call_again(self) -> str | None:
+        """What is wrong after an element of each parameter, and of the input, has changed its sign.
+
+        Whoever keeps what seems not to have changed is wrong there. Only inputs of this project's
+        problems may change in part.
+        """
+        slot, inputs = self.turns % self.oracle.slots, self.latest.inputs()
+        before, values = self.oracle.run(self.module, inputs), self.module.state_dict()
+        changed, names = list(inputs) if self.oracle.file.is_ours else [], []
+        if self.parameters:
+            changed += [values[name] for name, _ in parameters_of(self.module)]
+            names = [name for name, _ in self.parameters]
+        if not changed:
+            return None
+        places = [random.randrange(max(x.numel(), 1)) for x in changed]
+        for x, place in zip(changed, places, strict=True):
+            x.view(-1)[place : place + 1].neg_()
+        self.remote.ask("touch", slot=slot, names=names, places=places)
+        self.clocked(self.names.solution, "time", slot=slot, call="module")
+        return self._look(self.process, slot, inputs, before)
+
+    def _look(
+        self, process: Asked, slot: int, inputs: list, before: list[torch.Tensor] | None = None
+    ) -> str | None:
+        """The fault of random elements of the timed call's outputs, or of its inputs, in words.
+
+        Args:
+            before: results, of which those elements are looked at that differ now.
+        """
         tensors, eager = self.oracle.tensors, self.oracle.run(self.module, inputs)
         flats = [x.contiguous().view(-1) for x in eager]
+        changed = [(x != old.reshape(-1)) for x, old in zip(flats, before or [], strict=False)]
         flats += [inputs[i].as_strided((inputs[i].numel(),), (1,)) for i in tensors]
         places = [torch.randint(max(len(f), 1), (LOOKED_AT,), dtype=torch.int64) for f in flats]
+        for turn, there in enumerate(x.nonzero().view(-1).cpu() for x in changed):
+            if len(there):
+                places[turn] = there[places[turn] % len(there)]
         process.put(*places)
         counts = {"outputs": len(eager), "inputs": tensors, "count": LOOKED_AT}
         reply = process.ask("pick", slot=slot, keep=self.oracle.shares, **counts)
