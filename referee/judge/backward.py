@@ -92,6 +92,7 @@ class Backward(Timed):
         self.results = 0  # how many of these are results
         self.step_seed = random.randrange(SEEDS)
         self.given: list[torch.Tensor] = []  # gradients of outputs, in timed steps
+        self.turned: set[int] = set()  # rows of these with the other sign
         self.wants: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
 
     def relies_on_inputs(self) -> bool:
@@ -227,7 +228,8 @@ class Backward(Timed):
         """Times the training step of a solution whose gradients are right."""
         if not self.has_backward:
             return
-        step, self.given = Step.of(self.device.type, self.names, self.rate), []
+        step = Step.of(self.device.type, self.names, self.rate)
+        self.given, self.turned = [], set()
         called = {self.names.solution: "module", self.names.eager: "module"}
         called |= {self.names.again: "module"}
         called |= {name: name for name in self.baselines.names if name == COMPILED}
@@ -326,19 +328,14 @@ class Backward(Timed):
             at: as of `late_row`, which has changed.
         """
         self.redraw(self.latest.seed)  # not before the step: it would have the caches
-        inputs, width = self.latest.inputs(), 0
-        if not self.given and self.by_rows:  # there is no room for all of a large backward
-            blank = (torch.empty_like(y, device=self.device) for y in self.oracle.outputs)
-            self.given = [cases.draw(y, self.step_seed + turn) for turn, y in enumerate(blank)]
-        elif not self.given:
-            *_, self.given = self.derive(self.module, inputs)
-        late_row(self.given[0], at).neg_()
-        given = self.given
         if self.by_rows:
-            [x] = inputs
-            rows = [int(at * len(x)), *random.choices(range(len(x)), k=ROWS)]
-            shape, width, first = list(x.shape), x[0].numel(), torch.tensor(rows)
-            inputs, given = [x[rows]], [g[rows] for g in given]
+            width, first, inputs, given = self._some_rows(at)
+        else:
+            width, inputs = 0, self.latest.inputs()
+            if not self.given:
+                *_, self.given = self.derive(self.module, inputs)
+            late_row(self.given[0], at).neg_()
+            given = self.given
         outputs, gradients, _ = self.derive(self.module, inputs, given)
         wants = []
         for x in filter(lambda x: x is not None, [*outputs, *gradients]):
@@ -346,8 +343,23 @@ class Backward(Timed):
             values = x.reshape(-1)[places.to(x.device)]
             if width:
                 places = first[places // width] * width + places % width
-            wants.append((shape if width else list(x.shape), places, values))
+            shape = list(self.oracle.shape if width else x.shape)
+            wants.append((shape, places, values))
         return wants
+
+    def _some_rows(self, at: float) -> tuple[int, torch.Tensor, list, list]:
+        """Rows of the input and of the output's gradient, of which there is no room for more: the
+        elements in a row, which rows, and both.
+        """
+        shape = self.oracle.shape
+        turned = int(at * shape[0])
+        self.turned ^= {turned}
+        rows = [turned, *random.choices(range(shape[0]), k=ROWS)]
+        x = self.oracle.draw(self.latest.draw)[0][rows]
+        blank = torch.empty(shape, dtype=self.dtype, device=self.device)
+        given = cases.draw(blank, self.step_seed)[rows]
+        given[[i for i, row in enumerate(rows) if row in self.turned]] *= -1
+        return x[0].numel(), torch.tensor(rows), [x], [given]
 
     def _wrong_step(self) -> str | None:
         """The fault of the elements that were looked at, in words."""
