@@ -33,14 +33,19 @@ class ReferenceFile:
     """The file's names; each method raises `BadReferenceError` where the file raises.
 
     Attributes:
-        is_ours: a problem of this project's, whose inputs are new, and the same for the same seed.
+        dtype: of a problem of this project's, whose inputs are new, and the same for the same seed.
     """
 
     path: Path
     model: Callable[..., nn.Module]
     get_inputs: Callable[[], list]
     get_init_inputs: Callable[[], list]
-    is_ours: bool = False
+    dtype: torch.dtype | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a problem of this project's."""
+        return self.dtype is not None
 
     def init_inputs(self) -> list:
         """The constructor's arguments."""
@@ -116,7 +121,7 @@ def of_problem(problem: Problem, shape: tuple[int, ...], dtype: torch.dtype) -> 
         return [cases.refill(torch.empty(tuple(shape), dtype=dtype))]
 
     file = Path("model.py")
-    return ReferenceFile(file, problem.reference, get_inputs, problem.get_init_inputs, True)
+    return ReferenceFile(file, problem.reference, get_inputs, problem.get_init_inputs, dtype)
 
 
 @contextmanager

@@ -72,17 +72,23 @@ class Checks:
         """An input of this shape."""
         return cases.random(shape, self.dtype, self.device, self.generator)
 
-    def construct(self, args: list | None = None, dtype: str = "") -> list[str] | None:
+    @property
+    def parameter_dtype(self) -> str:
+        """Of both modules; "" for their own."""
+        is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
+        return dtype_name(self.dtype) if is_ours else ""
+
+    def construct(self, args: list | None = None) -> list[str] | None:
         """Both modules, under one seed; the solution's names for the reference's state, if any.
 
         Args:
             args: by default the task's.
-            dtype: of the parameters; "" for the modules' own.
         """
         self.progress("constructing")
         args, seed = self.oracle.args if args is None else args, random.randrange(SEEDS)
-        state = self.remote.ask("new", args=pack(args), seed=seed, dtype=dtype)["state"]
-        self.module = self.oracle.construct(seed, args, dtype)
+        about = {"args": pack(args), "seed": seed, "dtype": self.parameter_dtype}
+        state = self.remote.ask("new", **about)["state"]
+        self.module = self.oracle.construct(seed, args)
         self.stale, self.parameters, self.base = {}, [], {}
         return self._matching(state, self.module.state_dict())
 

@@ -107,11 +107,11 @@ class Oracle:
         """The first input's."""
         return self.form[self.tensors[0]][2]
 
-    def construct(self, seed: int, args: list | None = None, dtype: str = "") -> nn.Module:
-        """The module, with the parameters of a seed."""
+    def construct(self, seed: int, args: list | None = None) -> nn.Module:
+        """The module, with the parameters of a seed, of the inputs' dtype where it is ours."""
         args = copy.deepcopy(self.args if args is None else args)
-        module = self.file.construct(args, seed, self.device)
-        return module.to(getattr(torch, dtype)) if dtype else module
+        module, dtype = self.file.construct(args, seed, self.device), self.file.dtype
+        return module.to(dtype) if dtype and dtype.is_floating_point else module
 
     def copy(self, module: nn.Module) -> nn.Module:
         """A copy of the module."""

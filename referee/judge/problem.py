@@ -52,7 +52,7 @@ class OfProject(Judge):
         Args:
             args: of the constructor, by default the task's.
         """
-        names = self.construct(list(args) or None, self.parameter_dtype)
+        names = self.construct(list(args) or None)
         if names is None:
             shapes = [list(value.shape) for value in self.module.state_dict().values()]
             raise FoundError(WRONG, f"its state has not the reference's shapes, {shapes}")

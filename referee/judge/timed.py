@@ -125,12 +125,6 @@ class Timed(Checks):
         """torch's setting for float32 products."""
         return self.setting or "highest"
 
-    @property
-    def parameter_dtype(self) -> str:
-        """Of both modules; "" for their own."""
-        is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
-        return dtype_name(self.dtype) if is_ours else ""
-
     def prepare_timing(self) -> None:
         """Gives the solution room for the inputs of timed calls."""
         oracle = self.oracle

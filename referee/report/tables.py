@@ -83,6 +83,8 @@ def details(verdict: Verdict) -> str:
     if verdict.errors:
         lines.append(f"\n{_errors(verdict.errors)}")
     lines += [f"\n{results(run)}" for run in verdict.runs] or ["nothing was timed"]
+    # Where a dispatch mode looks on, as for the note on calls, our modules leave it to torch.
+    lines += [f"\n{note}" for note in verdict.notes if not note.startswith("calls ")]
     return "\n".join(lines + ([] if is_fine else [f"{verdict.word.upper()}  {verdict.reason}"]))
 
 
