@@ -47,6 +47,8 @@ class Feed:
         """
         self.output, self.outputs, self.ring = None, [], []
         self.found, self.given, self.writes = [], [], []
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         for _ in range(slots):
             self.ring.append([self._blank(spec, self.device) for spec in unpack(inputs)])
         return {}

@@ -36,9 +36,9 @@ class OfProject(Judge):
             self.earlier.clear()
             self.inputs, self.stale = [], {}
             self.release()
-            run = self.time()
-            self.time_step(run)
+            self.time_step(self.time())
             self.check_changes()
+        self.remote.ask("allocate", slots=0, inputs=pack([]))  # the next task needs the room
 
     def set_precision(self, setting: str) -> None:
         """Of float32 products, here and there; "" is the default."""
