@@ -37,22 +37,24 @@ def take_apart(
         keeps_record: the tensors are those that autograd recorded, and not detached.
     """
     facts, tensors = [], []
+    return _walk(value, keeps_record, facts, tensors), facts, tensors
 
-    def walk(value: object) -> str:
-        kind = _type(value)
-        base = next((base for base in _parts if _issubclass(kind, base)), None)
-        if base and len(facts) < MOST_LEAVES:
-            if is_container(kind):
-                return f"[{', '.join([walk(part) for part in _parts[base](value)])}]"
-            fault = f"returns a subclass of {base.__name__}, {_name(kind)}, {LATE}"
-        else:
-            fault = fault_of(value)
-        facts.append({"type": _name(kind), "fault": fault})
-        is_plain = not fault and kind in PLAIN and _layout(value) == torch.strided
-        tensors.append(None if not is_plain else value if keeps_record else _detach(value))
-        return "*"
 
-    return walk(value), facts, tensors
+def _walk(value: object, keeps_record: bool, facts: list, tensors: list) -> str:
+    """Not a closure: one that calls itself would keep the tensors until garbage is collected."""
+    kind = _type(value)
+    base = next((base for base in _parts if _issubclass(kind, base)), None)
+    if base and len(facts) < MOST_LEAVES:
+        if is_container(kind):
+            parts = [_walk(x, keeps_record, facts, tensors) for x in _parts[base](value)]
+            return f"[{', '.join(parts)}]"
+        fault = f"returns a subclass of {base.__name__}, {_name(kind)}, {LATE}"
+    else:
+        fault = fault_of(value)
+    facts.append({"type": _name(kind), "fault": fault})
+    is_plain = not fault and kind in PLAIN and _layout(value) == torch.strided
+    tensors.append(None if not is_plain else value if keeps_record else _detach(value))
+    return "*"
 
 
 def form_of(x: torch.Tensor) -> dict:
