@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from referee.compare import INTEGERS, first_mismatch
+from referee.errors import NOISE
 
 FACTOR, LOW_FACTOR = 32, 4
 # A plain sum of n positive terms in order is sqrt(n) / 4 roundings off, in standard deviations.
@@ -144,7 +145,8 @@ class Output:
         relative = math.sqrt(squares / norm) if norm else (math.inf if squares else 0.0)
         gross = self.is_exact or furthest > GROSS * largest or grade(relative) == WORST
         mean = total / max(self.numel, 1)
-        problem = self._problem(int(beyond.sum()), first, mean)
+        is_alike = self.limit is not None and self._is_alike(furthest, mean)
+        problem = None if is_alike else self._problem(int(beyond.sum()), first, mean)
         return Found(problem, furthest, mean, relative, equal, gross, beyond)
 
     def allows(self, other: torch.Tensor) -> bool:
@@ -166,6 +168,11 @@ class Output:
         where = bad.to(torch.uint8).argmax().item()
         values = f"got {got[where]:.9g}, expected {eager[where]:.9g}"
         return f"{int(bad.sum())} of {len(got)} elements, the first: {values}"
+
+    def _is_alike(self, furthest: float, mean: float) -> bool:
+        """Whether errors are no larger than eager's, but for chance."""
+        largest, average, _ = self.errors
+        return furthest <= NOISE["max"] * largest and mean <= NOISE["mean"] * average
 
     def _problem(self, beyond: int, first: str, mean: float) -> str | None:
         if beyond:
