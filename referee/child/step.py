@@ -1,7 +1,5 @@
 """The requests of the backward: gradients, the bytes kept for them, the time of a training step."""
 
-import gc
-
 import torch
 from torch import nn
 from torch.autograd import grad
@@ -164,8 +162,6 @@ class Step:
                 outputs,
                 lambda: [late_row(given, at).neg_() for given in self.given[:1]],
             )
-        if call == COMPILED:  # whose masks are in a cycle
-            gc.collect(0)
         return reply | {"backward": backward} | self._keep(facts, outputs, gradients)
 
     def look(self, counts: list[int]) -> dict:
