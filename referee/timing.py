@@ -11,8 +11,8 @@ import torch
 from referee.progress import Progress
 from referee.stats import spread
 
-WARM_UP = {"cpu": 1, "cuda": 5}
-GPU_ROUNDS = 30
+WARM_UP = {"cpu": 1, "cuda": 3}
+GPU_ROUNDS = 20
 # As many rounds as fit in the time. On two slow cores, where a round of ReLU's steps takes 3.4 s,
 # all of run.py is then done in two minutes.
 CPU_SECONDS, CPU_LEAST, CPU_MOST = 16.0, 3, 50

@@ -4,8 +4,8 @@ References, random numbers and verdicts are here, where the solution cannot reac
 timed in further processes. A verdict of `cheating` names what an honest program does not do by
 accident; all else that is not right is `wrong`.
 
-`grade` goes from files to verdicts. `checks` asks for results and compares, `timed` and `backward`
-time, `judge` is the course of a grading: `problem` that of this project's problems, which
-`referee.relu` and `referee.linear_relu_divide` have the cases of, `reference` that of reference
-files. `oracle` knows what is right, and `budget` how nearly.
+`grade` goes from files to verdicts. `checks` asks for results and compares, `backward` for
+gradients, `timed` and `steps` time. `judge` is the course of a grading: `problem` that of this
+project's problems, whose cases `referee.relu` and `referee.linear_relu_divide` have, `reference`
+that of reference files. `oracle` knows what is right, and `budget` how nearly.
 """

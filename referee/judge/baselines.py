@@ -9,7 +9,8 @@ import torch
 
 from referee.error_line import LONGEST_LINE
 from referee.judge.verdict import ERROR, FoundError
-from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server, restore, standing
+from referee.processes import restore, standing
+from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server
 
 
 class Asked(NamedTuple):

@@ -21,7 +21,8 @@ from referee.judge.verdict import (
     of_crash,
     of_exception,
 )
-from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote, reaping
+from referee.processes import reaping
+from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
 
 # Problems with cases of their own; others are graded as a reference file is.
 PROBLEMS = {"relu": relu, "linear_relu_divide": linear_relu_divide}

@@ -4,9 +4,9 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from referee.error_line import LONGEST_LINE
-from referee.judge.backward import Backward
 from referee.judge.checks import LATENESS
 from referee.judge.feeding import name_source
+from referee.judge.steps import Steps
 from referee.judge.timed import BUSY
 from referee.judge.verdict import CHEATING, FoundError
 from referee.remote import RaisedError
@@ -14,7 +14,7 @@ from referee.remote import RaisedError
 SETTLING = 15.0  # s, within which an honest program's helpers have started up
 
 
-class Judge(Backward):
+class Judge(Steps):
     """What the courses of all problems have in common.
 
     Attributes:

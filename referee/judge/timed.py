@@ -19,7 +19,8 @@ from referee.judge.checks import Checks
 from referee.judge.feeding import Renewal, name_source
 from referee.judge.oracle import SEEDS, parameters_of
 from referee.judge.verdict import CHEATING, FoundError, Run
-from referee.remote import ForgedError, busy_seconds, dtype_name, pack
+from referee.processes import busy_seconds
+from referee.remote import ForgedError, dtype_name, pack
 from referee.timing import (
     CONFIRMATION,
     GRAIN,
