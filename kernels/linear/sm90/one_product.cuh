@@ -127,17 +127,6 @@ __device__ bool is_made(const Product<Kind>& p, int x_tile) {
   return __all_sync(0xffffffff, is_carried);
 }
 
-// Where the block's threads have read the index of a tile, before the next takes its place.
-// racecheck (2025.3) does not see that `empty` orders them: it gets a barrier.
-#ifdef KERNELS_RACECHECK
-constexpr int kIndexRead = 1 + kConsumers + kConverters, kReaders = kConsumers * 128 + 32;
-__device__ inline void index_is_read() { ptx::barrier_arrive(kIndexRead, kReaders); }
-__device__ inline void wait_index_read() { ptx::barrier_sync(kIndexRead, kReaders); }
-#else
-__device__ inline void index_is_read() {}
-__device__ inline void wait_index_read() {}
-#endif
-
 constexpr int kNoTile = INT_MAX;  // in the place of a tile's index, after the last tile
 
 // The TMA producer: one warp, of which one thread copies.
@@ -153,7 +142,6 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const int steps = p.steps(), count = p.count();
   Ring<kStages> ring;
   int started = 0;  // steps before this tile
-  bool has_index = false;
   for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
     const Tile tile = p.find(i);
     const int row = tile.x * kXRows + rank * kXHalf;
@@ -168,8 +156,6 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       if constexpr (Kind::kConverts) {
         if (copies) atomicExch(&shared.progress, started + step);
-        if (step == 0 && has_index) wait_index_read();
-        has_index = true;
         if (copies && step == 0) shared.tiles[ring.stage] = i;
         if (step >= converted) converted = step + wait_converted(p.conversion, panel, step);
       }
@@ -197,7 +183,6 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     }
     started += steps;
   }
-  if (Kind::kConverts && has_index) wait_index_read();
   if (Kind::kConverts && copies) {
     atomicExch(&shared.progress, INT_MAX - kLead);
     ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
@@ -333,7 +318,6 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
   for (int i = blockIdx.x / kClusterSize;; i += gridDim.x / kClusterSize) {
     if constexpr (Kind::kConverts) i = consumer.wait_tile(shared.tiles);
     if (i >= count) break;
-    if constexpr (Kind::kConverts) index_is_read();
     const int steps = p.steps();
     const Tile tile = p.find(i);
     const int row = consumer.row(tile), feature = consumer.feature(tile);
