@@ -187,7 +187,7 @@ class Steps(Backward):
             problem = quantity.want.compare_some(got, want) if len(got) else None
             if index < self.results:
                 problem = problem and self.wrong_result(problem, got, want)
-            elif difference(got, want) <= STALE:
+            elif not quantity.want.is_exact and difference(got, want) <= STALE:
                 problem = None
             if problem:
                 return f"a timed step's {quantity.what} was wrong: {problem}"
