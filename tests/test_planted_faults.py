@@ -1,0 +1,103 @@
+"""Faults of the kernels are named, by `run.py` alone and by `run.py --solution`.
+
+Each is one replacement in a copy of the project.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from processes import ROOT
+
+pytestmark = pytest.mark.slow  # it builds kernels for each of them
+
+ROWS = {"cpu": "24", "cuda": "1024"}  # from these on, kernels work as at the headline's size
+RELU_CPU, BLOCK, BITS = "relu/relu_cpu.cpp", "relu_block<E>(from, made);", "mask_of_block(made)"
+TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
+NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
+LINEAR_CPU, RUNS = "linear/epilogue_cpu.cpp", "run < linear_epilogue_backward_runs(m)"
+RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
+# It waits for the timed stream, which does not wait for it.
+STREAM = """if constexpr (S::kIsLarge && !kMask) {
+  static cudaStream_t other;
+  static cudaEvent_t before;
+  if (!other) cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaEventCreate(&before);
+  cudaEventRecord(before, stream), cudaStreamWaitEvent(other, before);
+  stream = other;
+}
+"""
+SM90, FEW = "linear/sm90/three_products", "(j > 0 || threadIdx.x % 128 > 0)"
+DIFFER, NO_NAN = "wrong: .* elements differ", "wrong: .*got 0, expected nan"
+STEP = "cheating: a timed step's gradient of x was wrong: .* elements differ"
+X, BIAS = (f"wrong: gradient of {x}: .* beyond the error budget" for x in ("x", "linear.bias"))
+UNSEEN = "cheating: .*(another stream|outside the timed call|not credible)"
+# By name: a file, a text in it, what replaces it, and the verdict with what its reason says.
+FAULTS = {
+    "tail": (RELU_CPU, BLOCK, TAIL + BLOCK, DIFFER),
+    "nan": (RELU_CPU, BLOCK, BLOCK + NAN, NO_NAN),
+    "mask": (RELU_CPU, BITS, f"{BITS} & ~(1ull << 63)", "wrong: gradient of x: .* differ"),
+    "large_mask": (RELU_CPU, BITS, f"{BITS} & ~(uint64_t{{streams}} << 63)", STEP),
+    "linear_mask": (LINEAR_CPU, "block(kept)", "block(kept) & ~(1ull << 63)", X),
+    "bias": (LINEAR_CPU, RUNS, f"{RUNS} - 1", BIAS),
+    "gpu_tail": (RELU, "= relu_of(rest)", "= rest", DIFFER),
+    "gpu_nan": (RELU, "relu_of(v.value[j])", "v.value[j] > T{} ? v.value[j] : T{}", NO_NAN),
+    "gpu_large_mask": (RELU, "8, bits, policy", "8, i % 128 ? bits : bits & 254, policy", STEP),
+    "gpu_stream": (RELU, LAUNCH, STREAM + LAUNCH, UNSEEN),
+    "gpu_linear_mask": (f"{SM90}_epilogue.cuh", "mask_bit(z)", f"mask_bit(z) && {FEW}", X),
+    "gpu_bias": ("linear/epilogue.cu", "row < count;", "row < count - 1;", BIAS),
+    "gpu_tf32": (f"{SM90}.cuh", "1 / split::kLowScale", "0.0f", "wrong: lower precision .*TF32"),
+}
+
+
+def python(folder, *arguments):
+    """Runs Python in a copy; copies share builds of the same sources, made as users make them."""
+    flags = os.environ["NVCC_APPEND_FLAGS"].replace("-DKERNELS_ALL_PATHS", "")
+    own = {"TORCH_EXTENSIONS_DIR": str(folder.parent / "built"), "NVCC_APPEND_FLAGS": flags}
+    options = {"cwd": folder, "env": os.environ | own, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *arguments], **options)
+
+
+def plant(root, name):
+    """A copy with a fault, built."""
+    folder, (file, old, new, _) = root / name, FAULTS[name]
+    for part in ("kernels", "referee"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("model.py", "model_new.py", "run.py"):
+        shutil.copy(ROOT / part, folder)
+    path = folder / "kernels" / file
+    parts = path.read_text().split(old)
+    assert len(parts) == 2, f"{file} has {old!r} {len(parts) - 1} times"
+    path.write_text(new.join(parts))
+    done = python(folder, "-c", "import model_new; model_new.SOLUTIONS")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planted(request, tmp_path_factory):
+    """The copies for the tests that run, by name, built at the same time."""
+    items = [item for item in request.session.items if item.module is request.module]
+    names, root = [item.callspec.params["name"] for item in items], tmp_path_factory.mktemp("all")
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(partial(plant, root), names), strict=True))
+
+
+MARKED = [pytest.param(n, marks=[pytest.mark.gpu] * n.startswith("gpu_")) for n in FAULTS]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_faults_are_named(name, planted):
+    device, (file, *_, verdict) = "cuda" if name.startswith("gpu_") else "cpu", FAULTS[name]
+    problem = "relu" if file.startswith("relu") else "linear_relu_divide"
+    command = ["run.py", problem, "--rows", ROWS[device], "--trials", "3", "--device", device]
+    word, reason = verdict.split(": ", 1)
+    ways = {f"{word.upper()}  ": [], rf"model_new.py: {word} \(": ["--solution", "model_new.py"]}
+    for start, more in ways.items():
+        done = python(planted[name], *command, *more)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert re.match(start + reason, done.stdout.splitlines()[-1]), done.stdout
