@@ -94,6 +94,9 @@ class Judge(OfProject):
             allowance = Allowance(0.0, (4 + 8 * math.sqrt(terms)) * U32, allowance.smallest)
         limit = magnitude * (allowance.terms / abs(divisor)) if divisor else magnitude * 0
         limit += exact.abs() * allowance.result + allowance.smallest
+        if x.dtype.itemsize == 2 and divisor:  # the product may be rounded before the bias is added
+            product = z - self.module.linear.bias.detach().double()
+            limit += product.abs() * (torch.finfo(x.dtype).eps / abs(divisor))
         return [Output(eager, exact, terms, limit)]
 
     def _exact(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
