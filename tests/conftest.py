@@ -5,7 +5,6 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,22 +102,25 @@ def open_path():
 
 
 @pytest.fixture
-def solution(monkeypatch):
-    """Puts a stand-in where run.py imports the solution from."""
-    from model import LinearReluDivide
+def small(monkeypatch):
+    """Linear of 96 by 80, and ReLU of 1,024 a row."""
+    import model
 
-    def place(relu: type, linear_relu_divide: type = LinearReluDivide) -> None:
-        solutions = {"relu": relu, "linear_relu_divide": linear_relu_divide}
-        module = SimpleNamespace(SOLUTIONS=solutions)
-        monkeypatch.setitem(sys.modules, "model_new", module)
-
-    return place
+    linear = replace(model.PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
+    monkeypatch.setitem(model.PROBLEMS, "linear_relu_divide", linear)
+    monkeypatch.setattr(model, "dim", 1024)
 
 
 @pytest.fixture
-def small_weights(monkeypatch):
-    """The second problem with in_features 96, out_features 80."""
-    from model import PROBLEMS
+def place(monkeypatch, tmp_path):
+    """Puts a text where run.py takes this project's solution from."""
+    import run
 
-    small = replace(PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
-    monkeypatch.setitem(PROBLEMS, "linear_relu_divide", small)
+    def write(text: str) -> None:
+        path = tmp_path / "folder of ours" / "model_new.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"import torch\n\nimport model\n\n\n{text}\n")
+        monkeypatch.setattr(run, "OURS", path)
+        monkeypatch.setattr(run.grade, "build", lambda *_: 0.0)
+
+    return write

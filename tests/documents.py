@@ -3,32 +3,38 @@
 import json
 import random
 from datetime import datetime, timezone
+from pathlib import Path
 
 from referee import linear_relu_divide as linear
 from referee import records, relu, timing
-from referee.correctness import Checks
-from referee.outcome import Outcome, Run
+from referee.child.yardsticks import COMPILED
+from referee.judge.verdict import Run, Verdict
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
-NUMBER = (int, float)
+DTYPES = ("float32", "float16", "bfloat16")
+HEADLINE = [(kind, dtype) for kind in (relu, linear) for dtype in DTYPES]
+NUMBER, NONE = (int, float), type(None)
 
 
-def typed(**names) -> dict:
+def typed(**names: str) -> dict:
     """The type of each key: names of keys by the name of their type."""
-    kinds = {"int": int, "str": str, "list": list, "dict": dict, "number": NUMBER}
+    kinds = {"int": int, "str": str, "list": list, "dict": dict, "number": NUMBER, "bool": bool}
     return {name: kinds[kind] for kind, of in names.items() for name in of.split()}
 
 
 DOCUMENT = typed(int="schema", str="command kind date", dict="environment", list="records")
-DOCUMENT |= {"complete": bool}
+DOCUMENT |= typed(bool="complete")
 RECORD = typed(str="problem dtype verdict reason accuracy", int="cases", number="import_seconds")
-RECORD |= typed(list="shape refused notes errors runs") | {"file": (str, type(None))}
-RUN = typed(str="setting time", dict="forward") | {"step": (dict, type(None))}
-STEP = typed(dict="summary seconds wall_seconds kept_bytes", list="problems notes")
-FORWARD = typed(str="unit work_unit yardstick", int="work", number="floor_seconds")
-FORWARD |= typed(list="summary problems notes", dict="seconds wall_seconds")
-FORWARD |= {"roofline_seconds": (float, type(None))}
+RECORD |= typed(list="shape refused notes errors runs") | {"file": (str, NONE)}
+ERRORS = {f"{who}_{what}": NUMBER for who in ("solution", "reference") for what in ("max", "mean")}
+ERRORS |= typed(str="name", number="solution_relative reference_relative")
+RUN = typed(str="setting time", dict="forward") | {"step": (dict, NONE)}
+STEP = typed(dict="summary seconds wall_seconds kept_bytes", list="notes")
+FORWARD = typed(str="unit work_unit yardstick", int="work moved_bytes", number="floor_seconds")
+FORWARD |= typed(list="summary notes", dict="seconds wall_seconds")
+FORWARD |= {"roofline_seconds": (float, NONE)}
 ROW = typed(number="median_ms p10_ms p90_ms ratio ratio_low ratio_high", str="name role")
+RATE = ROW | typed(number="rate percent_of_yardstick")
 
 
 def check_types(got: dict, wanted: dict) -> None:
@@ -44,56 +50,47 @@ def check_shape(text: str) -> list[dict]:
     assert content["schema"] == records.SCHEMA
     age = datetime.now(timezone.utc) - datetime.fromisoformat(content["date"])
     assert 0 <= age.total_seconds() < 600
-    for record in content["records"]:
-        check_types(record, RECORD)
-        for timed in record["runs"]:
+    for found in content["records"]:
+        check_types(found, RECORD)
+        for row in found["errors"]:
+            check_types(row, ERRORS)
+        for timed in found["runs"]:
             check_types(timed, RUN)
-            forward = timed["forward"]
+            forward, step = timed["forward"], timed["step"]
             check_types(forward, FORWARD)
             for row in forward["summary"]:
-                check_types(row, ROW | {"rate": NUMBER, "percent_of_yardstick": NUMBER})
+                check_types(row, RATE)
             names = [row["name"] for row in forward["summary"]]
             assert list(forward["seconds"]) == list(forward["wall_seconds"]) == names
             assert len({len(seconds) for seconds in forward["seconds"].values()}) == 1
-            if timed["step"]:
-                check_types(timed["step"], STEP)
-                for rows in timed["step"]["summary"].values():
-                    for row in rows:
-                        check_types(row, ROW)
+            if step:
+                check_types(step, STEP)
+                assert [*step["summary"]] == [*step["seconds"]] == ["forward", "backward", "step"]
+                for row in (row for rows in step["summary"].values() for row in rows):
+                    check_types(row, ROW)
     return content["records"]
 
 
 def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     """Times of 20 rounds: eager takes 3 ms, the solution that much less."""
-    draw = random.Random(0)
-    made = timing.Timings("cpu", kind.NAMES, kind.RATE, 6_000_000, floor=1e-3)
-    names = kind.NAMES
-    typical = {
-        names.solution: 3e-3 / ratio,
-        names.eager: 3e-3,
-        names.again: 3e-3,
-        timing.COMPILED: 2.5e-3,
-        kind.RATE.yardstick: 2e-3,
-    }
+    draw, names, rate = random.Random(0), kind.Judge.names, kind.Judge.rate
+    made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
+    typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
+    typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
     made.start(typical)
     for _ in range(20):
         made.add({k: (v * draw.uniform(1, 1 + noise), v) for k, v in typical.items()})
     return made
 
 
-def record(kind, dtype: str = "float32", ratio: float = 2.0) -> dict:
-    """That of a right solution."""
-    problem, settings = {
-        relu: ("relu", [""]),
-        linear: ("linear_relu_divide", ["highest", "high"] if dtype == "float32" else [""]),
-    }[kind]
-    facts = {"problem": problem, "shape": (4, 8), "dtype": dtype}
+def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> dict:
+    """That of a right solution, unless it is said what else it is."""
+    settings = ["highest", "high"] if (kind, dtype) == (linear, "float32") else [""]
     runs = [Run(setting, timings(kind, ratio)) for setting in settings]
-    return records.of_outcome(facts, Outcome(Checks(7), [], runs), 1.5)
+    facts = {"problem": kind.__name__.split(".")[-1], "shape": (4, 8), "dtype": dtype}
+    verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
+    return records.record(facts, verdict, None)
 
 
 def document(found: list[dict], kind: str = "comparison") -> dict:
     return records.Document("python run.py", kind, ABOUT, found, date="now").content()
-
-
-HEADLINE = [(kind, d) for kind in (relu, linear) for d in ("float32", "float16", "bfloat16")]

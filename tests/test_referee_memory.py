@@ -14,13 +14,13 @@ def test_rows_that_fit(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 2000)
     assert memory.choose_rows(None, 4, 10, CPU) == (4, "")
     rows, note = memory.choose_rows(None, 4096, 10, CPU)
-    assert rows == 10
-    assert note.startswith("10 of 4,096 rows")
-    assert memory.choose_rows(36, 4096, 10, CPU) == (36, "")
-    assert memory.choose_rows(None, 4096, 10, CPU, 400)[0] == 2
+    assert rows == 5
+    assert note.startswith("5 of 4,096 rows")
+    assert memory.choose_rows(20, 4096, 10, CPU) == (20, "")
+    assert memory.choose_rows(None, 4096, 10, CPU, 400)[0] == 1
     with pytest.raises(ValueError, match="1 rows need"):
         memory.choose_rows(None, 4096, 10, CPU, 500)
-    for wanted, size in [(37, 10), (None, 101)]:
+    for wanted, size in [(21, 10), (None, 56)]:
         with pytest.raises(ValueError, match="GiB"):
             memory.choose_rows(wanted, 4096, size, CPU)
 
