@@ -86,7 +86,8 @@ def _subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
     """
     dtypes = args.dtype or (sweep.DTYPES if args.sweep else ["float32"])
     subjects = []
-    for name in [args.problem] if args.problem else PROBLEMS:
+    every = grade.PROBLEMS if args.sweep else PROBLEMS
+    for name in [args.problem] if args.problem else every:
         own = grade.PROBLEMS.get(name, problem)
         for dtype in dtypes:
             chosen = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
@@ -119,6 +120,8 @@ def _check(args: argparse.Namespace, parser: Parser) -> None:
         parser.error("--bundle writes this project's solution, --solution grades files: which?")
     if args.timeout and not args.solution:
         parser.error("--timeout is for --solution")
+    if args.sweep and args.problem and args.problem not in grade.PROBLEMS:
+        parser.error(f"{args.problem} has no sweep")
     if args.rows and args.sweep:
         parser.error("--rows is for one size, --sweep takes many: which?")
     if args.solution and args.dtype and len(args.dtype) > 1:
