@@ -16,7 +16,6 @@ from processes import ROOT
 pytestmark = pytest.mark.slow  # it builds the kernels twice
 
 ADDED = ROOT / "tests" / "third_problem"
-SIZE = ["--rows", "3", "--trials", "3"]
 HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
 GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": "return x.clone()"}
 
@@ -25,10 +24,9 @@ GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": 
 def project(tmp_path_factory):
     """A copy of the project, with the problem."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("kernels", "referee"):
+    for tree in (ROOT / "kernels", ROOT / "referee", ADDED / "kernels"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        shutil.copytree(ADDED / name, folder / name, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(tree, folder / tree.name, ignore=ignored, dirs_exist_ok=True)
     for name in ("model.py", "model_new.py"):
         (folder / name).write_text((ROOT / name).read_text() + "\n\n" + (ADDED / name).read_text())
     shutil.copy(ROOT / "run.py", folder)
@@ -41,16 +39,14 @@ def run(folder, *arguments, status=0):
     command = [sys.executable, "run.py", "gelu", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
-def test_it_is_compared(project, device):
-    output = run(project, *SIZE, "--device", device)
+def test_it_is_compared_and_files_are_graded(project, device):
+    size = ["--rows", "3", "--trials", "3", "--device", device]
+    output = run(project, *size)
     assert "6 cases compared with the reference, none wrong" in output
-    assert "GeluNew " in output
-
-
-def test_files_are_graded(project, device):
+    assert "\nbackward, ModelNew " in output
     bundle = project / "bundle.py"
     run(project, "--bundle", str(bundle))
     assert "linear/sm90/" not in bundle.read_text()
@@ -58,10 +54,11 @@ def test_files_are_graded(project, device):
     for name, text in GRADED.items():
         files.append(project / f"{name}.py")
         files[-1].write_text(f"{HEAD}    def forward(self, x):\n        {text}\n")
-    options = [*SIZE, "--device", device, "--json", "graded.json", "--solution"]
-    run(project, *options, "model_new.py", *map(str, files), status=1)
+    options = [*size, "--json", "graded.json", "--solution", "model_new.py", *map(str, files)]
+    run(project, *options, status=1)
     records = json.loads((project / "graded.json").read_text())["records"]
     verdicts = {Path(r["file"]).stem: (r["verdict"], r["accuracy"]) for r in records}
     assert verdicts["model_new"] == verdicts["bundle"] == ("correct", "float32-grade")
     assert verdicts["tanh"][0] == "wrong"
     assert verdicts["copies"][0] == "cheating"
+    assert "run.py: gelu has no sweep" in run(project, "--sweep", status=2)
