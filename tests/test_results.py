@@ -50,7 +50,7 @@ def test_json_of_problems(quick, tmp_path, capsys):
         [*options, "--markdown", str(table)]
     )
     labels = [line.split(" | ")[0] for line in table.read_text().splitlines()[4:]]
-    known = [f"| {what}" for what in ("relu `[2, 1024]` ", "linear_relu_divide `[2, 96]` ")]
+    known = [f"| {what}" for what in ("relu `[2, 131072]` ", "linear_relu_divide `[2, 96]` ")]
     ends = ["float32", "float16", "float32, `highest`", "float16"]
     assert labels == [known[turn // 2] + end for turn, end in enumerate(ends)]
     output = capsys.readouterr().out

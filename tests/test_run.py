@@ -338,7 +338,7 @@ def test_integers(dtype, place, small, capsys):
     if dtype in cases.served(torch.device("cpu")):
         assert run.main(["relu", *CPU, "--dtype", dtype]) == 0
         output = capsys.readouterr().out
-        assert f"[1, 1024] {dtype}\n" in output
+        assert f"[1, 131072] {dtype}\n" in output
         assert "training step" not in output
         return
     with pytest.raises(SystemExit) as stopped:

@@ -1,0 +1,89 @@
+"""Tables of files that run.py grades: by name the text, the verdict, and what the line says."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import model
+import run
+
+ONLY = pytest.mark.skipif(
+    os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
+)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+IMPORTS = "import torch\nfrom torch import nn\n\n\n"
+Table = dict[str, tuple[str | Path, str, str]]
+
+
+def module(forward: str, init: str = "", arguments: str = "", name: str = "ModelNew") -> str:
+    """The text of a module's class; both bodies are lines without indentation."""
+    text = [f"class {name}(nn.Module):"]
+    if init:
+        text += [f"    def __init__(self{arguments}):", "        super().__init__()"]
+        text += [f"        {line}" for line in init.strip().splitlines()]
+    text += ["    def forward(self, *inputs):", "        x = inputs[0]"]
+    text += [f"        {line}" for line in forward.strip().splitlines()]
+    return "\n".join(text) + "\n"
+
+
+def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.divisor = d") -> str:
+    """A module that stands in for the linear problem's."""
+    return module(forward, init, ", i, o, d")
+
+
+def reference(forward: str, inputs: str, init: str = "") -> str:
+    """The text of a reference file."""
+    inputs = f"def get_inputs():\n    return {inputs}\n"
+    return (
+        f"{module(forward, init, name='Model')}\n{inputs}\ndef get_init_inputs():\n    return []\n"
+    )
+
+
+PLAIN = module("return torch.relu(x)")
+PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
+
+
+def write(table: Table, folder: Path) -> list[Path]:
+    """The files of a table."""
+    paths = []
+    for name, (text, *_) in table.items():
+        paths.append(text if isinstance(text, Path) else folder / f"{name}.py")
+        if text is not paths[-1]:
+            paths[-1].write_bytes((IMPORTS + text).encode("latin-1"))
+    return paths
+
+
+def grade(
+    problem: str, table: Table, folder: Path, *options: str, device: str = "cpu"
+) -> dict[str, dict]:
+    """Grades the files of a table and checks the records; returns these by name.
+
+    Args:
+        problem: one of this project's, or the text of a reference file.
+    """
+    path, what = folder / "verdicts.json", [problem, "--rows", "3"]
+    if problem not in model.PROBLEMS:
+        what = ["--reference", str(folder / "reference.py")]
+        (folder / "reference.py").write_text(IMPORTS + problem)
+    options = ["--trials", "3", "--device", device, *options, "--json", str(path)]
+    status = run.main([*what, *options, "--solution", *map(str, write(table, folder))])
+    records = check(path, table)
+    assert status == any(word != "correct" for _, word, _ in table.values())
+    return records
+
+
+def check(path: Path, table: Table) -> dict[str, dict]:
+    """Verdicts, and what lines say: notes, accuracy, reason, whether a step was timed."""
+    records = dict(zip(table, json.loads(path.read_text())["records"], strict=True))
+    wrong = {}
+    for name, (_, word, words) in table.items():
+        record = records[name]
+        line = "; ".join([*record["notes"], record["accuracy"], record["reason"]])
+        line += "; training step" * any(timed["step"] for timed in record["runs"])
+        if not (re.fullmatch(word, record["verdict"]) and re.search(words, line)):
+            wrong[name] = f"{record['verdict']}: {line}"
+    assert wrong == {}
+    return records
