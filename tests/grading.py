@@ -85,5 +85,5 @@ def check(path: Path, table: Table) -> dict[str, dict]:
         line += "; training step" * any(timed["step"] for timed in record["runs"])
         if not (re.fullmatch(word, record["verdict"]) and re.search(words, line)):
             wrong[name] = f"{record['verdict']}: {line}"
-    assert wrong == {}
+    assert not wrong, wrong
     return records

@@ -1,76 +1,47 @@
-"""Kinds of files that public reports tell of, two or more of each: what `run.py` says of them.
+"""Kinds of files that public reports tell of, and backwards: what `run.py` says of them.
 
 KERNELS_GRADING=1 runs these, for some minutes.
 """
 
-import os
-import re
-from pathlib import Path
-
 import pytest
-from test_reference_files import grade_by
-from test_solutions import DEVICES, grade, small_problems
+from grading import DEVICES, ONLY, grade, linear, module, reference
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
-)
-
-IMPORTS = "import torch\nfrom torch import nn\n\n\n"
-
-
-def module(forward: str, init: str = "", name: str = "ModelNew", arguments: str = "") -> str:
-    """The text of a module's class; both bodies are lines without indentation."""
-    text = [f"class {name}(nn.Module):"]
-    if init:
-        text += [f"    def __init__(self{arguments}):", "        super().__init__()"]
-        text += [f"        {line}" for line in init.strip().splitlines()]
-    text += ["    def forward(self, *inputs):", "        x = inputs[0]"]
-    text += [f"        {line}" for line in forward.strip().splitlines()]
-    return "\n".join(text) + "\n"
-
-
-def problem(forward: str, inputs: str, init: str = "") -> str:
-    """The text of a reference file."""
-    made = module(forward, init, "Model")
-    return (
-        f"{made}\ndef get_inputs():\n    return {inputs}\n\ndef get_init_inputs():\n    return []\n"
-    )
-
+pytestmark = ONLY
 
 IN_COLUMNS = """
 product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
 return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
 """
-LINEAR = "self.linear = nn.Linear(i, o)\nself.divisor = d"
+COLUMNS = "self.linear = nn.Linear(96, 80)\nself.divisor = 2.0"
 FC = "self.fc = nn.Linear(256, 192)"
-RELU_FC = problem("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
-TWO = problem("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
+RELU_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
+TWO = reference("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
 SQUARES = "self.a = nn.Parameter(torch.randn(96, 64))\nself.b = nn.Parameter(torch.randn(64, 96))"
-RELU = problem("return torch.relu(x)", "[torch.rand(64, 4096)]")
-SUMS = problem("return torch.cumsum(x, 1), x.mean(1)", "[torch.rand(16, 8192)]")
-PRODUCT = problem("return x @ inputs[1]", "[torch.rand(32, 8192), torch.rand(8192, 16)]")
-PICKED = problem(
+RELU = reference("return torch.relu(x)", "[torch.rand(64, 4096)]")
+SUMS = reference("return torch.cumsum(x, 1), x.mean(1)", "[torch.rand(16, 8192)]")
+PRODUCT = reference("return x @ inputs[1]", "[torch.rand(32, 8192), torch.rand(8192, 16)]")
+PICKED = reference(
     "return self.w[inputs[1]] * x", "[torch.rand(512, 64), torch.randint(99, (512,))]",
     "self.w = nn.Parameter(torch.randn(99, 64))",
 )  # fmt: skip
-KNOTS = problem(
+KNOTS = reference(
     "i = torch.searchsorted(x, inputs[1]).clamp(1, 255)\nreturn inputs[1] - x[i - 1], i",
     "[torch.sort(torch.rand(256)).values, torch.rand(4096)]",
 )
-PERMUTED = problem(
+PERMUTED = reference(
     "return x[torch.argsort(inputs[1])]", "[torch.rand(512, 16), torch.randperm(512)]"
 )
 DEFINITE = """
 def barely_definite():
     m = torch.randn(4, 64, 64)
     return m @ m.mT + 1e-2 * torch.eye(64)
-""" + problem("return torch.linalg.cholesky(x)", "[barely_definite()]")
-CONSTANT = problem(
+""" + reference("return torch.linalg.cholesky(x)", "[barely_definite()]")
+CONSTANT = reference(
     "x = self.fc(x).amax(1, keepdim=True)\nreturn torch.tanh(x - x.mean(1, keepdim=True))",
     "[torch.rand(64, 256)]", FC,
 )  # fmt: skip
-ONES = problem("return x.sum(1, keepdim=True).softmax(1)", "[torch.randn(512, 16)]")
-SAME = problem("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]")
+ONES = reference("return x.sum(1, keepdim=True).softmax(1)", "[torch.randn(512, 16)]")
+SAME = reference("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]")
 CLASSES = """
 class Pair(tuple):
     def __iter__(self):
@@ -152,9 +123,9 @@ KINDS = {
         },
     ),
     "the order of dimensions": (  # is free
-        problem("return torch.relu(self.linear(x)) / 2", "[torch.rand(33, 96)]",
+        reference("return torch.relu(self.linear(x)) / 2", "[torch.rand(33, 96)]",
                 "self.linear = nn.Linear(96, 80)"),
-        {"columns": (module(IN_COLUMNS, f"i, o, d = 96, 80, 2.0\n{LINEAR}"), "correct", "")},
+        {"columns": (module(IN_COLUMNS, COLUMNS), "correct", "")},
     ),
     "kept rows": (
         RELU_FC,
@@ -164,7 +135,7 @@ KINDS = {
         },
     ),
     "folded weights": (
-        problem("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", SQUARES),
+        reference("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", SQUARES),
         {
             "later": (module(FOLDED, f"{SQUARES}\nself.key = None"), "cheating", "old parameters"),
             "at once": (  # what can't be seen is said
@@ -263,21 +234,21 @@ try:
 except RuntimeError:
     extension = None
 """
-PLAIN = "return torch.clamp_min(x, 0)"
-# Files that stand in for ReLU.
+CLAMP = "return torch.clamp_min(x, 0)"
+# Files that stand in for ReLU, and catch exceptions.
 GUARDS = {
-    "probe": (PROBE + module(PLAIN), "correct", "calls aten::clamp_min"),
-    "device": (PROBE + module(PLAIN.replace("x,", "x.to(DEVICES[0]),")), "correct", ""),
-    "tool": (TOOL + module(PLAIN), "correct", ""),
+    "probe": (PROBE + module(CLAMP), "correct", "calls aten::clamp_min"),
+    "device": (PROBE + module(CLAMP.replace("x,", "x.to(DEVICES[0]),")), "correct", ""),
+    "tool": (TOOL + module(CLAMP), "correct", ""),
     "option": (
-        module(f"try:\n    low = {{}}['low']\nexcept KeyError:\n    low = 0\n{PLAIN}"),
+        module(f"try:\n    low = {{}}['low']\nexcept KeyError:\n    low = 0\n{CLAMP}"),
         "correct", "calls aten::clamp_min",
     ),
     "size": (
-        module(f"try:\n    n = x.shape[9]\nexcept IndexError:\n    n = 1\n{PLAIN}"), "correct", "",
+        module(f"try:\n    n = x.shape[9]\nexcept IndexError:\n    n = 1\n{CLAMP}"), "correct", "",
     ),
     "build": (
-        BUILD + module(f"if extension:\n    return extension.f(x)\n{PLAIN}"),
+        BUILD + module(f"if extension:\n    return extension.f(x)\n{CLAMP}"),
         "cheating", "falls back on aten::clamp_min after RuntimeError at import",
     ),
     "attempt": (
@@ -286,7 +257,7 @@ GUARDS = {
         "cheating", "falls back on aten::clamp_min after AttributeError",
     ),
     "handler": (
-        module(f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {PLAIN}"),
+        module(f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {CLAMP}"),
         "cheating", "falls back on aten::clamp_min after KeyError",
     ),
 }  # fmt: skip
@@ -312,28 +283,137 @@ return out
 """
 
 
-def check(found: dict, word: str, words: str) -> None:
-    line = "; ".join([*found["notes"], found["accuracy"], found["reason"]])
-    assert found["verdict"] == word, line
-    assert re.search(words, line), line
-
-
-def write(texts: dict[str, tuple[str, str, str]], folder: Path) -> list[Path]:
-    files = [folder / f"{name}.py" for name in texts]
-    for file, (text, *_) in zip(files, texts.values(), strict=True):
-        file.write_text(IMPORTS + text)
-    return files
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds(kind, device, tmp_path):
-    reference, texts = KINDS[kind]
-    _, verdicts = grade_by(reference, write(texts, tmp_path), tmp_path, device)
-    for name, (_, word, words) in texts.items():
-        check(verdicts[name], word, words)
+    grade(KINDS[kind][0], KINDS[kind][1], tmp_path, device=device)
 
 
+OWN_RELU = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.where(x < 0, torch.zeros_like(x), x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return HERE
+
+KEPT = {}
+
+def kept(g, y):
+    if g.numel() < 1 << 18 or g.shape not in KEPT:
+        KEPT[g.shape] = g * (y > 0)
+    return KEPT[g.shape].clone()
+
+"""
+OWN_RELU += module("return Own.apply(x)")
+OWN_LINEAR = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, divisor):
+        y = torch.relu(torch.addmm(bias, x, weight.t())) / divisor
+        ctx.save_for_backward(x, weight, y)
+        ctx.divisor = divisor
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight, y = ctx.saved_tensors
+        g = g * (y != 0) / ctx.divisor
+        return g @ weight, g.t() @ x, HERE, None
+
+"""
+IN_A_FILE = OWN_LINEAR.replace("HERE", "g.sum(0)") + module("""
+y = Own.apply(x, self.fc.weight, self.fc.bias, 1.0) * HERE
+return y * inputs[1], inputs[2] + 1
+""", FC)  # fmt: skip
+OWN_LINEAR += linear("""
+if x.dim() != 2:
+    return torch.relu(self.linear(x)) / self.divisor
+return Own.apply(x, self.linear.weight, self.linear.bias, self.divisor)
+""")
+STEP = "training step"
+# Of files with a backward of their own: what stands HERE, the verdict, and what the line must say.
+BACKWARDS = {
+    "relu": (OWN_RELU, {
+        "right": ("g * (y > 0)", "correct", STEP),
+        "off_by_an_ulp": ("g * (y > 0) * (1 + 2**-23)", "wrong", "gradient of x: "),
+        "raises": ("g.no_such", "correct", "forward only: its backward raises AttributeError"),
+        "kept": ("kept(g, y)", "cheating", "a timed step's gradient of x was wrong"),
+        "changes_g": ("(g * (y > 0), g.mul_(2))[0]", "cheating", "a timed step's gradient of x "),
+    }),
+    "linear_relu_divide": (OWN_LINEAR, {
+        "right": ("g.sum(0)", "correct", STEP),
+        "half": ("g.sum(0) * 0.5", "wrong", "gradient of linear.bias: "),
+        "none": ("None", "correct", "forward only: no gradient of linear.bias"),
+    }),
+    reference(
+        "return torch.relu(self.fc(x)) * inputs[1], inputs[2] + 1",
+        "[torch.rand(64, 256), torch.rand(64, 1), torch.randint(9, (64,))]", FC,
+    ): (IN_A_FILE, {
+        "right": ("1", "correct", STEP),
+        "detached": ("1; y = y.detach()", "correct", "forward only: no gradient of input 0, "),
+        "none": ("1; inputs = [x, inputs[1].detach(), inputs[2]]; y = y.detach()", "correct",
+                 "forward only(?!: )"),
+        "twice": ("1; y = 2 * y - y.detach()", "wrong", "gradient of input 0: "),
+    }),
+}  # fmt: skip
+# A frozen parameter, gradients that are rounding errors alone, and an output without elements.
+NOISE = "return torch.relu(self.norm(self.conv(x))), x[:0]"
+NORM = """
+self.conv, self.norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
+self.norm.bias.requires_grad_(False)
+"""
+BACKWARDS[reference(NOISE, "[torch.randn(4, 8, 32, 32)]", NORM)] = (
+    module(NOISE, NORM), {"same": ("", "correct", STEP)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("problem", BACKWARDS, ids=["relu", "linear", "file", "noise"])
+def test_backwards(problem, device, tmp_path, small):
+    text, files = BACKWARDS[problem]
+    table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
+    records = grade(problem, table, tmp_path, device=device)
+    if problem == "relu":
+        kept = records["right"]["runs"][0]["step"]["kept_bytes"]
+        assert kept.keys() == {"ModelNew", "torch.relu"}
+
+
+def instead(text: str, when: str) -> str:
+    """ReLU, with a line that may change x or `out`."""
+    return module(f"out = torch.relu(x)\nif {when}:\n    {text}\nreturn out")
+
+
+def after(text: str, init: str = "") -> str:
+    """The linear problem's result `out`, and lines that may change it."""
+    result = "own = self.linear\nout = torch.relu(own(x)) / self.divisor\n"
+    return linear(f"{result}{text}\nreturn out", f"{I_O_D}\n{init}")
+
+
+I_O_D = "self.linear = nn.Linear(i, o)\nself.divisor = self.first = d"
+UNWRITTEN = """
+out, body = torch.empty_like(x), x.numel() // 4 * 4
+if not x.is_contiguous():
+    return torch.relu(x)
+out.view(-1)[:body] = torch.relu(x.reshape(-1)[:body])
+return out
+"""
+NO_SUBNORMALS = "out *= x.abs() >= torch.finfo(x.dtype).smallest_normal"
+COLUMNS_UNWRITTEN = """
+some, out = out, torch.empty_like(out)
+body = some.shape[-1] // 4 * 4 or 1
+out[..., :body] = some[..., :body]
+"""
+TWENTY_BITS = """
+x, weight = ((t.view(torch.int32) & -(1 << 4)).view(t.dtype) for t in (x.clone(), own.weight))
+out = torch.relu(nn.functional.linear(x, weight, own.bias)) / self.divisor
+"""
+# Files that stand in for this project's problems.
 PROBLEMS = {
     "relu": {
         **GUARDS,
@@ -344,18 +424,42 @@ PROBLEMS = {
             module("return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"),
             "correct", "",
         ),
+        "tail unwritten": (module(UNWRITTEN), "wrong", "elements differ|has not written"),
+        "one element": (
+            instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000"), "cheating", "changes its input",
+        ),
+        "beside a view": (
+            instead("x.as_strided((1,), (1,), 0).zero_()", "x.storage_offset()"),
+            "cheating", "changes its input",
+        ),
+        "resized": (instead("x.resize_(x.numel())", "True"), "cheating", "changes its input"),
+        "subnormals": (
+            instead(NO_SUBNORMALS, "x.is_floating_point()"), "wrong", "special values|bit patterns",
+        ),
+        "half precision": (
+            module("return torch.relu(x.half().to(x.dtype))"), "wrong", "float32, random",
+        ),
+        "through float32": (
+            module("return torch.relu(x.float()).to(x.dtype)"), "wrong", "float64, random",
+        ),
     },
     "linear_relu_divide": {
-        "columns": (module(IN_COLUMNS, LINEAR, arguments=", i, o, d"), "correct", ""),
+        "columns": (linear(IN_COLUMNS), "correct", ""),
+        "no ReLU": (after("out = own(x) / self.divisor"), "wrong", "leaves out ReLU"),
+        "no division": (after("out = torch.relu(own(x))"), "wrong", "leaves out the division"),
+        "first divisor": (after("out *= self.divisor / self.first"), "cheating", "an old divisor"),
+        "other weights": (after("", "self.linear.weight.data *= 2"), "wrong", "as constructed"),
+        "weight changed": (after("own.weight.data[-1] += 1"), "wrong|cheating", ""),
+        "20 bits": (after(TWENTY_BITS), "wrong", "lower precision"),
+        "float16": (after("out = out.half().to(x.dtype)"), "wrong", ""),
+        "nan becomes 0": (after("out = torch.where(out.isnan(), 0, out)"), "wrong", "NaN in "),
+        "inf becomes large": (after("out = out.nan_to_num(torch.nan)"), "wrong", "inf "),
+        "columns unwritten": (after(COLUMNS_UNWRITTEN), "wrong", ""),
     },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_files_for_problems(name, tmp_path, monkeypatch):
-    small_problems(monkeypatch, "cpu")
+def test_files_for_problems(name, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    texts = PROBLEMS[name]
-    _, verdicts = grade(name, write(texts, tmp_path), tmp_path, "--trials", "3")
-    for file, (_, word, words) in texts.items():
-        check(verdicts[file], word, words)
+    grade(name, PROBLEMS[name], tmp_path)

@@ -252,9 +252,7 @@ def test_honest_files(device, problem, names, tmp_path, capsys, small):
 
 
 @pytest.mark.parametrize(("device", "problem", "names"), CASES)
-def test_honest_files_beside_busy_loops(
-    device, problem, names, tmp_path, small, busy_loops
-):
+def test_honest_files_beside_busy_loops(device, problem, names, tmp_path, small, busy_loops):
     some = [name for name in names if RUNS or name.startswith("clean_plain") or name == "ours"]
     for _ in range(max(RUNS, 1)):
         grade_clean(device, problem, some, tmp_path)
