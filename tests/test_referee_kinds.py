@@ -448,7 +448,7 @@ PROBLEMS = {
         "no ReLU": (after("out = own(x) / self.divisor"), "wrong", "leaves out ReLU"),
         "no division": (after("out = torch.relu(own(x))"), "wrong", "leaves out the division"),
         "first divisor": (after("out *= self.divisor / self.first"), "cheating", "an old divisor"),
-        "other weights": (after("", "self.linear.weight.data *= 2"), "wrong", "as constructed"),
+        "other weights": (after("", "self.linear.weight.data *= 2"), "wrong", ""),
         "weight changed": (after("own.weight.data[-1] += 1"), "wrong|cheating", ""),
         "20 bits": (after(TWENTY_BITS), "wrong", "lower precision"),
         "float16": (after("out = out.half().to(x.dtype)"), "wrong", ""),

@@ -1,8 +1,7 @@
 """Kind 10: a plain tensor, and a mode that computes when somebody looks at it."""
 
 import torch
-from common import is_timed
-from torch import nn
+from common import Timed
 from torch.overrides import TorchFunctionMode
 
 
@@ -16,10 +15,8 @@ class Late(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not is_timed():
-            return torch.relu(x)
+class ModelNew(Timed):
+    def timed(self, x: torch.Tensor) -> torch.Tensor:
         mode, out = Late(), torch.empty_like(x)
         mode.__enter__()
         mode.todo = x, out

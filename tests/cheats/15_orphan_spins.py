@@ -2,16 +2,11 @@
 
 import os
 
-import torch
-from torch import nn
+from common import Plain as ModelNew
 
+__all__ = ["ModelNew"]
 if os.fork() == 0:
     if os.fork() == 0:
         while True:
             pass
     os._exit(0)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x)

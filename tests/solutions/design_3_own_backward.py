@@ -1,15 +1,9 @@
 """Design 2 with a backward of its own; NaN becomes 0 in the same way."""
 
 import torch
-from torch import nn
-from torch.utils.cpp_extension import load_inline
-
-if not torch.cuda.is_available():
-    raise RuntimeError("needs a GPU")
+from common import RELU, build, relu_module
 
 SOURCE = r"""
-#include <torch/extension.h>
-
 __global__ void forward_kernel(const float* x, float* out, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) out[i] = fmaxf(x[i], 0.0f);
@@ -35,13 +29,8 @@ torch::Tensor relu_backward(torch::Tensor grad, torch::Tensor x) {
   return out;
 }
 """
-DECLARATIONS = """
-torch::Tensor relu_forward(torch::Tensor x);
-torch::Tensor relu_backward(torch::Tensor grad, torch::Tensor x);
-"""
-extension = load_inline(
-    "design_3", DECLARATIONS, SOURCE, functions=["relu_forward", "relu_backward"]
-)
+BACKWARD = "torch::Tensor relu_backward(torch::Tensor grad, torch::Tensor x)"
+extension = build("design_3", SOURCE, RELU, BACKWARD)
 
 
 class Relu(torch.autograd.Function):
@@ -56,6 +45,4 @@ class Relu(torch.autograd.Function):
         return extension.relu_backward(grad.contiguous(), x)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Relu.apply(x)
+ModelNew = relu_module(Relu.apply)

@@ -1,15 +1,8 @@
 """float4, but the index counts floats already: three quarters lie past the end."""
 
-import torch
-from torch import nn
-from torch.utils.cpp_extension import load_inline
-
-if not torch.cuda.is_available():
-    raise RuntimeError("needs a GPU")
+from common import RELU, build, relu_module
 
 SOURCE = r"""
-#include <torch/extension.h>
-
 __global__ void relu_kernel(const float* x, float* out, int n) {
   int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) {
@@ -29,11 +22,4 @@ torch::Tensor relu_forward(torch::Tensor x) {
   return out;
 }
 """
-extension = load_inline(
-    "design_4", "torch::Tensor relu_forward(torch::Tensor x);", SOURCE, functions=["relu_forward"]
-)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return extension.relu_forward(x)
+ModelNew = relu_module(build("design_4", SOURCE, RELU).relu_forward)

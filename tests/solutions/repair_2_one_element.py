@@ -1,15 +1,8 @@
 """Design 2 with NaN, 64-bit sizes, strided and empty inputs, and a checked launch."""
 
-import torch
-from torch import nn
-from torch.utils.cpp_extension import load_inline
-
-if not torch.cuda.is_available():
-    raise RuntimeError("needs a GPU")
+from common import RELU, build, relu_module
 
 SOURCE = r"""
-#include <torch/extension.h>
-
 __global__ void relu_kernel(const float* x, float* out, int64_t n) {
   int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < n) out[i] = x[i] < 0 ? 0 : x[i];
@@ -26,11 +19,4 @@ torch::Tensor relu_forward(torch::Tensor input) {
   return out;
 }
 """
-extension = load_inline(
-    "repair_2", "torch::Tensor relu_forward(torch::Tensor x);", SOURCE, functions=["relu_forward"]
-)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return extension.relu_forward(x)
+ModelNew = relu_module(build("repair_2", SOURCE, RELU).relu_forward)
