@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from referee import cases, clock, compare, remote
+from referee import cases, clock, compare, processes
 from referee.child import results, watch
 from referee.child.worker import Worker
 from referee.errors import Allowance, Comparison, Errors
@@ -67,12 +67,12 @@ def test_what_is_left_on_is_noticed():
 
 def test_changed_priorities_are_noticed():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        before = remote.standing(process.pid)
-        assert remote.standing(process.pid) == before
+        before = processes.standing(process.pid)
+        assert processes.standing(process.pid) == before
         os.setpriority(os.PRIO_PROCESS, process.pid, 19)
-        assert remote.standing(process.pid) != before
+        assert processes.standing(process.pid) != before
         process.kill()
-    assert remote.standing(process.pid) == ()
+    assert processes.standing(process.pid) == ()
 
 
 @pytest.fixture
