@@ -253,7 +253,8 @@ class Timed(Checks):
         """
         slot, inputs = self.turns % self.oracle.slots, self.latest.inputs()
         before, values = self.oracle.run(self.module, inputs), self.module.state_dict()
-        changed, names = list(inputs) if self.oracle.file.is_ours else [], []
+        is_whole = not (self.oracle.file.is_ours and self.dtype.is_floating_point)
+        changed, names = [] if is_whole else list(inputs), []
         if self.parameters:
             changed += [values[name] for name, _ in parameters_of(self.module)]
             names = [name for name, _ in self.parameters]
