@@ -28,11 +28,11 @@ def command(*arguments: str, folder=ROOT) -> list[str]:
     return [sys.executable, str(folder / "run.py"), *arguments]
 
 
-def run_it(*arguments: str, folder=ROOT, cwd=None, **environment: str | None):
+def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIPE, **environment):
     """A finished process; variables that are None are unset."""
     full = {name: text for name, text in {**os.environ, **environment}.items() if text is not None}
-    line = command(*arguments, folder=folder)
-    return subprocess.run(line, env=full, cwd=cwd, capture_output=True, text=True)
+    line, streams = [*before, *command(*arguments, folder=folder)], {"stderr": subprocess.PIPE}
+    return subprocess.run(line, env=full, cwd=cwd, stdout=out, text=True, **streams)
 
 
 def said(stderr: str) -> list[str]:
@@ -124,6 +124,7 @@ def test_solution_that_is_missing(tmp_path):
     done = run_it("relu", *CPU, folder=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = said(done.stderr)
+    assert line.startswith("the solution cannot be imported: ")
     assert "model_new" in line
 
 
@@ -135,11 +136,9 @@ def test_a_user_without_home():
         pytest.skip("needs setpriv")
     may = "+dac_override,+dac_read_search"  # root's Python may lie where others cannot read
     user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={may}"]
-    user += [f"--ambient-caps={may}", *command("relu", *CPU)]
-    without = ("HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR")
-    environment = {name: text for name, text in os.environ.items() if name not in without}
-    done = subprocess.run(user, env=environment, capture_output=True, text=True, cwd="/")
-    assert done.returncode == 1
+    unset = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"))
+    done = run_it("relu", *CPU, before=[*user, f"--ambient-caps={may}"], cwd="/", **unset)
+    assert (done.returncode, done.stdout) == (1, "")
     [line] = said(done.stderr)
     assert line.startswith("the solution cannot be imported: ")
     assert "home" in line
@@ -167,22 +166,14 @@ def test_a_path_that_stdout_cannot_print(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("options", [["--help"], ["relu", "--bundle", "/dev/null"]])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
-def test_stdout_that_takes_nothing(number, options, unbuffered):
+def test_stdout_that_takes_nothing(options, unbuffered):
     reader, pipe = os.pipe()
     os.close(reader)
-    full = os.open("/dev/full", os.O_WRONLY)
-    done = subprocess.run(
-        command(*options),
-        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-        stdout=full if number == errno.ENOSPC else pipe,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(pipe)
-    os.close(full)
-    message = f"run.py: cannot write to stdout: {os.strerror(number)}\n"
-    assert (done.returncode, done.stderr) == (1, message)
+    for number, out in ((errno.ENOSPC, os.open("/dev/full", os.O_WRONLY)), (errno.EPIPE, pipe)):
+        done = run_it(*options, out=out, PYTHONUNBUFFERED=unbuffered)
+        os.close(out)
+        message = f"run.py: cannot write to stdout: {os.strerror(number)}\n"
+        assert (done.returncode, done.stderr) == (1, message)
 
 
 @pytest.mark.slow
@@ -196,33 +187,36 @@ def test_streams_that_are_not_there(streams, options, status):
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
-def interrupted(mark: str, *arguments: str, flags=(), wait=0.0, **environment: str):
-    """What a real run has printed to both, interrupted after a line of either with this mark."""
+def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
+    """A process of a session of its own, in which SIGINT is handled so; nohup switches it off."""
     program, *rest = command(*arguments)
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [program, *flags, *rest],
         env={**os.environ, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup switches it off
+        preexec_fn=lambda: signal.signal(signal.SIGINT, number),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
-    lines = []
+
+
+def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
+    """What it prints to both streams, interrupted after a line with this mark."""
+    process, lines = start(*arguments, **options), []
     try:
-        for line in process.stdout:
-            lines.append(line)
-            if mark in line:
-                break
+        while not lines or mark not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
         sleep(wait)
         process.send_signal(signal.SIGINT)
         lines += process.communicate(timeout=60)[0]
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a compiler, say
-    assert process.returncode == 130
-    assert said("".join(lines)) == ["interrupted"]
-    return "".join(lines)
+    text = "".join(lines)
+    assert (process.returncode, said(text)) == (130, ["interrupted"])
+    return text
 
 
 @pytest.mark.slow
@@ -252,17 +246,12 @@ def test_interrupts_keep_what_was_measured(moment, tmp_path):
 @pytest.mark.slow
 def test_interrupts_that_were_switched_off():
     """As nohup and `&` in a script do."""
-    process = subprocess.Popen(
-        command("relu", "--bundle", "/dev/null"),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start("relu", "--bundle", "/dev/null", number=signal.SIG_IGN)
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         sleep(0.1)
-    assert (process.returncode, process.stderr.read()) == (0, "")
+    assert process.returncode == 0
+    assert process.stdout.read().startswith("wrote /dev/null: ")
 
 
 # 2: no assertions, no docstrings
@@ -295,30 +284,24 @@ def test_both_problems(place, small, capsys, tmp_path):
     output = capsys.readouterr().out
     assert output.startswith("relu: ")
     assert "\n\nlinear_relu_divide: " in output
-    assert "highest, gradient of linear.weight" in output
     relu, linear = check_shape(path.read_text())
     assert [relu["problem"], linear["problem"]] == ["relu", "linear_relu_divide"]
     assert (linear["shape"], linear["accuracy"]) == ([5, 96], "float32-grade")
-    operands = ("linear.weight", "linear.bias")
-    names = [f"highest, gradient of {name}" for name in ("x", *operands)]
+    names = [f"highest, gradient of {name}" for name in ("x", "linear.weight", "linear.bias")]
     assert [row["name"] for row in linear["errors"]] == ["[5, 96], highest", *names]
+    assert names[1] in output
     [timed] = linear["runs"]
-    forward = timed["forward"]
+    forward, kept = timed["forward"], timed["step"]["kept_bytes"]
     assert (timed["setting"], forward["work"], forward["work_unit"]) == ("highest", 76800, "flops")
-    known = ["LinearReluDivideNew", "eager", "eager (again)", "product alone"]
-    assert list(forward["seconds"]) == known
-    assert {len(times) for times in forward["seconds"].values()} == {2}
-    assert timed["step"]["kept_bytes"]["eager"] == 5 * 80 * 4
-    wrong = "torch.relu(x @ self.linear.weight.T) / self.divisor"
-    place(  # the second alone is wrong
-        f"class Wrong(model.LinearReluDivide):\n    def forward(self, x):\n        return {wrong}\n"
-        f"{both}\nSOLUTIONS['linear_relu_divide'] = Wrong"
-    )
+    assert [*forward["seconds"]] == [*kept, "eager (again)", "product alone"]
+    assert (len(forward["seconds"]["eager"]), kept["eager"]) == (2, 5 * 80 * 4)
+    wrong = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
+    wrong = f"class Wrong(model.LinearReluDivide):\n    def forward(self, x):\n        {wrong}\n"
+    place(f"{wrong}\n\n{both}\nSOLUTIONS['linear_relu_divide'] = Wrong")  # the second alone
     assert run.main(options) == 1
     assert "CHEATING  leaves out the bias: " in capsys.readouterr().out
-    relu, linear = check_shape(path.read_text())
-    assert (relu["verdict"], linear["verdict"]) == ("correct", "cheating")
-    assert linear["errors"] == []
+    verdicts = [(r["verdict"], len(r["errors"])) for r in check_shape(path.read_text())]
+    assert verdicts == [("correct", 0), ("cheating", 0)]
 
 
 @pytest.mark.slow
