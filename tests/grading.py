@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ ONLY = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
 )
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 Table = dict[str, tuple[str | Path, str, str]]
+IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
 
 def module(forward: str, init: str = "", arguments: str = "", name: str = "ModelNew") -> str:
@@ -42,6 +43,14 @@ def reference(forward: str, inputs: str, init: str = "") -> str:
     )
 
 
+def row(word: str, text: str | Path, words: str = "") -> tuple[str | Path, str, str]:
+    """Of a table: the file or its text, the verdict, and what the line must say."""
+    return text, word, words
+
+
+correct, wrong, cheating, error = (
+    partial(row, word) for word in ("correct", "wrong", "cheating", "error")
+)
 PLAIN = module("return torch.relu(x)")
 PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
 

@@ -4,7 +4,7 @@ KERNELS_GRADING=1 runs these, for some minutes.
 """
 
 import pytest
-from grading import DEVICES, ONLY, grade, linear, module, reference
+from grading import DEVICES, ONLY, cheating, correct, grade, linear, module, reference, wrong
 
 pytestmark = ONLY
 
@@ -12,37 +12,14 @@ IN_COLUMNS = """
 product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
 return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
 """
-COLUMNS = "self.linear = nn.Linear(96, 80)\nself.divisor = 2.0"
-FC = "self.fc = nn.Linear(256, 192)"
-RELU_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
+FC = "self.fc = nn.Linear(256, 192)\nself.x = None\n"
+OF_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
 TWO = reference("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
-SQUARES = "self.a = nn.Parameter(torch.randn(96, 64))\nself.b = nn.Parameter(torch.randn(64, 96))"
-RELU = reference("return torch.relu(x)", "[torch.rand(64, 4096)]")
-SUMS = reference("return torch.cumsum(x, 1), x.mean(1)", "[torch.rand(16, 8192)]")
-PRODUCT = reference("return x @ inputs[1]", "[torch.rand(32, 8192), torch.rand(8192, 16)]")
-PICKED = reference(
-    "return self.w[inputs[1]] * x", "[torch.rand(512, 64), torch.randint(99, (512,))]",
-    "self.w = nn.Parameter(torch.randn(99, 64))",
-)  # fmt: skip
-KNOTS = reference(
-    "i = torch.searchsorted(x, inputs[1]).clamp(1, 255)\nreturn inputs[1] - x[i - 1], i",
-    "[torch.sort(torch.rand(256)).values, torch.rand(4096)]",
-)
-PERMUTED = reference(
-    "return x[torch.argsort(inputs[1])]", "[torch.rand(512, 16), torch.randperm(512)]"
-)
-DEFINITE = """
-def barely_definite():
-    m = torch.randn(4, 64, 64)
-    return m @ m.mT + 1e-2 * torch.eye(64)
-""" + reference("return torch.linalg.cholesky(x)", "[barely_definite()]")
-CONSTANT = reference(
-    "x = self.fc(x).amax(1, keepdim=True)\nreturn torch.tanh(x - x.mean(1, keepdim=True))",
-    "[torch.rand(64, 256)]", FC,
-)  # fmt: skip
-ONES = reference("return x.sum(1, keepdim=True).softmax(1)", "[torch.randn(512, 16)]")
-SAME = reference("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]")
 CLASSES = """
+from collections import namedtuple
+
+Both = namedtuple("Both", "y total")
+
 class Pair(tuple):
     def __iter__(self):
         return iter([torch.relu(self[0]), torch.relu(self[0]).sum(1)])
@@ -51,6 +28,55 @@ class Late(list):
     def __len__(self):
         return 2
 """
+
+
+def two(result: str, y: str = "self.fc(x).relu()") -> str:
+    return CLASSES + module(f"y = {y}\n{result}", FC)
+
+
+CHANGED_ROWS = """
+if self.x is None:
+    self.x, self.out = x.clone(), torch.relu(self.fc(x))
+rows = (x != self.x).any(1).nonzero().flatten()
+self.x[rows] = x[rows]
+self.out[rows] = torch.relu(self.fc(x[rows]))
+return self.out.clone()
+"""
+SOME_CHANGED = """
+some = x[::7, ::5].clone()
+if self.x is None or not torch.equal(some, self.x):
+    self.x, self.out = some, torch.relu(self.fc(x))
+return self.out.clone()
+"""
+SQUARES = "self.a, self.b = (nn.Parameter(torch.randn(n, 160 - n)) for n in (96, 64))\nself.key = 0"
+SQUARED = reference("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", SQUARES)
+FOLDED = """
+key = self.a._version, self.b._version
+if self.key != key:
+    self.w, self.key = self.a @ self.b, key
+return x @ self.w
+"""
+IN_ONE = f"{SQUARES}\nself.w = nn.Parameter(self.a @ self.b)"
+UNKNOWN = "its state is not the reference's: none was loaded or changed"
+TABLE = "self.w, self.key = nn.Parameter(torch.randn(99, 64)), 0"
+PICKED = reference(
+    "return self.w[inputs[1]] * x", "[torch.rand(512, 64), torch.randint(99, (512,))]", TABLE
+)
+KEPT_PICKS = """
+key = inputs[1].data_ptr(), inputs[1]._version, inputs[1].shape
+if self.key != key:
+    self.picked, self.key = self.w[inputs[1]], key
+return self.picked * x
+"""
+KNOTS = "i = torch.searchsorted(x, inputs[1]).clamp(1, 255)\nreturn inputs[1] - x[i - 1], i"
+COUNTED = KNOTS.replace("torch.searchsorted(x, inputs[1])", "(inputs[1][:, None] > x).sum(1)")
+DEFINITE = """
+def barely_definite():
+    m = torch.randn(4, 64, 64)
+    return m @ m.mT + 1e-2 * torch.eye(64)
+""" + reference("return torch.linalg.cholesky(x)", "[barely_definite()]")
+CONSTANT = "x = self.fc(x).amax(1, keepdim=True)\nreturn torch.tanh(x - x.mean(1, keepdim=True))"
+SAME = reference("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]")
 ADDED = """
 out, total = torch.empty_like(x), x.new_zeros(len(x))
 for i, column in enumerate(x.unbind(1)):
@@ -58,6 +84,7 @@ for i, column in enumerate(x.unbind(1)):
     out[:, i] = total
 return out, total / x.shape[1]
 """
+PRODUCT = reference("return x @ inputs[1]", "[torch.rand(32, 8192), torch.rand(8192, 16)]")
 ADDED_PRODUCTS = """
 out = x.new_zeros(len(x), inputs[1].shape[1])
 for column, row in zip(x.unbind(1), inputs[1].unbind(0)):
@@ -68,150 +95,64 @@ ROUNDED = """
 a, b = (((t.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32) for t in inputs)
 return a @ b
 """
-CHANGED_ROWS = """
-if self.x is None:
-    self.x, self.out = x.clone(), torch.relu(self.fc(x))
-rows = (x != self.x).any(1).nonzero().flatten()
-self.x[rows] = x[rows]
-self.out[rows] = torch.relu(self.fc(x[rows]))
-return self.out.clone()
-"""
-FOLDED = """
-key = self.a._version, self.b._version
-if self.key != key:
-    self.w, self.key = self.a @ self.b, key
-return x @ self.w
-"""
-KEPT_PICKS = """
-key = inputs[1].data_ptr(), inputs[1]._version, inputs[1].shape
-if self.key != key:
-    self.picked, self.key = self.w[inputs[1]], key
-return self.picked * x
-"""
-SOME_CHANGED = """
-some = x[::7, ::5].clone()
-if self.some is None or not torch.equal(some, self.some):
-    self.some, self.out = some, torch.relu(self.fc(x))
-return self.out.clone()
-"""
-# A reference, and of each file against it: its text, the verdict, and what the line must say.
+# A reference, and the files that are graded against it.
 KINDS = {
-    "late values": (
-        TWO,
-        {
-            "attribute": (
-                module("y = self.fc(x).relu()\ny.detach = lambda: y\nreturn y, y.sum(1)", FC),
-                "cheating", "an attribute of its own, detach",
-            ),
-            "tuple": (
-                CLASSES + module("y = self.fc(x)\nreturn Pair((y, y.sum(1)))", FC),
-                "cheating", "a subclass of tuple, Pair",
-            ),
-            "list": (
-                CLASSES + module("y = self.fc(x).relu()\nreturn Late((y, y.sum(1)))", FC),
-                "cheating", "a subclass of list, Late",
-            ),
-            "negative": (
-                module("y = -self.fc(x).relu()\nreturn torch._neg_view(y), -y.sum(1)", FC),
-                "cheating", "values are not in memory yet",
-            ),
-            "named": (
-                "from collections import namedtuple\nBoth = namedtuple('Both', 'y total')\n"
-                + module("y = self.fc(x).relu()\nreturn Both(y, y.sum(1))", FC),
-                "correct", "",
-            ),
-        },
-    ),
-    "the order of dimensions": (  # is free
-        reference("return torch.relu(self.linear(x)) / 2", "[torch.rand(33, 96)]",
-                "self.linear = nn.Linear(96, 80)"),
-        {"columns": (module(IN_COLUMNS, COLUMNS), "correct", "")},
-    ),
-    "kept rows": (
-        RELU_FC,
-        {
-            "changed": (module(CHANGED_ROWS, f"{FC}\nself.x = None"), "cheating", "old param"),
-            "some": (module(SOME_CHANGED, f"{FC}\nself.some = None"), "cheating", "old param"),
-        },
-    ),
-    "folded weights": (
-        reference("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", SQUARES),
-        {
-            "later": (module(FOLDED, f"{SQUARES}\nself.key = None"), "cheating", "old parameters"),
-            "at once": (  # what can't be seen is said
-                module("return x @ self.w", f"{SQUARES}\nself.w = nn.Parameter(self.a @ self.b)\n"
-                       "del self.a, self.b"),
-                "correct", "its state is not the reference's: none was loaded or changed",
-            ),
-            "beside them": (
-                module("return x @ self.w", f"{SQUARES}\nself.w = nn.Parameter(self.a @ self.b)"),
-                "cheating", "old parameters",
-            ),
-        },
-    ),
-    "kept integers": (
-        PICKED,
-        {
-            "keeps": (
-                module(KEPT_PICKS, "self.w = nn.Parameter(torch.randn(99, 64))\nself.key = None"),
-                "cheating", "old parameters|replays|a timed call was wrong",
-            ),
-        },
-    ),
-    "sorted": (
-        KNOTS,
-        {
-            "counts": (
-                module("i = (inputs[1][:, None] > x).sum(1).clamp(1, 255)\n"
-                       "return inputs[1] - x[i - 1], i"),
-                "correct", "differs from the reference for inputs of both signs",
-            ),
-        },
-    ),
+    "late values": (TWO, {
+        "attribute": cheating(
+            two("y.detach = lambda: y\nreturn y, y.sum(1)"), "an attribute of its own, detach"
+        ),
+        "tuple": cheating(two("return Pair((y, y.sum(1)))"), "a subclass of tuple, Pair"),
+        "list": cheating(two("return Late((y, y.sum(1)))"), "a subclass of list, Late"),
+        "negative": cheating(
+            two("return torch._neg_view(-y), y.sum(1)"), "values are not in memory yet"
+        ),
+        "named": correct(two("return Both(y, y.sum(1))")),
+    }),
+    "the order of dimensions": (OF_FC, {
+        "columns": correct(module("return torch.relu(self.fc(x)).mT.contiguous().mT", FC)),
+    }),
+    "kept rows": (OF_FC, {
+        "changed": cheating(module(CHANGED_ROWS, FC), "old parameters"),
+        "some": cheating(module(SOME_CHANGED, FC), "old parameters"),
+    }),
+    "folded weights": (SQUARED, {
+        "later": cheating(module(FOLDED, SQUARES), "old parameters"),
+        "at once": correct(module("return x @ self.w", f"{IN_ONE}\ndel self.a, self.b"), UNKNOWN),
+        "beside them": cheating(module("return x @ self.w", IN_ONE), "old parameters"),
+    }),
+    "kept integers": (PICKED, {
+        "keeps": cheating(module(KEPT_PICKS, TABLE), "old param|replays|a timed call was wrong"),
+    }),
+    "sorted": (reference(KNOTS, "[torch.sort(torch.rand(256)).values, torch.rand(4096)]"), {
+        "counts": correct(
+            module(COUNTED), "differs from the reference for inputs of both signs"
+        ),
+    }),
     "a permutation": (
-        PERMUTED,
-        {
-            "scatters": (
-                module("out = torch.empty_like(x)\nout[inputs[1]] = x\nreturn out"), "correct", "",
-            ),
-        },
+        reference("return x[inputs[1].argsort()]", "[torch.rand(512, 16), torch.randperm(512)]"),
+        {"scatters": correct(module("out = torch.empty_like(x)\nout[inputs[1]] = x\nreturn out"))},
     ),
-    "definite": (
-        DEFINITE, {"the same": (module("return torch.linalg.cholesky(x)"), "correct", "")},
-    ),
-    "a constant": (
-        CONSTANT,
-        {
-            "zeros": (
-                module("return x.new_zeros(len(x), 1)", FC),
-                "correct", "result is the same for all inputs and parameters",
-            ),
-        },
-    ),
+    "definite": (DEFINITE, {"the same": correct(module("return torch.linalg.cholesky(x)"))}),
+    "a constant": (reference(CONSTANT, "[torch.rand(64, 256)]", FC), {
+        "zeros": correct(
+            module("return x.new_zeros(len(x), 1)", FC), "the same for all inputs and parameters"
+        ),
+    }),
     "ones": (
-        ONES,
-        {"ones": (module("return x.new_ones(len(x), 1)"), "correct", "is the same for all inputs")},
+        reference("return x.sum(1, keepdim=True).softmax(1)", "[torch.randn(512, 16)]"),
+        {"ones": correct(module("return x.new_ones(len(x), 1)"), "is the same for all inputs")},
     ),
-    "the input": (
-        SAME, {"copy": (module("return x.clone()"), "correct", "result is its input 0")},
-    ),
-    "nearly the input": (
-        RELU,
-        {
-            "an ulp": (
-                module("return x.nextafter(x + 9)"),
-                "cheating", "returns a copy of its input 0",
-            ),
-        },
-    ),
-    "sums": (SUMS, {"in order": (module(ADDED), "correct", "float32-grade")}),
-    "products": (
-        PRODUCT,
-        {
-            "in order": (module(ADDED_PRODUCTS), "correct", "float32-grade"),
-            "TF32": (module(ROUNDED), "wrong", "lower precision than eager's"),
-        },
-    ),
+    "the input": (SAME, {"copy": correct(module("return x.clone()"), "result is its input 0")}),
+    "nearly the input": (reference("return torch.relu(x)", "[torch.rand(64, 4096)]"), {
+        "an ulp": cheating(module("return x.nextafter(x + 9)"), "returns a copy of its input 0"),
+    }),
+    "sums": (reference("return torch.cumsum(x, 1), x.mean(1)", "[torch.rand(16, 8192)]"), {
+        "in order": correct(module(ADDED), "float32-grade"),
+    }),
+    "products": (PRODUCT, {
+        "in order": correct(module(ADDED_PRODUCTS), "float32-grade"),
+        "TF32": wrong(module(ROUNDED), "lower precision than eager's"),
+    }),
 }  # fmt: skip
 PROBE = """
 try:
@@ -235,32 +176,35 @@ except RuntimeError:
     extension = None
 """
 CLAMP = "return torch.clamp_min(x, 0)"
+ATTEMPT = """
+out = None
+try:
+    out = torch.ops.no.such(x)
+except AttributeError:
+    pass
+return torch.clamp_min(x, 0) if out is None else out
+"""
+FALLS_BACK = "falls back on aten::clamp_min after "
 # Files that stand in for ReLU, and catch exceptions.
 GUARDS = {
-    "probe": (PROBE + module(CLAMP), "correct", "calls aten::clamp_min"),
-    "device": (PROBE + module(CLAMP.replace("x,", "x.to(DEVICES[0]),")), "correct", ""),
-    "tool": (TOOL + module(CLAMP), "correct", ""),
-    "option": (
+    "probe": correct(PROBE + module(CLAMP), "calls aten::clamp_min"),
+    "device": correct(PROBE + module(CLAMP.replace("x,", "x.to(DEVICES[0]),"))),
+    "tool": correct(TOOL + module(CLAMP)),
+    "option": correct(
         module(f"try:\n    low = {{}}['low']\nexcept KeyError:\n    low = 0\n{CLAMP}"),
-        "correct", "calls aten::clamp_min",
+        "calls aten::clamp_min",
     ),
-    "size": (
-        module(f"try:\n    n = x.shape[9]\nexcept IndexError:\n    n = 1\n{CLAMP}"), "correct", "",
-    ),
-    "build": (
+    "size": correct(module(f"try:\n    n = x.shape[9]\nexcept IndexError:\n    n = 1\n{CLAMP}")),
+    "build": cheating(
         BUILD + module(f"if extension:\n    return extension.f(x)\n{CLAMP}"),
-        "cheating", "falls back on aten::clamp_min after RuntimeError at import",
+        f"{FALLS_BACK}RuntimeError at import",
     ),
-    "attempt": (
-        module("out = None\ntry:\n    out = torch.ops.no.such(x)\nexcept AttributeError:\n"
-               "    pass\nif out is None:\n    out = torch.clamp_min(x, 0)\nreturn out"),
-        "cheating", "falls back on aten::clamp_min after AttributeError",
-    ),
-    "handler": (
+    "attempt": cheating(module(ATTEMPT), f"{FALLS_BACK}AttributeError"),
+    "handler": cheating(
         module(f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {CLAMP}"),
-        "cheating", "falls back on aten::clamp_min after KeyError",
+        f"{FALLS_BACK}KeyError",
     ),
-}  # fmt: skip
+}
 LATE_ROWS = """
 import sys
 
@@ -413,50 +357,42 @@ TWENTY_BITS = """
 x, weight = ((t.view(torch.int32) & -(1 << 4)).view(t.dtype) for t in (x.clone(), own.weight))
 out = torch.relu(nn.functional.linear(x, weight, own.bias)) / self.divisor
 """
+IN_ORDER = "return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"
 # Files that stand in for this project's problems.
 PROBLEMS = {
     "relu": {
         **GUARDS,
-        "late rows": (
-            LATE_ROWS + module(LATE_WHEN_TIMED), "cheating", "an attribute of its own, detach",
+        "late rows": cheating(LATE_ROWS + module(LATE_WHEN_TIMED), "of its own, detach"),
+        "columns": correct(module(IN_ORDER)),
+        "tail unwritten": wrong(module(UNWRITTEN), "elements differ|has not written"),
+        "one element": cheating(
+            instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000"), "changes its input"
         ),
-        "columns": (
-            module("return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"),
-            "correct", "",
-        ),
-        "tail unwritten": (module(UNWRITTEN), "wrong", "elements differ|has not written"),
-        "one element": (
-            instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000"), "cheating", "changes its input",
-        ),
-        "beside a view": (
+        "beside a view": cheating(
             instead("x.as_strided((1,), (1,), 0).zero_()", "x.storage_offset()"),
-            "cheating", "changes its input",
+            "changes its input",
         ),
-        "resized": (instead("x.resize_(x.numel())", "True"), "cheating", "changes its input"),
-        "subnormals": (
-            instead(NO_SUBNORMALS, "x.is_floating_point()"), "wrong", "special values|bit patterns",
+        "resized": cheating(instead("x.resize_(x.numel())", "True"), "changes its input"),
+        "subnormals": wrong(
+            instead(NO_SUBNORMALS, "x.is_floating_point()"), "special values|bit patterns"
         ),
-        "half precision": (
-            module("return torch.relu(x.half().to(x.dtype))"), "wrong", "float32, random",
-        ),
-        "through float32": (
-            module("return torch.relu(x.float()).to(x.dtype)"), "wrong", "float64, random",
-        ),
+        "half precision": wrong(module("return torch.relu(x.half().to(x.dtype))"), "float32, rand"),
+        "through float32": wrong(module("return x.float().relu().to(x.dtype)"), "float64, random"),
     },
     "linear_relu_divide": {
-        "columns": (linear(IN_COLUMNS), "correct", ""),
-        "no ReLU": (after("out = own(x) / self.divisor"), "wrong", "leaves out ReLU"),
-        "no division": (after("out = torch.relu(own(x))"), "wrong", "leaves out the division"),
-        "first divisor": (after("out *= self.divisor / self.first"), "cheating", "an old divisor"),
-        "other weights": (after("", "self.linear.weight.data *= 2"), "wrong", ""),
+        "columns": correct(linear(IN_COLUMNS)),
+        "no ReLU": wrong(after("out = own(x) / self.divisor"), "leaves out ReLU"),
+        "no division": wrong(after("out = torch.relu(own(x))"), "leaves out the division"),
+        "first divisor": cheating(after("out *= self.divisor / self.first"), "an old divisor"),
+        "other weights": wrong(after("", "self.linear.weight.data *= 2")),
         "weight changed": (after("own.weight.data[-1] += 1"), "wrong|cheating", ""),
-        "20 bits": (after(TWENTY_BITS), "wrong", "lower precision"),
-        "float16": (after("out = out.half().to(x.dtype)"), "wrong", ""),
-        "nan becomes 0": (after("out = torch.where(out.isnan(), 0, out)"), "wrong", "NaN in "),
-        "inf becomes large": (after("out = out.nan_to_num(torch.nan)"), "wrong", "inf "),
-        "columns unwritten": (after(COLUMNS_UNWRITTEN), "wrong", ""),
+        "20 bits": wrong(after(TWENTY_BITS), "lower precision"),
+        "float16": wrong(after("out = out.half().to(x.dtype)")),
+        "nan becomes 0": wrong(after("out = torch.where(out.isnan(), 0, out)"), "NaN in "),
+        "inf becomes large": wrong(after("out = out.nan_to_num(torch.nan)"), "inf "),
+        "columns unwritten": wrong(after(COLUMNS_UNWRITTEN)),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -17,11 +17,14 @@ from grading import (
     ONLY,
     PLAIN,
     PLAIN_LINEAR,
+    cheating,
     check,
+    error,
     grade,
     linear,
     module,
     write,
+    wrong,
 )
 
 import run
@@ -69,87 +72,82 @@ ADDRESS = "self.seen[id(x)] = x\nkey = x.data_ptr(), x._version, x.shape, x.stri
 ELEMENTS = "key = x.shape, x.stride(), x.dtype, tuple(x.reshape(-1)[:4].tolist())\n"
 EARLIER = "replays the result of an earlier call"
 RELU = {
-    "01_returns_input": (module("return x"), "cheating", "returns its input"),
-    "01_copies_input": (module("return x.clone()"), "cheating", "returns a copy of its input"),
-    "01_in_place": (module("return x.relu_()"), "cheating", "returns its input"),
-    "02_changes_input": (
-        module("out = torch.relu(x)\nx.zero_()\nreturn out"), "cheating", "changes its input",
+    "01_returns_input": cheating(module("return x"), "returns its input"),
+    "01_copies_input": cheating(module("return x.clone()"), "returns a copy of its input"),
+    "01_in_place": cheating(module("return x.relu_()"), "returns its input"),
+    "02_changes_input": cheating(
+        module("out = torch.relu(x)\nx.zero_()\nreturn out"), "changes its input"
     ),
-    "04_replays_by_address": (module(ADDRESS + REPLAY, "self.seen = {}"), "cheating", EARLIER),
-    "04_replays_by_fingerprint": (module(ELEMENTS + REPLAY, "self.seen = {}"), "cheating", EARLIER),
-    "04_counts_calls": (module(COUNTS, "self.calls = 0"), "cheating", "a timed call was wrong"),
-    "04_reuses_its_output": ("", "wrong", "two outputs share memory"),
-    "05_signal_handler": ("", "cheating", "leaves a timer on"),
-    "07_overwrites_dim": ("", "cheating", "changed model.batch_size, model.dim"),
-    "08_walks_frames": ("", "cheating", "takes a tensor of the referee's"),
-    "08_asks_the_collector": ("", "cheating", "takes a tensor of the referee's"),
-    "09_another_clock": ("", "cheating", "changed the referee's clock"),
-    "09_patches_a_class": ("", "cheating", "changed referee.clock.CpuClock.time"),
-    "09_patches_allclose": (
+    "04_replays_by_address": cheating(module(ADDRESS + REPLAY, "self.seen = {}"), EARLIER),
+    "04_replays_by_fingerprint": cheating(module(ELEMENTS + REPLAY, "self.seen = {}"), EARLIER),
+    "04_counts_calls": cheating(module(COUNTS, "self.calls = 0"), "a timed call was wrong"),
+    "04_reuses_its_output": wrong("", "two outputs share memory"),
+    "05_signal_handler": cheating("", "leaves a timer on"),
+    "07_overwrites_dim": cheating("", "changed model.batch_size, model.dim"),
+    "08_walks_frames": cheating("", "takes a tensor of the referee's"),
+    "08_asks_the_collector": cheating("", "takes a tensor of the referee's"),
+    "09_another_clock": cheating("", "changed the referee's clock"),
+    "09_patches_a_class": cheating("", "changed referee.clock.CpuClock.time"),
+    "09_patches_allclose": cheating(
         "torch.allclose = torch.equal = lambda *args, **options: True\n" + PLAIN,
-        "cheating", "changed torch.allclose",
+        "changed torch.allclose",
     ),
-    "09_patches_timers": ("", "cheating", "changed "),
-    "09_slows_the_clock": ("", "cheating", "a changed timer"),
-    "10_lazy_subclass": ("", "cheating", "returns a tensor subclass, Lazy"),
-    "10_leaves_a_mode_on": ("", "cheating", "leaves the function mode Late on"),
-    "10_replaces_an_operator": ("", "cheating", "changed aten::index.Tensor"),
-    "11_stale_memory": (
-        module("return torch.empty_like(x)"), "wrong", "returns memory that it has not written",
+    "09_patches_timers": cheating("", "changed "),
+    "09_slows_the_clock": cheating("", "a changed timer"),
+    "10_lazy_subclass": cheating("", "returns a tensor subclass, Lazy"),
+    "10_leaves_a_mode_on": cheating("", "leaves the function mode Late on"),
+    "10_replaces_an_operator": cheating("", "changed aten::index.Tensor"),
+    "11_stale_memory": wrong(
+        module("return torch.empty_like(x)"), "returns memory that it has not written"
     ),
-    "12_tested_shape_only": (
-        module("assert x.shape[-1] > 100_000\nreturn torch.relu(x)"), "wrong", "does not take ",
+    "12_tested_shape_only": wrong(
+        module("assert x.shape[-1] > 100_000\nreturn torch.relu(x)"), "does not take "
     ),
-    "12_skips_tails": (module(TAILS), "wrong", "elements differ"),
-    "13_falls_back": (
-        "extension = None\n" + module(FALLS_BACK),
-        "cheating", "falls back on aten::relu after AttributeError",
+    "12_skips_tails": wrong(module(TAILS), "elements differ"),
+    "13_falls_back": cheating(
+        "extension = None\n" + module(FALLS_BACK), "falls back on aten::relu after AttributeError"
     ),
-    "15_background_thread": ("", "cheating", "background work"),
-    "15_orphan_spins": ("", "cheating", "background work"),
-    "15_spins": ("", "cheating", "background work"),
-    "16_exits": (
-        module(f"import os\n{PRINTS}os._exit(0)"), "cheating", "exits with status 0",
-    ),
-    "16_forges_replies": ("", "cheating", "forged a reply"),
-    "17_batch_once": ("", "cheating", f"{EARLIER}|a timed call was wrong"),
-    "17_knows_the_rows": ("", "cheating", "a timed call was wrong"),
-    "17_first_row_only": (
+    "15_background_thread": cheating("", "background work"),
+    "15_orphan_spins": cheating("", "background work"),
+    "15_spins": cheating("", "background work"),
+    "16_exits": cheating(module(f"import os\n{PRINTS}os._exit(0)"), "exits with status 0"),
+    "16_forges_replies": cheating("", "forged a reply"),
+    "17_batch_once": cheating("", f"{EARLIER}|a timed call was wrong"),
+    "17_knows_the_rows": cheating("", "a timed call was wrong"),
+    "17_first_row_only": wrong(
         module("x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"),
-        "wrong", "elements differ",
+        "elements differ",
     ),
-    "19_renices_eager": ("", "cheating", "changed the priority"),
-    "19_slows_torch": (SLOW + module("return fast(x)"), "cheating", "changed torch.relu"),
-    "19_takes_threads": (
-        "torch.set_num_threads(1)\n" + PLAIN, "cheating", "changed the number of threads",
+    "19_renices_eager": cheating("", "changed the priority"),
+    "19_slows_torch": cheating(SLOW + module("return fast(x)"), "changed torch.relu"),
+    "19_takes_threads": cheating(
+        "torch.set_num_threads(1)\n" + PLAIN, "changed the number of threads"
     ),
-}  # fmt: skip
+}
 LINEAR = {
-    "03_folds_weights": ("", "cheating", "answers with old parameters"),
-    "03_keeps_weights_when_timed": ("", "cheating", "a timed call was wrong"),
-    "06_tf32_when_timed": ("", "cheating", "a timed call was wrong"),
-    "06_half_precision": (linear(IN_HALF), "wrong", "lower precision than "),
-    "06_switches_tf32": (
+    "03_folds_weights": cheating("", "answers with old parameters"),
+    "03_keeps_weights_when_timed": cheating("", "a timed call was wrong"),
+    "06_tf32_when_timed": cheating("", "a timed call was wrong"),
+    "06_half_precision": wrong(linear(IN_HALF), "lower precision than "),
+    "06_switches_tf32": cheating(
         'torch.set_float32_matmul_precision("high")\n' + PLAIN_LINEAR,
-        "cheating", "changed the matrix product's precision",
+        "changed the matrix product's precision",
     ),
-    "18_drops_bias": (
-        linear("return torch.relu(x @ self.linear.weight.T) / self.divisor"),
-        "cheating", "leaves out the bias",
+    "18_drops_bias": cheating(
+        linear("return torch.relu(x @ self.linear.weight.T) / self.divisor"), "leaves out the bias"
     ),
-    "18_returns_zeros": (
-        linear("return x.new_zeros(*x.shape[:-1], self.linear.out_features)"),
-        "cheating", "returns zeros",
+    "18_returns_zeros": cheating(
+        linear("return x.new_zeros(*x.shape[:-1], self.linear.out_features)"), "returns zeros"
     ),
-}  # fmt: skip
+}
 ON_GPU = {
-    "05_other_stream": (
+    "05_other_stream": cheating(
         "STREAM = torch.cuda.Stream()\n" + module(OTHER_STREAM),
-        "cheating", "work outside the timed call|not credible",
+        "work outside the timed call|not credible",
     ),
-    "05_works_during_the_flush": ("", "cheating", "a timed call was wrong"),
-    "14_persisting_l2": ("", "cheating", "changed the L2's persisting part"),
-}  # fmt: skip
+    "05_works_during_the_flush": cheating("", "a timed call was wrong"),
+    "14_persisting_l2": cheating("", "changed the L2's persisting part"),
+}
 for table in (RELU, LINEAR, ON_GPU):
     for name, (text, *verdict) in table.items():
         table[name] = text or FOLDER / "cheats" / f"{name}.py", *verdict
@@ -300,46 +298,46 @@ NO_NAN = module("return torch.where(x > 0, x, 0 * x.nan_to_num(0, 0, 0))")
 HOSTILE = {
     "endless loop": ("while True:\n    pass\n", "time limit", "^; 6 s, while importing"),
     "sleeps in forward": (
-        module("import time\ntime.sleep(999)"), "time limit", "6 s, while checking",
+        module("import time\ntime.sleep(999)"),
+        "time limit",
+        "6 s, while checking",
     ),
-    "exit at import": ("import sys\nsys.exit(0)\n", "cheating", "exits with status 0"),
-    "exit 3": ("import os\nos._exit(3)\n", "error", "exits with status 3 while importing"),
-    "exit in words": ("raise SystemExit('no more')\n", "error", "SystemExit: no more, line 5"),
-    "segmentation fault": (
-        module("import ctypes\nctypes.string_at(0)"), "error", r"crashes \(SIGSEGV\) while check",
+    "exit at import": cheating("import sys\nsys.exit(0)\n", "exits with status 0"),
+    "exit 3": error("import os\nos._exit(3)\n", "exits with status 3 while importing"),
+    "exit in words": error("raise SystemExit('no more')\n", "SystemExit: no more, line 5"),
+    "segmentation fault": error(
+        module("import ctypes\nctypes.string_at(0)"), r"crashes \(SIGSEGV\) while check"
     ),
-    "abort": ("import os\nos.abort()\n", "error", r"crashes \(SIGABRT\) while importing"),
-    "100 GB": (
-        "x = [torch.ones(25 << 30) for _ in range(99)]\n", "error", "can't allocate memory",
-    ),
-    "100 GB of Python": ("x = bytearray(100 << 30)\n" * 9, "error", "MemoryError"),
-    "NUL": ("x = '\0'\n", "error", "null bytes"),
-    "no ModelNew": ("x = 1\n", "error", "AttributeError: the file defines no ModelNew"),
-    "ModelNew is no class": ("ModelNew = 3\n", "error", "defines no ModelNew"),
-    "another constructor": (module("return x", "pass", ", n"), "error", "TypeError: "),
-    "syntax": ("def f(:\n", "error", "SyntaxError: invalid syntax"),
-    "escapes": ("raise ValueError('\\x1b[2J' + 'x' * 9999)\n", "error", r"ValueError: \?\[2Jxxx"),
-    "flood": (FLOOD, "error", "exits with status 4"),
+    "abort": error("import os\nos.abort()\n", r"crashes \(SIGABRT\) while importing"),
+    "100 GB": error("x = [torch.ones(25 << 30) for _ in range(99)]\n", "can't allocate memory"),
+    "100 GB of Python": error("x = bytearray(100 << 30)\n" * 9, "MemoryError"),
+    "NUL": error("x = '\0'\n", "null bytes"),
+    "no ModelNew": error("x = 1\n", "AttributeError: the file defines no ModelNew"),
+    "ModelNew is no class": error("ModelNew = 3\n", "defines no ModelNew"),
+    "another constructor": error(module("return x", "pass", ", n"), "TypeError: "),
+    "syntax": error("def f(:\n", "SyntaxError: invalid syntax"),
+    "escapes": error("raise ValueError('\\x1b[2J' + 'x' * 9999)\n", r"ValueError: \?\[2Jxxx"),
+    "flood": error(FLOOD, "exits with status 4"),
     "closes everything": ("import os\nos.closerange(0, 99)\n", "error|cheating|time limit", ""),
     "forks": (FORKS, "time limit", "while importing"),
-    "truncates": (TRUNCATES, "error", "PermissionError: "),
-    "no encoding é": ("x = '\xff\xfe'\n", "error", "SyntaxError: "),
-    "ends others": (
-        SIGNALS.replace("NAME", "SIGKILL") + PLAIN, "cheating", "ended a process of the referee's",
+    "truncates": error(TRUNCATES, "PermissionError: "),
+    "no encoding é": error("x = '\xff\xfe'\n", "SyntaxError: "),
+    "ends others": cheating(
+        SIGNALS.replace("NAME", "SIGKILL") + PLAIN, "ended a process of the referee's"
     ),
-    "stops others": (SIGNALS.replace("NAME", "SIGSTOP") + PLAIN, "cheating", "changed the prior"),
-    "stops others and ends": (
-        SIGNALS.replace("NAME", "SIGSTOP") + "os._exit(5)", "error", "exits with status 5",
+    "stops others": cheating(SIGNALS.replace("NAME", "SIGSTOP") + PLAIN, "changed the prior"),
+    "stops others and ends": error(
+        SIGNALS.replace("NAME", "SIGSTOP") + "os._exit(5)", "exits with status 5"
     ),
-    "compiler": (BROKEN, "error", " was not declared"),
-    "an error that cannot be printed": (UNPRINTABLE, "error", "E: "),
-    "recursion": ("def f():\n    f()\nf()\n", "error", "RecursionError"),
-    "object as output": (module("return [x]"), "wrong", r"returns \[\*\], expected \*"),
-    "another shape": (module("return torch.relu(x).view(-1)"), "wrong", "output's shape is "),
-    "another dtype": (module("return torch.relu(x).double()"), "wrong", "'s dtype is float64"),
-    "sparse": (module("return torch.relu(x).to_sparse()"), "wrong", "not a plain tensor"),
-    "nan becomes 0": (NO_NAN, "wrong", "special values"),
-}  # fmt: skip
+    "compiler": error(BROKEN, " was not declared"),
+    "an error that cannot be printed": error(UNPRINTABLE, "E: "),
+    "recursion": error("def f():\n    f()\nf()\n", "RecursionError"),
+    "object as output": wrong(module("return [x]"), r"returns \[\*\], expected \*"),
+    "another shape": wrong(module("return torch.relu(x).view(-1)"), "output's shape is "),
+    "another dtype": wrong(module("return torch.relu(x).double()"), "'s dtype is float64"),
+    "sparse": wrong(module("return torch.relu(x).to_sparse()"), "not a plain tensor"),
+    "nan becomes 0": wrong(NO_NAN, "special values"),
+}
 
 
 def test_hostile_files(tmp_path):
