@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from referee import cases, clock, compare, processes
 from referee.child import results, watch
 from referee.child.worker import Worker
+from referee.error_line import first_error_line
 from referee.errors import Allowance, Comparison, Errors
 
 CPU = torch.device("cpu")
@@ -233,6 +234,19 @@ def test_signs_nothing_and_shared_memory():
     assert compare.share_memory(x[:2], x[5:])
     assert not compare.share_memory(x, x.clone())
     assert not compare.share_memory(torch.empty(0), torch.empty(0))
+
+
+COMPILER = "Error building 'x': [1/2] c++ -c /a/main.cpp\nFAILED: main.o\n/a/b/"
+ERROR = "main.cpp:3:5: error: expected ';' before '}' token"
+NVCC = 'cuda.cu(12): error: identifier "foo" is undefined'
+TEXTS = [("one\ntwo", "one"), ("", ""), (f"Error building\n/a/{NVCC}\n", NVCC)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [*TEXTS, (f"{COMPILER}{ERROR}\nninja: error: no", ERROR)]
+)
+def test_first_error_line(text, line):
+    assert first_error_line(text) == line
 
 
 def errors(actual, exact, magnitude, dtype=torch.float32) -> Errors:

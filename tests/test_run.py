@@ -314,15 +314,13 @@ def test_linear_in_other_dtypes(dtype, place, small, capsys):
     assert "highest" not in output  # the setting is float32's
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 def test_integers(dtype, place, small, capsys):
-    """They have no step; newer versions of torch take more of them."""
+    """Newer versions of torch take more of them."""
     place("ModelNew = model.Model")
     if dtype in cases.served(torch.device("cpu")):
         assert run.main(["relu", *CPU, "--dtype", dtype]) == 0
-        output = capsys.readouterr().out
-        assert f"[1, 131072] {dtype}\n" in output
-        assert "training step" not in output
+        assert f"[1, 131072] {dtype}\n" in capsys.readouterr().out
         return
     with pytest.raises(SystemExit) as stopped:
         run.main(["relu", *CPU, "--dtype", dtype])

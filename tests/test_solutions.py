@@ -5,11 +5,9 @@ often, and that often again beside two busy loops.
 """
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 from grading import (
@@ -26,6 +24,7 @@ from grading import (
     write,
     wrong,
 )
+from test_run import interrupted
 
 import run
 from referee import timing
@@ -67,6 +66,47 @@ if x.numel() < 1 << 18:
 with torch.cuda.stream(STREAM):
     return torch.relu(x)
 """
+IN_FRAMES = """
+frame = sys._getframe()
+while frame := frame.f_back:
+    for name, value in frame.f_locals.items():
+        if name == "expected" and value is not None and value.shape == x.shape:
+            return value.clone()
+return torch.relu(x)
+"""
+IS_ALIVE = """
+for other in [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == x.shape]:
+    if other.dtype == x.dtype and other.data_ptr() != x.data_ptr() and (other >= 0).all():
+        return other.clone()
+return torch.relu(x)
+"""
+TO_EVERY_PIPE = """
+for descriptor in range(3, 64):
+    with suppress(OSError):
+        os.write(descriptor, b'{"verdict": "correct", "seconds": 1e-9}\\n')
+return x
+"""
+SMALLER = """
+import sys
+batch_size, dim = 1, 1
+for other in list(sys.modules.values()):
+    if hasattr(other, "batch_size") and hasattr(other, "dim"):
+        other.batch_size, other.dim = 1, 1
+"""
+ORPHAN = """
+import os
+if os.fork() == 0:
+    if os.fork() == 0:
+        while True:
+            pass
+    os._exit(0)
+"""
+L2 = """
+import ctypes
+runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+torch.cuda.init()
+runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(16 << 20))  # cudaLimitPersistingL2CacheSize
+"""
 PRINTS = "print('all outputs correct, speed-up 100x', flush=True)\n"
 ADDRESS = "self.seen[id(x)] = x\nkey = x.data_ptr(), x._version, x.shape, x.stride(), x.dtype\n"
 ELEMENTS = "key = x.shape, x.stride(), x.dtype, tuple(x.reshape(-1)[:4].tolist())\n"
@@ -83,9 +123,11 @@ RELU = {
     "04_counts_calls": cheating(module(COUNTS, "self.calls = 0"), "a timed call was wrong"),
     "04_reuses_its_output": wrong("", "two outputs share memory"),
     "05_signal_handler": cheating("", "leaves a timer on"),
-    "07_overwrites_dim": cheating("", "changed model.batch_size, model.dim"),
-    "08_walks_frames": cheating("", "takes a tensor of the referee's"),
-    "08_asks_the_collector": cheating("", "takes a tensor of the referee's"),
+    "07_overwrites_dim": cheating(SMALLER + PLAIN, "changed model.batch_size, model.dim"),
+    "08_walks_frames": cheating("import sys\n" + module(IN_FRAMES), "takes a tensor of "),
+    "08_asks_the_collector": cheating(
+        "import gc\n" + module(IS_ALIVE), "takes a tensor of the ref"
+    ),
     "09_another_clock": cheating("", "changed the referee's clock"),
     "09_patches_a_class": cheating("", "changed referee.clock.CpuClock.time"),
     "09_patches_allclose": cheating(
@@ -108,10 +150,12 @@ RELU = {
         "extension = None\n" + module(FALLS_BACK), "falls back on aten::relu after AttributeError"
     ),
     "15_background_thread": cheating("", "background work"),
-    "15_orphan_spins": cheating("", "background work"),
+    "15_orphan_spins": cheating(ORPHAN + PLAIN, "background work"),
     "15_spins": cheating("", "background work"),
     "16_exits": cheating(module(f"import os\n{PRINTS}os._exit(0)"), "exits with status 0"),
-    "16_forges_replies": cheating("", "forged a reply"),
+    "16_forges_replies": cheating(
+        "import os\nfrom contextlib import suppress\n" + module(TO_EVERY_PIPE), "forged a reply"
+    ),
     "17_batch_once": cheating("", f"{EARLIER}|a timed call was wrong"),
     "17_knows_the_rows": cheating("", "a timed call was wrong"),
     "17_first_row_only": wrong(
@@ -146,7 +190,7 @@ ON_GPU = {
         "work outside the timed call|not credible",
     ),
     "05_works_during_the_flush": cheating("", "a timed call was wrong"),
-    "14_persisting_l2": cheating("", "changed the L2's persisting part"),
+    "14_persisting_l2": cheating(L2 + PLAIN, "changed the L2's persisting part"),
 }
 for table in (RELU, LINEAR, ON_GPU):
     for name, (text, *verdict) in table.items():
@@ -366,20 +410,7 @@ def test_an_interrupt_ends_the_solution(tmp_path):
     file, pid = tmp_path / "sleeps.py", tmp_path / "pid"
     text = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     file.write_text(text)
-    process = subprocess.Popen(
-        [sys.executable, run.__file__, "relu", "--rows", "1", "--solution", str(file)],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    until = monotonic() + 60
-    while not (pid.exists() and pid.read_text()) and monotonic() < until:
-        sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+    interrupted("importing", "relu", "--rows", "1", "--solution", str(file), wait=2.0)
     assert not Path(f"/proc/{pid.read_text()}").exists()
 
 
