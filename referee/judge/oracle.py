@@ -146,7 +146,8 @@ class Oracle:
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self._draws[0]]
         if name == SIGNS:
             for i in self.floats:
-                inputs[i] *= torch.empty_like(inputs[i]).uniform_(-1, 1).sign_()
+                some = torch.empty_like(inputs[i]).uniform_(-1, 1)  # in the place of zeros
+                inputs[i].mul_(some.sign()).add_(some.mul_(inputs[i] == 0))
             return inputs
         for i in self.floats:
             x, other = (flat_bytes(y).view(y.dtype) for y in (inputs[i], self._draws[1][i]))
