@@ -32,11 +32,11 @@ def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, lis
 
 
 def draw_gradients(outputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """A gradient for each output that has been recorded."""
+    """A gradient for each output of floats, whether or not it has been recorded."""
     return [
         cases.draw(torch.empty(y.shape, dtype=y.dtype, device=y.device), seed + turn)
         for turn, y in enumerate(outputs)
-        if y.requires_grad
+        if y.is_floating_point()
     ]
 
 
@@ -48,11 +48,13 @@ def differentiate(
     Args:
         given: as `draw_gradients` makes them.
     """
-    recorded = [y for y in outputs if y.requires_grad]
+    floats = (y for y in outputs if y.is_floating_point())
+    recorded = [pair for pair in zip(floats, given, strict=True) if pair[0].requires_grad]
     asked = [x for x in wanted if x.requires_grad]
     if not recorded or not asked:
         return [None for _ in wanted]
-    found = iter(_grad(recorded, asked, given, allow_unused=True))
+    ys, theirs = zip(*recorded, strict=True)
+    found = iter(_grad(ys, asked, theirs, allow_unused=True))
     return [next(found) if x.requires_grad else None for x in wanted]
 
 
@@ -144,7 +146,7 @@ class Step:
         """Times a forward that autograd records, and its backward.
 
         Args:
-            at: which row of the first output's gradient changes its sign, from 0 to 1.
+            at: which row of each output's gradient changes its sign, from 0 to 1.
         """
         self.found, self.output = [], None
         self.awake.fill_(0)
@@ -160,17 +162,21 @@ class Step:
             gradients, *backward = self.clock.time(
                 lambda outputs: differentiate(outputs, wanted, self.given),
                 outputs,
-                lambda: [late_row(given, at).neg_() for given in self.given[:1]],
+                lambda: [late_row(given, at).neg_() for given in self.given],
             )
         return reply | {"backward": backward} | self._keep(facts, outputs, gradients)
 
-    def look(self, counts: list[int]) -> dict:
+    def look(self, turns: list[int], counts: list[int]) -> dict:
         """Elements of what was found, in the order of the places that came in: so many of each.
 
         All that was found is gone then, for a solution that kept it, too.
+
+        Args:
+            turns: which results and gradients are looked at.
         """
         places, end = self.incoming.view(torch.int64), 0
-        for x, count in zip(self.found, counts, strict=True):
+        for turn, count in zip(turns, counts, strict=True):
+            x = self.found[turn]
             some, places = places[:count].to(x.device), places[count:]
             end += self.send(x.contiguous().view(-1)[some], end)
         theirs = [x for x in self.ring[0] if isinstance(x, torch.Tensor)]

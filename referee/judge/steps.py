@@ -123,17 +123,18 @@ class Steps(Backward):
         reply, ours = self.clocked(name, "time_step", call=call, names=names, at=at)
         halves = [(0.0, 0.0), checked(*reply["forward"])]
         is_solution = name == self.names.solution
+        facts = [*reply["outputs"], *reply.get("gradients", [])]
+        there = [fact or {} for fact, q in zip(facts, self.quantities, strict=False) if q.want]
         if is_solution:
             self.wants = self._step_wants(at)
-            facts = [*reply["outputs"], *reply.get("gradients", [])]
-            there = [fact for fact, q in zip(facts, self.quantities, strict=False) if q.want]
-            forms = [(fact or {}).get("shape") for fact in there]
+            forms = [fact.get("shape") for fact in there]
             if forms != [shape for shape, _, _ in self.wants]:
                 return halves, 0.0, "a timed step gives another kind of result than before"
         halves = [checked(*reply[half]) for half in ("forward", "backward")]
         if self.wants:  # of eager too, that the caches are the same for all
             process.put(*(places for _, places, _ in self.wants))
-            process.ask("look", counts=[len(places) for _, places, _ in self.wants])
+            turns, counts = [x.get("place") for x in there], [len(x) for _, x, _ in self.wants]
+            process.ask("look", turns=turns, counts=counts)
         problem = self._wrong_step() if is_solution else None
         return halves, ours - halves[0][0] - halves[1][0], problem
 
@@ -150,7 +151,8 @@ class Steps(Backward):
             width, inputs = 0, self.latest.inputs()
             if not self.given:
                 *_, self.given = self.derive(self.module, inputs)
-            late_row(self.given[0], at).neg_()
+            for g in self.given:
+                late_row(g, at).neg_()
             given = self.given
         outputs, gradients, _ = self.derive(self.module, inputs, given)
         wants = []
