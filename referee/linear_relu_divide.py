@@ -195,7 +195,7 @@ class Judge(OfProject):
             return
         self.start_backward()
         self.check_backward([self.inputs])
-        for quantity in self.quantities[1:]:
+        for quantity in self.quantities[1:] if self.has_backward else ():
             name = f"{self.setting and f'{self.setting}, '}{quantity.what}"
             self.note_errors(name, quantity.found, quantity.want)
 
