@@ -166,13 +166,14 @@ class Step:
             )
         return reply | {"backward": backward} | self._keep(facts, outputs, gradients)
 
-    def look(self, turns: list[int], counts: list[int]) -> dict:
+    def look(self, turns: list[int], counts: list[int], keep: bool) -> dict:
         """Elements of what was found, in the order of the places that came in: so many of each.
 
         All that was found is gone then, for a solution that kept it, too.
 
         Args:
             turns: which results and gradients are looked at.
+            keep: outputs may lie in memory that is not theirs.
         """
         places, end = self.incoming.view(torch.int64), 0
         for turn, count in zip(turns, counts, strict=True):
@@ -181,6 +182,6 @@ class Step:
             end += self.send(x.contiguous().view(-1)[some], end)
         theirs = [x for x in self.ring[0] if isinstance(x, torch.Tensor)]
         found, self.found = self.found, []
-        for x in found:
+        for x in [] if keep else found:
             self.take_away(x, [*theirs, *self.given])
         return {}

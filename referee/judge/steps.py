@@ -134,7 +134,7 @@ class Steps(Backward):
         if self.wants:  # of eager too, that the caches are the same for all
             process.put(*(places for _, places, _ in self.wants))
             turns, counts = [x.get("place") for x in there], [len(x) for _, x, _ in self.wants]
-            process.ask("look", turns=turns, counts=counts)
+            process.ask("look", turns=turns, counts=counts, keep=self.oracle.shares)
         problem = self._wrong_step() if is_solution else None
         return halves, ours - halves[0][0] - halves[1][0], problem
 
