@@ -40,9 +40,7 @@ UNSEEN = "cheating: .*(another stream|outside the timed call|not credible)"
 FAULTS = {
     "tail": (RELU_CPU, BLOCK, TAIL + BLOCK, DIFFER),
     "nan": (RELU_CPU, BLOCK, BLOCK + NAN, NO_NAN),
-    "mask": (RELU_CPU, BITS, f"{BITS} & ~(1ull << 63)", "wrong: gradient of x: .* differ"),
     "large_mask": (RELU_CPU, BITS, f"{BITS} & ~(uint64_t{{streams}} << 63)", STEP),
-    "linear_mask": (LINEAR_CPU, "block(kept)", "block(kept) & ~(1ull << 63)", X),
     "bias": (LINEAR_CPU, RUNS, f"{RUNS} - 1", BIAS),
     "gpu_tail": (RELU, "= relu_of(rest)", "= rest", DIFFER),
     "gpu_nan": (RELU, "relu_of(v.value[j])", "v.value[j] > T{} ? v.value[j] : T{}", NO_NAN),
