@@ -132,6 +132,10 @@ KINDS = {
         reference("return x[inputs[1].argsort()]", "[torch.rand(512, 16), torch.randperm(512)]"),
         {"scatters": correct(module("out = torch.empty_like(x)\nout[inputs[1]] = x\nreturn out"))},
     ),
+    "triangular": (
+        reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2"),
+        {"whole": correct(module("return x @ inputs[1]"), "forward only: another gradient of inp")},
+    ),
     "definite": (DEFINITE, {"the same": correct(module("return torch.linalg.cholesky(x)"))}),
     "a constant": (reference(CONSTANT, "[torch.rand(64, 256)]", FC), {
         "zeros": correct(
@@ -294,6 +298,8 @@ BACKWARDS = {
         "right": ("g.sum(0)", "correct", STEP),
         "half": ("g.sum(0) * 0.5", "wrong", "gradient of linear.bias: "),
         "none": ("None", "correct", "forward only: no gradient of linear.bias"),
+        "small": ("g.sum(0) if len(weight) < 80 else g.no_such", "correct",
+                  "forward only: its backward raises AttributeError"),
     }),
     reference(
         "return torch.relu(self.fc(x)) * inputs[1], inputs[2] + 1",
@@ -315,10 +321,17 @@ self.norm.bias.requires_grad_(False)
 BACKWARDS[reference(NOISE, "[torch.randn(4, 8, 32, 32)]", NORM)] = (
     module(NOISE, NORM), {"same": ("", "correct", STEP)},
 )  # fmt: skip
+# Gradients and outputs that one side alone records, and memory that is the module's.
+SIDES = "return x[:0] * 2, x * (inputs[1] > 0) * self.w, self.w"
+ONE_SIDE = "return x.new_empty(0, 32), x * (inputs[1] > 0) * self.w + 0 * inputs[1], self.w"
+WEIGHT = "self.w = nn.Parameter(torch.randn(32))"
+BACKWARDS[reference(SIDES, "[torch.randn(64, 32), torch.randn(32)]", WEIGHT)] = (
+    module(ONE_SIDE, WEIGHT), {"more": ("", "correct", STEP)},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("problem", BACKWARDS, ids=["relu", "linear", "file", "noise"])
+@pytest.mark.parametrize("problem", BACKWARDS, ids=["relu", "linear", "file", "noise", "sides"])
 def test_backwards(problem, device, tmp_path, small):
     text, files = BACKWARDS[problem]
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
