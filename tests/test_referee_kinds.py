@@ -14,6 +14,7 @@ return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
 """
 FC = "self.fc = nn.Linear(256, 192)\nself.x = None\n"
 OF_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
+ROOT = "self.w = nn.Parameter(torch.rand(64) + 0.1)"
 TWO = reference("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
 CLASSES = """
 from collections import namedtuple
@@ -131,6 +132,10 @@ KINDS = {
     "a permutation": (
         reference("return x[inputs[1].argsort()]", "[torch.rand(512, 16), torch.randperm(512)]"),
         {"scatters": correct(module("out = torch.empty_like(x)\nout[inputs[1]] = x\nreturn out"))},
+    ),
+    "a root": (
+        reference("return x * self.w.sqrt()", "[torch.rand(512, 64)]", ROOT),
+        {"power": correct(module("return x * self.w**0.5", ROOT))},
     ),
     "triangular": (
         reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.child.feed import ALIGNMENT
+from referee.child.feed import ALIGNMENT, TRIPLED
 from referee.child.yardsticks import COPY, COPY_REUSED
 from referee.compare import first_mismatch
 from referee.error_line import LONGEST_LINE
@@ -246,7 +246,7 @@ class Timed(Checks):
         return Turn((max(seconds, 1e-9), wall), ours - seconds, problem if is_solution else None)
 
     def _call_again(self) -> str | None:
-        """What is wrong after an element of each parameter, and of the input, has changed its sign.
+        """What is wrong after an element of each parameter, and of the input, has changed.
 
         Whoever keeps what seems not to have changed is wrong there. Only inputs of this project's
         problems may change in part.
@@ -261,8 +261,9 @@ class Timed(Checks):
         if not changed:
             return None
         places = [random.randrange(max(x.numel(), 1)) for x in changed]
-        for x, place in zip(changed, places, strict=True):
-            x.view(-1)[place : place + 1].neg_()
+        factors = [-1] * (len(changed) - len(names)) + [TRIPLED] * len(names)
+        for x, place, factor in zip(changed, places, factors, strict=True):
+            x.view(-1)[place : place + 1].mul_(factor)
         self.remote.ask("touch", slot=slot, names=names, places=places)
         self.clocked(self.names.solution, "time", slot=slot, call="module")
         return self._look(self.process, slot, inputs, before)
