@@ -77,15 +77,18 @@ def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: 
     with reaping() as spared, ExitStack() as stack:
         remote = None
         for task in todo:
-            verdict = Verdict(file)
+            verdict, stopped = Verdict(file), None
             try:
                 remote = _grade(file, task, verdict, baselines, remote, spared, stack)
-            finally:  # after an interrupt too, with what there is
-                task.progress.clear()
-                for run in verdict.runs:
-                    run.trim()
-                verdict.runs = [run for run in verdict.runs if run.timings.rounds]
-                report(task, verdict)
+            except KeyboardInterrupt as interrupt:  # what there is counts
+                verdict.word, stopped = INTERRUPTED, interrupt
+            task.progress.clear()
+            for run in verdict.runs:
+                run.trim()
+            verdict.runs = [run for run in verdict.runs if run.timings.rounds]
+            report(task, verdict)
+            if stopped:
+                raise stopped
             if verdict.word != CORRECT:
                 return True
     return False
@@ -132,7 +135,4 @@ def _grade(
         verdict.word, verdict.reason = of_crash(*ended.args, stage)
     except RaisedError as raised:
         verdict.word, verdict.reason = of_exception(raised, stage)
-    except KeyboardInterrupt:
-        verdict.word, verdict.reason = INTERRUPTED, ""
-        raise
     return remote
