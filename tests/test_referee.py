@@ -107,7 +107,7 @@ def test_what_a_timed_call_reads_changes_last(worker):
     worker.write()
     assert torch.equal(x.T.reshape(-1), torch.arange(1.0, 129))
     assert torch.equal(weight, cases.redraw(torch.ones(2, 3), 12))
-    worker.touch(slot=0, names=["weight"], places=[9, 2])
+    worker.touch(slot=0, names=[None, "weight"], places=[[9, 0], [0, 2]])
     assert x.T.reshape(-1)[9] == 10
     worker.write()
     assert x.T.reshape(-1)[9] == -10

@@ -14,6 +14,7 @@ return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
 """
 FC = "self.fc = nn.Linear(256, 192)\nself.x = None\n"
 OF_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
+ROWS = "self.w = nn.Parameter(torch.randn(48, 64)"
 ROOT = "self.w = nn.Parameter(torch.rand(64) + 0.1)"
 TWO = reference("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
 CLASSES = """
@@ -136,6 +137,10 @@ KINDS = {
     "a root": (
         reference("return x * self.w.sqrt()", "[torch.rand(512, 64)]", ROOT),
         {"power": correct(module("return x * self.w**0.5", ROOT))},
+    ),
+    "a parameter in columns": (
+        reference("return x @ self.w", "[torch.rand(33, 64)]", f"{ROWS}.t())"),
+        {"in rows": correct(module("return x @ self.w", f"{ROWS}.t().contiguous())"))},
     ),
     "triangular": (
         reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2"),

@@ -132,18 +132,17 @@ class Feed:
         tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
         return {"sums": [sum_of_bits(x) for x in tensors]}
 
-    def touch(self, slot: int, names: list[str], places: list[int]) -> dict:
-        """Changes signs of inputs for a timed call, and triples elements of parameters.
+    def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> dict:
+        """Triples an element of each parameter for a timed call; of the input one changes its sign.
 
         Args:
-            names: of parameters.
-            places: of an element of each, after those of inputs.
+            names: of parameters; None for the first input.
+            places: the index of each element.
         """
-        state = self.module.state_dict() if names else {}
-        changed = [*self.ring[slot][: len(places) - len(names)], *(state[name] for name in names)]
-        factors = [-1] * (len(places) - len(names)) + [TRIPLED] * len(names)
-        for x, place, factor in zip(changed, places, factors, strict=True):
-            self.writes.append(partial(flat(x)[place : place + 1].mul_, factor))
+        state = self.module.state_dict() if any(names) else {}
+        for name, place in zip(names, places, strict=True):
+            x, factor = (state[name], TRIPLED) if name else (self.ring[slot][0], -1)
+            self.writes.append(partial(x.data[tuple(place)].mul_, factor))
         return {}
 
     def write(self) -> None:

@@ -253,17 +253,17 @@ class Timed(Checks):
         """
         slot, inputs = self.turns % self.oracle.slots, self.latest.inputs()
         before, values = self.oracle.run(self.module, inputs), self.module.state_dict()
-        is_whole = not (self.oracle.file.is_ours and self.dtype.is_floating_point)
-        changed, names = [] if is_whole else list(inputs), []
-        if self.parameters:
-            changed += [values[name] for name, _ in parameters_of(self.module)]
-            names = [name for name, _ in self.parameters]
+        may_change = self.oracle.file.is_ours and self.dtype.is_floating_point
+        changed = [(inputs[0], None)] if may_change else []
+        own = (values[name] for name, _ in parameters_of(self.module))
+        changed += zip(own, (name for name, _ in self.parameters), strict=False)
+        changed = [(x, name) for x, name in changed if x.numel()]
         if not changed:
             return None
-        places = [random.randrange(max(x.numel(), 1)) for x in changed]
-        factors = [-1] * (len(changed) - len(names)) + [TRIPLED] * len(names)
-        for x, place, factor in zip(changed, places, factors, strict=True):
-            x.view(-1)[place : place + 1].mul_(factor)
+        places = [[random.randrange(side) for side in x.shape] for x, _ in changed]
+        for (x, name), place in zip(changed, places, strict=True):
+            x.data[tuple(place)].mul_(TRIPLED if name else -1)
+        names = [name for _, name in changed]
         self.remote.ask("touch", slot=slot, names=names, places=places)
         self.clocked(self.names.solution, "time", slot=slot, call="module")
         return self._look(self.process, slot, inputs, before)

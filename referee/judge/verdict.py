@@ -87,7 +87,6 @@ class Verdict:
         refused: kinds of inputs that the problem does not ask for and the solution refuses.
         errors: against float64, of the solution and of eager, a dictionary for each result.
         runs: the times of a correct solution, under each setting.
-        roofline: seconds of the call on it, of a sweep.
     """
 
     file: Path
@@ -100,7 +99,6 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     errors: list[dict] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    roofline: float | None = None
 
 
 @dataclass(frozen=True)
