@@ -64,7 +64,12 @@ def copy_bandwidth(device: torch.device) -> float:
 def add_limits(records: list[dict], bandwidth: float) -> None:
     """The roofline of each series: the highest rate of its floors, and the memory's bandwidth."""
     peaks: dict[tuple, float] = {}
-    runs = [((r["problem"], r["dtype"], run["setting"]), run) for r in records for run in r["runs"]]
+    runs = [
+        ((record["problem"], record["dtype"], run["setting"]), run)
+        for record in records
+        for run in record["runs"]
+        if run["forward"]["floor_seconds"]  # an interrupt came before it was known
+    ]
     for key, run in runs:
         forward = run["forward"]
         peaks[key] = max(peaks.get(key, 0.0), forward["work"] / forward["floor_seconds"])
@@ -86,5 +91,4 @@ def line(record: dict, verdict: Verdict, is_first: bool) -> str:
         title = f"\n{record['problem']:<{WIDTH}}  {NUMBERS.format(*titles)}\n"
     [row] = (row for row in rates(timings) if row["name"] == timings.names.solution)
     numbers = f"{row['median_ms'] * 1e3:.2f}", f"{row['rate']:.4g}", interval(row)
-    wrong = f"\n{verdict.word}: {verdict.reason}" if verdict.reason else ""
-    return f"{title}{label:<{WIDTH}}  {NUMBERS.format(*numbers)}{wrong}"
+    return f"{title}{label:<{WIDTH}}  {NUMBERS.format(*numbers)}"

@@ -93,7 +93,7 @@ class Worker(Feed, Step):
             module = importlib.util.module_from_spec(spec)
             sys.modules["solution"] = module
             loader.exec_module(module)
-        self.solution, self.kind = module, None
+        self.solution = module
         self.kind = self._kind(problem)
         return {"seconds": _perf_counter() - start}
 

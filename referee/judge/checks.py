@@ -84,7 +84,7 @@ class Checks:
         Args:
             args: by default the task's.
         """
-        self.progress("constructing")
+        self.progress("checking", "construction")
         args, seed = self.oracle.args if args is None else args, random.randrange(SEEDS)
         about = {"args": pack(args), "seed": seed, "dtype": self.parameter_dtype}
         state = self.remote.ask("new", **about)["state"]

@@ -85,7 +85,8 @@ def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: 
             task.progress.clear()
             for run in verdict.runs:
                 run.trim()
-            verdict.runs = [run for run in verdict.runs if run.timings.rounds]
+            is_fine = verdict.word in (CORRECT, INTERRUPTED)  # others' times mean nothing
+            verdict.runs = [run for run in verdict.runs if is_fine and run.timings.rounds]
             report(task, verdict)
             if stopped:
                 raise stopped

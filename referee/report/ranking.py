@@ -55,6 +55,6 @@ def _cells(verdict: Verdict) -> list[str]:
 
 
 def _ratio(verdict: Verdict) -> float:
-    """Of the first setting; 0 if there is none that means anything."""
-    ratio = verdict.runs[0].ratio if verdict.runs else None
+    """Of the first setting, if the file is correct; 0 if there is none that means anything."""
+    ratio = verdict.runs[0].ratio if verdict.runs and verdict.word == CORRECT else None
     return ratio[0] if ratio else 0.0
