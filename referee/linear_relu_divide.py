@@ -92,9 +92,9 @@ class Judge(OfProject):
         if x.dtype == torch.float32 and precision() == "highest":
             # A plain sum of K terms: its errors add up as random signs do, six standard deviations.
             allowance = Allowance(0.0, (4 + 8 * math.sqrt(terms)) * U32, allowance.smallest)
-        limit = magnitude * (allowance.terms / abs(divisor)) if divisor else magnitude * 0
+        limit = magnitude * (allowance.terms / abs(divisor))
         limit += exact.abs() * allowance.result + allowance.smallest
-        if x.dtype.itemsize == 2 and divisor:  # the product may be rounded before the bias is added
+        if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
             product = z - self.module.linear.bias.detach().double()
             limit += product.abs() * (torch.finfo(x.dtype).eps / abs(divisor))
         return [Output(eager, exact, terms, limit)]
@@ -126,9 +126,10 @@ class Judge(OfProject):
         self._check_calls()
         for setting in reversed(self.task.settings):  # changes are looked for under the first
             self.set_precision(setting)
-            self._check_sizes()
+            at = setting and f" at {setting}"
+            self._check_sizes(at)
             if self.dtype == torch.float32:
-                self._check_operands()
+                self._check_operands(at)
         self.construct_alike(33, 17, 2.0)
         for name, shape, view in X_LAYOUTS:
             x = view(self.draw(*shape))
@@ -136,8 +137,7 @@ class Judge(OfProject):
         self.construct_alike(65, 33, 2.0)
         self.check("an input", [self.draw(129, 65)])
 
-    def _check_sizes(self) -> None:
-        at = self.setting and f" at {self.setting}"
+    def _check_sizes(self, at: str) -> None:
         for turn in range(2):
             for i, m in enumerate(SIZES):
                 n = SIZES[(5 * i + 4 * turn + 1) % len(SIZES)]
@@ -152,13 +152,13 @@ class Judge(OfProject):
             self.construct_alike(k, n, 2.0)
             self.check(f"[{m}, {k}] -> {n}{at}", [self.draw(m, k)])
 
-    def _check_operands(self) -> None:
+    def _check_operands(self, at: str) -> None:
         """Operands of many kinds."""
         names = self.construct_alike(129, 65, 2.0)
         for name in operands.CASES:
             x, weight, bias = operands.named(name, 33, 129, 65)
             self.load(names, [weight, bias])
-            self.check(name, [x.to(self.device)])
+            self.check(f"{name}{at}", [x.to(self.device)])
 
     def _check_calls(self) -> None:
         """One address, one module, other values."""

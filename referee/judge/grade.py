@@ -63,10 +63,10 @@ def build(names: list[str], baselines: Baselines) -> float:
         remote = Remote(baselines.server, torch.device("cpu"))
         try:
             remote.ask("build", names=names)
-        except (RaisedError, EndedError) as failed:
-            is_raised = isinstance(failed, RaisedError)
-            found = of_exception(failed, "building") if is_raised else of_crash(*failed.args, "it")
-            raise FoundError(*found) from None
+        except RaisedError as raised:
+            raise FoundError(*of_exception(raised, "building")) from None
+        except EndedError as ended:
+            raise FoundError(*of_crash(*ended.args, "building the kernels")) from None
         finally:
             remote.close()
     return monotonic() - start
