@@ -73,7 +73,6 @@ struct Memory {
   std::conditional_t<Kind::kConverts, ConverterMemory, int> converters;
   Barriers<kStages> barriers;
   int progress;
-  int tiles[kStages];  // where Kind converts: the index of the tile that begins in a stage
 };
 
 // Tiles to be made again.
@@ -127,8 +126,6 @@ __device__ bool is_made(const Product<Kind>& p, int x_tile) {
   return __all_sync(0xffffffff, is_carried);
 }
 
-constexpr int kNoTile = INT_MAX;  // in the place of a tile's index, after the last tile
-
 // The TMA producer: one warp, of which one thread copies.
 template <typename Kind>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
@@ -156,7 +153,6 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
       if constexpr (Kind::kConverts) {
         if (copies) atomicExch(&shared.progress, started + step);
-        if (copies && step == 0) shared.tiles[ring.stage] = i;
         if (step >= converted) converted = step + wait_converted(p.conversion, panel, step);
       }
       if (!copies) continue;
@@ -183,12 +179,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     }
     started += steps;
   }
-  if (Kind::kConverts && copies) {
-    atomicExch(&shared.progress, INT_MAX - kLead);
-    ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-    shared.tiles[ring.stage] = kNoTile;
-    ptx::mbarrier_arrive_expect_tx(full + 8 * ring.stage, 0);
-  }
+  if (Kind::kConverts && copies) atomicExch(&shared.progress, INT_MAX - kLead);
 }
 
 // A thread's rows and feature in the epilogue, prefetched while the products are made.
@@ -287,11 +278,6 @@ struct ProductConsumer {
     return (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
   }
 
-  __device__ int wait_tile(const int (&tiles)[kStages]) const {
-    ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    return tiles[ring.stage];
-  }
-
   // The products of a tile's next step. Those of the step before are complete then.
   __device__ __forceinline__ void multiply(float (&d)[kSums], int step) {
     ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
@@ -315,11 +301,10 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
   Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
   ProductConsumer<Kind> consumer{p, base, warpgroup};
   float d[kSums];
-  for (int i = blockIdx.x / kClusterSize;; i += gridDim.x / kClusterSize) {
-    if constexpr (Kind::kConverts) i = consumer.wait_tile(shared.tiles);
-    if (i >= count) break;
-    const int steps = p.steps();
+  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
     const Tile tile = p.find(i);
+    if (!is_made(p, tile.x)) continue;
+    const int steps = p.steps();
     const int row = consumer.row(tile), feature = consumer.feature(tile);
     const ThreadScales<Kind> own(p, row, feature);
 
