@@ -23,7 +23,7 @@ def reaping() -> Iterator[set[int]]:
     The set that it gives may be added to: processes that are to live on.
     """
     prctl = ctypes.CDLL(None).prctl
-    known = set(descendants(os.getpid()))
+    known = set(_descendants(set()))
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -34,23 +34,12 @@ def reaping() -> Iterator[set[int]]:
         prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-def descendants(pid: int, without: set[int] = frozenset()) -> list[int]:
-    """The processes below this one, but for some with all that is below them."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and (fields := _stat(int(folder.name))):
-            children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found, todo = [], [pid]
-    while todo:
-        new = [child for child in children.get(todo.pop(), []) if child not in without]
-        found += new
-        todo += new
-    return found
-
-
 def busy_seconds(without: set[int]) -> float:
-    """The processor time so far of the processes below this one, but for some."""
-    return sum(map(_cpu_seconds, descendants(os.getpid(), without)))
+    """The processor time so far of the processes below this one, and of those that they waited
+    for, but for some.
+    """
+    ticks = [int(field) for pid in _descendants(without) for field in _stat(pid)[11:15]]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def standing(pid: int) -> tuple:
@@ -58,9 +47,9 @@ def standing(pid: int) -> tuple:
     try:
         return (
             os.sched_getaffinity(pid),
-            os.sched_getscheduler(pid),
             os.getpriority(os.PRIO_PROCESS, pid),
             {kind: resource.prlimit(pid, kind) for kind in LIMITS},
+            os.sched_getscheduler(pid),
             _stat(pid)[:1] == ["T"],  # stopped
         )
     except ProcessLookupError:
@@ -69,7 +58,7 @@ def standing(pid: int) -> tuple:
 
 def restore(was: tuple) -> None:
     """Gives this process its `standing` back, as far as it may."""
-    affinity, _, priority, limits, _ = was
+    affinity, priority, limits, *_ = was
     calls = [(os.sched_setaffinity, 0, affinity), (os.setpriority, os.PRIO_PROCESS, 0, priority)]
     calls += [(resource.setrlimit, *limit) for limit in limits.items()]
     for call, *arguments in calls:
@@ -77,10 +66,22 @@ def restore(was: tuple) -> None:
             call(*arguments)
 
 
+def _descendants(without: set[int]) -> list[int]:
+    """The processes below this one, but for some with all that is below them."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and (fields := _stat(int(folder.name))):
+            children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found = [os.getpid()]
+    for pid in found:  # which grows meanwhile
+        found += [child for child in children.get(pid, []) if child not in without]
+    return found[1:]
+
+
 def _end_descendants(known: set[int]) -> None:
     """Stops them first, so that none forks while others are killed."""
     deadline = monotonic() + SECONDS_TO_DIE
-    while (pids := descendants(os.getpid(), known)) and monotonic() < deadline:
+    while (pids := _descendants(known)) and monotonic() < deadline:
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with suppress(ProcessLookupError, PermissionError):
@@ -97,16 +98,3 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
-
-
-def waited(pid: int) -> float:
-    """Seconds that its main thread was ready but without a CPU."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, IndexError):  # a kernel without these figures
-        return 0.0
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = _stat(pid)  # of those that it waited for, too
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

@@ -18,14 +18,14 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from math import inf
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import NoReturn
 
 import torch
 
 from referee.memory import free_bytes
-from referee.processes import waited
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = (
@@ -35,7 +35,8 @@ BOOT = (
 ARENA = 256 << 20  # bytes of the mapped file; pages that nobody touches take no memory
 HALF = ARENA // 2
 LONGEST_REPLY = 1 << 20
-KEPT_OUTPUT = 1 << 16  # of what the child prints, of its beginning and of its end
+KEPT_OUTPUT = PART = 1 << 16  # bytes, of the end of what the child prints; and of a pipe's content
+LONGEST_WAIT = 3600.0  # seconds, for a deadline that is inf
 MEMORY_SHARE = 0.9
 # OpenMP's threads would spin for milliseconds after they have finished, on the cores of the process
 # that is timed next, or of the thread that they wait for.
@@ -65,13 +66,13 @@ class Reply(dict):
         raise ForgedError
 
 
-class Server:
-    """A process of which those of solutions are forks; see `child.server`."""
+class Server(subprocess.Popen):
+    """A process of which those of solutions are forks; see `child.main`."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
+            super().__init__(
                 [sys.executable, "-c", BOOT, str(ROOT), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -79,74 +80,59 @@ class Server:
                 start_new_session=True,
                 env=THREADS | os.environ,
             )
-        self.pid = self._process.pid
 
-    def fork(self, limits: dict, descriptors: tuple[int, ...]) -> int:
-        """A new process, within `reaping`; its id.
+    def fork(self, device: torch.device, most: int, descriptors: tuple[int, ...]) -> int:
+        """A new process, within `reaping`, that may take so many bytes, or all for 0; its id.
 
         Raises:
             EndedError: the server has ended.
         """
         with suppress(ConnectionError):
-            socket.send_fds(self._socket, [json.dumps(limits).encode()], descriptors)
+            socket.send_fds(self._socket, [json.dumps([str(device), most]).encode()], descriptors)
             if pid := self._socket.recv(64):
                 return int(pid)
-        raise EndedError(self._process.wait(), "")
-
-    def has_ended(self) -> bool:
-        """Whether somebody killed it."""
-        return self._process.poll() is not None
+        raise EndedError(self.wait(), "")
 
     def close(self) -> None:
         """Ends it; the processes that it forked go on."""
-        self._process.kill()
-        self._process.wait()
+        self.kill()
+        self.wait()
         self._socket.close()
 
 
 class Remote:
-    """The child, and what it printed.
+    """The child.
 
     Args:
         server: forks it.
         device: where the solution computes.
-        deadline: of all requests together, by `monotonic`; None for code of ours.
+        deadline: of all requests together, by `monotonic`; inf for code of ours.
     """
 
-    def __init__(self, server: Server, device: torch.device, deadline: float | None = None) -> None:
-        self.deadline, self._buffer = deadline, b""
-        self._first, self._last = b"", b""
-        self._status: int | None = None
+    def __init__(self, server: Server, device: torch.device, deadline: float = inf) -> None:
+        self.deadline, self._device = deadline, device
+        self._replied, self._printed, self._has_ended = b"", b"", False
         memory = os.memfd_create("referee", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.truncate(memory, ARENA)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
-        self._map = mmap.mmap(memory, ARENA)
-        self._arena = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._arena = torch.frombuffer(mmap.mmap(memory, ARENA), dtype=torch.uint8)
         self._outgoing, self._incoming = self._arena[:HALF], self._arena[HALF:]
-        self._device = device
         if device.type == "cuda":  # so that the GPU copies from and to it directly
             torch.cuda.cudart().cudaHostRegister(self._arena.data_ptr(), ARENA, 0)
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._output, output = os.pipe()
-        limits = {"device": str(device), "bytes": 0}
-        if deadline is not None:
-            limits["bytes"] = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
+        most = 0 if deadline == inf else int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
         theirs = (requests, replies, memory, output)
         try:
-            self.pid = server.fork(limits, theirs)  # the process id
+            self.pid = server.fork(device, most, theirs)  # the process id
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._replies, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
-
-    @property
-    def printed(self) -> str:
-        """The child's output, without its middle where that was long."""
-        return (self._first + self._last).decode(errors="replace")
 
     def ask(self, op: str, **arguments: object) -> dict:
         """A method of the worker by name, and what it returns.
@@ -156,16 +142,18 @@ class Remote:
         """
         token = secrets.token_hex(8)
         line = json.dumps({"op": op, "arguments": arguments, "token": token}).encode() + b"\n"
-        if self._buffer:
-            raise ForgedError
         with suppress(BrokenPipeError):  # it ended, which the reading finds out
             os.write(self._requests, line)
-        while b"\n" not in self._buffer:
-            self._wait()
-        text, _, self._buffer = self._buffer.partition(b"\n")
+        while b"\n" not in self._replied:
+            if self._replies not in self._selector.get_map():
+                raise EndedError(self._end(), self._printed.decode(errors="replace"))
+            self._read(LONGEST_WAIT)
+            if len(self._replied) > LONGEST_REPLY:
+                raise ForgedError
+        text, _, self._replied = self._replied.partition(b"\n")
         try:
             reply = json.loads(text)
-            if reply.pop("token") != token or self._buffer:
+            if reply.pop("token") != token or self._replied:
                 raise ForgedError
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise ForgedError from None
@@ -184,18 +172,21 @@ class Remote:
     def take(self, start: int, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         """A copy of a tensor that the child laid down, on the device."""
         size = dtype.itemsize * torch.Size(shape).numel()
-        if size == 0:
-            return torch.empty(shape, dtype=dtype, device=self._device)
         there = self._incoming[start : start + size].to(self._device, copy=True)
         return there.view(dtype).view(shape)
 
     def waited(self) -> float:
-        """Seconds that the child's and this process's main thread were ready but without a CPU."""
-        return waited(self.pid) + waited(os.getpid())
+        """Seconds that the child's and this process's main thread were ready but without a CPU; 0
+        where the kernel does not say so.
+        """
+        paths = [Path(f"/proc/{pid}/schedstat") for pid in (self.pid, os.getpid())]
+        with suppress(OSError, IndexError):
+            return sum(int(path.read_text().split()[1]) for path in paths) * 1e-9
+        return 0.0
 
     def close(self) -> None:
         """Kills the child."""
-        if self._status is None:
+        if not self._has_ended:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         if self._device.type == "cuda":
@@ -204,46 +195,27 @@ class Remote:
         for descriptor in (self._requests, self._replies, self._output):
             os.close(descriptor)
 
-    def _wait(self) -> None:
-        """Takes in what comes next, of the replies or of the output."""
-        left = None if self.deadline is None else self.deadline - monotonic()
-        if left is not None and left <= 0:
+    def _read(self, longest: float) -> None:
+        """Waits at most so many seconds for a part of the replies or of the output."""
+        left = self.deadline - monotonic()
+        if left <= 0:
             raise LateError
-        ready = {key.fileobj for key, _ in self._selector.select(left)}
-        if self._output in ready:
-            self._drain()
-        if self._replies in ready:
-            data = os.read(self._replies, 1 << 16)
-            self._buffer += data
-            if len(self._buffer) > LONGEST_REPLY:
-                raise ForgedError
+        for key, _ in self._selector.select(min(left, longest)):
+            data = os.read(key.fd, PART)
             if not data:
-                raise EndedError(self._end(), self.printed)
-
-    def _drain(self) -> None:
-        data = os.read(self._output, 1 << 16)
-        if not data:
-            self._selector.unregister(self._output)
-        room = KEPT_OUTPUT - len(self._first)
-        self._first += data[:room]
-        self._last = (self._last + data[room:])[-KEPT_OUTPUT:]
+                self._selector.unregister(key.fd)
+            elif key.fd == self._output:
+                self._printed = (self._printed + data)[-KEPT_OUTPUT:]
+            else:
+                self._replied += data
 
     def _end(self) -> int:
         """The status with which it ended; it may have closed the pipe and still be alive."""
-        self._selector.unregister(self._replies)
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if self.deadline is not None and monotonic() > self.deadline:
-                raise LateError
-            if self._selector.get_map() and self._selector.select(0.01):
-                self._drain()
-            else:
-                sleep(0.01)
-        self._status = os.waitstatus_to_exitcode(ended[1])
-        for _ in range(KEPT_OUTPUT >> 8):  # its last words, but not those of what it left behind
-            if not (self._selector.get_map() and self._selector.select(0)):
-                break
-            self._drain()
-        return self._status
+            self._read(0.01)
+        self._has_ended = True
+        self._read(0)  # its last words, but not those of what it left behind
+        return os.waitstatus_to_exitcode(ended[1])
 
 
 def pack(value: object) -> str:

@@ -3,8 +3,4 @@
 Requests and replies are lines of JSON; tensors travel through a mapped file, the first half of
 which holds what comes in, the second what goes out. Whatever the solution may want to replace is
 bound, or its identity noted, before the solution is loaded.
-
-`server` forks the process, in which `main` answers requests: `worker` has them, `feed` those that
-bring inputs and parameters, `step` those of the backward. `watch` sees what a solution changes and
-calls.
 """

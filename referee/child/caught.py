@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType, TracebackType
 
 from referee.child.results import PLAIN
@@ -20,7 +21,6 @@ BUILDERS = (
     "torch.utils.cpp_extension", "torch._inductor", "torch._dynamo", "torch._ops", "triton",
     "subprocess", "numba", "cupy",
 )  # fmt: skip
-Note = Callable[[FrameType, type[BaseException], TracebackType], None]
 
 
 class Caught:
@@ -34,8 +34,8 @@ class Caught:
         self._used: set[str] = set()
 
     @contextmanager
-    def tracing(self, note: Note) -> Iterator[None]:
-        """Within it, exceptions that arrive in the file's own code are noted."""
+    def tracing(self, note: Callable) -> Iterator[None]:
+        """Within it, exceptions that arrive in the file's own code are noted, by a method below."""
 
         def local(frame: FrameType, event: str, arg: tuple) -> Callable:
             if event == "exception":
@@ -55,32 +55,23 @@ class Caught:
         finally:
             sys.settrace(None)
 
-    def note_import(
-        self, frame: FrameType, kind: type[BaseException], trace: TracebackType
-    ) -> None:
+    def note_import(self, frame: FrameType, kind: type, trace: TracebackType) -> None:
         """A build that failed; a missing module or file is asked for in honest ways too."""
-        if not issubclass(kind, (RuntimeError, subprocess.SubprocessError)):
-            return
-        if _passes_a_build(trace):
+        if issubclass(kind, (RuntimeError, subprocess.SubprocessError)) and _is_of_a_build(trace):
             names = None
             if frame.f_code.co_name == "<module>":
-                nodes = (node for block in self._around(frame) for node in ast.walk(block))
-                names = {node.id for node in nodes if _is_assigned(node)}
+                found = [x for block in self._around(frame) for x in _walk(block, ast.Name)]
+                names = {name.id for name in found if isinstance(name.ctx, ast.Store)}
             self._builds.append((f"{kind.__name__} at import", names))
 
-    def note_call(self, frame: FrameType, kind: type[BaseException], trace: TracebackType) -> None:
+    def note_call(self, frame: FrameType, kind: type, trace: TracebackType) -> None:
         """An attempt to build, or to call something with a tensor."""
         if not issubclass(kind, Exception) or issubclass(kind, StopIteration):
             return
         known = {**frame.f_globals, **frame.f_locals}
-        calls = (
-            node
-            for block in self._around(frame)
-            for part in block.body
-            for node in ast.walk(part)
-            if isinstance(node, ast.Call)
-        )
-        if _passes_a_build(trace) or any(_takes_a_tensor(call, known) for call in calls):
+        parts = [part for block in self._around(frame) for part in block.body]
+        calls = [call for part in parts for call in _walk(part, ast.Call)]
+        if _is_of_a_build(trace) or any(_takes_a_tensor(call, known) for call in calls):
             self._attempts.append(kind.__name__)
 
     def behind_calls(self) -> list[str]:
@@ -89,11 +80,10 @@ class Caught:
         return builds + self._attempts
 
     @cached_property
-    def _blocks(self) -> list[ast.Try | ast.With]:
-        tree = ast.parse(Path(self._file).read_bytes())
-        return [node for node in ast.walk(tree) if isinstance(node, (ast.Try, ast.With))]
+    def _blocks(self) -> list[ast.AST]:
+        return _walk(ast.parse(Path(self._file).read_bytes()), (ast.Try, ast.With))
 
-    def _around(self, frame: FrameType) -> list[ast.Try | ast.With]:
+    def _around(self, frame: FrameType) -> list[ast.AST]:
         """The statements that may catch what is raised in a frame where it is now."""
         line, start = frame.f_lineno, frame.f_code.co_firstlineno
         return [
@@ -103,23 +93,21 @@ class Caught:
         ]
 
 
-def _passes_a_build(trace: TracebackType | None) -> bool:
-    while trace:
-        if str(trace.tb_frame.f_globals.get("__name__")).startswith(BUILDERS):
-            return True
-        trace = trace.tb_next
-    return False
+def _walk(node: ast.AST, kinds: type | tuple[type, ...]) -> list[ast.AST]:
+    return [part for part in ast.walk(node) if isinstance(part, kinds)]
 
 
-def _is_assigned(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _is_of_a_build(trace: TracebackType | None) -> bool:
+    frames = (frame for frame, _ in walk_tb(trace))
+    return any(str(frame.f_globals.get("__name__")).startswith(BUILDERS) for frame in frames)
 
 
 def _takes_a_tensor(call: ast.Call, known: dict[str, object]) -> bool:
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    nodes = (node for value in given for node in ast.walk(value))
-    values = (known.get(node.id) for node in nodes if isinstance(node, ast.Name))
-    return any(
-        type(value) in PLAIN or (type(value) is tuple and value and type(value[0]) in PLAIN)
-        for value in values
-    )
+    for name in (name for value in given for name in _walk(value, ast.Name)):
+        value = known.get(name.id)
+        if type(value) is tuple and value:
+            value = value[0]
+        if type(value) in PLAIN:
+            return True
+    return False

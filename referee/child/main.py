@@ -1,60 +1,93 @@
-"""Answers requests until they end."""
+"""Forks the processes of solutions, and of eager, each of which answers requests until they end.
 
+The process that forks has imported torch, and computes nothing, so that OpenMP has no threads yet,
+and its memory holds nothing but code.
+"""
+
+import ctypes
 import json
 import mmap
 import os
 import resource
+import signal
+import socket
 import traceback
-from collections.abc import Callable
+from contextlib import suppress
+from time import sleep
 
 import torch
 
-from referee.child.server import die_with_parent, serve
 from referee.child.worker import Worker
 
+PR_SET_PDEATHSIG = 1
+LONGEST_REQUEST = 1 << 12  # bytes, for a process
 LONGEST = 1 << 14  # characters of an error message; the whole of a compiler's first errors
 
-_dumps, _loads, _exit = json.dumps, json.loads, os._exit
+_dumps, _loads, _exit, _write = json.dumps, json.loads, os._exit, os.write
 
 
 def start(descriptor: int) -> None:
-    """What the server's process runs, and each that it forks."""
-    main(*serve(descriptor))
+    """Answers requests for processes on a socket until it is closed.
+
+    A request has the device and the most bytes of memory of a process, and its descriptors:
+    requests, replies, arena, output. The referee adopts the process, for that is a subreaper, and
+    is told its id.
+    """
+    with socket.socket(fileno=descriptor) as processes:
+        while True:
+            text, descriptors, *_ = socket.recv_fds(processes, LONGEST_REQUEST, 4)
+            if not text:
+                _exit(0)
+            if (helper := os.fork()) == 0:
+                helper = os.getpid()
+                if os.fork():
+                    _exit(0)
+                break
+            os.waitpid(helper, 0)
+            for theirs in descriptors:
+                os.close(theirs)
+        os.setsid()
+        while os.getppid() == helper:  # which is about to end
+            sleep(1e-4)
+        with suppress(BrokenPipeError):
+            processes.send(str(os.getpid()).encode())
+    *ours, output = descriptors
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    device, most = json.loads(text)
+    _answer_all(*ours, torch.device(device), most)
 
 
-def main(requests: int, replies: int, memory: int, limits: dict) -> None:
-    """Answers until the requests end.
+def _answer_all(requests: int, replies: int, memory: int, device: torch.device, most: int) -> None:
+    """What a forked process does.
 
     Args:
         requests, replies, memory: file descriptors.
-        limits: the device, and the most bytes of memory.
+        most: bytes of memory; 0 for no limit.
     """
-    die_with_parent()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that it ends as the referee does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if most := limits["bytes"]:
+    if most:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    mapped = mmap.mmap(memory, 0)
+    arena = torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.uint8)
     os.close(memory)
-    device = torch.device(limits["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # So that the GPU copies from and to it directly.
+        torch.cuda.cudart().cudaHostRegister(arena.data_ptr(), len(arena), 0)
     with os.fdopen(requests, "rb") as lines, torch.no_grad():
-        arena = torch.frombuffer(mapped, dtype=torch.uint8)
-        if device.type == "cuda":  # so that the GPU copies from and to it directly
-            torch.cuda.cudart().cudaHostRegister(arena.data_ptr(), len(arena), 0)
         worker = Worker(arena, device)
         for line in lines:
             request = _loads(line)
-            reply = _answer(worker, request)
-            _write(replies, _dumps(reply | {"token": request["token"]}).encode() + b"\n")
+            try:
+                reply = getattr(worker, request["op"])(**request["arguments"])
+            except BaseException as error:  # the solution's, SystemExit too
+                reply = {"raised": _describe(error, worker.file)}
+            data = _dumps(reply | {"token": request["token"]}).encode() + b"\n"
+            while data:
+                data = data[_write(replies, data) :]
     _exit(0)
-
-
-def _answer(worker: Worker, request: dict) -> dict:
-    try:
-        return getattr(worker, request["op"])(**request["arguments"])
-    except BaseException as error:  # the solution's, SystemExit too
-        return {"raised": _describe(error, worker.file)}
 
 
 def _describe(error: BaseException, file: str) -> dict:
@@ -70,8 +103,3 @@ def _describe(error: BaseException, file: str) -> dict:
         "line": lines[-1] if lines else None,
         "exits": isinstance(error, SystemExit) and not error.code,
     }
-
-
-def _write(descriptor: int, data: bytes, write: Callable = os.write) -> None:
-    while data:
-        data = data[write(descriptor, data) :]

@@ -25,9 +25,7 @@ _device = torch.Tensor.device.__get__
 _keys, _is_copied_late = torch._C._dispatch_keys, torch._C._is_cow_tensor
 
 
-def take_apart(
-    value: object, keeps_record: bool = False
-) -> tuple[str, list[dict], list[torch.Tensor | None]]:
+def take_apart(value: object, keeps_record: bool = False) -> tuple[str, list[dict], list]:
     """The nesting as text, as of `structure.flatten`, what lies in it, and the tensors.
 
     A description has the `type`, and the `fault` of a leaf or a container that is not what it
@@ -66,8 +64,8 @@ def is_container(kind: type) -> bool:
     """Whether a type is a tuple or a list, or a tuple with names for its parts, and no more."""
     if kind in (tuple, list) or kind in NAMED:
         return True
-    plain = _mro(kind) == (kind, tuple, object) and "_fields" in _members(kind)
-    return plain and not OVERRIDES & _members(kind).keys()
+    own = _members(kind).keys()
+    return _mro(kind) == (kind, tuple, object) and "_fields" in own and not OVERRIDES & own
 
 
 def fault_of(value: object) -> str:

@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import getattr_static
 from types import FunctionType
 
@@ -23,23 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 # The functions of these that have public names must stay what they were.
-NAMESPACES = {
-    "torch": torch,
+MODULES = torch, nn.functional, torch.cuda, torch.testing, torch.autograd
+MODULES += builtins, json, os, statistics, time
+NAMESPACES = {module.__name__: module for module in MODULES} | {
     "torch.Tensor": torch.Tensor,
-    "torch.nn.functional": nn.functional,
-    "torch.cuda": torch.cuda,
     "torch.cuda.Event": torch.cuda.Event,
-    "torch.testing": torch.testing,
-    "torch.autograd": torch.autograd,
     "torch.nn.Module": nn.Module,
-    "time": time,
-    "statistics": statistics,
-    "os": os,
-    "json": json,
-    "builtins": builtins,
 }
-# Functions that importing torch._dynamo wraps.
-WRAPPED_LATER = ("torch.manual_seed",)
+WRAPPED_LATER = "torch.manual_seed"  # by importing torch._dynamo
 OPERATORS = [
     "_local_scalar_dense", "_reshape_alias", "_to_copy", "alias", "as_strided", "clone",
     "contiguous", "copy_", "detach", "empty", "empty_strided", "fill_", "index", "mul_", "neg_",
@@ -54,13 +45,21 @@ _monitoring = getattr(sys, "monitoring", None)
 
 def state(device: torch.device) -> dict[str, object]:
     """All that no solution may change: settings, functions, and all that the referee has named."""
-    found = settings()
+    cuda = torch.backends.cuda.matmul
+    found = {
+        "the number of threads": torch.get_num_threads(),
+        "the default dtype": torch.get_default_dtype(),
+        "the matrix product's precision": torch.get_float32_matmul_precision(),
+        "gradient mode": torch.is_grad_enabled(),
+        "the precision of float16 sums": cuda.allow_fp16_reduced_precision_reduction,
+        "the precision of bfloat16 sums": cuda.allow_bf16_reduced_precision_reduction,
+    }
     if device.type == "cuda":
         found["the L2's persisting part"] = persisting_l2()
     for space, holder in NAMESPACES.items():
         for name in [name for name in dir(holder) if not name.startswith("_")]:
             value = getattr_static(holder, name)
-            if callable(value) and f"{space}.{name}" not in WRAPPED_LATER:
+            if callable(value) and f"{space}.{name}" != WRAPPED_LATER:
                 found[f"{space}.{name}"] = value
     found["torch.nn.Module.__call__"] = nn.Module.__call__
     for name, module in list(sys.modules.items()):
@@ -72,30 +71,45 @@ def state(device: torch.device) -> dict[str, object]:
                     if isinstance(value, type) and value.__module__ == name:
                         for method in vars(value):
                             _note(found, f"{name}.{own}.{method}", getattr_static(value, method))
-    return found | operators()
+    # The kernels of the operators by which the referee draws inputs and reads results, as texts.
+    # Those for meta tensors, which only compute shapes, are registered when they are needed.
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.partition(".")[0].removeprefix("aten::") in OPERATORS:
+            found[name] = META.sub("", torch._C._dispatch_dump(name))
+    return found
 
 
-def settings() -> dict[str, object]:
-    """What a solution could set to look better, or to spoil the baseline."""
-    cuda = torch.backends.cuda.matmul
-    return {
-        "the number of threads": torch.get_num_threads(),
-        "the default dtype": torch.get_default_dtype(),
-        "the matrix product's precision": torch.get_float32_matmul_precision(),
-        "gradient mode": torch.is_grad_enabled(),
-        "the precision of float16 sums": cuda.allow_fp16_reduced_precision_reduction,
-        "the precision of bfloat16 sums": cuda.allow_bf16_reduced_precision_reduction,
-    }
+def _note(found: dict[str, object], name: str, value: object) -> None:
+    found[name] = value
+    if isinstance(value, FunctionType):
+        found[f"{name}'s code"] = value.__code__
+
+
+def differs(was: object, now: object) -> bool:
+    """Whether a value of `state` has changed."""
+    if was is now:
+        return False
+    return not (type(was) is type(now) and isinstance(was, (bool, int, float, str)) and was == now)
+
+
+def persisting_l2() -> int:
+    """Bytes of the L2 that are set apart."""
+    size = ctypes.c_size_t()
+    for name in (f"libcudart.so.{torch.version.cuda.partition('.')[0]}", "libcudart.so"):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(name).cudaDeviceGetLimit(ctypes.byref(size), CUDA_LIMIT_PERSISTING_L2)
+            break
+    return size.value
 
 
 def poison(size: int, device: torch.device) -> None:
     """Leaves free blocks full of 0xff, a NaN in every float dtype, for the output to land in.
 
-    Several of about the size in bytes, since the C library hands small ones out as it likes.
+    Several of about the size in bytes, since the C library hands small ones out as it likes, and
+    those below 32 MiB it does not map afresh.
     """
-    sizes = range(size, size + 1024, 64) if size < 1 << 20 else [size]
-    if len(sizes) == 1 and size < 1 << 25:  # which it does not map afresh
-        sizes *= 4
+    small = range(size, size + 1024, 64)
+    sizes = small if size < 1 << 20 else [size] * (4 if size < 1 << 25 else 1)
     blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
     del blocks
 
@@ -114,17 +128,6 @@ def nan_in_new_memory() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-def operators() -> dict[str, object]:
-    """The kernels of the operators by which the referee draws inputs and reads results, as texts.
-
-    Those for meta tensors, which only compute shapes, are registered when they are needed.
-    """
-    names = torch._C._dispatch_get_all_op_names()
-    own = {f"aten::{name}" for name in OPERATORS}
-    used = [name for name in names if name.partition(".")[0] in own]
-    return {name: META.sub("", torch._C._dispatch_dump(name)) for name in used}
-
-
 def left_on() -> list[str]:
     """The modes, hooks and timers that are on: they could compute when a result is read."""
     modes = [type(mode) for mode in _get_current_function_mode_stack()]
@@ -139,36 +142,9 @@ def left_on() -> list[str]:
     return found
 
 
-def _note(found: dict[str, object], name: str, value: object) -> None:
-    found[name] = value
-    if isinstance(value, FunctionType):
-        found[f"{name}'s code"] = value.__code__
-
-
-def differs(was: object, now: object) -> bool:
-    if was is now:
-        return False
-    return not (type(was) is type(now) and isinstance(was, (bool, int, float, str)) and was == now)
-
-
-def persisting_l2() -> int:
-    """Bytes of the L2 that are set apart."""
-    size = ctypes.c_size_t()
-    for name in (f"libcudart.so.{torch.version.cuda.partition('.')[0]}", "libcudart.so"):
-        try:
-            ctypes.CDLL(name).cudaDeviceGetLimit(ctypes.byref(size), CUDA_LIMIT_PERSISTING_L2)
-        except (OSError, AttributeError):
-            continue
-        return size.value
-    return 0
-
-
 class Seen(TorchDispatchMode):
-    """Notes the operators that are called.
-
-    Attributes:
-        names: of all.
-        handled: the type of the exception that was being handled then, by the operator's name.
+    """Notes the names of the operators that are called, and for those that are called while an
+    exception is handled its type.
     """
 
     def __init__(self) -> None:

@@ -15,16 +15,15 @@ Calls = dict[str, Callable[[list], object]]
 
 
 def copies(module: nn.Module, inputs: list, size: int) -> Calls:
-    """Copies of so many bytes. On a CPU an output is fresh memory, whose page faults one copy pays
-    too.
-    """
-    [x, *_] = (x for x in inputs if isinstance(x, torch.Tensor))
+    """Copies of so many bytes; on a CPU also one that pays the page faults of fresh memory."""
+    x = next(x for x in inputs if isinstance(x, torch.Tensor))
     source = flat_bytes(x)[:size]  # of the headline's input there is no room for another
     if len(source) < size:
         source = torch.zeros(size, dtype=torch.uint8, device=x.device)
     target = torch.zeros_like(source)
-    reused = {COPY if x.is_cuda else COPY_REUSED: lambda inputs: target.copy_(source)}
-    return reused if x.is_cuda else {COPY: lambda inputs: source.clone()} | reused
+    if x.is_cuda:
+        return {COPY: lambda inputs: target.copy_(source)}
+    return {COPY: lambda inputs: source.clone(), COPY_REUSED: lambda inputs: target.copy_(source)}
 
 
 def compiled(module: nn.Module, inputs: list, size: int) -> Calls:
@@ -57,7 +56,7 @@ def library(module: nn.Module, inputs: list, size: int) -> Calls:
     return {LIBRARY: call}
 
 
-def three_products(module: nn.Module, inputs: list, size: int) -> Calls:
+def three(module: nn.Module, inputs: list, size: int) -> Calls:
     """Three float16 products in one."""
     if inputs[0].dtype != torch.float32:
         return {}
@@ -67,6 +66,4 @@ def three_products(module: nn.Module, inputs: list, size: int) -> Calls:
     return {THREE: lambda inputs: torch.mm(left, right.T, out_dtype=torch.float32)}
 
 
-MAKE = {
-    COPY: copies, COMPILED: compiled, PRODUCT: product, LIBRARY: library, THREE: three_products,
-}  # fmt: skip
+MAKE = {COPY: copies, COMPILED: compiled, PRODUCT: product, LIBRARY: library, THREE: three}

@@ -100,7 +100,7 @@ class Baselines:
         """
         pairs = zip(self._stand(), self._standing, strict=False)
         found = ""
-        if self.server and self.server.has_ended():
+        if self.server and self.server.poll() is not None:
             found = "ended a process of the referee's"
         elif any(now != was for now, was in pairs if now):
             found = "changed the priority, CPUs or limits of other processes"
