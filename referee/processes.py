@@ -18,13 +18,11 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 def reaping() -> Iterator[set[int]]:
     """Within it, orphans become ours, and at its end all descendants that came since are killed.
 
-    Where this process was started so that the ends of children are ignored, they are no more.
-
     The set that it gives may be added to: processes that are to live on.
     """
     prctl = ctypes.CDLL(None).prctl
     known = set(_descendants(set()))
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # whoever started this may have set it
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:

@@ -101,13 +101,7 @@ class Server(subprocess.Popen):
 
 
 class Remote:
-    """The child.
-
-    Args:
-        server: forks it.
-        device: where the solution computes.
-        deadline: of all requests together, by `monotonic`; inf for code of ours.
-    """
+    """The child. The deadline is of all requests together, by `monotonic`; inf for our own code."""
 
     def __init__(self, server: Server, device: torch.device, deadline: float = inf) -> None:
         self.deadline, self._device = deadline, device
@@ -126,7 +120,7 @@ class Remote:
         most = 0 if deadline == inf else int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
         theirs = (requests, replies, memory, output)
         try:
-            self.pid = server.fork(device, most, theirs)  # the process id
+            self.pid = server.fork(device, most, theirs)
         finally:
             for descriptor in theirs:
                 os.close(descriptor)

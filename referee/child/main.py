@@ -60,12 +60,7 @@ def start(descriptor: int) -> None:
 
 
 def _answer_all(requests: int, replies: int, memory: int, device: torch.device, most: int) -> None:
-    """What a forked process does.
-
-    Args:
-        requests, replies, memory: file descriptors.
-        most: bytes of memory; 0 for no limit.
-    """
+    """What a forked process does, by its descriptors; `most` bytes of memory, or all for 0."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that it ends as the referee does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if most:

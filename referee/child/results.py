@@ -29,10 +29,8 @@ def take_apart(value: object, keeps_record: bool = False) -> tuple[str, list[dic
     """The nesting as text, as of `structure.flatten`, what lies in it, and the tensors.
 
     A description has the `type`, and the `fault` of a leaf or a container that is not what it
-    seems. For what is no plain tensor there is None.
-
-    Args:
-        keeps_record: the tensors are those that autograd recorded, and not detached.
+    seems. For what is no plain tensor there is None. Tensors are detached, unless the record of
+    autograd is kept.
     """
     facts, tensors = [], []
     return _walk(value, keeps_record, facts, tensors), facts, tensors
