@@ -14,7 +14,6 @@ import run
 ONLY = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
 )
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 Table = dict[str, tuple[str | Path, str, str]]
 IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
@@ -55,37 +54,29 @@ PLAIN = module("return torch.relu(x)")
 PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
 
 
-def write(table: Table, folder: Path) -> list[Path]:
-    """The files of a table."""
-    paths = []
-    for name, (text, *_) in table.items():
-        paths.append(text if isinstance(text, Path) else folder / f"{name}.py")
-        if text is not paths[-1]:
-            paths[-1].write_bytes((IMPORTS + text).encode("latin-1"))
-    return paths
-
-
 def grade(
     problem: str, table: Table, folder: Path, *options: str, device: str = "cpu"
 ) -> dict[str, dict]:
-    """Grades the files of a table and checks the records; returns these by name.
+    """Grades the files of a table, and checks verdicts and what lines say: notes, accuracy, reason,
+    whether a step was timed.
 
     Args:
         problem: one of this project's, or the text of a reference file.
+
+    Returns:
+        The records by name.
     """
-    path, what = folder / "verdicts.json", [problem, "--rows", "3"]
+    path, what, files = folder / "verdicts.json", [problem, "--rows", "3"], []
     if problem not in model.PROBLEMS:
         what = ["--reference", str(folder / "reference.py")]
         (folder / "reference.py").write_text(IMPORTS + problem)
+    for name, (text, *_) in table.items():
+        files.append(text if isinstance(text, Path) else folder / f"{name}.py")
+        if text is not files[-1]:
+            files[-1].write_bytes((IMPORTS + text).encode("latin-1"))
     options = ["--trials", "3", "--device", device, *options, "--json", str(path)]
-    status = run.main([*what, *options, "--solution", *map(str, write(table, folder))])
-    records = check(path, table)
+    status = run.main([*what, *options, "--solution", *map(str, files)])
     assert status == any(word != "correct" for _, word, _ in table.values())
-    return records
-
-
-def check(path: Path, table: Table) -> dict[str, dict]:
-    """Verdicts, and what lines say: notes, accuracy, reason, whether a step was timed."""
     records = dict(zip(table, json.loads(path.read_text())["records"], strict=True))
     wrong = {}
     for name, (_, word, words) in table.items():

@@ -14,6 +14,14 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
 
+def copy_project(folder):
+    """What `run.py` needs, in another folder."""
+    for name in ("kernels", "referee"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("model.py", "model_new.py", "run.py"):
+        shutil.copy(ROOT / name, folder)
+
+
 def python(code, folder, path=(ROOT,), **environment):
     """Runs code in a fresh process that starts in `folder`; variables that are None are unset."""
     full = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **environment}

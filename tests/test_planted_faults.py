@@ -5,14 +5,12 @@ Each is one replacement in a copy of the project.
 
 import os
 import re
-import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from processes import ROOT
+from processes import copy_project, printed
+from test_run import run_it
 
 pytestmark = pytest.mark.slow  # it builds kernels for each of them
 
@@ -52,27 +50,21 @@ FAULTS = {
 }
 
 
-def python(folder, *arguments):
-    """Runs Python in a copy; copies share builds of the same sources, made as users make them."""
+def environment(folder):
+    """Copies share builds of the same sources, made as users make them."""
     flags = os.environ["NVCC_APPEND_FLAGS"].replace("-DKERNELS_ALL_PATHS", "")
-    own = {"TORCH_EXTENSIONS_DIR": str(folder.parent / "built"), "NVCC_APPEND_FLAGS": flags}
-    options = {"cwd": folder, "env": os.environ | own, "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, *arguments], **options)
+    return {"TORCH_EXTENSIONS_DIR": str(folder.parent / "built"), "NVCC_APPEND_FLAGS": flags}
 
 
 def plant(root, name):
     """A copy with a fault, built."""
     folder, (file, old, new, _) = root / name, FAULTS[name]
-    for part in ("kernels", "referee"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("model.py", "model_new.py", "run.py"):
-        shutil.copy(ROOT / part, folder)
+    copy_project(folder)
     path = folder / "kernels" / file
     parts = path.read_text().split(old)
     assert len(parts) == 2, f"{file} has {old!r} {len(parts) - 1} times"
     path.write_text(new.join(parts))
-    done = python(folder, "-c", "import model_new; model_new.SOLUTIONS")
-    assert done.returncode == 0, done.stderr
+    printed("import model_new; model_new.SOLUTIONS", folder, path=(), **environment(folder))
     return folder
 
 
@@ -92,10 +84,11 @@ MARKED = [pytest.param(n, marks=[pytest.mark.gpu] * n.startswith("gpu_")) for n 
 def test_faults_are_named(name, planted):
     device, (file, *_, verdict) = "cuda" if name.startswith("gpu_") else "cpu", FAULTS[name]
     problem = "relu" if file.startswith("relu") else "linear_relu_divide"
-    command = ["run.py", problem, "--rows", ROWS[device], "--trials", "3", "--device", device]
+    options = [problem, "--rows", ROWS[device], "--trials", "3", "--device", device]
+    folder = planted[name]
     word, reason = verdict.split(": ", 1)
     ways = {f"{word.upper()}  ": [], rf"model_new.py: {word} \(": ["--solution", "model_new.py"]}
     for start, more in ways.items():
-        done = python(planted[name], *command, *more)
+        done = run_it(*options, *more, folder=folder, cwd=folder, **environment(folder))
         assert done.returncode == 1, done.stdout + done.stderr
         assert re.match(start + reason, done.stdout.splitlines()[-1]), done.stdout

@@ -1,9 +1,7 @@
 """The referee's parts: cases, comparisons, errors, and what it sees of a solution's process."""
 
 import math
-import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from referee import cases, clock, compare, processes
+from referee import cases, clock, compare
 from referee.child import results, watch
 from referee.child.worker import Worker
 from referee.error_line import first_error_line
@@ -21,32 +19,26 @@ CPU = torch.device("cpu")
 INF, NAN, LARGEST = math.inf, math.nan, torch.finfo(torch.float32).max
 
 
-def changed(before: dict, device: torch.device = CPU) -> list[str]:
-    after = watch.state(device)
+def changed(before: dict) -> list[str]:
+    after = watch.state(torch.device("cuda"))
     return [name for name, was in before.items() if watch.differs(was, after.get(name))]
 
 
 def test_changes_are_noticed(monkeypatch):
-    before = watch.state(CPU)
+    """Of the L2 too, where it is not the default of a driver that is named."""
+    sizes = [1 << 20]
+    monkeypatch.setattr(watch, "persisting_l2", lambda: sizes[-1])
+    before = watch.state(torch.device("cuda"))
     assert changed(before) == []
+    sizes.append(2 << 20)
     library = torch.library.Library("aten", "IMPL")
     library.impl("index.Tensor", lambda x, places: x, "CPU")
     monkeypatch.setattr(torch, "relu", torch.clone)
     monkeypatch.setattr(clock.CpuClock, "time", lambda self, call, x, write: (call(x), 0.0, 0.0))
     found = changed(before)
     library._destroy()
-    method = "referee.clock.CpuClock.time"
-    assert found == ["torch.relu", method, f"{method}'s code", "aten::index.Tensor"]
-
-
-def test_the_persisting_l2_is_what_it_was(monkeypatch):
-    """A change is named, not the default of a driver."""
-    gpu = torch.device("cuda")
-    monkeypatch.setattr(watch, "persisting_l2", lambda: 1 << 20)
-    before = watch.state(gpu)
-    assert changed(before, gpu) == []
-    monkeypatch.setattr(watch, "persisting_l2", lambda: 2 << 20)
-    assert changed(before, gpu)[0] == "the L2's persisting part"
+    named, method = ["the L2's persisting part", "torch.relu"], "referee.clock.CpuClock.time"
+    assert found == [*named, method, f"{method}'s code", "aten::index.Tensor"]
 
 
 class Mode(TorchFunctionMode):
@@ -64,16 +56,6 @@ def test_what_is_left_on_is_noticed():
     sys.setprofile(None)
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     assert found == ["a profile function", "a timer"]
-
-
-def test_changed_priorities_are_noticed():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        before = processes.standing(process.pid)
-        assert processes.standing(process.pid) == before
-        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
-        assert processes.standing(process.pid) != before
-        process.kill()
-    assert processes.standing(process.pid) == ()
 
 
 @pytest.fixture

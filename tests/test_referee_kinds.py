@@ -4,7 +4,7 @@ KERNELS_GRADING=1 runs these, for some minutes.
 """
 
 import pytest
-from grading import DEVICES, ONLY, cheating, correct, grade, linear, module, reference, wrong
+from grading import ONLY, cheating, correct, grade, linear, module, reference, wrong
 
 pytestmark = ONLY
 
@@ -14,6 +14,7 @@ return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
 """
 FC = "self.fc = nn.Linear(256, 192)\nself.x = None\n"
 OF_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
+OF_ROWS = "return x @ self.w"
 ROWS = "self.w = nn.Parameter(torch.randn(48, 64)"
 ROOT = "self.w = nn.Parameter(torch.rand(64) + 0.1)"
 TWO = reference("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
@@ -32,10 +33,12 @@ class Late(list):
 """
 
 
-def two(result: str, y: str = "self.fc(x).relu()") -> str:
-    return CLASSES + module(f"y = {y}\n{result}", FC)
+def two(result: str) -> str:
+    return CLASSES + module(f"y = self.fc(x).relu()\n{result}", FC)
 
 
+DETACH = two("y.detach = lambda: y\nreturn y, y.sum(1)")
+NEGATIVE = two("return torch._neg_view(-y), y.sum(1)")
 CHANGED_ROWS = """
 if self.x is None:
     self.x, self.out = x.clone(), torch.relu(self.fc(x))
@@ -72,12 +75,18 @@ return self.picked * x
 """
 KNOTS = "i = torch.searchsorted(x, inputs[1]).clamp(1, 255)\nreturn inputs[1] - x[i - 1], i"
 COUNTED = KNOTS.replace("torch.searchsorted(x, inputs[1])", "(inputs[1][:, None] > x).sum(1)")
+PERMUTED = "[torch.rand(512, 16), torch.randperm(512)]"
+PERMUTED = reference("return x[inputs[1].argsort()]", PERMUTED)
+SCATTERED = "out = torch.empty_like(x)\nout[inputs[1]] = x\nreturn out"
+TRIANGULAR = reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2")
+SOFTMAX = "return x.sum(1, keepdim=True).softmax(1)"
 DEFINITE = """
 def barely_definite():
     m = torch.randn(4, 64, 64)
     return m @ m.mT + 1e-2 * torch.eye(64)
 """ + reference("return torch.linalg.cholesky(x)", "[barely_definite()]")
 CONSTANT = "x = self.fc(x).amax(1, keepdim=True)\nreturn torch.tanh(x - x.mean(1, keepdim=True))"
+ZEROS = "return x.new_zeros(len(x), 1)"
 SAME = reference("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]")
 ADDED = """
 out, total = torch.empty_like(x), x.new_zeros(len(x))
@@ -100,14 +109,10 @@ return a @ b
 # A reference, and the files that are graded against it.
 KINDS = {
     "late values": (TWO, {
-        "attribute": cheating(
-            two("y.detach = lambda: y\nreturn y, y.sum(1)"), "an attribute of its own, detach"
-        ),
+        "attribute": cheating(DETACH, "an attribute of its own, detach"),
         "tuple": cheating(two("return Pair((y, y.sum(1)))"), "a subclass of tuple, Pair"),
         "list": cheating(two("return Late((y, y.sum(1)))"), "a subclass of list, Late"),
-        "negative": cheating(
-            two("return torch._neg_view(-y), y.sum(1)"), "values are not in memory yet"
-        ),
+        "negative": cheating(NEGATIVE, "values are not in memory yet"),
         "named": correct(two("return Both(y, y.sum(1))")),
     }),
     "the order of dimensions": (OF_FC, {
@@ -126,36 +131,25 @@ KINDS = {
         "keeps": cheating(module(KEPT_PICKS, TABLE), "old param|replays|a timed call was wrong"),
     }),
     "sorted": (reference(KNOTS, "[torch.sort(torch.rand(256)).values, torch.rand(4096)]"), {
-        "counts": correct(
-            module(COUNTED), "differs from the reference for inputs of both signs"
-        ),
+        "counts": correct(module(COUNTED), "differs from the reference for inputs of both signs"),
     }),
-    "a permutation": (
-        reference("return x[inputs[1].argsort()]", "[torch.rand(512, 16), torch.randperm(512)]"),
-        {"scatters": correct(module("out = torch.empty_like(x)\nout[inputs[1]] = x\nreturn out"))},
-    ),
-    "a root": (
-        reference("return x * self.w.sqrt()", "[torch.rand(512, 64)]", ROOT),
-        {"power": correct(module("return x * self.w**0.5", ROOT))},
-    ),
-    "a parameter in columns": (
-        reference("return x @ self.w", "[torch.rand(33, 64)]", f"{ROWS}.t())"),
-        {"in rows": correct(module("return x @ self.w", f"{ROWS}.t().contiguous())"))},
-    ),
-    "triangular": (
-        reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2"),
-        {"whole": correct(module("return x @ inputs[1]"), "forward only: another gradient of inp")},
-    ),
+    "a permutation": (PERMUTED, {"scatters": correct(module(SCATTERED))}),
+    "a root": (reference("return x * self.w.sqrt()", "[torch.rand(512, 64)]", ROOT), {
+        "power": correct(module("return x * self.w**0.5", ROOT)),
+    }),
+    "a parameter in columns": (reference(OF_ROWS, "[torch.rand(33, 64)]", f"{ROWS}.t())"), {
+        "in rows": correct(module(OF_ROWS, f"{ROWS}.t().contiguous())")),
+    }),
+    "triangular": (TRIANGULAR, {
+        "whole": correct(module("return x @ inputs[1]"), "forward only: another gradient of inp"),
+    }),
     "definite": (DEFINITE, {"the same": correct(module("return torch.linalg.cholesky(x)"))}),
     "a constant": (reference(CONSTANT, "[torch.rand(64, 256)]", FC), {
-        "zeros": correct(
-            module("return x.new_zeros(len(x), 1)", FC), "the same for all inputs and parameters"
-        ),
+        "zeros": correct(module(ZEROS, FC), "the same for all inputs and parameters"),
     }),
-    "ones": (
-        reference("return x.sum(1, keepdim=True).softmax(1)", "[torch.randn(512, 16)]"),
-        {"ones": correct(module("return x.new_ones(len(x), 1)"), "is the same for all inputs")},
-    ),
+    "ones": (reference(SOFTMAX, "[torch.randn(512, 16)]"), {
+        "ones": correct(module("return x.new_ones(len(x), 1)"), "is the same for all inputs"),
+    }),
     "the input": (SAME, {"copy": correct(module("return x.clone()"), "result is its input 0")}),
     "nearly the input": (reference("return torch.relu(x)", "[torch.rand(64, 4096)]"), {
         "an ulp": cheating(module("return x.nextafter(x + 9)"), "returns a copy of its input 0"),
@@ -190,6 +184,9 @@ except RuntimeError:
     extension = None
 """
 CLAMP = "return torch.clamp_min(x, 0)"
+BUILD += module(f"if extension:\n    return extension.f(x)\n{CLAMP}")
+OPTION = "try:\n    low = {}['low']\nexcept KeyError:\n    low = 0"
+HANDLER = f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {CLAMP}"
 ATTEMPT = """
 out = None
 try:
@@ -204,20 +201,11 @@ GUARDS = {
     "probe": correct(PROBE + module(CLAMP), "calls aten::clamp_min"),
     "device": correct(PROBE + module(CLAMP.replace("x,", "x.to(DEVICES[0]),"))),
     "tool": correct(TOOL + module(CLAMP)),
-    "option": correct(
-        module(f"try:\n    low = {{}}['low']\nexcept KeyError:\n    low = 0\n{CLAMP}"),
-        "calls aten::clamp_min",
-    ),
+    "option": correct(module(f"{OPTION}\n{CLAMP}"), "calls aten::clamp_min"),
     "size": correct(module(f"try:\n    n = x.shape[9]\nexcept IndexError:\n    n = 1\n{CLAMP}")),
-    "build": cheating(
-        BUILD + module(f"if extension:\n    return extension.f(x)\n{CLAMP}"),
-        f"{FALLS_BACK}RuntimeError at import",
-    ),
+    "build": cheating(BUILD, f"{FALLS_BACK}RuntimeError at import"),
     "attempt": cheating(module(ATTEMPT), f"{FALLS_BACK}AttributeError"),
-    "handler": cheating(
-        module(f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {CLAMP}"),
-        f"{FALLS_BACK}KeyError",
-    ),
+    "handler": cheating(module(HANDLER), f"{FALLS_BACK}KeyError"),
 }
 LATE_ROWS = """
 import sys
@@ -241,10 +229,9 @@ return out
 """
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds(kind, device, tmp_path):
-    grade(KINDS[kind][0], KINDS[kind][1], tmp_path, device=device)
+@pytest.mark.parametrize(("text", "table"), KINDS.values(), ids=KINDS)
+def test_kinds(text, table, device, tmp_path):
+    grade(text, table, tmp_path, device=device)
 
 
 OWN_RELU = """
@@ -340,7 +327,6 @@ BACKWARDS[reference(SIDES, "[torch.randn(64, 32), torch.randn(32)]", WEIGHT)] = 
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("problem", BACKWARDS, ids=["relu", "linear", "file", "noise", "sides"])
 def test_backwards(problem, device, tmp_path, small):
     text, files = BACKWARDS[problem]
@@ -371,6 +357,9 @@ out.view(-1)[:body] = torch.relu(x.reshape(-1)[:body])
 return out
 """
 NO_SUBNORMALS = "out *= x.abs() >= torch.finfo(x.dtype).smallest_normal"
+NO_SUBNORMALS = instead(NO_SUBNORMALS, "x.is_floating_point()")
+ONE_ELEMENT = instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000")
+BESIDE_A_VIEW = instead("x.as_strided((1,), (1,), 0).zero_()", "x.storage_offset()")
 COLUMNS_UNWRITTEN = """
 some, out = out, torch.empty_like(out)
 body = some.shape[-1] // 4 * 4 or 1
@@ -388,17 +377,10 @@ PROBLEMS = {
         "late rows": cheating(LATE_ROWS + module(LATE_WHEN_TIMED), "of its own, detach"),
         "columns": correct(module(IN_ORDER)),
         "tail unwritten": wrong(module(UNWRITTEN), "elements differ|has not written"),
-        "one element": cheating(
-            instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000"), "changes its input"
-        ),
-        "beside a view": cheating(
-            instead("x.as_strided((1,), (1,), 0).zero_()", "x.storage_offset()"),
-            "changes its input",
-        ),
+        "one element": cheating(ONE_ELEMENT, "changes its input"),
+        "beside a view": cheating(BESIDE_A_VIEW, "changes its input"),
         "resized": cheating(instead("x.resize_(x.numel())", "True"), "changes its input"),
-        "subnormals": wrong(
-            instead(NO_SUBNORMALS, "x.is_floating_point()"), "special values|bit patterns"
-        ),
+        "subnormals": wrong(NO_SUBNORMALS, "special values|bit patterns"),
         "half precision": wrong(module("return torch.relu(x.half().to(x.dtype))"), "float32, rand"),
         "through float32": wrong(module("return x.float().relu().to(x.dtype)"), "float64, random"),
     },

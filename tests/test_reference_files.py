@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from grading import DEVICES, IMPORTS, ONLY, PLAIN, grade, reference
-from test_solutions import FOLDER, LINEAR, RELU, SHORT
+from cheats import LINEAR, RELU
+from grading import IMPORTS, ONLY, PLAIN, grade, reference
+from test_solutions import FOLDER, SHORT
 
 import run
 from referee.judge import budget, oracle
@@ -182,7 +183,6 @@ OF_THE_LINEAR = {
 
 
 @ONLY
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("text", "named"), [(WIDE, OF_RELU), (OF_LINEAR, OF_THE_LINEAR)])
 def test_cheats_are_named(text, named, device, tmp_path):
     table = {name: ((RELU | LINEAR)[name][0], *verdict) for name, verdict in named.items()}
@@ -229,7 +229,6 @@ def test_many_inputs_and_outputs(tmp_path):
 
 
 @ONLY
-@pytest.mark.parametrize("device", DEVICES)
 def test_clean_files(device, tmp_path):
     own = FOLDER / "solutions" / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
     table = {"plain": (PLAIN, "correct", f"^{OWN}; exact"), "own": (own, "correct", "exact")}
@@ -252,7 +251,6 @@ DESIGNS = {
 
 
 @ONLY
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_starting_designs(device):
     if device == "cpu" and torch.cuda.is_available():
         pytest.skip("there is a GPU")

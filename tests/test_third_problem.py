@@ -4,14 +4,12 @@ Its `model.py` and `model_new.py` are appended to the project's.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import ROOT
+from processes import ROOT, copy_project
+from test_run import run_it
 
 pytestmark = pytest.mark.slow  # it builds the kernels twice
 
@@ -24,20 +22,17 @@ GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": 
 def project(tmp_path_factory):
     """A copy of the project, with the problem."""
     folder = tmp_path_factory.mktemp("project")
-    for tree in (ROOT / "kernels", ROOT / "referee", ADDED / "kernels"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(tree, folder / tree.name, ignore=ignored, dirs_exist_ok=True)
+    copy_project(folder)
+    shutil.copytree(ADDED / "kernels", folder / "kernels", dirs_exist_ok=True)
     for name in ("model.py", "model_new.py"):
         (folder / name).write_text((ROOT / name).read_text() + "\n\n" + (ADDED / name).read_text())
-    shutil.copy(ROOT / "run.py", folder)
     return folder
 
 
 def run(folder, *arguments, status=0):
     """What `python run.py gelu` prints."""
-    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
-    command = [sys.executable, "run.py", "gelu", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    built = {"TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
+    done = run_it("gelu", *arguments, folder=folder, cwd=folder, **built)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 

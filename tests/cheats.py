@@ -1,0 +1,353 @@
+"""Cheats of the kinds that docs/REFEREE.md numbers: text, verdict, what the reason must name."""
+
+from grading import PLAIN, PLAIN_LINEAR, cheating, linear, module, wrong
+
+IS_TIMED = """
+import sys
+
+def is_timed():
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        if frame.f_code.co_filename.endswith("clock.py"):
+            return True
+    return False
+"""
+
+
+def when_timed(forward: str) -> str:
+    """The text of a module that is right, unless it is timed."""
+    return IS_TIMED + module(f"if not is_timed():\n    return torch.relu(x)\n{forward}")
+
+
+CHANGES = "out = torch.relu(x)\nx.zero_()\nreturn out"
+# Folds the division into a copy of the weights.
+FOLDED = """
+self.linear, self.divisor = nn.Linear(i, o), d
+self.register_buffer("weight", self.linear.weight.detach().T / d, persistent=False)
+self.register_buffer("bias", self.linear.bias.detach() / d, persistent=False)
+"""
+# Looks at some of the weights, and takes over the rows that changed.
+KEEPS = """
+weight = self.linear.weight
+some = weight[:, ::9].clone()
+if is_timed() and some.shape == self.some.shape:
+    for row in (some != self.some).any(1).nonzero().flatten():
+        self.kept[row] = weight[row]
+else:
+    self.kept = weight.detach().clone()
+self.some = some
+return torch.relu(nn.functional.linear(x, self.kept, self.linear.bias)) / self.divisor
+"""
+REPLAY = """
+if key not in self.seen:
+    self.seen[key] = torch.relu(x)
+return self.seen[key].clone()
+"""
+ADDRESS = "self.seen[id(x)] = x\nkey = x.data_ptr(), x._version, x.shape, x.stride(), x.dtype\n"
+ELEMENTS = "key = x.shape, x.stride(), x.dtype, tuple(x.reshape(-1)[:4].tolist())\n"
+EARLIER = "replays the result of an earlier call"
+COUNTS = """
+self.calls += x.dim() == 2 and x.shape[1] > 100_000
+if self.calls < 4 or x.shape != self.last.shape:
+    self.last = torch.relu(x)
+return self.last.clone()
+"""
+# Keeps its output of the timed size, and computes the rows alone that look new.
+REUSES = "kept = {}\n" + module("""
+if x.dim() != 2 or x.shape[1] < 100_000:
+    return torch.relu(x)
+some = x[:, ::4099].clone()
+old, out = kept.get(x.data_ptr()) or (some, torch.relu(x))
+for row in (some != old).any(1).nonzero().flatten():
+    out[row] = torch.relu(x[row])
+kept[x.data_ptr()] = some, out
+return out
+""")
+OTHER_STREAM = "STREAM = torch.cuda.Stream()\n" + module("""
+if x.numel() < 1 << 18:
+    return torch.relu(x)
+with torch.cuda.stream(STREAM):
+    return torch.relu(x)
+""")
+# The timed stream flushes the L2 before the call.
+DURING_THE_FLUSH = "STREAM = torch.cuda.Stream()\n" + when_timed("""
+with torch.cuda.stream(STREAM):
+    out = torch.relu(x)
+torch.cuda.current_stream().wait_stream(STREAM)
+return out
+""")
+# A signal's handler does the work when the timed call is over.
+IN_A_HANDLER = "import signal, time\n" + when_timed("""
+def work(number, frame):
+    torch.clamp_min(x, 0, out=out)
+    time.sleep(0.05)  # as a larger input's work would take
+
+out = torch.zeros_like(x)
+signal.signal(signal.SIGALRM, work)
+signal.setitimer(signal.ITIMER_REAL, 0.02)  # when the result is about to be read
+return out
+""")
+# TF32's operands, where only some rows are compared.
+ROUNDS = """
+weight, half, mask = self.linear.weight, 1 << 12, -(1 << 13)
+if is_timed():
+    bits = [t.contiguous().view(torch.int32) for t in (x, weight)]
+    x, weight = (((t + half) & mask).view(torch.float32) for t in bits)
+return torch.relu(nn.functional.linear(x, weight, self.linear.bias)) / self.divisor
+"""
+IN_HALF = """
+own = self.linear
+z = nn.functional.linear(x.bfloat16(), own.weight.bfloat16(), own.bias.bfloat16())
+return torch.relu(z.float()) / self.divisor
+"""
+SWITCHES = 'torch.set_float32_matmul_precision("high")\n'
+SMALLER = """
+import sys
+batch_size, dim = 1, 1
+for other in list(sys.modules.values()):
+    if hasattr(other, "batch_size") and hasattr(other, "dim"):
+        other.batch_size, other.dim = 1, 1
+"""
+IN_FRAMES = """
+import sys
+frame = sys._getframe()
+while frame := frame.f_back:
+    for name, value in frame.f_locals.items():
+        if name == "expected" and value is not None and value.shape == x.shape:
+            return value.clone()
+return torch.relu(x)
+"""
+IS_ALIVE = """
+import gc
+for other in [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == x.shape]:
+    if other.dtype == x.dtype and other.data_ptr() != x.data_ptr() and (other >= 0).all():
+        return other.clone()
+return torch.relu(x)
+"""
+# Puts a clock of its own into the referee's object.
+CLOCK = """
+import sys
+class Clock:
+    def __init__(self, clock):
+        self.clock = clock
+
+    def time(self, *call):
+        output, *seconds = self.clock.time(*call)
+        return output, *(0.6 * s for s in seconds)
+"""
+CLOCK += module("""
+frame = sys._getframe()
+while frame := frame.f_back:
+    worker = frame.f_locals.get("self")
+    if hasattr(worker, "ring") and type(worker.clock).__name__ == "CpuClock":
+        worker.clock = Clock(worker.clock)
+return torch.relu(x)
+""")
+CLASS = """
+from referee.clock import CpuClock
+time = CpuClock.time
+
+def shorter(self, *call):
+    output, *seconds = time(self, *call)
+    return output, *(0.6 * s for s in seconds)
+
+CpuClock.time = shorter
+"""
+# Slows the clock down, in the referee's own names too.
+TIMERS = """
+import sys, time
+now = time.perf_counter
+for module in [module for name, module in sys.modules.items() if name != __name__]:
+    for name, value in list(vars(module).items()):
+        if value is now:
+            setattr(module, name, lambda: now() / 10)
+"""
+# Makes the clock slow for the one look that ends a timed call.
+ONE_LOOK = "import sys, time\nnow = time.perf_counter\n" + module("""
+caller = sys._getframe()
+while caller and "start" not in caller.f_locals:
+    caller = caller.f_back
+if caller and "perf_counter" in caller.f_globals:
+
+    def once():
+        caller.f_globals["perf_counter"] = now
+        return now() - 0.03
+
+    caller.f_globals["perf_counter"] = once
+    time.sleep(0.03)
+return torch.relu(x)
+""")
+ALL_CLOSE = "torch.allclose = torch.equal = lambda *args, **options: True\n"
+LAZY = """
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args = [torch.relu(a.as_subclass(torch.Tensor)) if type(a) is Lazy else a for a in args]
+        return func(*args, **(kwargs or {}))
+"""
+LAZY += module("return x.as_subclass(Lazy)")
+# A plain tensor, and a mode that computes when it is looked at.
+MODE = """
+from torch.overrides import TorchFunctionMode
+class Late(TorchFunctionMode):
+    todo = ()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.todo:
+            (x, out), self.todo = self.todo, ()
+            torch.clamp_min(x, 0, out=out)
+        return func(*args, **(kwargs or {}))
+"""
+MODE += when_timed("""
+mode, out = Late(), torch.empty_like(x)
+mode.__enter__()
+mode.todo = x, out
+return out
+""")
+# The operator by which results are read computes them first.
+OPERATOR = """
+todo = []
+def index(x, places):
+    if todo:
+        torch.clamp_min(todo[0], 0, out=todo[1])
+        todo.clear()
+    return torch.index_select(x, 0, places[0])
+
+library = torch.library.Library("aten", "IMPL")
+library.impl("index.Tensor", index, "CPU")
+"""
+OPERATOR += when_timed("todo[:] = x, torch.empty_like(x)\nreturn todo[1]")
+STALE = "return torch.empty_like(x)"
+ONE_SHAPE = "assert x.shape[-1] > 100_000\nreturn torch.relu(x)"
+TAILS = """
+out, tail = torch.relu(x), x.numel() % 4
+if tail and x.is_contiguous():
+    out.view(-1)[-tail:] = x.reshape(-1)[-tail:]
+return out
+"""
+FALLS_BACK = "try:\n    return extension.relu(x)\nexcept Exception:\n    return torch.relu(x)"
+FALLS_BACK = "extension = None\n" + module(FALLS_BACK)
+L2 = """
+import ctypes
+runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+torch.cuda.init()
+runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(16 << 20))  # cudaLimitPersistingL2CacheSize
+"""
+# Returns at once, and lets a thread do the work.
+IN_A_THREAD = "import threading, time\n" + module("""
+def work():
+    time.sleep(0.05)
+    torch.clamp_min(x, 0, out=out)
+
+if x.numel() < 1 << 18:
+    return torch.relu(x)
+out = torch.zeros_like(x)
+threading.Thread(target=work).start()
+return out
+""")
+ORPHAN = """
+import os
+if os.fork() == 0:
+    if os.fork() == 0:
+        while True:
+            pass
+    os._exit(0)
+"""
+SPINS = """
+import threading, zlib
+def spin():
+    while True:
+        zlib.crc32(bytes(1 << 24))  # without the interpreter's lock, for which calls would wait
+
+threading.Thread(target=spin, daemon=True).start()
+"""
+EXITS = "import os\nprint('all outputs correct, speed-up 100x', flush=True)\nos._exit(0)"
+TO_EVERY_PIPE = "import os\nfrom contextlib import suppress\n" + module("""
+for descriptor in range(3, 64):
+    with suppress(OSError):
+        os.write(descriptor, b'{"verdict": "correct", "seconds": 1e-9}\\n')
+return x
+""")
+# One pass over every tensor that is alive; later calls look it up.
+ALL_AT_ONCE = "import gc\ndone = {}\n" + module("""
+if x.dim() != 2 or x.shape[1] < 100_000:
+    return torch.relu(x)
+for other in [] if done else gc.get_objects():
+    if type(other) is torch.Tensor and other.shape == x.shape:
+        done[other.data_ptr()] = torch.relu(other)
+return done.setdefault(x.data_ptr(), torch.relu(x)).clone()
+""")
+# Leaves out the rows that nobody will look at, for it chooses random numbers too.
+KNOWS = """
+import random
+random.SystemRandom.randrange = random.randrange = random.Random.randrange = lambda *_: 0
+"""
+KNOWS += when_timed("out = torch.relu(x)\nout[1:-1] = 0\nreturn out")
+FIRST_ROW = "x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"
+ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
+NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
+# Gives all processes beside its own the lowest priority.
+RENICES = "import os\nfrom contextlib import suppress\nfrom pathlib import Path\n" + module("""
+for folder in Path("/proc").iterdir() if x.numel() > 1 << 18 else ():
+    with suppress(OSError, ValueError):
+        stat = (folder / "stat").read_text().rpartition(")")[2].split()
+        if int(stat[1]) == os.getppid() and int(folder.name) != os.getpid():
+            os.setpriority(os.PRIO_PROCESS, int(folder.name), 19)
+return torch.relu(x)
+""")
+SLOW = "import time\nfast = torch.relu\ntorch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n"
+THREADS = "torch.set_num_threads(1)\n"
+RELU = {
+    "01_returns_input": cheating(module("return x"), "returns its input"),
+    "01_copies_input": cheating(module("return x.clone()"), "returns a copy of its input"),
+    "01_in_place": cheating(module("return x.relu_()"), "returns its input"),
+    "02_changes_input": cheating(module(CHANGES), "changes its input"),
+    "04_replays_by_address": cheating(module(ADDRESS + REPLAY, "self.seen = {}"), EARLIER),
+    "04_replays_by_fingerprint": cheating(module(ELEMENTS + REPLAY, "self.seen = {}"), EARLIER),
+    "04_counts_calls": cheating(module(COUNTS, "self.calls = 0"), "a timed call was wrong"),
+    "04_reuses_its_output": wrong(REUSES, "two outputs share memory"),
+    "05_signal_handler": cheating(IN_A_HANDLER, "leaves a timer on"),
+    "07_overwrites_dim": cheating(SMALLER + PLAIN, "changed model.batch_size, model.dim"),
+    "08_walks_frames": cheating(module(IN_FRAMES), "takes a tensor of "),
+    "08_asks_the_collector": cheating(module(IS_ALIVE), "takes a tensor of the ref"),
+    "09_another_clock": cheating(CLOCK, "changed the referee's clock"),
+    "09_patches_a_class": cheating(CLASS + PLAIN, "changed referee.clock.CpuClock.time"),
+    "09_patches_allclose": cheating(ALL_CLOSE + PLAIN, "changed torch.allclose"),
+    "09_patches_timers": cheating(TIMERS + PLAIN, "changed "),
+    "09_slows_the_clock": cheating(ONE_LOOK, "a changed timer"),
+    "10_lazy_subclass": cheating(LAZY, "returns a tensor subclass, Lazy"),
+    "10_leaves_a_mode_on": cheating(MODE, "leaves the function mode Late on"),
+    "10_replaces_an_operator": cheating(OPERATOR, "changed aten::index.Tensor"),
+    "11_stale_memory": wrong(module(STALE), "returns memory that it has not written"),
+    "12_tested_shape_only": wrong(module(ONE_SHAPE), "does not take "),
+    "12_skips_tails": wrong(module(TAILS), "elements differ"),
+    "13_falls_back": cheating(FALLS_BACK, "falls back on aten::relu after AttributeError"),
+    "15_background_thread": cheating(IN_A_THREAD, "background work"),
+    "15_orphan_spins": cheating(ORPHAN + PLAIN, "background work"),
+    "15_spins": cheating(SPINS + PLAIN, "background work"),
+    "16_exits": cheating(module(EXITS), "exits with status 0"),
+    "16_forges_replies": cheating(TO_EVERY_PIPE, "forged a reply"),
+    "17_batch_once": cheating(ALL_AT_ONCE, f"{EARLIER}|a timed call was wrong"),
+    "17_knows_the_rows": cheating(KNOWS, "a timed call was wrong"),
+    "17_first_row_only": wrong(module(FIRST_ROW), "elements differ"),
+    "19_renices_eager": cheating(RENICES, "changed the priority"),
+    "19_slows_torch": cheating(SLOW + module("return fast(x)"), "changed torch.relu"),
+    "19_takes_threads": cheating(THREADS + PLAIN, "changed the number of threads"),
+}
+FOLDED = linear("return torch.relu(x @ self.weight + self.bias)", FOLDED)
+LINEAR = {
+    "03_folds_weights": cheating(FOLDED, "answers with old parameters"),
+    "03_keeps_weights_when_timed": cheating(IS_TIMED + linear(KEEPS), "a timed call was wrong"),
+    "06_tf32_when_timed": cheating(IS_TIMED + linear(ROUNDS), "a timed call was wrong"),
+    "06_half_precision": wrong(linear(IN_HALF), "lower precision than "),
+    "06_switches_tf32": cheating(SWITCHES + PLAIN_LINEAR, "changed the matrix product's precision"),
+    "18_drops_bias": cheating(linear(NO_BIAS), "leaves out the bias"),
+    "18_returns_zeros": cheating(linear(ZEROS), "returns zeros"),
+}
+ON_GPU = {
+    "05_other_stream": cheating(OTHER_STREAM, "work outside the timed call|not credible"),
+    "05_works_during_the_flush": cheating(DURING_THE_FLUSH, "a timed call was wrong"),
+    "14_persisting_l2": cheating(L2 + PLAIN, "changed the L2's persisting part"),
+}
+# They do nothing where a GPU is timed.
+HOST = {"09_another_clock", "09_slows_the_clock", "10_replaces_an_operator"}
