@@ -3,8 +3,9 @@
 import json
 import os
 import re
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -20,13 +21,12 @@ IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
 def module(forward: str, init: str = "", arguments: str = "", name: str = "ModelNew") -> str:
     """The text of a module's class; both bodies are lines without indentation."""
-    text = [f"class {name}(nn.Module):"]
+    text, inner = f"class {name}(nn.Module):\n", " " * 8
     if init:
-        text += [f"    def __init__(self{arguments}):", "        super().__init__()"]
-        text += [f"        {line}" for line in init.strip().splitlines()]
-    text += ["    def forward(self, *inputs):", "        x = inputs[0]"]
-    text += [f"        {line}" for line in forward.strip().splitlines()]
-    return "\n".join(text) + "\n"
+        text += f"    def __init__(self{arguments}):\n{inner}super().__init__()\n"
+        text += f"{indent(init.strip(), inner)}\n"
+    text += f"    def forward(self, *inputs):\n{inner}x = inputs[0]\n"
+    return f"{text}{indent(forward.strip(), inner)}\n"
 
 
 def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.divisor = d") -> str:
@@ -36,20 +36,16 @@ def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.diviso
 
 def reference(forward: str, inputs: str, init: str = "") -> str:
     """The text of a reference file."""
-    inputs = f"def get_inputs():\n    return {inputs}\n"
-    return (
-        f"{module(forward, init, name='Model')}\n{inputs}\ndef get_init_inputs():\n    return []\n"
-    )
+    text = module(forward, init, name="Model") + f"\ndef get_inputs():\n    return {inputs}\n"
+    return f"{text}\ndef get_init_inputs():\n    return []\n"
 
 
-def row(word: str, text: str | Path, words: str = "") -> tuple[str | Path, str, str]:
+def rows(word: str) -> Callable[..., tuple[str | Path, str, str]]:
     """Of a table: the file or its text, the verdict, and what the line must say."""
-    return text, word, words
+    return lambda text, words="": (text, word, words)
 
 
-correct, wrong, cheating, error = (
-    partial(row, word) for word in ("correct", "wrong", "cheating", "error")
-)
+correct, wrong, cheating, error = map(rows, ("correct", "wrong", "cheating", "error"))
 PLAIN = module("return torch.relu(x)")
 PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
 

@@ -50,19 +50,9 @@ def product():
     return x, weight, Output(x @ weight.T, x.double() @ weight.double().T)
 
 
-def test_the_budget_allows_other_orders_of_summation(product):
-    x, weight, output = product
-    sums = torch.zeros(40, 30)
-    for column, row in zip(x.T, weight.T, strict=True):
-        sums += column[:, None] * row
-    found = output.compare([(0, sums.view(-1))])
-    assert (found.problem, found.equal) == (None, False)
-    assert budget.grade(found.relative) == "float32-grade"
-    assert output.compare([(0, output.eager[:500]), (500, output.eager[500:])]).equal
-
-
 def test_the_budget_forbids_lower_precision(product):
     x, weight, output = product
+    assert output.compare([(0, output.eager[:500]), (500, output.eager[500:])]).equal
     found = output.compare([(0, (tf32(x) @ tf32(weight).T).view(-1))])
     assert "beyond the error budget" in found.problem
     assert budget.grade(found.relative) == "TF32-grade"
