@@ -36,7 +36,6 @@ ARENA = 256 << 20  # bytes of the mapped file; pages that nobody touches take no
 HALF = ARENA // 2
 LONGEST_REPLY = 1 << 20
 KEPT_OUTPUT = PART = 1 << 16  # bytes, of the end of what the child prints; and of a pipe's content
-LONGEST_WAIT = 3600.0  # seconds, for a deadline that is inf
 MEMORY_SHARE = 0.9
 # OpenMP's threads would spin for milliseconds after they have finished, on the cores of the process
 # that is timed next, or of the thread that they wait for.
@@ -141,7 +140,7 @@ class Remote:
         while b"\n" not in self._replied:
             if self._replies not in self._selector.get_map():
                 raise EndedError(self._end(), self._printed.decode(errors="replace"))
-            self._read(LONGEST_WAIT)
+            self._read(3600.0)  # a selector takes no inf
             if len(self._replied) > LONGEST_REPLY:
                 raise ForgedError
         text, _, self._replied = self._replied.partition(b"\n")

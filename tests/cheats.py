@@ -168,7 +168,6 @@ caller = sys._getframe()
 while caller and "start" not in caller.f_locals:
     caller = caller.f_back
 if caller and "perf_counter" in caller.f_globals:
-
     def once():
         caller.f_globals["perf_counter"] = now
         return now() - 0.03
@@ -238,7 +237,6 @@ IN_A_THREAD = "import threading, time\n" + module("""
 def work():
     time.sleep(0.05)
     torch.clamp_min(x, 0, out=out)
-
 if x.numel() < 1 << 18:
     return torch.relu(x)
 out = torch.zeros_like(x)
@@ -349,5 +347,4 @@ ON_GPU = {
     "05_works_during_the_flush": cheating(DURING_THE_FLUSH, "a timed call was wrong"),
     "14_persisting_l2": cheating(L2 + PLAIN, "changed the L2's persisting part"),
 }
-# They do nothing where a GPU is timed.
-HOST = {"09_another_clock", "09_slows_the_clock", "10_replaces_an_operator"}
+HOST = {"09_another_clock", "09_slows_the_clock", "10_replaces_an_operator"}  # nothing on a GPU
