@@ -6,33 +6,31 @@ Exit status: 0 if everything is right, 1 if something is wrong or could not be w
 request that makes no sense, 130 after an interrupt.
 """
 
-from referee import ending  # first: the imports that follow take seconds
+from referee import console  # first: the imports that follow take seconds
 
 if __name__ == "__main__":
-    ending.end_on_interrupt()
+    console.end_on_interrupt()
 
 # isort: split
 import argparse
 import importlib
-import stat
+import json
+import shlex
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
 from model import PROBLEMS
-from referee import devices, sweep
+from referee import records, sweep
 from referee.cases import DTYPES, name_of
 from referee.judge import grade, problem
 from referee.judge.oracle import Oracle
-from referee.progress import Progress
-from referee.records import Document
 from referee.reference_file import BadReferenceError, load
-from referee.report import files, outputs, plot
+from referee.report import files, markdown, plot
 from referee.session import TIMEOUT, Session, Subject
+from referee.timing import CPU_LEAST, MOST
 
 # Not of the docstring, which `python -OO` removes.
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
@@ -44,68 +42,127 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage."""
 
     def print_help(self, file: object = None) -> None:
-        ending.show(self.format_help().rstrip())
+        console.show(self.format_help().rstrip())
 
     def error(self, message: str) -> NoReturn:
-        ending.say(message)
+        console.say(message)
         self.exit(2)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = _parser()
+    parser, typed = _parser(), sys.argv[1:] if arguments is None else arguments
     args = parser.parse_args(arguments)
     _check(args, parser)
     if args.bundle:
-        return _bundle(args.problem, args.bundle)
-    progress, oracle = Progress(), None
+        text = importlib.import_module("kernels.build.bundle").bundle(args.problem)
+        if not _write(args.bundle, text):
+            return 1
+        lines = len(text.splitlines())
+        console.show(f"wrote {args.bundle}: {args.problem} in one file of {lines:,} lines")
+        return 0
+    progress = console.Progress()
     try:
-        device, why = devices.choose(args.device)
-        if args.reference:
-            progress("running the reference")
-            oracle = Oracle(load(args.reference), device)
-            dtype = name_of(oracle.dtype)
-            subjects = [Subject(args.reference.stem, dtype, oracle.shape)]
-        else:
-            subjects = _subjects(args, device)
+        device, why = _device(args.device)
+        subjects, oracle = _subjects(args, device, progress)
     except (BadReferenceError, ValueError) as error:
         progress.clear()
         parser.error(str(error))
     progress.clear()
     kind = "sweep" if args.sweep else "grading" if args.solution else "comparison"
-    document = Document.start(arguments, kind, device)
-    session = Session(args, OURS, device, why, document, progress)
-    return _finish(args, document, partial(session.run, subjects, oracle))
+    command = shlex.join(["python", "run.py", *typed])
+    document = records.document(command, kind, records.environment(device))
+    session = Session(args, args.solution or [OURS], device, why, document, progress)
+    try:
+        fine = session.run(subjects, oracle)
+    except KeyboardInterrupt:
+        document["complete"] = False
+        if document["records"]:
+            _write_results(args, document)
+        raise
+    return 0 if _write_results(args, document) and fine else 1
 
 
-def _subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
-    """Of this project's problems.
+def _device(name: str | None) -> tuple[torch.device, str]:
+    """The device asked for, or the best there is, and why that is no GPU; it becomes current.
 
     Raises:
+        ValueError: there is no such device.
+    """
+    why = "" if name else _no_gpu()
+    try:
+        device = torch.device(name or ("cpu" if why else "cuda"))
+    except RuntimeError:
+        raise ValueError(f"{name} is no device: cpu, cuda or cuda:N is meant") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name} is neither a CPU nor a CUDA GPU")
+    if device.type == "cpu":
+        return torch.device("cpu"), why
+    device = torch.device("cuda", device.index or 0)
+    if device.index >= torch.cuda.device_count():
+        raise ValueError(f"device {device} is not there: torch sees no such GPU")
+    torch.cuda.set_device(device)
+    return device, why
+
+
+def _no_gpu() -> str:
+    """Why the best device is no GPU; "" where it is one."""
+    if torch.cuda.is_available():
+        return ""
+    if not torch.backends.cuda.is_built():
+        return "no GPU: torch is a CPU build"
+    reason = "no reason given"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        reason = str(error).partition(". ")[0]
+    return f"no GPU: torch.cuda.is_available() is false ({reason})"
+
+
+def _subjects(
+    args: argparse.Namespace, device: torch.device, progress: console.Progress
+) -> tuple[list[Subject], Oracle | None]:
+    """Of the reference file, with what is right there, or of this project's problems.
+
+    Raises:
+        BadReferenceError: the file is none.
         ValueError: the shape does not fit, or the dtype is none of the problem's.
     """
-    dtypes = args.dtype or (sweep.DTYPES if args.sweep else ["float32"])
+    if args.reference:
+        progress("running the reference")
+        oracle = Oracle(load(args.reference), device)
+        return [Subject(args.reference.stem, name_of(oracle.dtype), oracle.shape)], oracle
     subjects = []
     every = grade.PROBLEMS if args.sweep else PROBLEMS
     for name in [args.problem] if args.problem else every:
         own = grade.PROBLEMS.get(name, problem)
-        for dtype in dtypes:
+        for dtype in args.dtype or (sweep.DTYPES if args.sweep else ["float32"]):
             chosen = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
             subjects.append(Subject(name, dtype, *chosen))
-    return subjects
+    return subjects, None
 
 
-def _finish(args: argparse.Namespace, document: Document, work: Callable[[], bool]) -> int:
-    """Does the work and writes what was measured, after an interrupt too; the exit status."""
-    results = partial(outputs.write_results, document, args.json, args.markdown, args.plot)
+def _write_results(args: argparse.Namespace, document: dict) -> bool:
+    """Whether every file that was asked for could be written."""
+    fine = True
+    if args.json:
+        fine &= _write(args.json, json.dumps(document, indent=1) + "\n")
+    if args.markdown:
+        fine &= _write(args.markdown, markdown.tables(document))
+    if args.plot and not any(record["runs"] for record in document["records"]):
+        console.say(f"{args.plot} is not drawn: nothing was timed")
+        return False
+    return fine & (not args.plot or _write(args.plot, plot.draw(document, args.plot.suffix)))
+
+
+def _write(path: Path, text: str | bytes) -> bool:
+    """Whether it could be written; says on stderr why it could not."""
     try:
-        fine = work()
-    except KeyboardInterrupt:
-        document.complete = False
-        if document.records:
-            results()
-        raise
-    return 0 if results() and fine else 1
+        files.write(path, text)
+    except OSError as error:
+        console.say(f"cannot write {path}: {error.strerror}")
+        return False
+    return True
 
 
 def _check(args: argparse.Namespace, parser: Parser) -> None:
@@ -134,74 +191,46 @@ def _check(args: argparse.Namespace, parser: Parser) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="run.py", description=DESCRIPTION)
-    parser.add_argument("problem", nargs="?", choices=list(PROBLEMS), help="default: all")
-    parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
-    parser.add_argument(
-        "--dtype",
-        type=_dtypes,
-        metavar="T[,T]",
-        help=f"one or more of {', '.join(DTYPES)} (default: float32)",
+    add = parser.add_argument
+    add("problem", nargs="?", choices=list(PROBLEMS), help="default: all")
+    add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
+    known = f"one or more of {', '.join(DTYPES)} (default: float32)"
+    add("--dtype", type=_dtypes, metavar="T[,T]", help=known)
+    add("--rows", type=_positive, metavar="N", help="rows of the input (default: what fits)")
+    rounds = f"timed rounds (default: {MOST['cuda']}, on a CPU {CPU_LEAST} to {MOST['cpu']})"
+    add("--trials", type=_positive, metavar="N", help=rounds)
+    add("--sweep", action="store_true", help="time many sizes and dtypes, forwards alone")
+    add("--json", type=_writable, metavar="FILE", help="write everything as JSON too")
+    add("--markdown", type=_writable, metavar="FILE", help="write tables for a README too")
+    drawn = "draw what --sweep measures as .svg or .png; needs matplotlib"
+    add("--plot", type=_drawable, metavar="FILE", help=drawn)
+    bundle = "write the solution as one file, and stop"
+    add("--bundle", type=_writable, metavar="FILE", help=bundle)
+    graded = (
+        "grade these files, each of which defines ModelNew, instead of this project's; the "
+        "dimensions of results may lie in memory in any order"
     )
-    parser.add_argument(
-        "--rows", type=_positive, metavar="N", help="rows of the input (default: what fits)"
-    )
-    parser.add_argument(
-        "--trials", type=_positive, metavar="N", help="timed rounds (default: 50, on a CPU 3 to 50)"
-    )
-    parser.add_argument(
-        "--sweep", action="store_true", help="time many sizes and dtypes, forwards alone"
-    )
-    parser.add_argument(
-        "--json", type=_writable, metavar="FILE", help="write everything as JSON too"
-    )
-    parser.add_argument(
-        "--markdown", type=_writable, metavar="FILE", help="write tables for a README too"
-    )
-    parser.add_argument(
-        "--plot",
-        type=_drawable,
-        metavar="FILE",
-        help="draw what --sweep measures as .svg or .png; needs matplotlib",
-    )
-    parser.add_argument(
-        "--bundle", type=_writable, metavar="FILE", help="write the solution as one file, and stop"
-    )
-    parser.add_argument(
-        "--solution",
-        type=_solution_file,
-        nargs="+",
-        metavar="FILE",
-        help="grade these files, each of which defines ModelNew, instead of this project's; the "
-        "dimensions of results may lie in memory in any order",
-    )
-    parser.add_argument(
-        "--reference",
-        type=_solution_file,
-        metavar="FILE",
-        help="grade them against this file's Model, get_inputs and get_init_inputs",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=_positive,
-        metavar="S",
-        help=f"seconds for each of them, its compilation included (default: {TIMEOUT})",
-    )
+    add("--solution", type=_solution_file, nargs="+", metavar="FILE", help=graded)
+    against = "grade them against this file's Model, get_inputs and get_init_inputs"
+    add("--reference", type=_solution_file, metavar="FILE", help=against)
+    limit = f"seconds for each of them, its compilation included (default: {TIMEOUT})"
+    add("--timeout", type=_positive, metavar="S", help=limit)
     return parser
 
 
 def _solution_file(text: str) -> Path:
     path = Path(text)
     try:
-        there = path.stat()
-        if stat.S_ISREG(there.st_mode):  # a FIFO's opening would wait
+        size = path.stat().st_size
+        if path.is_file():  # a FIFO's opening would wait
             path.open("rb").close()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise argparse.ArgumentTypeError(f"cannot read {path}: {reason}") from None
-    if not stat.S_ISREG(there.st_mode):
+    if not path.is_file():
         raise argparse.ArgumentTypeError(f"{path} is no file")
-    if there.st_size > LARGEST_SOLUTION:
-        raise argparse.ArgumentTypeError(f"{path} has {there.st_size:,} bytes: no program")
+    if size > LARGEST_SOLUTION:
+        raise argparse.ArgumentTypeError(f"{path} has {size:,} bytes: no program")
     return path
 
 
@@ -236,13 +265,5 @@ def _writable(text: str) -> Path:
     return path
 
 
-def _bundle(problem: str, path: Path) -> int:
-    text = importlib.import_module("kernels.build.bundle").bundle(problem)
-    if not outputs.write(path, text):
-        return 1
-    ending.show(f"wrote {path}: {problem} in one file of {len(text.splitlines()):,} lines")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(ending.run(main))
+    sys.exit(console.run(main))

@@ -27,7 +27,8 @@ from referee.benchmarks import figures
 from referee.benchmarks.operands import named
 from referee.clock import CpuClock, CudaClock
 from referee.errors import U32, compare_output
-from referee.report.tables import environment, table
+from referee.records import environment
+from referee.report.tables import table
 
 ROUNDS = 31
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}

@@ -60,8 +60,6 @@ class Judge(OfProject):
     names = Names(solution="LinearReluDivideNew", eager="eager")
     rate = Rate(
         unit="TFLOP/s",
-        scale=1e12,
-        digits=2,
         work="flops",
         yardstick=PRODUCT,
         floor="a product at the highest rate measured",

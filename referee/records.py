@@ -1,67 +1,73 @@
-"""What `--json` writes: one shape for problems, graded files and sweeps."""
+"""What a command measured, in the one shape that is printed, drawn and written as JSON."""
 
-import json
-import shlex
-import sys
-from dataclasses import dataclass, field
+import platform
+from contextlib import suppress
 from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
 
 import torch
 
 from referee.child.yardsticks import COMPILED
 from referee.judge.verdict import Run, Verdict
-from referee.report import tables as report
-from referee.report.schema import SCHEMA
-from referee.timing import Step, Timings
+from referee.report.schema import SCALE, SCHEMA
+from referee.stats import speed_up, spread
+from referee.timing import Names, Step
+
+KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
 
 
-@dataclass
-class Document:
-    """All that a command measured.
-
-    Attributes:
-        command: as it was typed.
-        kind: of the records: "comparison", "grading" or "sweep".
-        environment: `report.environment`.
-        complete: whether nobody interrupted.
-    """
-
-    command: str
-    kind: str
-    environment: dict
-    records: list[dict] = field(default_factory=list)
-    complete: bool = True
-    date: str = field(
-        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
-    )
-
-    @staticmethod
-    def start(arguments: list[str] | None, kind: str, device: torch.device) -> "Document":
-        """For a command of run.py that begins; `arguments` are by default the process's."""
-        command = shlex.join(["run.py", *(sys.argv[1:] if arguments is None else arguments)])
-        return Document(f"python {command}", kind, report.environment(device))
-
-    def content(self) -> dict:
-        """The JSON file's."""
-        return {"schema": SCHEMA, **vars(self)}
-
-    def json(self) -> str:
-        """The JSON file's text."""
-        return json.dumps(self.content(), indent=1) + "\n"
-
-
-def record(facts: dict, verdict: Verdict, file: str | None) -> dict:
-    """The record of a verdict.
+def document(command: str, kind: str, about: dict) -> dict:
+    """The JSON file's content, without records yet.
 
     Args:
-        facts: problem, shape and dtype.
-        file: None for this project's own.
+        command: as it was typed.
+        kind: of the records: "comparison", "grading" or "sweep".
+        about: `environment`.
     """
     return {
-        "problem": facts["problem"],
+        "schema": SCHEMA,
+        "command": command,
+        "kind": kind,
+        "environment": about,
+        "records": [],
+        "complete": True,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def environment(device: torch.device) -> dict[str, str | int | None]:
+    """Device, versions and all else that the numbers depend on."""
+    if device.type == "cuda":
+        name, threads = torch.cuda.get_device_name(device), None
+    else:
+        name, threads = _processor(), torch.get_num_threads()
+    return {
+        "device": name,
+        "threads": threads,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+
+
+def _processor() -> str:
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith("model name")).partition(": ")[2]
+    return platform.processor() or platform.machine()
+
+
+def record(
+    problem: str, shape: tuple[int, ...], dtype: str, verdict: Verdict, file: str | None
+) -> dict:
+    """The record of a verdict on a file, None for this project's own."""
+    return {
+        "problem": problem,
         "file": file,
-        "shape": list(facts["shape"]),
-        "dtype": facts["dtype"],
+        "shape": list(shape),
+        "dtype": dtype,
         "import_seconds": verdict.import_seconds,
         "verdict": verdict.word,
         "reason": verdict.reason,
@@ -70,55 +76,59 @@ def record(facts: dict, verdict: Verdict, file: str | None) -> dict:
         "refused": verdict.refused,
         "notes": verdict.notes,
         "errors": verdict.errors,
-        "runs": [_run(run) for run in verdict.runs],
+        "runs": [of_run(run) for run in verdict.runs],
     }
 
 
-def _run(run: Run) -> dict:
-    return {
-        "setting": run.setting,
-        "time": run.word,
-        "forward": _forward(run.timings),
-        "step": _step(run.step) if run.step else None,
-    }
-
-
-def _forward(timings: Timings) -> dict:
-    return {
-        "unit": timings.rate.unit,
+def of_run(run: Run) -> dict:
+    """That of the times under a setting."""
+    timings, rate = run.timings, run.timings.rate
+    rows = _summary(timings.seconds, timings.names)
+    [yardstick] = (row["median_ms"] for row in rows if row["name"] == rate.yardstick)
+    for row in rows:
+        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[rate.unit]
+        row["percent_of_yardstick"] = 100 * yardstick / row["median_ms"]
+    forward = {
+        "unit": rate.unit,
         "work": timings.work,
-        "work_unit": timings.rate.work,
+        "work_unit": rate.work,
         "moved_bytes": timings.moved,
-        "yardstick": timings.rate.yardstick,
+        "yardstick": rate.yardstick,
         "floor_seconds": timings.floor,
         "roofline_seconds": None,
-        "summary": [_with_role(row, timings) for row in report.rates(timings)],
+        "summary": rows,
         "seconds": timings.seconds,
         "wall_seconds": timings.wall,
         "notes": timings.notes,
     }
+    step = run.step and of_step(run.step)
+    return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
 
 
-def _step(step: Step) -> dict:
-    seconds, names = step.seconds(), step.forward.names
+def of_step(step: Step) -> dict:
+    """That of the times of a training step."""
+    forward, backward = step.forward, step.backward
+    seconds = {"forward": forward.seconds, "backward": backward.seconds}
+    seconds["step"] = {  # the sum of the two in the same round
+        name: [f + b for f, b in zip(times, backward.seconds[name], strict=True)]
+        for name, times in forward.seconds.items()
+    }
     return {
-        "summary": {
-            half: [_with_role(row, step.forward) for row in report.summary(timed, names.eager)]
-            for half, timed in seconds.items()
-        },
+        "summary": {half: _summary(timed, forward.names) for half, timed in seconds.items()},
         "seconds": seconds,
-        "wall_seconds": {"forward": step.forward.wall, "backward": step.backward.wall},
+        "wall_seconds": {"forward": forward.wall, "backward": backward.wall},
         "kept_bytes": step.kept,
-        "notes": step.notes,
+        "notes": forward.notes + backward.notes,
     }
 
 
-def _with_role(row: dict, timings: Timings) -> dict:
-    names = timings.names
-    roles = {
-        names.solution: "solution",
-        names.eager: "eager",
-        names.again: "control",
-        COMPILED: "compiled",
-    }
-    return {"name": row["name"], "role": roles.get(row["name"], "yardstick"), **row}
+def _summary(timed: dict[str, list[float]], names: Names) -> list[dict[str, float | str]]:
+    """One row a contestant out of its seconds; times in ms, ratios to eager's."""
+    roles = {names.solution: "solution", names.eager: "eager", names.again: "control"}
+    roles[COMPILED] = "compiled"
+    rows = []
+    for name, seconds in timed.items():
+        times = (value * 1e3 for value in (median(seconds), *spread(seconds)))
+        values = zip(KEYS, (*times, *speed_up(timed[names.eager], seconds)), strict=True)
+        rows.append({"name": name, "role": roles.get(name, "yardstick"), **dict(values)})
+    return rows

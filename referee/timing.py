@@ -1,5 +1,6 @@
 """Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -8,14 +9,14 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from referee.progress import Progress
+from referee.console import Progress
 from referee.stats import spread
 
 WARM_UP = {"cpu": 1, "cuda": 3}
-GPU_ROUNDS = 20
-# As many rounds as fit in the time. On two slow cores, where a round of ReLU's steps takes 3.4 s,
-# all of run.py is then done in two minutes.
-CPU_SECONDS, CPU_LEAST, CPU_MOST = 16.0, 3, 50
+MOST = {"cpu": 50, "cuda": 20}  # rounds
+# On a CPU as many rounds as fit in the time. On two slow cores, where a round of ReLU's steps takes
+# 3.4 s, all of run.py is then done in two minutes.
+CPU_SECONDS, CPU_LEAST = 16.0, 3
 GRAIN = 50e-6  # s; a launch and the clock's own cost, within which nothing is judged
 UNSEEN = 0.1  # the part of a call that device events may miss before they are called wrong
 LEAST_JUDGED = 3  # rounds, below which chance decides between a median and a fastest time
@@ -42,9 +43,7 @@ class Rate:
     """The speed that limits a problem.
 
     Attributes:
-        unit: of the speed.
-        scale: the unit in work a second.
-        digits: that the report shows behind the point.
+        unit: of the speed, one of `records.UNITS`.
         work: what the work of a call is called in the JSON file.
         yardstick: the contestant that shows what the device can do.
         floor: what takes as long as the fastest yardstick, as part of a sentence.
@@ -52,16 +51,13 @@ class Rate:
     """
 
     unit: str
-    scale: float
-    digits: int
     work: str
     yardstick: str
     floor: str
     margin: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Rounds:
+class Rounds(NamedTuple):
     """How many rounds are timed: `trials`, or on a CPU what fits in `cpu_seconds`."""
 
     trials: int | None = None
@@ -82,15 +78,13 @@ class Findings(NamedTuple):
 
 @dataclass
 class Timings:
-    """Seconds of every timed call by name, in the order of the rounds, and what went wrong.
+    """Seconds of every timed call by name, in the order of the rounds.
 
     Attributes:
+        device: "cpu" or "cuda".
+        work: of one call, in the units of the rate.
         seconds: by the device's clock.
         wall: by the host's clock, until the device was idle.
-        device: "cpu" or "cuda".
-        names: of the contestants that are always there.
-        rate: what limits a call.
-        work: of one call, in the units of the rate.
         moved: bytes that a call reads and writes at least, 0 where nobody asks.
         floor: seconds that the work takes at the highest rate measured.
         notes: what was left out, and why.
@@ -109,18 +103,12 @@ class Timings:
     @property
     def rounds(self) -> int:
         """How many were timed whole; an interrupt may come within one."""
-        lists = [*self.seconds.values(), *self.wall.values()]
-        return min(map(len, lists), default=0)
+        return min(map(len, [*self.seconds.values(), *self.wall.values()]), default=0)
 
     def trim(self, rounds: int) -> None:
         """Drops later rounds."""
         for times in (*self.seconds.values(), *self.wall.values()):
             del times[rounds:]
-
-    def calls(self, name: str) -> list[tuple[float, float]]:
-        """Each call's seconds by the device's clock, and those that the host saw beyond."""
-        pairs = zip(self.seconds[name], self.wall[name], strict=True)
-        return [(seconds, wall - seconds) for seconds, wall in pairs]
 
     def start(self, names: Iterable[str]) -> None:
         """Makes room for the times of these contestants, in this order; there are none yet."""
@@ -135,22 +123,33 @@ class Timings:
 
 
 def rounds(
-    one_round: Callable[[], tuple[T, str | None]],
+    one_round: Callable[[], T],
     wanted: Rounds,
     device: torch.device,
     what: str,
     progress: Progress,
-) -> Iterator[tuple[T, str | None]]:
-    """The results of the rounds after the warm-up, until a problem."""
+) -> Iterator[T]:
+    """The results of the rounds after the warm-up."""
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
-    started, done, problem = perf_counter(), 0, None
-    while not problem and _goes_on(done, seconds := perf_counter() - started, wanted, device):
-        progress(f"timing {what}", f"round {done + 1}{_time_left(done, seconds, wanted, device)}")
-        samples, problem = one_round()
-        yield samples, problem
-        done += 1
+    most, limit = wanted.trials or MOST[device.type], math.inf
+    if device.type == "cpu" and not wanted.trials:
+        limit = wanted.cpu_seconds
+    started = perf_counter()
+    for done in range(most):
+        seconds = perf_counter() - started
+        if done >= CPU_LEAST and seconds >= limit:
+            return
+        progress(f"timing {what}", f"round {done + 1}{_time_left(done, seconds, most, limit)}")
+        yield one_round()
+
+
+def _time_left(done: int, seconds: float, most: int, limit: float) -> str:
+    """For the progress, from the rounds that are done in so many seconds of the limit."""
+    each, total = seconds / max(done, 1), f" of {most}" if limit == math.inf else ""
+    left = min(each * (most - done), max(limit - seconds, each))
+    return f"{total}, {left:.0f} s left" if done else total
 
 
 def judge(timings: Timings, fastest: float, what: str) -> Findings:
@@ -160,13 +159,11 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
     to the eager reference, timed twice: where the control breaks the floor of its own slow calls,
     there is no floor.
     """
-    timings.floor, notes = fastest, []
-    names, too_noisy = timings.names, f"too noisy to judge the times of {what}"
-    control = timings.seconds[names.eager] + timings.seconds[names.again]
-    done = len(timings.seconds[names.eager])
+    timings.floor, names, notes = fastest, timings.names, []
+    too_noisy, done = f"too noisy to judge the times of {what}", timings.rounds
     if done < LEAST_JUDGED:
         return Findings(notes=[f"{too_noisy}: {done} of at least {LEAST_JUDGED} rounds"])
-    low, high = spread(control)
+    low, high = spread(timings.seconds[names.eager] + timings.seconds[names.again])
     if _too_fast(timings, low, high):
         times = f"{low * 1e3:.3f} to {high * 1e3:.3f} ms"
         notes.append(f"{too_noisy}: {names.eager} itself took {times}")
@@ -183,7 +180,7 @@ def incredible(timings: Timings, fastest: float) -> list[str]:
     Args:
         fastest: seconds that the work of a call takes at the highest rate measured.
     """
-    problems, name = [], timings.names.solution
+    problems, names, name = [], timings.names, timings.names.solution
     baselines = (times for other, times in timings.seconds.items() if other != name)
     fastest = min(fastest, *map(min, baselines))
     typical = median(timings.seconds[name])
@@ -192,10 +189,12 @@ def incredible(timings: Timings, fastest: float) -> list[str]:
             f"{name} took {typical * 1e3:.3f} ms, and {timings.rate.floor} "
             f"takes {fastest * 1e3:.3f} ms: not credible"
         )
-    calls, usual = timings.calls(name), []
-    for other in (timings.names.eager, timings.names.again):
-        usual += [hidden for _, hidden in timings.calls(other)]
-    hidden = concealed(calls, typical, usual)
+    calls = {
+        who: [(s, w - s) for s, w in zip(timings.seconds[who], timings.wall[who], strict=True)]
+        for who in (name, names.eager, names.again)
+    }
+    usual = [beyond for _, beyond in calls[names.eager] + calls[names.again]]
+    hidden = concealed(calls[name], typical, usual)
     if hidden > 4 * GRAIN + UNSEEN * typical:  # never on a CPU, which has one clock
         problems.append(
             f"{name} took {typical * 1e3:.3f} ms by device events, but the device was busy "
@@ -231,29 +230,6 @@ def _too_fast(timings: Timings, seconds: float, fastest: float) -> bool:
     return seconds < fastest / timings.rate.margin[timings.device] - GRAIN
 
 
-def _goes_on(done: int, seconds: float, wanted: Rounds, device: torch.device) -> bool:
-    return done < _most(wanted, device) and (
-        wanted.trials is not None
-        or device.type == "cuda"
-        or done < CPU_LEAST
-        or seconds < wanted.cpu_seconds
-    )
-
-
-def _most(wanted: Rounds, device: torch.device) -> int:
-    """The number of rounds, unless a CPU's time is over before."""
-    return wanted.trials or (GPU_ROUNDS if device.type == "cuda" else CPU_MOST)
-
-
-def _time_left(done: int, seconds: float, wanted: Rounds, device: torch.device) -> str:
-    """For the progress, from the rounds that are done."""
-    most, each = _most(wanted, device), seconds / max(done, 1)
-    left, total = each * (most - done), f" of {most}"
-    if wanted.trials is None and device.type == "cpu":
-        left, total = min(left, max(wanted.cpu_seconds - seconds, each)), ""
-    return f"{total}, {left:.0f} s left" if done else total
-
-
 @dataclass
 class Step:
     """The times of the two halves of a step, and the bytes kept from one to the other by name."""
@@ -265,7 +241,7 @@ class Step:
     @staticmethod
     def of(device: str, names: Names, rate: Rate) -> "Step":
         """Without times yet."""
-        return Step(*(Timings(device, names, rate, 0) for _ in ("forward", "backward")))
+        return Step(*(Timings(device, names, rate, 0) for _ in range(2)))
 
     def trim(self) -> None:
         """Keeps the rounds of which both halves are whole."""
@@ -276,17 +252,3 @@ class Step:
     def rounds(self) -> int:
         """How many were timed whole."""
         return min(self.forward.rounds, self.backward.rounds)
-
-    def seconds(self) -> dict[str, dict[str, list[float]]]:
-        """Seconds by half and name; the whole step is the sum of the two in the same round."""
-        forward, backward = self.forward.seconds, self.backward.seconds
-        step = {
-            name: [f + b for f, b in zip(forward[name], backward[name], strict=True)]
-            for name in forward
-        }
-        return {"forward": forward, "backward": backward, "step": step}
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes on what was left out of either half, and why."""
-        return self.forward.notes + self.backward.notes

@@ -87,10 +87,10 @@ def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> di
     """That of a right solution, unless it is said what else it is."""
     settings = ["highest", "high"] if (kind, dtype) == (linear, "float32") else [""]
     runs = [Run(setting, timings(kind, ratio)) for setting in settings]
-    facts = {"problem": kind.__name__.split(".")[-1], "shape": (4, 8), "dtype": dtype}
     verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
-    return records.record(facts, verdict, None)
+    return records.record(kind.__name__.split(".")[-1], (4, 8), dtype, verdict, None)
 
 
 def document(found: list[dict], kind: str = "comparison") -> dict:
-    return records.Document("python run.py", kind, ABOUT, found, date="now").content()
+    made = records.document("python run.py", kind, ABOUT)
+    return {**made, "records": found, "date": "now"}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
@@ -18,8 +19,8 @@ import run
 from referee import linear_relu_divide as linear
 from referee import records, relu, sweep, timing
 from referee.child.yardsticks import COMPILED
+from referee.console import Progress
 from referee.judge.verdict import CORRECT, LEFT_OUT, Run
-from referee.progress import Progress
 from referee.report import markdown, plot, tables
 
 OPTIONS = ["--device", "cpu", "--trials", "3"]
@@ -93,7 +94,7 @@ def test_files_on_a_full_disk_and_those_that_are_not_finished(quick, monkeypatch
 def test_markdown():
     found = [record(*key) for key in ((relu, "float16"), (linear, "float32"))]
     step = timing.Step(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
-    found[0]["runs"][0]["step"] = records._step(step)
+    found[0]["runs"][0]["step"] = records.of_step(step)
     found.append(record(relu, "int8", word="wrong", reason="one; two"))
     titles = "ours | eager | `torch.compile` | fastest yardstick | eager / ours | training step"
     times = "1.500 ms, {} | 3.000 ms | 2.500 ms | 2.000 ms, {} | **2.000** (2.000 to 2.000) | {}"
@@ -114,7 +115,7 @@ def test_markdown():
 @pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
 def test_ties_are_printed(ratio, noise, is_tie):
     """Eager's second time is one always, the solution where it is as fast."""
-    text = tables.results(Run("", timings(relu, ratio, noise=noise)))
+    text = tables.results(records.of_run(Run("", timings(relu, ratio, noise=noise))))
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
     names = relu.Judge.names
     assert [rows[n] for n in (names.again, names.solution, names.eager)] == [True, is_tie, False]
@@ -277,14 +278,14 @@ def test_progress(terminal, term, written, monkeypatch):
 
 
 def test_time_left():
-    for done, seconds, wanted, text in (
-        (0, 0.0, timing.Rounds(10), " of 10"),
-        (2, 4.0, timing.Rounds(10), " of 10, 16 s left"),
-        (2, 4.0, timing.Rounds(None, 10.0), ", 6 s left"),
-        (40, 4.0, timing.Rounds(None, 10.0), ", 1 s left"),
-        (2, 20.0, timing.Rounds(None, 10.0), ", 10 s left"),
+    for done, seconds, most, limit, text in (
+        (0, 0.0, 10, math.inf, " of 10"),
+        (2, 4.0, 10, math.inf, " of 10, 16 s left"),
+        (2, 4.0, 50, 10.0, ", 6 s left"),
+        (40, 4.0, 50, 10.0, ", 1 s left"),
+        (2, 20.0, 50, 10.0, ", 10 s left"),
     ):
-        assert timing._time_left(done, seconds, wanted, torch.device("cpu")) == text
+        assert timing._time_left(done, seconds, most, limit) == text
 
 
 # ----------------------------------------------------------------------------------------- help

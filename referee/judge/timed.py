@@ -70,8 +70,6 @@ class Timed(Checks):
     # A solution need not read all of its inputs, but it writes its outputs.
     rate = Rate(
         unit="GB/s",
-        scale=1e9,
-        digits=1,
         work="moved_bytes",
         yardstick=COPY,
         floor="writing its outputs as fast as a copy",

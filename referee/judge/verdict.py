@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from referee.console import Progress
 from referee.error_line import first_error_line
 from referee.judge.oracle import Oracle
-from referee.progress import Progress
 from referee.remote import RaisedError
 from referee.stats import speed_up
 from referee.timing import LEAST_JUDGED, Rounds, Step, Timings

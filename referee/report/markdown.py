@@ -1,11 +1,13 @@
 """What `--markdown` writes: tables as README has them, from what `--json` writes."""
 
+from referee.report.schema import by_role
+
 
 def tables(content: dict) -> str:
     """All tables, below a line that says what was measured, where and how.
 
     Args:
-        content: `records.Document.content`.
+        content: `records.document`.
     """
     about = content["environment"]
     cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
@@ -32,26 +34,21 @@ def _comparisons(records: list[dict]) -> list[list[str]]:
             what = f"**{record['verdict']}** {record['reason']}".rstrip()
             rows.append([label, what, *[""] * 5])
         for run in record["runs"]:
-            setting = f", `{run['setting']}`" if run["setting"] else ""
-            rows.append([label + setting, *_figures(run)])
+            setting = run["setting"] and f", `{run['setting']}`"
+            summary, step = run["forward"]["summary"], run["step"]
+            yardstick, compiled = by_role(summary, "yardstick"), by_role(summary, "compiled")
+            rows.append(
+                [
+                    label + setting,
+                    _time(run),
+                    milliseconds(by_role(summary, "eager")),
+                    milliseconds(compiled) if compiled else "",
+                    f"{milliseconds(yardstick)}, {yardstick['name']}" if yardstick else "",
+                    "**{:.3f}** ({:.3f} to {:.3f})".format(*_ratio(run)),
+                    f"{by_role(step['summary']['step'], 'solution')['ratio']:.3f}" if step else "",
+                ]
+            )
     return rows
-
-
-def _figures(run: dict) -> list[str]:
-    """Times and ratios of a run."""
-    summary = sorted(run["forward"]["summary"], key=lambda row: row["median_ms"])
-    fastest = {row["role"]: row for row in reversed(summary)}
-    times = {role: milliseconds(row["median_ms"]) for role, row in fastest.items()}
-    yardstick = fastest.get("yardstick")
-    step = run["step"] and by_role(run["step"]["summary"]["step"], "solution")
-    return [
-        _time(run),
-        times["eager"],
-        times.get("compiled", ""),
-        f"{times['yardstick']}, {yardstick['name']}" if yardstick else "",
-        "**{:.3f}** ({:.3f} to {:.3f})".format(*_ratio(fastest["solution"])),
-        f"{step['ratio']:.3f}" if step else "",
-    ]
 
 
 def _ranking(records: list[dict]) -> list[list[str]]:
@@ -62,7 +59,7 @@ def _ranking(records: list[dict]) -> list[list[str]]:
         row = [f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], "", "", ""]
         ratio = [0.0]
         for run in record["runs"]:
-            ratio = _ratio(by_role(run["forward"]["summary"], "solution"))
+            ratio = _ratio(run)
             row[3:] = [_time(run), "{:.3f} [{:.3f} to {:.3f}]".format(*ratio), run["time"]]
         found.append((ratio[0], row))
     titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
@@ -72,19 +69,15 @@ def _ranking(records: list[dict]) -> list[list[str]]:
 def _time(run: dict) -> str:
     """The solution's median and speed."""
     row = by_role(run["forward"]["summary"], "solution")
-    return f"{milliseconds(row['median_ms'])}, {row['rate']:.4g} {run['forward']['unit']}"
+    return f"{milliseconds(row)}, {row['rate']:.4g} {run['forward']['unit']}"
 
 
-def _ratio(row: dict) -> list[float]:
+def _ratio(run: dict) -> list[float]:
+    row = by_role(run["forward"]["summary"], "solution")
     return [row["ratio"], row["ratio_low"], row["ratio_high"]]
 
 
-def milliseconds(value: float) -> str:
-    """With three digits behind the point, or three that count."""
+def milliseconds(row: dict) -> str:
+    """A row's median with three digits behind the point, or three that count."""
+    value = row["median_ms"]
     return f"{value:.3f} ms" if value >= 0.1 else f"{value:.3g} ms"
-
-
-def by_role(summary: list[dict], role: str) -> dict:
-    """The row of the solution, of eager or of its control."""
-    [row] = (row for row in summary if row["role"] == role)
-    return row

@@ -12,12 +12,13 @@ import importlib.util
 import io
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from referee import ending
+from referee import console
 from referee.report import files
-from referee.report.markdown import by_role, milliseconds
-from referee.report.schema import load
+from referee.report.markdown import milliseconds
+from referee.report.schema import SCALE, by_role, load
 
 SUFFIXES = (".svg", ".png")
 # By role; a yardstick is a copy, or the product alone. Readable on light and on dark ground.
@@ -55,7 +56,7 @@ def draw(content: dict, suffix: str) -> bytes:
     """The picture.
 
     Args:
-        content: `records.Document.content` of a sweep, or of comparisons.
+        content: `records.document` of a sweep, or of comparisons.
         suffix: of the file, .svg or .png.
 
     Raises:
@@ -93,15 +94,14 @@ def _bars(figure: object, records: list[dict]) -> None:
     figure.set_size_inches(*BARS_INCHES)
     axes = figure.subplots()
     for i, (role, label) in enumerate(BARS.items()):
-        rows = ({row["role"]: row["ratio"] for row in found[key]} for key in FIGURES)
-        ratios = [row.get(role, 0.0) for row in rows]
+        ratios = [by_role(found[key], role).get("ratio", 0.0) for key in FIGURES]
         at = [place + 0.28 * (i - 1) for place in range(len(FIGURES))]
         bars = axes.bar(at, ratios, 0.25, color=STYLES[role]["color"], label=label)
         axes.bar_label(bars, [f"{r:.3f}" * (r > 0) for r in ratios], padding=1, fontsize=7)
     titles = []
     for key in FIGURES:
         ours = by_role(found[key], "solution")
-        titles.append(f"{ours['name']}\n{key[2] or key[1]}, {milliseconds(ours['median_ms'])}")
+        titles.append(f"{ours['name']}\n{key[2] or key[1]}, {milliseconds(ours)}")
     axes.set_xticks(range(len(FIGURES)), titles)
     axes.set_yticks([])
     axes.spines[["left", "right", "top"]].set_visible(False)
@@ -109,7 +109,7 @@ def _bars(figure: object, records: list[dict]) -> None:
 
 
 def _columns(figure: object, records: list[dict]) -> None:
-    """Of a sweep."""
+    """Of a sweep, a column for each series: times above, speeds below."""
     columns: dict[str, list[dict]] = {}
     for record in records:
         for run in record["runs"]:
@@ -119,33 +119,32 @@ def _columns(figure: object, records: list[dict]) -> None:
         raise ValueError("no size was timed")
     figure.set_size_inches(INCHES[0] * len(columns), INCHES[1])
     rows = figure.subplots(2, len(columns), squeeze=False)
-    for axes, (title, forwards) in zip(rows.T, columns.items(), strict=True):
-        _column(*axes, title, sorted(forwards, key=lambda forward: forward["work"]))
+    for (times, speeds), (title, forwards) in zip(rows.T, columns.items(), strict=True):
+        forwards.sort(key=lambda forward: forward["work"])
+        first, work = forwards[0], [forward["work"] for forward in forwards]
+        for seconds, style in _lines(forwards):
+            times.plot(work, seconds, **style)
+            rates = [w / s / SCALE[first["unit"]] for w, s in zip(work, seconds, strict=True)]
+            speeds.plot(work, rates, **style)
+        times.set(title=title, xscale="log", yscale="log", ylabel="seconds")
+        unit = {"moved_bytes": "bytes moved by a call", "flops": "flops of a call"}
+        about = {"ylabel": first["unit"], "xlabel": unit[first["work_unit"]]}
+        speeds.set(xscale="log", yscale="log", **about)
+        times.legend()
 
 
-def _column(times: object, speeds: object, title: str, forwards: list[dict]) -> None:
-    """Times above, speeds below; the axes are matplotlib's."""
-    first, work = forwards[0], [forward["work"] for forward in forwards]
-    yardstick, scale = first["yardstick"], {"GB/s": 1e9, "TFLOP/s": 1e12}[first["unit"]]
-
-    def plot(seconds: list[float], style: dict) -> None:
-        times.plot(work, seconds, **style)
-        rates = [w / s / scale for w, s in zip(work, seconds, strict=True)]
-        speeds.plot(work, rates, **style)
-
-    for name, role in ((row["name"], row["role"]) for row in first["summary"]):
+def _lines(forwards: list[dict]) -> Iterator[tuple[list[float], dict]]:
+    """Seconds of each contestant, but for the control and other yardsticks, and of the roofline."""
+    yardstick = forwards[0]["yardstick"]
+    for name, role in ((row["name"], row["role"]) for row in forwards[0]["summary"]):
         if role == "control" or (role == "yardstick" and not name.startswith(yardstick)):
             continue
         style = {**STYLES[role], "label": name, "markersize": 3}
         if name != yardstick and role == "yardstick":
             style["linestyle"] = ":"
         medians = [{row["name"]: row["median_ms"] for row in f["summary"]} for f in forwards]
-        plot([of.get(name, math.nan) * 1e-3 for of in medians], style)
-    plot([forward["roofline_seconds"] or math.nan for forward in forwards], ROOFLINE)
-    times.set(title=title, xscale="log", yscale="log", ylabel="seconds")
-    unit = {"moved_bytes": "bytes moved by a call", "flops": "flops of a call"}
-    speeds.set(xscale="log", yscale="log", ylabel=first["unit"], xlabel=unit[first["work_unit"]])
-    times.legend()
+        yield [of.get(name, math.nan) * 1e-3 for of in medians], style
+    yield [forward["roofline_seconds"] or math.nan for forward in forwards], ROOFLINE
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -158,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         check(args.picture)
         files.write(args.picture, draw(load(args.json), args.picture.suffix))
     except (OSError, ValueError) as error:
-        ending.say(str(error), "referee.report.plot")
+        console.say(str(error), "referee.report.plot")
         return 2
     return 0
 

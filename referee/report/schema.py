@@ -1,9 +1,10 @@
-"""The version of the JSON that `run.py` writes, and its reading, which needs no torch."""
+"""The JSON that `run.py` writes: its version, units, and reading, which needs no torch."""
 
 import json
 from pathlib import Path
 
 SCHEMA = 1
+SCALE = {"GB/s": 1e9, "TFLOP/s": 1e12}  # units of speeds in work a second
 
 
 def load(path: Path) -> dict:
@@ -20,3 +21,9 @@ def load(path: Path) -> dict:
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"{path} is not what run.py --json of this version writes")
     return content
+
+
+def by_role(summary: list[dict], role: str) -> dict:
+    """The row with this role, the fastest if there are several; empty if there is none."""
+    rows = (row for row in summary if row["role"] == role)
+    return min(rows, key=lambda row: row["median_ms"], default={})

@@ -1,37 +1,15 @@
-"""The tables, and what the JSON file holds."""
+"""What run.py prints, from the records that `--json` writes."""
 
-import platform
-from contextlib import suppress
-from pathlib import Path
-from statistics import median
+import math
 
-import torch
-
-from referee.judge.verdict import CORRECT, INTERRUPTED, Run, Verdict
-from referee.stats import speed_up, spread
-from referee.timing import Step, Timings
+from referee.report.schema import by_role
 
 TIMES = ["median ms", "p10 - p90 ms"]
-
-
-def environment(device: torch.device) -> dict[str, str | int | None]:
-    """Device, versions and all else that the numbers depend on."""
-    if device.type == "cuda":
-        name, threads = torch.cuda.get_device_name(device), None
-    else:
-        name, threads = _processor(), torch.get_num_threads()
-    return {
-        "device": name,
-        "threads": threads,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }
+WIDTH, NUMBERS = 30, "{:>12}  {:>10}  {}"  # columns of a sweep
 
 
 def headline(
-    about: dict, device: torch.device, why: str, shape: tuple[int, ...] = (), dtype: str = ""
+    about: dict, device: object, why: str, shape: tuple[int, ...] = (), dtype: str = ""
 ) -> str:
     """One line: the device, and why it is not a GPU, or ""; the versions, the input if one."""
     threads = f" ({about['threads']} threads)" if about["threads"] else ""
@@ -39,31 +17,6 @@ def headline(
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
     taken = f"; {list(shape)} {dtype}" if dtype else ""
     return f"{measured}; torch {about['torch']}, {cuda}{taken}"
-
-
-def summary(timed: dict[str, list[float]], eager: str) -> list[dict[str, float | str]]:
-    """One row a contestant out of its seconds; times in ms, ratios to eager's."""
-    keys = ("name", "median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
-    rows = []
-    for name, seconds in timed.items():
-        times = (value * 1e3 for value in (median(seconds), *spread(seconds)))
-        values = (name, *times, *speed_up(timed[eager], seconds))
-        rows.append(dict(zip(keys, values, strict=True)))
-    return rows
-
-
-def rates(timings: Timings) -> list[dict[str, float | str]]:
-    """`summary` with the speed, in the rate's unit and in percent of the yardstick's."""
-    rate = timings.rate
-    yardstick = median(timings.seconds[rate.yardstick]) * 1e3
-    return [
-        {
-            **row,
-            "rate": timings.work / (row["median_ms"] * 1e-3) / rate.scale,
-            "percent_of_yardstick": 100 * yardstick / row["median_ms"],
-        }
-        for row in summary(timings.seconds, timings.names.eager)
-    ]
 
 
 def table(rows: list[list[str]]) -> str:
@@ -76,76 +29,75 @@ def table(rows: list[list[str]]) -> str:
     )
 
 
-def details(verdict: Verdict) -> str:
+def details(record: dict) -> str:
     """How many cases were compared, the tables, and what is wrong."""
-    is_fine = verdict.word in (CORRECT, INTERRUPTED)
-    lines = [f"{verdict.count} cases compared with the reference, {'none' if is_fine else 1} wrong"]
-    if verdict.errors:
-        lines.append(f"\n{_errors(verdict.errors)}")
-    lines += [f"\n{results(run)}" for run in verdict.runs] or ["nothing was timed"]
+    is_fine = record["verdict"] in ("correct", "interrupted")
+    wrong = "none" if is_fine else 1
+    lines = [f"{record['cases']} cases compared with the reference, {wrong} wrong"]
+    if record["errors"]:
+        titles = [
+            "error against float64",
+            "ours: max",
+            "mean",
+            "relF",
+            "eager: max",
+            "mean",
+            "relF",
+        ]
+        rows = [titles]
+        for name, *values in map(dict.values, record["errors"]):
+            rows.append([name, *(f"{value:.2g}" for value in values)])
+        lines.append(f"\n{table(rows)}")
+    lines += [f"\n{results(run)}" for run in record["runs"]] or ["nothing was timed"]
     # Where a dispatch mode looks on, as for the note on calls, our modules leave it to torch.
-    lines += [f"\n{note}" for note in verdict.notes if not note.startswith("calls ")]
-    return "\n".join(lines + ([] if is_fine else [f"{verdict.word.upper()}  {verdict.reason}"]))
-
-
-def _errors(errors: list[dict]) -> str:
-    """Those of both sides against float64."""
-    rows = [["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]]
-    rows += [[name, *(f"{v:.2g}" for v in values)] for name, *values in map(dict.values, errors)]
-    return table(rows)
-
-
-def results(run: Run) -> str:
-    """The tables of one setting, and how to read them."""
-    parts = [_forward(run.timings, run.setting)]
-    return "\n\n".join(parts + ([_step(run.step, run.setting)] if run.step else []))
-
-
-def _forward(timings: Timings, setting: str) -> str:
-    names, rate = timings.names, timings.rate
-    title = f"forward, {setting}" if setting else "forward"
-    speeds = [rate.unit, f"of {rate.yardstick.split()[0]}"]
-    rows = [[title, *TIMES, *speeds, f"{names.eager} / this", ""]]
-    by_name = {row["name"]: row for row in rates(timings)}
-    for name, row in by_name.items():
-        speed = [f"{row['rate']:.{rate.digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
-        rows.append([name, *_times(row), *speed, *_ratio(row, names.eager)])
-    about = (
-        f"{len(timings.seconds[names.eager])} rounds; ratios are medians over rounds with a 95% "
-        f"interval, and the same code timed twice gave {interval(by_name[names.again])}"
+    lines += [f"\n{note}" for note in record["notes"] if not note.startswith("calls ")]
+    return "\n".join(
+        lines + ([] if is_fine else [f"{record['verdict'].upper()}  {record['reason']}"])
     )
-    return "\n".join([table(rows), about, *timings.notes])
 
 
-def _step(step: Step, setting: str) -> str:
-    """The table of the training step, and what was kept for its backward."""
-    names = step.forward.names
-    title = f"training step, {setting}" if setting else "training step"
-    rows = [[title, *TIMES, f"{names.eager} / this", ""]]
-    for half, timed in step.seconds().items():
-        for row in summary(timed, names.eager):
-            rows.append([f"{half}, {row['name']}", *_times(row), *_ratio(row, names.eager)])
-    ours, eager = (step.kept.get(name, 0) for name in (names.solution, names.eager))
-    part = f" (1/{eager / ours:.4g})" if ours else ""
-    rounds = len(step.forward.seconds[names.eager])
-    about = [
-        f"{rounds} rounds; a step is the forward and backward of a round",
-        f"kept for backward: {names.solution} {ours:,} bytes, {names.eager} {eager:,} bytes{part}",
-    ]
-    return "\n".join([table(rows), *about, *step.notes])
+def results(run: dict) -> str:
+    """The tables of one setting, and how to read them."""
+    forward, step = run["forward"], run["step"]
+    setting = run["setting"] and f", {run['setting']}"
+    ours, eager, control = (
+        by_role(forward["summary"], role) for role in ("solution", "eager", "control")
+    )
+    ratio, digits = [f"{eager['name']} / this", ""], 2 if forward["unit"] == "TFLOP/s" else 1
+    speeds = [forward["unit"], f"of {forward['yardstick'].split()[0]}"]
+    rows = [[f"forward{setting}", *TIMES, *speeds, *ratio]]
+    for row in forward["summary"]:
+        speed = [f"{row['rate']:.{digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
+        rows.append([row["name"], *_times(row), *speed, *_ratio(row)])
+    about = (
+        f"{len(forward['seconds'][eager['name']])} rounds; ratios are medians over rounds with a "
+        f"95% interval, and the same code timed twice gave {interval(control)}"
+    )
+    parts = [table(rows), about, *forward["notes"]]
+    if step:
+        rows = [[f"training step{setting}", *TIMES, *ratio]]
+        for half, summary in step["summary"].items():
+            rows += [[f"{half}, {row['name']}", *_times(row), *_ratio(row)] for row in summary]
+        rounds = len(step["seconds"]["step"][eager["name"]])
+        kept, theirs = (step["kept_bytes"].get(row["name"], 0) for row in (ours, eager))
+        part = f" (1/{theirs / kept:.4g})" if kept else ""
+        parts += [
+            f"\n{table(rows)}",
+            f"{rounds} rounds; a step is the forward and backward of a round",
+            f"kept for backward: {ours['name']} {kept:,} bytes, {eager['name']} {theirs:,} bytes"
+            f"{part}",
+            *step["notes"],
+        ]
+    return "\n".join(parts)
 
 
 def _times(row: dict) -> list[str]:
     return [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
 
 
-def is_tie(row: dict) -> bool:
-    """Whether the interval of a row's ratio includes 1."""
-    return row["ratio_low"] <= 1 <= row["ratio_high"]
-
-
-def _ratio(row: dict, eager: str) -> list[str]:
-    return [interval(row), "a tie" * (row["name"] != eager and is_tie(row))]
+def _ratio(row: dict) -> list[str]:
+    is_tie = row["role"] != "eager" and row["ratio_low"] <= 1 <= row["ratio_high"]
+    return [interval(row), "a tie" * is_tie]
 
 
 def interval(row: dict) -> str:
@@ -153,8 +105,67 @@ def interval(row: dict) -> str:
     return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
 
 
-def _processor() -> str:
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith("model name")).partition(": ")[2]
-    return platform.processor() or platform.machine()
+def sweep_line(record: dict, is_first: bool) -> str:
+    """The line of a size, below a title if it is the first of its problem with times."""
+    settings = [run["setting"] for run in record["runs"]]
+    label = " ".join(filter(None, [str(record["shape"]), record["dtype"], *settings]))
+    if not settings:
+        return f"{label:<{WIDTH}}  {record['verdict']}: {record['reason']}"
+    [forward], title = [run["forward"] for run in record["runs"]], ""
+    if is_first:
+        eager = by_role(forward["summary"], "eager")["name"]
+        titles = NUMBERS.format("median us", forward["unit"], f"{eager} / this")
+        title = f"\n{record['problem']:<{WIDTH}}  {titles}\n"
+    row = by_role(forward["summary"], "solution")
+    numbers = f"{row['median_ms'] * 1e3:.2f}", f"{row['rate']:.4g}", interval(row)
+    return f"{title}{label:<{WIDTH}}  {NUMBERS.format(*numbers)}"
+
+
+def line(record: dict) -> str:
+    """A graded file, the verdict, and the reason or the times."""
+    if record["verdict"] != "correct":
+        return f"{record['file']}: {record['verdict']} ({record['reason']})"
+    facts = [record["accuracy"], f"{record['cases']} cases", *record["notes"]]
+    if record["refused"]:
+        facts.append(f"refuses {', '.join(record['refused'])}")
+    time, ratio, said, share = _cells(record)
+    times = f"{time} ms, eager / this {ratio}: {said}; {share} of the limit"
+    if step := record["runs"][0]["step"]:
+        ours, eager = (by_role(step["summary"]["step"], role) for role in ("solution", "eager"))
+        times += f"; training step {interval(ours)}"
+        if (kept := step["kept_bytes"]) and ours["name"] in kept:
+            times += f", keeps {kept[ours['name']]:,} bytes, eager {kept[eager['name']]:,}"
+    return f"{record['file']}: correct ({'; '.join(facts)}), {times}"
+
+
+def ranking(records: list[dict]) -> str:
+    """All graded files, the fastest first, and KernelBench's scores: fast_p is the share of files
+    that are correct and more than p times as fast as eager.
+    """
+    rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", "of the limit"]]
+    for record in sorted(records, key=lambda record: -_speed_up(record) or math.inf):
+        cells = _cells(record) if record["runs"] else [""] * 4
+        rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
+    ratios = list(filter(None, map(_speed_up, records)))
+    surely = [_speed_up(r) for r in records if r["runs"] and r["runs"][0]["time"] != "a tie"]
+    mean = f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "none"
+    fast = (f"fast_{p} {sum(r > p for r in surely) / len(records):.2f}" for p in (1, 2))
+    scores = f"{', '.join(fast)}; geometric mean of {len(ratios)} ratios: {mean}"
+    return f"{table(rows)}\n{scores}"
+
+
+def _cells(record: dict) -> list[str]:
+    """Time, ratio, that in a word, and the share of the limit, under the first setting."""
+    run, summary = record["runs"][0], record["runs"][0]["forward"]["summary"]
+    ours, limit = by_role(summary, "solution"), by_role(summary, "yardstick")["median_ms"]
+    share = f"{100 * limit / ours['median_ms']:.1f}%"
+    return [f"{ours['median_ms']:.3f}", interval(ours), run["time"], share]
+
+
+def _speed_up(record: dict) -> float:
+    """Under the first setting, if the file is correct; 0 if there is none that means anything."""
+    if record["verdict"] != "correct" or not record["runs"]:
+        return 0.0
+    run = record["runs"][0]
+    is_noisy = run["time"] == "too noisy"
+    return 0.0 if is_noisy else by_role(run["forward"]["summary"], "solution")["ratio"]

@@ -1,14 +1,17 @@
-"""How run.py ends when it is interrupted or cannot print: with one line, not with a traceback.
+"""The streams: progress, and how run.py ends when it is interrupted or cannot print.
 
-Nothing heavy is imported here, for an interrupt may come while torch is being imported.
+With one line, not with a traceback. Nothing heavy is imported here, for an interrupt may come while
+torch is being imported.
 """
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import NoReturn, TextIO
 
@@ -17,6 +20,37 @@ INTERRUPTED = 128 + signal.SIGINT  # the status that shells give
 
 class PrintError(Exception):
     """stdout takes nothing more; the message says why."""
+
+
+class Progress:
+    """Progress on stderr: one line in place on a terminal, a plain line a stage elsewhere.
+
+    Call it as often as you like; it prints at most ten times a second.
+
+    Args of a call:
+        stage: what is being done.
+        detail: how far it is; where stderr is no terminal it is shown only every ten seconds.
+    """
+
+    def __init__(self) -> None:
+        self._start = _line_start()  # "" where stderr is no terminal
+        self._stage, self._last = "", 0.0
+
+    def __call__(self, stage: str, detail: str = "") -> None:
+        now, every = monotonic(), 0.1 if self._start else 10.0
+        if stage == self._stage and now - self._last < every:
+            return
+        self._stage, self._last = stage, now
+        text = f"{stage} {detail}".rstrip()
+        # A longer line would wrap, and not be removed whole.
+        width = shutil.get_terminal_size().columns - 1
+        _write(f"{self._start}{text[:width]}" if self._start else f"{text}\n")
+
+    def clear(self) -> None:
+        """Removes the line from a terminal, so that the report starts on a clean one."""
+        if self._start and self._stage:
+            _write(self._start)
+            self._stage = ""
 
 
 def end_on_interrupt() -> None:
@@ -51,8 +85,13 @@ def run(main: Callable[[], int]) -> int:
 
 def say(text: str, program: str = "run.py") -> None:
     """A line on stderr, if it takes one; on a terminal in the place of the progress."""
-    with suppress(OSError):
-        print(f"{_line_start()}{program}: {text}", file=sys.stderr, flush=True)
+    _write(f"{_line_start()}{program}: {text}\n")
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):  # a closed pipe, a full disk: the work goes on
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def show(text: str) -> None:
@@ -61,39 +100,27 @@ def show(text: str) -> None:
     Raises:
         PrintError: the disk is full, the pipe is closed.
     """
-    try:
-        print(text)
-    except OSError as error:
-        _discard(sys.stdout)
-        raise PrintError(error.strerror) from None
-    _flush(sys.stdout)
+    _flush(sys.stdout, f"{text}\n")
 
 
-def _flush(stream: TextIO) -> None:
+def _flush(stream: TextIO, text: str = "") -> None:
+    """Writes a text, and all that was written before."""
     try:
+        stream.write(text)
         stream.flush()
-    except OSError as error:
-        _discard(stream)
+    except OSError as error:  # what is left in its buffer would fail again as Python ends
+        with _nowhere() as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
         raise PrintError(error.strerror) from None
-
-
-def _discard(stream: TextIO) -> None:
-    """Drops the stream's buffer, which would fail again as the interpreter ends."""
-    with _nowhere() as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
 
 
-def is_terminal() -> bool:
-    """Whether stderr is a terminal that can erase a line."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-
 def _line_start() -> str:
-    return "\r\x1b[K" if is_terminal() else ""
+    """What removes a line from stderr, if that is a terminal that can."""
+    return "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
