@@ -7,9 +7,6 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-# A folder takes no new file, or the file is a mount of its own.
-_NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-
 
 def check_writable(path: Path) -> None:
     """Finds out before the work begins. Opens nothing, for a FIFO would block.
@@ -17,22 +14,37 @@ def check_writable(path: Path) -> None:
     Raises:
         OSError: `write` would fail.
     """
-    there = _status(path)
+    there, target = _status(path), Path(os.path.realpath(path))
     if there and stat.S_ISDIR(there.st_mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    needed = path if there else Path(os.path.realpath(path)).parent
-    needed.stat()
-    if _standard_stream(there) is None and not os.access(needed, os.W_OK, effective_ids=True):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if _standard_stream(there) is not None:
+        return
+    if there:
+        _check_access(target, os.strerror(errno.EACCES))
+    if there is None or stat.S_ISREG(there.st_mode):
+        _check_access(target.parent, "its folder takes no new file")
+    if there and stat.S_ISREG(there.st_mode):
+        folder = target.parent.stat()
+        owners = 0, there.st_uid, folder.st_uid
+        if folder.st_mode & stat.S_ISVTX and os.geteuid() not in owners:
+            raise OSError(errno.EPERM, "its folder lets only the owner replace it")
+        mounts = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines()
+        if str(target).replace(" ", r"\040") in (line.split()[4] for line in mounts):
+            raise OSError(errno.EBUSY, "a file that is mounted cannot be replaced")
 
 
-def write(path: Path, text: str | bytes) -> str:
-    """Writes a file; returns "", or a sentence if an interruption could have left half of it.
+def _check_access(path: Path, otherwise: str) -> None:
+    path.stat()
+    if not os.access(path, os.W_OK, effective_ids=True):
+        raise OSError(errno.EACCES, otherwise)
+
+
+def write(path: Path, text: str | bytes) -> None:
+    """Writes a file.
 
     A new file, flushed to disk, takes the place of the old one; it gets its mode and, as far as
-    permitted, its owner. Symbolic links are followed and kept. Where the folder takes no new file,
-    the old one is overwritten in place. Devices, pipes and the file that is stdout or stderr
-    already are written to.
+    permitted, its owner. Symbolic links are followed and kept. Devices, pipes and the file that is
+    stdout or stderr already are written to.
 
     Raises:
         OSError: it cannot be written; what it was to replace is as it was.
@@ -46,15 +58,7 @@ def write(path: Path, text: str | bytes) -> str:
     elif there and not stat.S_ISREG(there.st_mode):
         path.write_bytes(data)
     else:
-        try:
-            _replace(Path(os.path.realpath(path)), there, data)  # where symbolic links lead
-        except OSError as error:
-            if there is None or error.errno not in _NOT_REPLACEABLE:
-                raise
-            _overwrite(path, there.st_size, data)
-            reason = f"because it cannot be replaced: {error.strerror}"
-            return f"{path} was overwritten in place, {reason}"
-    return ""
+        _replace(Path(os.path.realpath(path)), there, data)  # where symbolic links lead
 
 
 def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
@@ -73,21 +77,6 @@ def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
-
-
-def _overwrite(path: Path, old_size: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        try:
-            os.posix_fallocate(
-                file.fileno(), 0, len(data)
-            )  # a full disk shows before a byte is lost
-        except OSError:
-            os.ftruncate(file.fileno(), old_size)
-            raise
-        os.ftruncate(file.fileno(), len(data))
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _status(path: Path) -> os.stat_result | None:
