@@ -89,7 +89,7 @@ def _device(name: str | None) -> tuple[torch.device, str]:
     Raises:
         ValueError: there is no such device.
     """
-    why = "" if name else _no_gpu()
+    why = "" if name or torch.cuda.is_available() else f"no GPU: {_no_gpu()}"
     try:
         device = torch.device(name or ("cpu" if why else "cuda"))
     except RuntimeError:
@@ -102,21 +102,19 @@ def _device(name: str | None) -> tuple[torch.device, str]:
     if device.index >= torch.cuda.device_count():
         raise ValueError(f"device {device} is not there: torch sees no such GPU")
     torch.cuda.set_device(device)
-    return device, why
+    return device, ""
 
 
 def _no_gpu() -> str:
-    """Why the best device is no GPU; "" where it is one."""
-    if torch.cuda.is_available():
-        return ""
+    """Why there is none."""
     if not torch.backends.cuda.is_built():
-        return "no GPU: torch is a CPU build"
+        return "torch is a CPU build"
     reason = "no reason given"
     try:
         torch.cuda.init()
     except RuntimeError as error:
         reason = str(error).partition(". ")[0]
-    return f"no GPU: torch.cuda.is_available() is false ({reason})"
+    return f"torch.cuda.is_available() is false ({reason})"
 
 
 def _subjects(

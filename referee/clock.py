@@ -30,8 +30,7 @@ class CpuClock:
 class CudaClock:
     """Device time of one call with a cold L2, beside the wall-clock time until the GPU is idle."""
 
-    def __init__(self, device: torch.device, flushes: int = FLUSHES) -> None:
-        self._flushes = flushes
+    def __init__(self, device: torch.device) -> None:
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
         self._flushing, self._start, self._end = (Event(enable_timing=True) for _ in range(3))
 
@@ -41,7 +40,7 @@ class CudaClock:
         """The output, the seconds between two events, the wall-clock seconds around both.
 
         The L2 is flushed while the host is launching, so that the events measure the device and
-        not the launch; what the flush itself took is off the wall-clock seconds.
+        not the launch; the wall-clock seconds are without the flush.
 
         Args:
             write: alters what the call reads. It comes after the flush, so that a call which works
@@ -50,7 +49,7 @@ class CudaClock:
         synchronize()
         began = perf_counter()
         self._flushing.record()
-        for _ in range(self._flushes):
+        for _ in range(FLUSHES):
             self._flush.zero_()
         if write:
             write()

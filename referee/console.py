@@ -1,7 +1,6 @@
-"""The streams: progress, and how run.py ends when it is interrupted or cannot print.
+"""What run.py prints, and how it ends when it is interrupted or cannot: with one line.
 
-With one line, not with a traceback. Nothing heavy is imported here, for an interrupt may come while
-torch is being imported.
+Nothing heavy is imported here, for an interrupt may come while torch is being imported.
 """
 
 import os
@@ -12,14 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 from typing import NoReturn, TextIO
 
 INTERRUPTED = 128 + signal.SIGINT  # the status that shells give
-
-
-class PrintError(Exception):
-    """stdout takes nothing more; the message says why."""
 
 
 class Progress:
@@ -42,8 +36,7 @@ class Progress:
             return
         self._stage, self._last = stage, now
         text = f"{stage} {detail}".rstrip()
-        # A longer line would wrap, and not be removed whole.
-        width = shutil.get_terminal_size().columns - 1
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps is not removed whole
         _write(f"{self._start}{text[:width]}" if self._start else f"{text}\n")
 
     def clear(self) -> None:
@@ -66,20 +59,14 @@ def run(main: Callable[[], int]) -> int:
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, _unwind)
     try:
-        try:
-            status = main()
-        except SystemExit as stopped:
-            status = stopped.code
-        _flush(sys.stdout)
+        status = main()
+    except SystemExit as stopped:
+        status = stopped.code
     except KeyboardInterrupt:
         status = INTERRUPTED
         say("interrupted")
-    except PrintError as problem:
-        status = 1
-        say(f"cannot write to stdout: {problem}")
     end_on_interrupt()
-    with suppress(PrintError):
-        _flush(sys.stderr)
+    _put("", sys.stderr)
     return status
 
 
@@ -95,23 +82,22 @@ def _write(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Prints to stdout at once.
-
-    Raises:
-        PrintError: the disk is full, the pipe is closed.
-    """
-    _flush(sys.stdout, f"{text}\n")
+    """Prints to stdout at once; where the disk is full or the pipe closed, run.py ends."""
+    if reason := _put(f"{text}\n", sys.stdout):
+        say(f"cannot write to stdout: {reason}")
+        sys.exit(1)
 
 
-def _flush(stream: TextIO, text: str = "") -> None:
-    """Writes a text, and all that was written before."""
+def _put(text: str, stream: TextIO) -> str:
+    """Writes a text and all that the stream holds; why that was not possible, or ""."""
     try:
         stream.write(text)
         stream.flush()
     except OSError as error:  # what is left in its buffer would fail again as Python ends
         with _nowhere() as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
-        raise PrintError(error.strerror) from None
+        return error.strerror
+    return ""
 
 
 def _nowhere() -> TextIO:
@@ -123,13 +109,13 @@ def _line_start() -> str:
     return "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _end(*_: object) -> NoReturn:
     with suppress(OSError):  # past sys.stderr, whose writing this may have interrupted
         os.write(2, f"{_line_start()}run.py: interrupted\n".encode())
     os._exit(INTERRUPTED)
 
 
-def _unwind(number: int, frame: FrameType | None) -> NoReturn:
+def _unwind(*_: object) -> NoReturn:
     """The first interrupt lets what is under way clean up; a second one ends at once."""
     signal.signal(signal.SIGINT, _end)
     raise KeyboardInterrupt

@@ -19,7 +19,8 @@ def free_bytes(device: torch.device) -> int:
     """Bytes that can be allocated on the device; on the CPU within the control group's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([_system_free(), *_cgroup_free()])
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return min([int(facts["MemAvailable"].split()[0]) * 1024, *_cgroup_free()])
 
 
 def choose_rows(
@@ -29,10 +30,8 @@ def choose_rows(
     device: torch.device,
     fixed_bytes: int = 0,
 ) -> tuple[int, str]:
-    """The number of rows to measure, and a sentence that says why it is not `rows`, or "".
-
-    Without `wanted`, as many of `rows` as fit in the default share of the free memory, beside
-    what is needed whatever their number.
+    """The number of rows to measure: `wanted`, or as many of `rows` as fit in the default share of
+    the free memory, beside what is needed whatever their number; and why these are not all, or "".
 
     Raises:
         ValueError: `wanted` rows, or a single one, need more memory than there is.
@@ -53,12 +52,6 @@ def choose_rows(
     part = "a quarter" if device.type == "cpu" else "90%"
     why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"
     return count, f"{count:,} of {rows:,} rows: {why}"
-
-
-def _system_free() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(kilobytes) * 1024
 
 
 def _cgroup_free(

@@ -11,8 +11,7 @@ import torch
 from referee.child.yardsticks import COMPILED
 from referee.judge.verdict import Run, Verdict
 from referee.report.schema import SCALE, SCHEMA
-from referee.stats import speed_up, spread
-from referee.timing import Names, Step
+from referee.timing import Names, Step, speed_up, spread
 
 KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
 

@@ -86,8 +86,9 @@ class Session:
     def _tasks(self, subjects: list[Subject], oracle: Oracle | None) -> Iterable[Task]:
         shares = min(len(self.files) * len(subjects), MOST_SHARES)
         for subject in subjects:
+            self.subject = subject
             self.progress("running the reference")
-            yield self._task(subject, CPU_SECONDS / shares, oracle)
+            yield self._task(CPU_SECONDS / shares, oracle)
 
     def _sweep(self, subjects: list[Subject], oracle: None) -> Iterable[Task]:
         """The tasks of the sizes that fit in memory and time."""
@@ -100,23 +101,17 @@ class Session:
         ]
         end = monotonic() + sweep.SECONDS[self.device.type]
         for done, (subject, setting) in enumerate(sizes):
-            seconds, problem = end - monotonic(), PROBLEMS[subject.problem]
-            elements = grade.PROBLEMS[subject.problem].elements(problem, subject.shape)
-            needed = elements * DTYPES[subject.dtype].itemsize
+            self.subject, seconds = subject, end - monotonic()
+            name, dtype, shape, _ = subject
+            elements = grade.PROBLEMS[name].elements(PROBLEMS[name], shape)
+            needed = elements * DTYPES[dtype].itemsize
             if reason := sweep.why_left_out(needed, seconds, self.device):
-                self.subject = subject
                 self._report(None, Verdict(Path(), LEFT_OUT, reason))
             else:
-                yield self._task(subject, seconds / (len(sizes) - done), settings=(setting,))
+                yield self._task(seconds / (len(sizes) - done), settings=(setting,))
 
-    def _task(
-        self,
-        subject: Subject,
-        seconds: float,
-        oracle: Oracle | None = None,
-        settings: tuple[str, ...] = (),
-    ) -> Task:
-        name, dtype, shape, _ = self.subject = subject
+    def _task(self, seconds: float, oracle: Oracle | None = None, settings: tuple = ()) -> Task:
+        name, dtype, shape, _ = self.subject
         oracle = oracle or Oracle(of_problem(PROBLEMS[name], shape, DTYPES[dtype]), self.device)
         own = grade.PROBLEMS.get(name) if oracle.file.is_ours else None
         yardsticks = own.YARDSTICKS[self.device.type] if own else (COPY,)

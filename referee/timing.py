@@ -1,6 +1,7 @@
 """Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -10,7 +11,6 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from referee.console import Progress
-from referee.stats import spread
 
 WARM_UP = {"cpu": 1, "cuda": 3}
 MOST = {"cpu": 50, "cuda": 20}  # rounds
@@ -20,6 +20,7 @@ CPU_SECONDS, CPU_LEAST = 16.0, 3
 GRAIN = 50e-6  # s; a launch and the clock's own cost, within which nothing is judged
 UNSEEN = 0.1  # the part of a call that device events may miss before they are called wrong
 LEAST_JUDGED = 3  # rounds, below which chance decides between a median and a fastest time
+RESAMPLES = 2000
 
 T = TypeVar("T")
 Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
@@ -43,7 +44,7 @@ class Rate:
     """The speed that limits a problem.
 
     Attributes:
-        unit: of the speed, one of `records.UNITS`.
+        unit: of the speed, one of `report.schema.SCALE`.
         work: what the work of a call is called in the JSON file.
         yardstick: the contestant that shows what the device can do.
         floor: what takes as long as the fastest yardstick, as part of a sentence.
@@ -152,6 +153,26 @@ def _time_left(done: int, seconds: float, most: int, limit: float) -> str:
     return f"{total}, {left:.0f} s left" if done else total
 
 
+def spread(times: list[float]) -> tuple[float, float]:
+    """The 10th and the 90th percentile."""
+    if len(times) < 2:
+        return times[0], times[0]
+    tenths = quantiles(times, n=10, method="inclusive")
+    return tenths[0], tenths[-1]
+
+
+def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, float]:
+    """How many times faster than the baseline: the median over rounds, and its 95% interval.
+
+    Both lists hold one time a round, so that what slows a whole round cancels in the pair. The
+    interval is a percentile bootstrap of the median.
+    """
+    ratios = [b / t for b, t in zip(baseline, times, strict=True)]
+    draw = random.Random(0)  # the same report for the same times
+    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    return median(ratios), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
+
+
 def judge(timings: Timings, fastest: float, what: str) -> Findings:
     """The times that are `incredible`, or a note why that cannot be told.
 
@@ -172,10 +193,9 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
 
 
 def incredible(timings: Timings, fastest: float) -> list[str]:
-    """Times of the solution that no honest run gives, in words.
+    """Times of the solution that are faster than the device, or mostly outside the timed stream.
 
-    They are faster than the device, or mostly outside the timed stream. The baselines are torch's
-    own code: their times are never wrong, and show what the device can do.
+    Baselines are torch's own code: their times are never wrong, and show what the device can do.
 
     Args:
         fastest: seconds that the work of a call takes at the highest rate measured.
@@ -207,10 +227,9 @@ def incredible(timings: Timings, fastest: float) -> list[str]:
 def concealed(calls: list[tuple[float, float]], typical: float, usual: list[float]) -> float:
     """The seconds that another clock saw of the solution's calls beyond those that they report.
 
-    The reported median depends on the calls that are not slower than it, so that these alone are
-    looked at. All but a quarter of them must conceal something to be caught. A clock that is wrong
-    in fewer is wrong in three of eight of all calls at most, which leaves the median among the
-    honest times, above a fifth of them.
+    The reported median depends on the calls that are not slower than it: these alone are looked at,
+    and all but a quarter of them must conceal something. A clock that is wrong in fewer is wrong in
+    three of eight of all calls at most, which leaves the median above a fifth of the honest times.
 
     Where other programs have the device or the CPU, calls wait, those of eager too: the lower
     quartile is compared with the upper one of eager's. That is no less than nothing: where a thread
@@ -219,7 +238,7 @@ def concealed(calls: list[tuple[float, float]], typical: float, usual: list[floa
     Args:
         calls: the seconds that each reports, and those beyond them.
         typical: the reported median.
-        usual: the latter, of eager.
+        usual: seconds beyond those that eager's calls report.
     """
     deciding = sorted(hidden for seconds, hidden in calls if seconds <= typical)
     *_, upper = quantiles(usual, n=4, method="inclusive")

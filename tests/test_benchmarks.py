@@ -13,7 +13,7 @@ from model import LinearReluDivide, Model
 from referee import benchmark
 from referee.benchmarks import figures
 from referee.report import markdown
-from referee.stats import speed_up
+from referee.timing import speed_up
 
 TEXT = """<!-- cpu: python -c "print(6 * 7)" -->
 old

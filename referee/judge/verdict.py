@@ -10,8 +10,7 @@ from referee.console import Progress
 from referee.error_line import first_error_line
 from referee.judge.oracle import Oracle
 from referee.remote import RaisedError
-from referee.stats import speed_up
-from referee.timing import LEAST_JUDGED, Rounds, Step, Timings
+from referee.timing import LEAST_JUDGED, Rounds, Step, Timings, speed_up
 
 CORRECT, WRONG, CHEATING, ERROR, LATE = "correct", "wrong", "cheating", "error", "time limit"
 INTERRUPTED, LEFT_OUT = "interrupted", "left out"

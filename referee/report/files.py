@@ -19,24 +19,19 @@ def check_writable(path: Path) -> None:
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if _standard_stream(there) is not None:
         return
-    if there:
-        _check_access(target, os.strerror(errno.EACCES))
-    if there is None or stat.S_ISREG(there.st_mode):
-        _check_access(target.parent, "its folder takes no new file")
-    if there and stat.S_ISREG(there.st_mode):
-        folder = target.parent.stat()
-        owners = 0, there.st_uid, folder.st_uid
-        if folder.st_mode & stat.S_ISVTX and os.geteuid() not in owners:
-            raise OSError(errno.EPERM, "its folder lets only the owner replace it")
-        mounts = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines()
-        if str(target).replace(" ", r"\040") in (line.split()[4] for line in mounts):
-            raise OSError(errno.EBUSY, "a file that is mounted cannot be replaced")
-
-
-def _check_access(path: Path, otherwise: str) -> None:
-    path.stat()
-    if not os.access(path, os.W_OK, effective_ids=True):
-        raise OSError(errno.EACCES, otherwise)
+    if there and not os.access(target, os.W_OK, effective_ids=True):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    if there and not stat.S_ISREG(there.st_mode):
+        return
+    folder = target.parent.stat()
+    if not os.access(target.parent, os.W_OK, effective_ids=True):
+        raise OSError(errno.EACCES, "its folder takes no new file")
+    is_sticky = there and folder.st_mode & stat.S_ISVTX
+    if is_sticky and os.geteuid() not in (0, there.st_uid, folder.st_uid):
+        raise OSError(errno.EPERM, "its folder lets only the owner replace it")
+    mounts = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines()
+    if str(target).replace(" ", r"\040") in (line.split()[4] for line in mounts):
+        raise OSError(errno.EBUSY, "a file that is mounted cannot be replaced")
 
 
 def write(path: Path, text: str | bytes) -> None:
