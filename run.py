@@ -23,13 +23,13 @@ from typing import NoReturn
 import torch
 
 from model import PROBLEMS
-from referee import records, sweep
+from referee import records
 from referee.cases import DTYPES, name_of
 from referee.judge import grade, problem
 from referee.judge.oracle import Oracle
 from referee.reference_file import BadReferenceError, load
-from referee.report import files, markdown, plot
-from referee.session import TIMEOUT, Session, Subject
+from referee.report import files, markdown, plot, tables
+from referee.session import SWEEP_DTYPES, TIMEOUT, Session, Subject
 from referee.timing import CPU_LEAST, MOST
 
 # Not of the docstring, which `python -OO` removes.
@@ -72,7 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
     kind = "sweep" if args.sweep else "grading" if args.solution else "comparison"
     command = shlex.join(["python", "run.py", *typed])
     document = records.document(command, kind, records.environment(device))
-    session = Session(args, args.solution or [OURS], device, why, document, progress)
+    headline = tables.headline(document["environment"], device, why)
+    session = Session(args, args.solution or [OURS], device, headline, document, progress)
     try:
         fine = session.run(subjects, oracle)
     except KeyboardInterrupt:
@@ -134,7 +135,7 @@ def _subjects(
     every = grade.PROBLEMS if args.sweep else PROBLEMS
     for name in [args.problem] if args.problem else every:
         own = grade.PROBLEMS.get(name, problem)
-        for dtype in args.dtype or (sweep.DTYPES if args.sweep else ["float32"]):
+        for dtype in args.dtype or (SWEEP_DTYPES if args.sweep else ["float32"]):
             chosen = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
             subjects.append(Subject(name, dtype, *chosen))
     return subjects, None
@@ -185,6 +186,11 @@ def _check(args: argparse.Namespace, parser: Parser) -> None:
         parser.error("--reference goes with --solution, and without the name of a problem")
     if args.reference and (args.rows or args.dtype):
         parser.error("--rows and --dtype are for this project's problems, not for --reference")
+    if args.plot:
+        try:
+            plot.check(args.plot)
+        except ValueError as error:
+            parser.error(f"argument --plot: {error}")
 
 
 def _parser() -> Parser:
@@ -201,7 +207,7 @@ def _parser() -> Parser:
     add("--json", type=_writable, metavar="FILE", help="write everything as JSON too")
     add("--markdown", type=_writable, metavar="FILE", help="write tables for a README too")
     drawn = "draw what --sweep measures as .svg or .png; needs matplotlib"
-    add("--plot", type=_drawable, metavar="FILE", help=drawn)
+    add("--plot", type=_writable, metavar="FILE", help=drawn)
     bundle = "write the solution as one file, and stop"
     add("--bundle", type=_writable, metavar="FILE", help=bundle)
     graded = (
@@ -238,14 +244,6 @@ def _dtypes(text: str) -> list[str]:
         if name not in DTYPES:
             raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(DTYPES)}")
     return names
-
-
-def _drawable(text: str) -> Path:
-    try:
-        plot.check(Path(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return _writable(text)
 
 
 def _positive(text: str) -> int:

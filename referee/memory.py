@@ -24,11 +24,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def choose_rows(
-    wanted: int | None,
-    rows: int,
-    row_bytes: int,
-    device: torch.device,
-    fixed_bytes: int = 0,
+    wanted: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
 ) -> tuple[int, str]:
     """The number of rows to measure: `wanted`, or as many of `rows` as fit in the default share of
     the free memory, beside what is needed whatever their number; and why these are not all, or "".

@@ -17,13 +17,7 @@ KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
 
 
 def document(command: str, kind: str, about: dict) -> dict:
-    """The JSON file's content, without records yet.
-
-    Args:
-        command: as it was typed.
-        kind: of the records: "comparison", "grading" or "sweep".
-        about: `environment`.
-    """
+    """The JSON file's content, without records yet: of a "comparison", "grading" or "sweep"."""
     return {
         "schema": SCHEMA,
         "command": command,
@@ -37,13 +31,10 @@ def document(command: str, kind: str, about: dict) -> dict:
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
     """Device, versions and all else that the numbers depend on."""
-    if device.type == "cuda":
-        name, threads = torch.cuda.get_device_name(device), None
-    else:
-        name, threads = _processor(), torch.get_num_threads()
+    is_gpu = device.type == "cuda"
     return {
-        "device": name,
-        "threads": threads,
+        "device": torch.cuda.get_device_name(device) if is_gpu else _processor(),
+        "threads": None if is_gpu else torch.get_num_threads(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

@@ -11,21 +11,27 @@ from typing import NamedTuple
 import torch
 
 from model import PROBLEMS
-from referee import console, sweep
+from referee import console, records
 from referee.cases import DTYPES
 from referee.child.yardsticks import COMPILED, COPY
+from referee.clock import CpuClock, CudaClock
 from referee.console import Progress
 from referee.judge import grade
 from referee.judge.baselines import Baselines
 from referee.judge.oracle import Oracle
 from referee.judge.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Task, Verdict
-from referee.records import record
+from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.reference_file import of_problem
 from referee.report import tables
 from referee.timing import CPU_SECONDS, Rounds
 
 TIMEOUT = 300  # s for a solution, in each dtype
 MOST_SHARES = 4  # of a CPU's seconds that several files share
+SWEEP_DTYPES = ("float32", "float16", "bfloat16")  # unless others are asked for
+# For all sizes of a sweep together; the last one may take longer.
+SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}
+COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
+COPIES = 10
 
 
 class Subject(NamedTuple):
@@ -46,7 +52,7 @@ class Session:
     """Grades files, and prints and records what is found.
 
     Attributes:
-        why: the device is no GPU, or "".
+        headline: of all records.
         shown: subjects with a headline; of a sweep, problems with a title.
         seconds: that building took.
     """
@@ -54,7 +60,7 @@ class Session:
     args: argparse.Namespace
     files: list[Path]
     device: torch.device
-    why: str
+    headline: str
     document: dict
     progress: Progress
     shown: list[Subject | str] = field(default_factory=list)
@@ -80,7 +86,7 @@ class Session:
             if len(found) > 1 and self.args.solution:
                 console.show(f"\n{tables.ranking(found)}")
             if self.args.sweep and found:
-                sweep.add_limits(found, sweep.copy_bandwidth(self.device))
+                add_limits(found, copy_bandwidth(self.device))
         return all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
 
     def _tasks(self, subjects: list[Subject], oracle: Oracle | None) -> Iterable[Task]:
@@ -92,23 +98,31 @@ class Session:
 
     def _sweep(self, subjects: list[Subject], oracle: None) -> Iterable[Task]:
         """The tasks of the sizes that fit in memory and time."""
-        console.show(tables.headline(self.document["environment"], self.device, self.why))
+        console.show(self.headline)
+        kind, most = self.device.type, SWEEP_SECONDS[self.device.type]
         sizes = [
             (Subject(name, dtype, shape), setting)
             for name, dtype, *_ in subjects
             for setting in grade.PROBLEMS[name].settings(DTYPES[dtype], self.device)[:2]
             for shape in grade.PROBLEMS[name].sweep(PROBLEMS[name], self.device)
         ]
-        end = monotonic() + sweep.SECONDS[self.device.type]
+        end = monotonic() + most
         for done, (subject, setting) in enumerate(sizes):
             self.subject, seconds = subject, end - monotonic()
             name, dtype, shape, _ = subject
             elements = grade.PROBLEMS[name].elements(PROBLEMS[name], shape)
-            needed = elements * DTYPES[dtype].itemsize
-            if reason := sweep.why_left_out(needed, seconds, self.device):
-                self._report(None, Verdict(Path(), LEFT_OUT, reason))
-            else:
+            needed = BUFFERS[kind] * elements * DTYPES[dtype].itemsize
+            if kind == "cuda":
+                torch.cuda.empty_cache()
+            free = LARGEST_SHARE * free_bytes(self.device)
+            if needed <= free and seconds > 0:
                 yield self._task(seconds / (len(sizes) - done), settings=(setting,))
+                continue
+            reason = f"the {most:.0f} s of a sweep are over"
+            if needed > free:
+                gib = f"{needed / 2**30:,.1f} GiB of memory, {free / 2**30:,.1f} GiB"
+                reason = f"needs {gib} can be used"
+            self._report(None, Verdict(Path(), LEFT_OUT, reason))
 
     def _task(self, seconds: float, oracle: Oracle | None = None, settings: tuple = ()) -> Task:
         name, dtype, shape, _ = self.subject
@@ -135,7 +149,7 @@ class Session:
             raise FoundError(ERROR, verdict.reason)
         verdict.import_seconds += self.seconds
         file = None if is_ours else str(verdict.file)
-        found = record(subject.problem, subject.shape, subject.dtype, verdict, file)
+        found = records.record(subject.problem, subject.shape, subject.dtype, verdict, file)
         self.document["records"].append(found)
         if self.args.sweep:
             is_first = bool(verdict.runs) and subject.problem not in self.shown
@@ -144,9 +158,33 @@ class Session:
             return
         ready = f"kernels ready in {verdict.import_seconds:.1f} s; " * (not self.shown)
         if subject not in self.shown:
-            about, shape = self.document["environment"], subject.shape
-            head = tables.headline(about, self.device, self.why, shape, subject.dtype)
-            start = "\n" * bool(self.shown) + f"{subject.problem}: "
-            console.show("\n".join([start + head] + [subject.note] * bool(subject.note)))
+            start = "\n" * bool(self.shown) + f"{subject.problem}: {self.headline}"
+            note = subject.note and f"\n{subject.note}"
+            console.show(f"{start}; {list(subject.shape)} {subject.dtype}{note}")
             self.shown.append(subject)
         console.show(ready + tables.details(found) if is_ours else tables.line(found))
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes, beyond the caches."""
+    clock = CudaClock(device) if device.type == "cuda" else CpuClock()
+    source, target = (
+        torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device).fill_(1)
+        for _ in range(2)
+    )
+    return 2 * source.nbytes / min(clock.time(target.copy_, source)[1] for _ in range(COPIES))
+
+
+def add_limits(found: list[dict], bandwidth: float) -> None:
+    """The roofline of each series: the highest rate of its floors, and the memory's bandwidth."""
+    series: dict[tuple, list[dict]] = {}
+    for record in found:
+        for run in record["runs"]:
+            if run["forward"]["floor_seconds"]:  # an interrupt came before it was known
+                key = record["problem"], record["dtype"], run["setting"]
+                series.setdefault(key, []).append(run["forward"])
+    for forwards in series.values():
+        peak = max(forward["work"] / forward["floor_seconds"] for forward in forwards)
+        for forward in forwards:
+            limits = forward["work"] / peak, forward["moved_bytes"] / bandwidth
+            forward["roofline_seconds"] = max(limits)

@@ -26,8 +26,7 @@ T = TypeVar("T")
 Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(NamedTuple):
     """The names of the contestants that every comparison has."""
 
     solution: str
@@ -39,8 +38,7 @@ class Names:
         return f"{self.eager} (again)"
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """The speed that limits a problem.
 
     Attributes:
@@ -124,11 +122,7 @@ class Timings:
 
 
 def rounds(
-    one_round: Callable[[], T],
-    wanted: Rounds,
-    device: torch.device,
-    what: str,
-    progress: Progress,
+    one_round: Callable[[], T], wanted: Rounds, device: torch.device, what: str, progress: Progress
 ) -> Iterator[T]:
     """The results of the rounds after the warm-up."""
     for done in range(WARM_UP[device.type]):
@@ -174,37 +168,31 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
 
 
 def judge(timings: Timings, fastest: float, what: str) -> Findings:
-    """The times that are `incredible`, or a note why that cannot be told.
+    """Times of the solution that no honest run gives, or notes why that cannot be told.
 
-    A busy host delays some calls and not others, and it may do to any two contestants as it does
-    to the eager reference, timed twice: where the control breaks the floor of its own slow calls,
-    there is no floor.
-    """
-    timings.floor, names, notes = fastest, timings.names, []
-    too_noisy, done = f"too noisy to judge the times of {what}", timings.rounds
-    if done < LEAST_JUDGED:
-        return Findings(notes=[f"{too_noisy}: {done} of at least {LEAST_JUDGED} rounds"])
-    low, high = spread(timings.seconds[names.eager] + timings.seconds[names.again])
-    if _too_fast(timings, low, high):
-        times = f"{low * 1e3:.3f} to {high * 1e3:.3f} ms"
-        notes.append(f"{too_noisy}: {names.eager} itself took {times}")
-        fastest = 0.0
-    return Findings(incredible(timings, fastest), notes)
-
-
-def incredible(timings: Timings, fastest: float) -> list[str]:
-    """Times of the solution that are faster than the device, or mostly outside the timed stream.
-
-    Baselines are torch's own code: their times are never wrong, and show what the device can do.
+    They are faster than the device, or mostly outside the timed stream. Baselines are torch's own
+    code: their times are never wrong, and show what the device can do. But a busy host delays some
+    calls and not others, and it may do to any two contestants as it does to eager, timed twice:
+    where that breaks the floor of its own slow calls, there is no floor.
 
     Args:
         fastest: seconds that the work of a call takes at the highest rate measured.
     """
-    problems, names, name = [], timings.names, timings.names.solution
+    timings.floor, names, name = fastest, timings.names, timings.names.solution
+    too_noisy, done = f"too noisy to judge the times of {what}", timings.rounds
+    if done < LEAST_JUDGED:
+        return Findings(notes=[f"{too_noisy}: {done} of at least {LEAST_JUDGED} rounds"])
+    problems, notes = [], []
+    low, high = spread(timings.seconds[names.eager] + timings.seconds[names.again])
+    margin = timings.rate.margin[timings.device]
+    if low < high / margin - GRAIN:
+        times = f"{low * 1e3:.3f} to {high * 1e3:.3f} ms"
+        notes.append(f"{too_noisy}: {names.eager} itself took {times}")
+        fastest = 0.0
     baselines = (times for other, times in timings.seconds.items() if other != name)
     fastest = min(fastest, *map(min, baselines))
     typical = median(timings.seconds[name])
-    if _too_fast(timings, typical, fastest):
+    if typical < fastest / margin - GRAIN:
         problems.append(
             f"{name} took {typical * 1e3:.3f} ms, and {timings.rate.floor} "
             f"takes {fastest * 1e3:.3f} ms: not credible"
@@ -221,7 +209,7 @@ def incredible(timings: Timings, fastest: float) -> list[str]:
             f"{hidden * 1e3:.3f} ms longer than after eager: work on another stream, or a changed "
             "timer"
         )
-    return problems
+    return Findings(problems, notes)
 
 
 def concealed(calls: list[tuple[float, float]], typical: float, usual: list[float]) -> float:
@@ -245,13 +233,9 @@ def concealed(calls: list[tuple[float, float]], typical: float, usual: list[floa
     return deciding[(len(deciding) - 1) // 4] - max(upper, 0.0)
 
 
-def _too_fast(timings: Timings, seconds: float, fastest: float) -> bool:
-    return seconds < fastest / timings.rate.margin[timings.device] - GRAIN
-
-
 @dataclass
 class Step:
-    """The times of the two halves of a step, and the bytes kept from one to the other by name."""
+    """Both halves' times, and the bytes kept from one to the other by name."""
 
     forward: Timings
     backward: Timings

@@ -45,9 +45,12 @@ def times_of(device, eager, again, ours=1e-3, copy=3e-3, **late) -> timing.Timin
 
 
 def test_incredible_times():
-    assert timing.incredible(times_of("cuda", [3e-3] * 3, [3e-3] * 3, 2.9e-3), 3e-3) == []
+    assert (
+        timing.judge(times_of("cuda", [3e-3] * 3, [3e-3] * 3, 2.9e-3), 3e-3, "the forward").problems
+        == []
+    )
     late = times_of("cuda", [3e-3] * 3, [3e-3] * 3, ModelNew=2e-3)
-    [fast, hidden] = timing.incredible(late, 3e-3)
+    [fast, hidden] = timing.judge(late, 3e-3, "the forward").problems
     assert fast.startswith(
         "ModelNew took 1.000 ms, and writing its outputs as fast as a copy takes"
     )
@@ -116,7 +119,7 @@ def test_a_product_is_the_floor():
         times = {name: [value] * 3 for name, value in seconds.items()}
         timings = timing.Timings("cuda", kind.names, kind.rate, 1, times, dict(times))
         fastest = kind.fastest(SimpleNamespace(names=kind.names), timings)
-        return timing.incredible(timings, fastest)
+        return timing.judge(timings, fastest, "the forward").problems
 
     assert problems(2.6e-3) == []
     assert "a product at the highest rate measured" in problems(1.5e-3)[0]

@@ -17,7 +17,7 @@ from documents import DTYPES, HEADLINE, check_shape, document, record, timings
 
 import run
 from referee import linear_relu_divide as linear
-from referee import records, relu, sweep, timing
+from referee import records, relu, session, timing
 from referee.child.yardsticks import COMPILED
 from referee.console import Progress
 from referee.judge.verdict import CORRECT, LEFT_OUT, Run
@@ -34,7 +34,7 @@ def quick(monkeypatch, place, small):
         monkeypatch.setattr(kind.Judge, "check_small", lambda self: self.construct_alike())
     monkeypatch.setattr(relu, "SWEEP", {"cpu": range(10, 13)})
     monkeypatch.setattr(linear, "SWEEP", {"cpu": (1, 4)})
-    monkeypatch.setattr(sweep, "COPIED", {"cpu": 1 << 20})
+    monkeypatch.setattr(session, "COPIED", {"cpu": 1 << 20})
 
 
 def test_json_of_problems(quick, tmp_path, capsys):
@@ -149,15 +149,15 @@ def test_sweep(quick, tmp_path, capsys):
 def test_sweeps_of_what_is_left_out_or_wrong(quick, place, monkeypatch, tmp_path, capsys):
     path = tmp_path / "sweep.json"
     options = ["relu", "--sweep", *OPTIONS, "--dtype", "float32", "--json", str(path)]
-    monkeypatch.setattr(sweep, "free_bytes", lambda device: 40960)  # ten times the first size
+    monkeypatch.setattr(session, "free_bytes", lambda device: 40960)  # ten times the first size
     assert run.main(options) == 0
     assert [r["verdict"] for r in check_shape(path.read_text())] == [CORRECT, LEFT_OUT, LEFT_OUT]
     assert "[4, 1024] float32               left out: needs 0.0 GiB" in capsys.readouterr().out
-    monkeypatch.setattr(sweep, "free_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(session, "free_bytes", lambda device: 1 << 40)
     place("class ModelNew(model.Model):\n    def forward(self, x):\n        return 0 * x")
     assert run.main(options) == 1
     assert "[1, 1024] float32               cheating: returns zeros: [1" in capsys.readouterr().out
-    monkeypatch.setattr(sweep, "SECONDS", {"cpu": 0.0})
+    monkeypatch.setattr(session, "SWEEP_SECONDS", {"cpu": 0.0})
     assert run.main(options) == 0
     assert capsys.readouterr().out.count("left out: the 0 s of a sweep are over\n") == 3
 
@@ -168,7 +168,7 @@ def test_roofline():
     forwards = [r["runs"][0]["forward"] for r in found]
     for forward, work, floor in zip(forwards, (10, 10_000, 7), (1.0, 10.0, 0.0), strict=True):
         forward |= {"work": work, "floor_seconds": floor, "moved_bytes": 500}
-    sweep.add_limits(found, 100.0)
+    session.add_limits(found, 100.0)
     assert [forward["roofline_seconds"] for forward in forwards] == [5.0, 10.0, None]  # interrupted
 
 

@@ -1,6 +1,6 @@
 """What `--markdown` writes: tables as README has them, from what `--json` writes."""
 
-from referee.report.schema import by_role
+from referee.report.schema import by_role, machine
 
 
 def tables(content: dict) -> str:
@@ -11,9 +11,8 @@ def tables(content: dict) -> str:
     """
     about = content["environment"]
     cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
-    threads = f" ({about['threads']} threads)" if about["threads"] else ""
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
-    what = f"{about['device']}{threads}, torch {about['torch']}{cuda}; `{content['command']}`"
+    what = f"{machine(about)}, torch {about['torch']}{cuda}; `{content['command']}`"
     make = _ranking if content["kind"] == "grading" else _comparisons
     head, *rows = make(content["records"])
     lines = [f"{what}, {content['date']}.{state}\n", _line(head), "|" + "---|" * len(head)]
@@ -35,43 +34,38 @@ def _comparisons(records: list[dict]) -> list[list[str]]:
             rows.append([label, what, *[""] * 5])
         for run in record["runs"]:
             setting = run["setting"] and f", `{run['setting']}`"
-            summary, step = run["forward"]["summary"], run["step"]
-            yardstick, compiled = by_role(summary, "yardstick"), by_role(summary, "compiled")
-            rows.append(
-                [
-                    label + setting,
-                    _time(run),
-                    milliseconds(by_role(summary, "eager")),
-                    milliseconds(compiled) if compiled else "",
-                    f"{milliseconds(yardstick)}, {yardstick['name']}" if yardstick else "",
-                    "**{:.3f}** ({:.3f} to {:.3f})".format(*_ratio(run)),
-                    f"{by_role(step['summary']['step'], 'solution')['ratio']:.3f}" if step else "",
-                ]
+            sides = ("solution", "eager", "compiled", "yardstick")
+            ours, eager, compiled, yardstick = (
+                by_role(run["forward"]["summary"], side) for side in sides
             )
+            row = [label + setting, _time(run), milliseconds(eager)]
+            row.append(milliseconds(compiled) if compiled else "")
+            row.append(f"{milliseconds(yardstick)}, {yardstick['name']}" if yardstick else "")
+            row.append("**{ratio:.3f}** ({ratio_low:.3f} to {ratio_high:.3f})".format(**ours))
+            step = by_role(run["step"]["summary"]["step"], "solution") if run["step"] else {}
+            rows.append([*row, f"{step['ratio']:.3f}" if step else ""])
     return rows
 
 
 def _ranking(records: list[dict]) -> list[list[str]]:
     """A row for each file, the fastest first."""
-    rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
-    for record in sorted(records, key=lambda r: -_ratio(r["runs"][-1])[0] if r["runs"] else 0.0):
+    found = []
+    for record in records:
         reason = f": {record['reason']}" if record["reason"] else ""
-        cells = ["", "", ""]
-        for run in record["runs"][-1:]:
-            cells = [_time(run), "{:.3f} [{:.3f} to {:.3f}]".format(*_ratio(run)), run["time"]]
-        rows.append([f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], *cells])
-    return rows
+        row, ours = [f"`{record['file']}`", record["verdict"] + reason, record["accuracy"]], {}
+        for run in record["runs"]:
+            ours = by_role(run["forward"]["summary"], "solution")
+            ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
+            row[3:] = [_time(run), ratio, run["time"]]
+        found.append((ours.get("ratio", 0.0), row if ours else [*row, "", "", ""]))
+    titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
+    return [titles, *(row for _, row in sorted(found, key=lambda pair: -pair[0]))]
 
 
 def _time(run: dict) -> str:
     """The solution's median and speed."""
     row = by_role(run["forward"]["summary"], "solution")
     return f"{milliseconds(row)}, {row['rate']:.4g} {run['forward']['unit']}"
-
-
-def _ratio(run: dict) -> list[float]:
-    row = by_role(run["forward"]["summary"], "solution")
-    return [row["ratio"], row["ratio_low"], row["ratio_high"]]
 
 
 def milliseconds(row: dict) -> str:

@@ -23,6 +23,11 @@ def load(path: Path) -> dict:
     return content
 
 
+def machine(about: dict) -> str:
+    """The device of an environment, and how many threads a CPU's calls have."""
+    return about["device"] + (f" ({about['threads']} threads)" if about["threads"] else "")
+
+
 def by_role(summary: list[dict], role: str) -> dict:
     """The row with this role, the fastest if there are several; empty if there is none."""
     rows = (row for row in summary if row["role"] == role)

@@ -1,103 +1,85 @@
 """What run.py prints, from the records that `--json` writes."""
 
 import math
+from collections.abc import Sequence
 
-from referee.report.schema import by_role
+from referee.report.schema import by_role, machine
 
 TIMES = ["median ms", "p10 - p90 ms"]
+ERRORS = ["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]
+DIGITS = {"GB/s": 1, "TFLOP/s": 2}  # behind the point
 WIDTH, NUMBERS = 30, "{:>12}  {:>10}  {}"  # columns of a sweep
 
 
-def headline(
-    about: dict, device: object, why: str, shape: tuple[int, ...] = (), dtype: str = ""
-) -> str:
-    """One line: the device, and why it is not a GPU, or ""; the versions, the input if one."""
-    threads = f" ({about['threads']} threads)" if about["threads"] else ""
-    measured = f"{device}: {about['device']}{threads}{why and f'; {why}'}"
+def headline(about: dict, device: object, why: str) -> str:
+    """The device, and why it is not a GPU, or ""; the versions."""
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
-    taken = f"; {list(shape)} {dtype}" if dtype else ""
-    return f"{measured}; torch {about['torch']}, {cuda}{taken}"
+    why = why and f"; {why}"
+    return f"{device}: {machine(about)}{why}; torch {about['torch']}, {cuda}"
 
 
 def table(rows: list[list[str]]) -> str:
     """Aligned columns under the first row; names to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (map(str.rjust, row[1:], widths[1:]) for row in rows)
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *line]).rstrip()
-        for row, line in zip(rows, lines, strict=True)
-    )
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = ([name.ljust(first), *map(str.rjust, cells, others)] for name, *cells in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def details(record: dict) -> str:
     """How many cases were compared, the tables, and what is wrong."""
     is_fine = record["verdict"] in ("correct", "interrupted")
-    wrong = "none" if is_fine else 1
-    lines = [f"{record['cases']} cases compared with the reference, {wrong} wrong"]
+    count = "none" if is_fine else 1
+    lines = [f"{record['cases']} cases compared with the reference, {count} wrong"]
     if record["errors"]:
-        titles = [
-            "error against float64",
-            "ours: max",
-            "mean",
-            "relF",
-            "eager: max",
-            "mean",
-            "relF",
+        rows = [
+            [row["name"], *(f"{v:.2g}" for v in [*row.values()][1:])] for row in record["errors"]
         ]
-        rows = [titles]
-        for name, *values in map(dict.values, record["errors"]):
-            rows.append([name, *(f"{value:.2g}" for value in values)])
-        lines.append(f"\n{table(rows)}")
+        lines.append(f"\n{table([ERRORS, *rows])}")
     lines += [f"\n{results(run)}" for run in record["runs"]] or ["nothing was timed"]
     # Where a dispatch mode looks on, as for the note on calls, our modules leave it to torch.
     lines += [f"\n{note}" for note in record["notes"] if not note.startswith("calls ")]
-    return "\n".join(
-        lines + ([] if is_fine else [f"{record['verdict'].upper()}  {record['reason']}"])
-    )
+    if not is_fine:
+        lines.append(f"{record['verdict'].upper()}  {record['reason']}")
+    return "\n".join(lines)
 
 
 def results(run: dict) -> str:
     """The tables of one setting, and how to read them."""
-    forward, step = run["forward"], run["step"]
+    forward, step, roles = run["forward"], run["step"], ("solution", "eager", "control")
     setting = run["setting"] and f", {run['setting']}"
-    ours, eager, control = (
-        by_role(forward["summary"], role) for role in ("solution", "eager", "control")
-    )
-    ratio, digits = [f"{eager['name']} / this", ""], 2 if forward["unit"] == "TFLOP/s" else 1
+    ours, eager, control = (by_role(forward["summary"], role) for role in roles)
+    title, digits = f"{eager['name']} / this", DIGITS[forward["unit"]]
     speeds = [forward["unit"], f"of {forward['yardstick'].split()[0]}"]
-    rows = [[f"forward{setting}", *TIMES, *speeds, *ratio]]
+    rows = [[f"forward{setting}", *TIMES, *speeds, title, ""]]
     for row in forward["summary"]:
         speed = [f"{row['rate']:.{digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
-        rows.append([row["name"], *_times(row), *speed, *_ratio(row)])
+        rows.append(_row("", row, speed))
     about = (
         f"{len(forward['seconds'][eager['name']])} rounds; ratios are medians over rounds with a "
         f"95% interval, and the same code timed twice gave {interval(control)}"
     )
     parts = [table(rows), about, *forward["notes"]]
     if step:
-        rows = [[f"training step{setting}", *TIMES, *ratio]]
+        rows = [[f"training step{setting}", *TIMES, title, ""]]
         for half, summary in step["summary"].items():
-            rows += [[f"{half}, {row['name']}", *_times(row), *_ratio(row)] for row in summary]
-        rounds = len(step["seconds"]["step"][eager["name"]])
+            rows += [_row(f"{half}, ", row) for row in summary]
         kept, theirs = (step["kept_bytes"].get(row["name"], 0) for row in (ours, eager))
         part = f" (1/{theirs / kept:.4g})" if kept else ""
+        rounds = len(step["seconds"]["step"][eager["name"]])
         parts += [
             f"\n{table(rows)}",
             f"{rounds} rounds; a step is the forward and backward of a round",
-            f"kept for backward: {ours['name']} {kept:,} bytes, {eager['name']} {theirs:,} bytes"
-            f"{part}",
+            f"kept for backward: {ours['name']} {kept:,} bytes, "
+            f"{eager['name']} {theirs:,} bytes{part}",
             *step["notes"],
         ]
     return "\n".join(parts)
 
 
-def _times(row: dict) -> list[str]:
-    return [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
-
-
-def _ratio(row: dict) -> list[str]:
+def _row(half: str, row: dict, speed: Sequence[str] = ()) -> list[str]:
+    times = [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
     is_tie = row["role"] != "eager" and row["ratio_low"] <= 1 <= row["ratio_high"]
-    return [interval(row), "a tie" * is_tie]
+    return [half + row["name"], *times, *speed, interval(row), "a tie" * is_tie]
 
 
 def interval(row: dict) -> str:
