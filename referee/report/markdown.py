@@ -53,10 +53,10 @@ def _ranking(records: list[dict]) -> list[list[str]]:
     for record in records:
         reason = f": {record['reason']}" if record["reason"] else ""
         row, ours = [f"`{record['file']}`", record["verdict"] + reason, record["accuracy"]], {}
-        for run in record["runs"]:
+        for run in record["runs"][:1]:
             ours = by_role(run["forward"]["summary"], "solution")
             ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
-            row[3:] = [_time(run), ratio, run["time"]]
+            row += [_time(run), ratio, run["time"]]
         found.append((ours.get("ratio", 0.0), row if ours else [*row, "", "", ""]))
     titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
     return [titles, *(row for _, row in sorted(found, key=lambda pair: -pair[0]))]
