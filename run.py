@@ -1,6 +1,4 @@
-"""Compares the replacements with their references: first the outputs, then the time.
-
-Without a problem's name it does so for all of them, one after the other.
+"""The command line of the referee: `python run.py --help`.
 
 Exit status: 0 if everything is right, 1 if something is wrong or could not be written, 2 for a
 request that makes no sense, 130 after an interrupt.
@@ -32,7 +30,6 @@ from referee.report import files, markdown, plot, tables
 from referee.session import SWEEP_DTYPES, TIMEOUT, Session, Subject
 from referee.timing import CPU_LEAST, MOST
 
-# Not of the docstring, which `python -OO` removes.
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 OURS = Path(__file__).resolve().parent / "model_new.py"
 LARGEST_SOLUTION = 64 << 20  # bytes

@@ -11,13 +11,13 @@ FLUSH_BYTES = 1 << 30  # several times the largest L2
 # slow host is not done with a call on DTensors, or with a compiled training step.
 FLUSHES = 4
 
+Taken = tuple[torch.Tensor, float, float]
+
 
 class CpuClock:
     """Wall-clock time of one call."""
 
-    def time(
-        self, call: Callable, x: torch.Tensor, write: Callable[[], object] | None = None
-    ) -> tuple[torch.Tensor, float, float]:
+    def time(self, call: Callable, x: torch.Tensor, write: Callable | None = None) -> Taken:
         """The output, and the seconds that the call took, twice, as `CudaClock.time` does."""
         if write:
             write()
@@ -34,9 +34,7 @@ class CudaClock:
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
         self._flushing, self._start, self._end = (Event(enable_timing=True) for _ in range(3))
 
-    def time(
-        self, call: Callable, x: torch.Tensor, write: Callable[[], object] | None = None
-    ) -> tuple[torch.Tensor, float, float]:
+    def time(self, call: Callable, x: torch.Tensor, write: Callable | None = None) -> Taken:
         """The output, the seconds between two events, the wall-clock seconds around both.
 
         The L2 is flushed while the host is launching, so that the events measure the device and

@@ -19,8 +19,9 @@ def free_bytes(device: torch.device) -> int:
     """Bytes that can be allocated on the device; on the CPU within the control group's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return min([int(facts["MemAvailable"].split()[0]) * 1024, *_cgroup_free()])
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return min([int(kilobytes) * 1024, *_cgroup_free()])
 
 
 def choose_rows(

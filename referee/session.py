@@ -15,7 +15,6 @@ from referee import console, records
 from referee.cases import DTYPES
 from referee.child.yardsticks import COMPILED, COPY
 from referee.clock import CpuClock, CudaClock
-from referee.console import Progress
 from referee.judge import grade
 from referee.judge.baselines import Baselines
 from referee.judge.oracle import Oracle
@@ -62,7 +61,7 @@ class Session:
     device: torch.device
     headline: str
     document: dict
-    progress: Progress
+    progress: console.Progress
     shown: list[Subject | str] = field(default_factory=list)
     seconds: float = 0.0
 

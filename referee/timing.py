@@ -197,12 +197,12 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
             f"{name} took {typical * 1e3:.3f} ms, and {timings.rate.floor} "
             f"takes {fastest * 1e3:.3f} ms: not credible"
         )
-    calls = {
-        who: [(s, w - s) for s, w in zip(timings.seconds[who], timings.wall[who], strict=True)]
-        for who in (name, names.eager, names.again)
+    beyond = {
+        who: [w - s for s, w in zip(seconds, timings.wall[who], strict=True)]
+        for who, seconds in timings.seconds.items()
     }
-    usual = [beyond for _, beyond in calls[names.eager] + calls[names.again]]
-    hidden = concealed(calls[name], typical, usual)
+    calls = list(zip(timings.seconds[name], beyond[name], strict=True))
+    hidden = concealed(calls, typical, beyond[names.eager] + beyond[names.again])
     if hidden > 4 * GRAIN + UNSEEN * typical:  # never on a CPU, which has one clock
         problems.append(
             f"{name} took {typical * 1e3:.3f} ms by device events, but the device was busy "
