@@ -34,36 +34,27 @@ COPIES = 10
 
 
 class Subject(NamedTuple):
-    """What files are graded on.
-
-    Attributes:
-        note: why the shape is not the headline's, or "".
-    """
+    """What files are graded on."""
 
     problem: str
     dtype: str
     shape: tuple[int, ...]
-    note: str = ""
+    note: str = ""  # why the shape is not the headline's
 
 
 @dataclass
 class Session:
-    """Grades files, and prints and records what is found.
-
-    Attributes:
-        headline: of all records.
-        shown: subjects with a headline; of a sweep, problems with a title.
-        seconds: that building took.
-    """
+    """Grades files, and prints and records what is found."""
 
     args: argparse.Namespace
     files: list[Path]
     device: torch.device
-    headline: str
+    headline: str  # of all records
     document: dict
     progress: console.Progress
+    # Subjects with a headline; of a sweep, problems with a title.
     shown: list[Subject | str] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: float = 0.0  # that building took
 
     def run(self, subjects: list[Subject], oracle: Oracle | None) -> bool:
         """Does the work; whether all is right."""

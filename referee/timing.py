@@ -39,21 +39,13 @@ class Names(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """The speed that limits a problem.
+    """The speed that limits a problem."""
 
-    Attributes:
-        unit: of the speed, one of `report.schema.SCALE`.
-        work: what the work of a call is called in the JSON file.
-        yardstick: the contestant that shows what the device can do.
-        floor: what takes as long as the fastest yardstick, as part of a sentence.
-        margin: times the yardstick's speed, which no honest call reaches, by device.
-    """
-
-    unit: str
-    work: str
-    yardstick: str
-    floor: str
-    margin: dict[str, float]
+    unit: str  # one of `report.schema.SCALE`
+    work: str  # what the work of a call is called in the JSON file
+    yardstick: str  # the contestant that shows what the device can do
+    floor: str  # what takes as long as the fastest yardstick, as part of a sentence
+    margin: dict[str, float]  # times the yardstick's speed, which no honest call reaches, by device
 
 
 class Rounds(NamedTuple):
@@ -77,27 +69,18 @@ class Findings(NamedTuple):
 
 @dataclass
 class Timings:
-    """Seconds of every timed call by name, in the order of the rounds.
+    """Seconds of every timed call by name, in the order of the rounds."""
 
-    Attributes:
-        device: "cpu" or "cuda".
-        work: of one call, in the units of the rate.
-        seconds: by the device's clock.
-        wall: by the host's clock, until the device was idle.
-        moved: bytes that a call reads and writes at least, 0 where nobody asks.
-        floor: seconds that the work takes at the highest rate measured.
-        notes: what was left out, and why.
-    """
-
-    device: str
+    device: str  # "cpu" or "cuda"
     names: Names
     rate: Rate
-    work: int
+    work: int  # of one call, in the units of the rate
+    # By the device's clock, and by the host's, until the device was idle.
     seconds: dict[str, list[float]] = field(default_factory=dict)
     wall: dict[str, list[float]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    moved: int = 0
-    floor: float = 0.0
+    notes: list[str] = field(default_factory=list)  # what was left out, and why
+    moved: int = 0  # bytes that a call reads and writes at least, 0 where nobody asks
+    floor: float = 0.0  # s that the work takes at the highest rate measured
 
     @property
     def rounds(self) -> int:

@@ -4,11 +4,7 @@ from referee.report.schema import by_role, machine
 
 
 def tables(content: dict) -> str:
-    """All tables, below a line that says what was measured, where and how.
-
-    Args:
-        content: `records.document`.
-    """
+    """The table of a `records.document`, below a line that says what was measured and where."""
     about = content["environment"]
     cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
     state = "" if content["complete"] else " Interrupted: not all of it was measured."

@@ -20,7 +20,6 @@ from referee.report import files
 from referee.report.markdown import milliseconds
 from referee.report.schema import SCALE, by_role, load
 
-SUFFIXES = (".svg", ".png")
 # By role; a yardstick is a copy, or the product alone. Readable on light and on dark ground.
 STYLES = {
     "solution": {"color": "#2f81f7", "marker": "o", "linewidth": 2, "zorder": 3},
@@ -37,6 +36,7 @@ INCHES, BARS_INCHES = (3.4, 6.0), (8.0, 2.9)  # of a column of a sweep, of the b
 FIGURES = [("relu", dtype, "") for dtype in ("float32", "float16", "bfloat16")]
 FIGURES += [("linear_relu_divide", "float32", setting) for setting in ("highest", "high")]
 FIGURES += [("linear_relu_divide", "float16", "")]
+WORK = {"moved_bytes": "bytes moved by a call", "flops": "flops of a call"}
 BARS = {"eager": "eager", "compiled": "torch.compile", "solution": "this project"}
 
 
@@ -46,18 +46,14 @@ def check(path: Path) -> None:
     Raises:
         ValueError: it is neither an SVG nor a PNG, or matplotlib is missing.
     """
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in (".svg", ".png"):
         raise ValueError(f"{path} ends neither in .svg nor in .png")
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("drawing needs matplotlib: pip install matplotlib")
 
 
 def draw(content: dict, suffix: str) -> bytes:
-    """The picture.
-
-    Args:
-        content: `records.document` of a sweep, or of comparisons.
-        suffix: of the file, .svg or .png.
+    """The picture of a sweep or of comparisons, as a file with this suffix.
 
     Raises:
         ValueError: no size was timed, or a bar's result is missing or wrong.
@@ -98,10 +94,8 @@ def _bars(figure: object, records: list[dict]) -> None:
         at = [place + 0.28 * (i - 1) for place in range(len(FIGURES))]
         bars = axes.bar(at, ratios, 0.25, color=STYLES[role]["color"], label=label)
         axes.bar_label(bars, [f"{r:.3f}" * (r > 0) for r in ratios], padding=1, fontsize=7)
-    titles = []
-    for key in FIGURES:
-        ours = by_role(found[key], "solution")
-        titles.append(f"{ours['name']}\n{key[2] or key[1]}, {milliseconds(ours)}")
+    ours = [(key[2] or key[1], by_role(found[key], "solution")) for key in FIGURES]
+    titles = [f"{row['name']}\n{what}, {milliseconds(row)}" for what, row in ours]
     axes.set_xticks(range(len(FIGURES)), titles)
     axes.set_yticks([])
     axes.spines[["left", "right", "top"]].set_visible(False)
@@ -127,9 +121,8 @@ def _columns(figure: object, records: list[dict]) -> None:
             rates = [w / s / SCALE[first["unit"]] for w, s in zip(work, seconds, strict=True)]
             speeds.plot(work, rates, **style)
         times.set(title=title, xscale="log", yscale="log", ylabel="seconds")
-        unit = {"moved_bytes": "bytes moved by a call", "flops": "flops of a call"}
-        about = {"ylabel": first["unit"], "xlabel": unit[first["work_unit"]]}
-        speeds.set(xscale="log", yscale="log", **about)
+        speeds.set(xlabel=WORK[first["work_unit"]], ylabel=first["unit"])
+        speeds.set(xscale="log", yscale="log")
         times.legend()
 
 
