@@ -27,7 +27,7 @@ from referee.judge import grade, problem
 from referee.judge.oracle import Oracle
 from referee.reference_file import BadReferenceError, load
 from referee.report import files, markdown, plot, tables
-from referee.session import SWEEP_DTYPES, TIMEOUT, Session, Subject
+from referee.session import SWEEP_DTYPES, TIMEOUT, Session
 from referee.timing import CPU_LEAST, MOST
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
@@ -117,7 +117,7 @@ def _no_gpu() -> str:
 
 def _subjects(
     args: argparse.Namespace, device: torch.device, progress: console.Progress
-) -> tuple[list[Subject], Oracle | None]:
+) -> tuple[list[records.Subject], Oracle | None]:
     """Of the reference file, with what is right there, or of this project's problems.
 
     Raises:
@@ -127,14 +127,19 @@ def _subjects(
     if args.reference:
         progress("running the reference")
         oracle = Oracle(load(args.reference), device)
-        return [Subject(args.reference.stem, name_of(oracle.dtype), oracle.shape)], oracle
+        return [records.Subject(args.reference.stem, name_of(oracle.dtype), oracle.shape)], oracle
     subjects = []
     every = grade.PROBLEMS if args.sweep else PROBLEMS
     for name in [args.problem] if args.problem else every:
         own = grade.PROBLEMS.get(name, problem)
         for dtype in args.dtype or (SWEEP_DTYPES if args.sweep else ["float32"]):
-            chosen = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
-            subjects.append(Subject(name, dtype, *chosen))
+            shape, note = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
+            if not args.sweep:
+                subjects.append(records.Subject(name, dtype, shape, note=note))
+                continue
+            for setting in own.settings(DTYPES[dtype], device)[:2]:
+                shapes = own.sweep(PROBLEMS[name], device)
+                subjects += [records.Subject(name, dtype, shape, (setting,)) for shape in shapes]
     return subjects, None
 
 

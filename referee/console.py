@@ -19,11 +19,8 @@ INTERRUPTED = 128 + signal.SIGINT  # the status that shells give
 class Progress:
     """Progress on stderr: one line in place on a terminal, a plain line a stage elsewhere.
 
-    Call it as often as you like; it prints at most ten times a second.
-
-    Args of a call:
-        stage: what is being done.
-        detail: how far it is; where stderr is no terminal it is shown only every ten seconds.
+    Call it as often as you like, with what is being done, and how far: it prints at most ten times
+    a second, and where stderr is no terminal, what is new in the latter every ten seconds.
     """
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +15,16 @@ from referee.report.schema import SCALE, SCHEMA
 from referee.timing import Names, Step, speed_up, spread
 
 KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
+
+
+class Subject(NamedTuple):
+    """What files are graded on."""
+
+    problem: str
+    dtype: str
+    shape: tuple[int, ...]
+    settings: tuple[str, ...] = ()  # of the precision of products; () are all of the problem
+    note: str = ""  # why the shape is not the headline's
 
 
 def document(command: str, kind: str, about: dict) -> dict:
@@ -49,15 +60,13 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def record(
-    problem: str, shape: tuple[int, ...], dtype: str, verdict: Verdict, file: str | None
-) -> dict:
+def record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
     """The record of a verdict on a file, None for this project's own."""
     return {
-        "problem": problem,
+        "problem": subject.problem,
         "file": file,
-        "shape": list(shape),
-        "dtype": dtype,
+        "shape": list(subject.shape),
+        "dtype": subject.dtype,
         "import_seconds": verdict.import_seconds,
         "verdict": verdict.word,
         "reason": verdict.reason,

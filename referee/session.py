@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 import torch
 
@@ -33,15 +32,6 @@ COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
 COPIES = 10
 
 
-class Subject(NamedTuple):
-    """What files are graded on."""
-
-    problem: str
-    dtype: str
-    shape: tuple[int, ...]
-    note: str = ""  # why the shape is not the headline's
-
-
 @dataclass
 class Session:
     """Grades files, and prints and records what is found."""
@@ -53,10 +43,10 @@ class Session:
     document: dict
     progress: console.Progress
     # Subjects with a headline; of a sweep, problems with a title.
-    shown: list[Subject | str] = field(default_factory=list)
+    shown: list[records.Subject | str] = field(default_factory=list)
     seconds: float = 0.0  # that building took
 
-    def run(self, subjects: list[Subject], oracle: Oracle | None) -> bool:
+    def run(self, subjects: list[records.Subject], oracle: Oracle | None) -> bool:
         """Does the work; whether all is right."""
         baselines, found = Baselines(self.device), self.document["records"]
         names = list(dict.fromkeys(subject.problem for subject in subjects))
@@ -65,7 +55,9 @@ class Session:
                 self.progress("building the kernels")
                 self.seconds = grade.build(names, baselines)
                 self.progress.clear()
-            tasks = partial(self._sweep if self.args.sweep else self._tasks, subjects, oracle)
+            if self.args.sweep:
+                console.show(self.headline)
+            tasks = partial(self._tasks, subjects, oracle)
             grade.grade_files(self.files, tasks, baselines, self._report)
         except FoundError as failed:
             self.progress.clear()
@@ -79,43 +71,36 @@ class Session:
                 add_limits(found, copy_bandwidth(self.device))
         return all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
 
-    def _tasks(self, subjects: list[Subject], oracle: Oracle | None) -> Iterable[Task]:
+    def _tasks(self, subjects: list[records.Subject], oracle: Oracle | None) -> Iterable[Task]:
+        """Those of a sweep that fit in memory and time."""
         shares = min(len(self.files) * len(subjects), MOST_SHARES)
-        for subject in subjects:
-            self.subject = subject
-            self.progress("running the reference")
-            yield self._task(CPU_SECONDS / shares, oracle)
+        end = monotonic() + SWEEP_SECONDS[self.device.type]
+        for done, subject in enumerate(subjects):
+            self.subject, seconds = subject, CPU_SECONDS / shares
+            if self.args.sweep:
+                seconds = (end - monotonic()) / (len(subjects) - done)
+                if reason := self._why_left_out(seconds):
+                    self._report(None, Verdict(Path(), LEFT_OUT, reason))
+                    continue
+            else:
+                self.progress("running the reference")
+            yield self._task(seconds, oracle)
 
-    def _sweep(self, subjects: list[Subject], oracle: None) -> Iterable[Task]:
-        """The tasks of the sizes that fit in memory and time."""
-        console.show(self.headline)
-        kind, most = self.device.type, SWEEP_SECONDS[self.device.type]
-        sizes = [
-            (Subject(name, dtype, shape), setting)
-            for name, dtype, *_ in subjects
-            for setting in grade.PROBLEMS[name].settings(DTYPES[dtype], self.device)[:2]
-            for shape in grade.PROBLEMS[name].sweep(PROBLEMS[name], self.device)
-        ]
-        end = monotonic() + most
-        for done, (subject, setting) in enumerate(sizes):
-            self.subject, seconds = subject, end - monotonic()
-            name, dtype, shape, _ = subject
-            elements = grade.PROBLEMS[name].elements(PROBLEMS[name], shape)
-            needed = BUFFERS[kind] * elements * DTYPES[dtype].itemsize
-            if kind == "cuda":
-                torch.cuda.empty_cache()
-            free = LARGEST_SHARE * free_bytes(self.device)
-            if needed <= free and seconds > 0:
-                yield self._task(seconds / (len(sizes) - done), settings=(setting,))
-                continue
-            reason = f"the {most:.0f} s of a sweep are over"
-            if needed > free:
-                gib = f"{needed / 2**30:,.1f} GiB of memory, {free / 2**30:,.1f} GiB"
-                reason = f"needs {gib} can be used"
-            self._report(None, Verdict(Path(), LEFT_OUT, reason))
+    def _why_left_out(self, seconds: float) -> str:
+        """Why there is no memory or time for a size, or ""."""
+        name, dtype, shape, *_ = self.subject
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elements = grade.PROBLEMS[name].elements(PROBLEMS[name], shape)
+        needed = BUFFERS[self.device.type] * elements * DTYPES[dtype].itemsize / 2**30
+        free = LARGEST_SHARE * free_bytes(self.device) / 2**30
+        if needed > free:
+            return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
+        is_over = f"the {SWEEP_SECONDS[self.device.type]:.0f} s of a sweep are over"
+        return is_over if seconds <= 0 else ""
 
-    def _task(self, seconds: float, oracle: Oracle | None = None, settings: tuple = ()) -> Task:
-        name, dtype, shape, _ = self.subject
+    def _task(self, seconds: float, oracle: Oracle | None) -> Task:
+        name, dtype, shape, settings, _ = self.subject
         oracle = oracle or Oracle(of_problem(PROBLEMS[name], shape, DTYPES[dtype]), self.device)
         own = grade.PROBLEMS.get(name) if oracle.file.is_ours else None
         yardsticks = own.YARDSTICKS[self.device.type] if own else (COPY,)
@@ -138,8 +123,7 @@ class Session:
         if is_ours and verdict.word == ERROR and not verdict.count:
             raise FoundError(ERROR, verdict.reason)
         verdict.import_seconds += self.seconds
-        file = None if is_ours else str(verdict.file)
-        found = records.record(subject.problem, subject.shape, subject.dtype, verdict, file)
+        found = records.record(subject, verdict, None if is_ours else str(verdict.file))
         self.document["records"].append(found)
         if self.args.sweep:
             is_first = bool(verdict.runs) and subject.problem not in self.shown

@@ -88,7 +88,8 @@ def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> di
     settings = ["highest", "high"] if (kind, dtype) == (linear, "float32") else [""]
     runs = [Run(setting, timings(kind, ratio)) for setting in settings]
     verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
-    return records.record(kind.__name__.split(".")[-1], (4, 8), dtype, verdict, None)
+    subject = records.Subject(kind.__name__.split(".")[-1], dtype, (4, 8))
+    return records.record(subject, verdict, None)
 
 
 def document(found: list[dict], kind: str = "comparison") -> dict:

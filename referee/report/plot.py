@@ -32,11 +32,11 @@ INK = "#77818c"  # readable on both grounds
 COLOURED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
 PLAIN = {"svg.hashsalt": "sweep", "font.size": 8, "legend.framealpha": 0}
 INCHES, BARS_INCHES = (3.4, 6.0), (8.0, 2.9)  # of a column of a sweep, of the bars
+WORK = {"moved_bytes": "bytes moved by a call", "flops": "flops of a call"}
 # Problem, dtype and setting of README's bars, and the legend by role.
 FIGURES = [("relu", dtype, "") for dtype in ("float32", "float16", "bfloat16")]
 FIGURES += [("linear_relu_divide", "float32", setting) for setting in ("highest", "high")]
 FIGURES += [("linear_relu_divide", "float16", "")]
-WORK = {"moved_bytes": "bytes moved by a call", "flops": "flops of a call"}
 BARS = {"eager": "eager", "compiled": "torch.compile", "solution": "this project"}
 
 
