@@ -61,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     progress = console.Progress()
     try:
         device, why = _device(args.device)
-        subjects, oracle = _subjects(args, device, progress)
+        if args.reference:
+            progress("running the reference")
+        subjects, oracle = _subjects(args, device)
     except (BadReferenceError, ValueError) as error:
         progress.clear()
         parser.error(str(error))
@@ -115,9 +117,7 @@ def _no_gpu() -> str:
     return f"torch.cuda.is_available() is false ({reason})"
 
 
-def _subjects(
-    args: argparse.Namespace, device: torch.device, progress: console.Progress
-) -> tuple[list[records.Subject], Oracle | None]:
+def _subjects(args: argparse.Namespace, device: torch.device) -> tuple[list, Oracle | None]:
     """Of the reference file, with what is right there, or of this project's problems.
 
     Raises:
@@ -125,7 +125,6 @@ def _subjects(
         ValueError: the shape does not fit, or the dtype is none of the problem's.
     """
     if args.reference:
-        progress("running the reference")
         oracle = Oracle(load(args.reference), device)
         return [records.Subject(args.reference.stem, name_of(oracle.dtype), oracle.shape)], oracle
     subjects = []

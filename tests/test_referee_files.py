@@ -109,6 +109,11 @@ def test_a_fifo_is_written_to(tmp_path):
     assert path.read_text() == "text" * 100_000
     writer.join()
     assert path.is_fifo()
+    reader, pipe = os.pipe()  # as a shell's >(command) gives
+    files.check_writable(Path(f"/dev/fd/{pipe}"))
+    files.write(Path(f"/dev/fd/{pipe}"), "text")
+    os.close(pipe)
+    assert os.fdopen(reader).read() == "text"
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "out"])

@@ -19,7 +19,7 @@ def check_writable(path: Path) -> None:
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if _standard_stream(there) is not None:
         return
-    if there and not os.access(target, os.W_OK, effective_ids=True):
+    if there and not os.access(path, os.W_OK, effective_ids=True):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     if there and not stat.S_ISREG(there.st_mode):
         return
