@@ -20,6 +20,7 @@ from referee.error_line import first_error_line
 T = TypeVar("T")
 CPU = torch.device("cpu")
 NAMES = ("Model", "get_inputs", "get_init_inputs")
+MOST_LEAVES = 1000  # of an output's nesting
 
 _manual_seed = torch.manual_seed
 
@@ -49,10 +50,7 @@ class ReferenceFile:
 
     def init_inputs(self) -> list:
         """The constructor's arguments."""
-        found = self.attempt("get_init_inputs", self.get_init_inputs)
-        if not isinstance(found, (list, tuple)):
-            raise self.bad(f"get_init_inputs gives a {type(found).__name__}, not a list")
-        return list(found)
+        return self._listed("get_init_inputs", self.get_init_inputs)
 
     def draw(self, seed: int, device: torch.device = CPU) -> list:
         """Arguments of a forward under a seed: dense tensors on a device, and what else there is.
@@ -60,9 +58,7 @@ class ReferenceFile:
         On a GPU other values are drawn than on a CPU.
         """
         with seeded(seed, device), device:
-            found = self.attempt("get_inputs", self.get_inputs)
-        if not isinstance(found, (list, tuple)):
-            raise self.bad(f"get_inputs gives a {type(found).__name__}, not a list")
+            found = self._listed("get_inputs", self.get_inputs)
         for value in found:
             if type(value) not in (torch.Tensor, nn.Parameter, int, float, bool, str, type(None)):
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
@@ -90,6 +86,12 @@ class ReferenceFile:
     def bad(self, reason: str) -> BadReferenceError:
         """The error for a reason."""
         return BadReferenceError(f"{self.path}: {reason}")
+
+    def _listed(self, name: str, call: Callable[[], list]) -> list:
+        found = self.attempt(name, call)
+        if not isinstance(found, (list, tuple)):
+            raise self.bad(f"{name} gives a {type(found).__name__}, not a list")
+        return list(found)
 
 
 def load(path: Path) -> ReferenceFile:
@@ -120,8 +122,28 @@ def of_problem(problem: Problem, shape: tuple[int, ...], dtype: torch.dtype) -> 
     def get_inputs() -> list[torch.Tensor]:
         return [cases.refill(torch.empty(tuple(shape), dtype=dtype))]
 
-    file = Path("model.py")
-    return ReferenceFile(file, problem.reference, get_inputs, problem.get_init_inputs, dtype)
+    functions = problem.reference, get_inputs, problem.get_init_inputs
+    return ReferenceFile(Path("model.py"), *functions, dtype)
+
+
+def flatten(value: object) -> tuple[str, list]:
+    """The nesting of an output as text, in which tuples and lists are the same, and what lies in
+    it, in order.
+
+    Raises:
+        RecursionError: a list holds itself.
+        ValueError: more than MOST_LEAVES lie in it.
+    """
+    if not isinstance(value, (list, tuple)):
+        return "*", [value]
+    shapes, leaves = [], []
+    for part in value:
+        shape, found = flatten(part)
+        shapes.append(shape)
+        leaves += found
+        if len(leaves) > MOST_LEAVES:
+            raise ValueError(f"more than {MOST_LEAVES} outputs")
+    return f"[{', '.join(shapes)}]", leaves
 
 
 @contextmanager
