@@ -9,13 +9,12 @@ import math
 import random
 
 import torch
+from torch import nn
 from torch.nn.functional import linear
 
 from model import Problem
-from referee import cases
-from referee.benchmarks import operands
+from referee import cases, operands
 from referee.child.yardsticks import LIBRARY, PRODUCT, THREE
-from referee.errors import U32, U_TF32, Allowance, precision
 from referee.judge.budget import CLASSES, Output
 from referee.judge.oracle import difference
 from referee.judge.problem import OfProject, usual_note
@@ -24,6 +23,8 @@ from referee.memory import choose_rows
 from referee.remote import dtype_name
 from referee.timing import Names, Rate, Timings
 
+U32 = 2.0**-24  # what rounding to nearest changes at most, in parts: float32
+U_TF32 = 2.0**-11  # TF32, and float16
 YARDSTICKS = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 SWEEP = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}  # rows of x
@@ -70,7 +71,7 @@ class Judge(OfProject):
 
     @property
     def work(self) -> int:
-        return 2 * math.prod(self.oracle.shape) * self.oracle.outputs[0].shape[-1]
+        return 2 * math.prod(self.oracle.shape) * self.oracle.args[1]
 
     @property
     def moved(self) -> int:
@@ -85,37 +86,38 @@ class Judge(OfProject):
 
     def expected(self, inputs: list) -> list[Output]:
         [x], [eager] = inputs, self.oracle.run(self.module, inputs)
-        z, magnitude = self._exact(x)
-        divisor, terms = self.module.divisor, x.shape[-1]
-        exact = torch.relu(z) / divisor
-        allowance = Allowance.of(x.dtype, precision(), terms).times(4.0)
-        if x.dtype == torch.float32 and precision() == "highest":
+        z, magnitude = exact_sums(self.module.linear, x)
+        divisor, terms, eps = abs(self.module.divisor), x.shape[-1], torch.finfo(x.dtype).eps
+        exact = torch.relu(z) / self.module.divisor
+        if x.dtype == torch.float64:  # the float64 result itself is this far off
+            part = 4 * (terms + 4) * eps
+        elif self.is_low:  # the roundings of x and weight to TF32
+            part = 8 * U_TF32 + 16 * U32
+        elif x.dtype == torch.float32:
             # A plain sum of K terms: its errors add up as random signs do, six standard deviations.
-            allowance = Allowance(0.0, (4 + 8 * math.sqrt(terms)) * U32, allowance.smallest)
-        limit = magnitude * (allowance.terms / abs(divisor))
-        limit += exact.abs() * allowance.result + allowance.smallest
+            part = (4 + 8 * math.sqrt(terms)) * U32
+        else:
+            part = (16 + 4 * math.sqrt(terms)) * U32
+        limit = magnitude * (part / divisor) + 2 * torch.finfo(x.dtype).smallest_normal * eps
         if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
             product = z - self.module.linear.bias.detach().double()
-            limit += product.abs() * (torch.finfo(x.dtype).eps / abs(divisor))
+            limit += (2 * exact.abs() + product.abs() / divisor) * eps
         return [Output(eager, exact, terms, limit)]
 
-    def _exact(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pre-activation, and the sums of the terms' magnitudes, in float64."""
-        own = self.module.linear
-        wide, weight, bias = (t.detach().double() for t in (x, own.weight, own.bias))
-        z = linear(wide, weight, bias)
-        return z, linear(wide.abs(), weight.abs(), bias.abs())
+    @property
+    def is_low(self) -> bool:
+        """Whether products of float32 may be TF32's."""
+        return self.dtype == torch.float32 and self.precision != "highest"
 
     def clear(self, inputs: list) -> torch.Tensor | None:
         """At the timed size alone: small ones are drawn several times."""
         [x] = inputs
         if x.shape != self.oracle.shape:
             return None
-        z, magnitude = self._exact(x)
+        z, magnitude = exact_sums(self.module.linear, x)
         near = torch.finfo(x.dtype).eps  # the product may be rounded before the bias is added
         if x.dtype.itemsize > 2:
-            is_low = x.dtype == torch.float32 and precision() != "highest"
-            near = U_TF32 * 4 if is_low else U32 * 64
+            near = U_TF32 * 4 if self.is_low else U32 * 64
         return z.abs() > near * magnitude
 
     def wrong_result(self, problem: str, got: torch.Tensor, want: torch.Tensor) -> str | None:
@@ -187,7 +189,7 @@ class Judge(OfProject):
 
     def check_whole(self) -> None:
         super().check_whole()
-        is_float32 = self.dtype == torch.float32 and precision() == "highest"
+        is_float32 = self.dtype == torch.float32 and not self.is_low
         if is_float32 and self.accuracy() != FLOAT32:
             reason = f"lower precision than float32: {self.accuracy()}"
             raise FoundError(WRONG, f"{reason}, relative error {self.relative:.2g}")
@@ -217,6 +219,12 @@ class Judge(OfProject):
                 "leaves out ReLU": (WRONG, z / divisor),
             }
         return {what: (word, guess.reshape(-1)) for what, (word, guess) in found.items()}
+
+
+def exact_sums(own: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x weight^T + bias, and the sums of the terms' magnitudes, in float64."""
+    terms = [None if t is None else t.detach().double() for t in (x, own.weight, own.bias)]
+    return linear(*terms), linear(*(t if t is None else t.abs() for t in terms))
 
 
 def choose_shape(

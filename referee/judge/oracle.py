@@ -1,7 +1,6 @@
 """A reference file's problem: inputs, parameters, and results with their error budgets."""
 
 import copy
-import math
 import random
 
 import torch
