@@ -25,7 +25,7 @@ import torch
 
 from model import PROBLEMS
 from referee import devices, sweep
-from referee.cases import DTYPES, name_of
+from referee.cases import DTYPES, dtype_name
 from referee.judge import grade, problem
 from referee.judge.oracle import Oracle
 from referee.progress import Progress
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         if args.reference:
             progress("running the reference")
             oracle = Oracle(load(args.reference), device)
-            dtype = name_of(oracle.dtype)
+            dtype = dtype_name(oracle.dtype)
             subjects = [Subject(args.reference.stem, dtype, oracle.shape)]
         else:
             subjects = _subjects(args, device)

@@ -14,13 +14,13 @@ from torch.nn.functional import linear
 
 from model import Problem
 from referee import cases, operands
+from referee.cases import dtype_name
 from referee.child.yardsticks import LIBRARY, PRODUCT, THREE
 from referee.judge.budget import CLASSES, Output
 from referee.judge.oracle import difference
 from referee.judge.problem import OfProject, usual_note
 from referee.judge.verdict import CHEATING, WRONG, FoundError
 from referee.memory import choose_rows
-from referee.remote import dtype_name
 from referee.timing import Names, Rate, Timings
 
 U32 = 2.0**-24  # what rounding to nearest changes at most, in parts: float32

@@ -7,7 +7,7 @@ nothing but their values, and nothing about their values is still to be computed
 import torch
 from torch import nn
 
-from referee.cases import name_of
+from referee.cases import dtype_name
 from referee.reference_file import MOST_LEAVES
 
 PLAIN = (torch.Tensor, nn.Parameter)  # the types that an output may have
@@ -59,7 +59,7 @@ def _walk(value: object, keeps_record: bool, facts: list, tensors: list) -> str:
 
 def form_of(x: torch.Tensor) -> dict:
     """What a plain tensor says of itself, for a reply."""
-    return {"dtype": name_of(x.dtype), "device": str(x.device), "shape": list(x.shape)}
+    return {"dtype": dtype_name(x.dtype), "device": str(x.device), "shape": list(x.shape)}
 
 
 def is_container(kind: type) -> bool:

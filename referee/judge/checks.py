@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from referee import cases
+from referee.cases import dtype_name
 from referee.compare import first_mismatch
 from referee.error_line import LONGEST_LINE
 from referee.judge.baselines import Asked, Baselines
@@ -16,7 +17,7 @@ from referee.judge.budget import WORST, Found, Output, grade
 from referee.judge.feeding import Renewal, pieces, send
 from referee.judge.oracle import DIFFERENT, SEEDS, difference, form_of, parameters_of
 from referee.judge.verdict import CHEATING, WRONG, FoundError, Task, Verdict, of_exception
-from referee.remote import HALF, ForgedError, RaisedError, Remote, dtype_name, pack
+from referee.remote import HALF, ForgedError, RaisedError, Remote, pack
 
 LATENESS = 0.2  # s, after which what a thread still had to write is there
 LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones, and of a bait

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import torch
 
+from referee.cases import dtype_name
 from referee.child.feed import flat_bytes
 from referee.judge.baselines import Asked
 from referee.judge.oracle import SEEDS, Oracle, form_of
 from referee.judge.verdict import Task
-from referee.remote import HALF, dtype_name, pack
+from referee.remote import HALF, pack
 
 
 def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from referee.cases import dtype_name
 from referee.child.feed import ALIGNMENT, TRIPLED
 from referee.child.yardsticks import COPY, COPY_REUSED
 from referee.compare import first_mismatch
@@ -20,7 +21,7 @@ from referee.judge.feeding import Renewal, name_source
 from referee.judge.oracle import SEEDS, parameters_of
 from referee.judge.verdict import CHEATING, FoundError, Run
 from referee.processes import busy_seconds
-from referee.remote import ForgedError, dtype_name, pack
+from referee.remote import ForgedError, pack
 from referee.timing import (
     CONFIRMATION,
     GRAIN,
