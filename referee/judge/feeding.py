@@ -7,10 +7,9 @@ import torch
 
 from referee.cases import dtype_name
 from referee.child.feed import flat_bytes
-from referee.judge.baselines import Asked
 from referee.judge.oracle import SEEDS, Oracle, form_of
 from referee.judge.verdict import Task
-from referee.remote import HALF, pack
+from referee.remote import HALF, Remote, pack
 
 
 def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -20,7 +19,7 @@ def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
         yield start, flat[start : start + size]
 
 
-def send(process: Asked, slot: int | None, values: list) -> None:
+def send(process: Remote, slot: int | None, values: list) -> None:
     """Lays tensors into a process: into a slot of its ring, or among what is staged."""
     if slot is None:
         process.ask("stage", tensors=pack(form_of(values)))
@@ -32,7 +31,7 @@ def send(process: Asked, slot: int | None, values: list) -> None:
             process.ask("feed", slot=slot, index=i, start=start, size=len(piece))
 
 
-def name_source(process: Asked, task: Task) -> None:
+def name_source(process: Remote, task: Task) -> None:
     """Tells a process where the inputs, and the reference's module, come from."""
     oracle, path = task.oracle, None
     about = {"problem": task.name, "shape": [], "dtype": ""}
@@ -53,7 +52,7 @@ class Renewal:
         self._sent = oracle.file.draw(self.draw) if inputs and not oracle.repeats else None
         self._there: list = []
 
-    def give(self, process: Asked, slot: int, is_timed: bool) -> None:
+    def give(self, process: Remote, slot: int, is_timed: bool) -> None:
         """To a process, for a slot of its ring."""
         if self._sent:
             send(process, None, self._sent)
