@@ -18,9 +18,8 @@ from referee.cases import dtype_name
 from referee.child.yardsticks import LIBRARY, PRODUCT, THREE
 from referee.judge.budget import CLASSES, Output
 from referee.judge.oracle import difference
-from referee.judge.problem import OfProject, usual_note
+from referee.judge.problem import OfProject, fit
 from referee.judge.verdict import CHEATING, WRONG, FoundError
-from referee.memory import choose_rows
 from referee.timing import Names, Rate, Timings
 
 U32 = 2.0**-24  # what rounding to nearest changes at most, in parts: float32
@@ -28,7 +27,6 @@ U_TF32 = 2.0**-11  # TF32, and float16
 YARDSTICKS = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 SWEEP = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}  # rows of x
-CPU_ROWS = 64  # a float64 product with all of the weight takes a CPU a second
 WEIGHTS = 6  # in memory at once: those of both modules, of a copy, their gradients
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
 # Rows, out_features, in_features: long sums, and several tiles.
@@ -238,11 +236,8 @@ def choose_shape(
     if not dtype.is_floating_point:
         raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
     k, n, _ = problem.get_init_inputs()
-    usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
     each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
-    weights = WEIGHTS * n * k * dtype.itemsize
-    count, note = choose_rows(wanted, usual, each, device, weights)
-    return (count, k), note or usual_note(wanted, usual, problem)
+    return fit(problem, (k,), wanted, each, device, WEIGHTS * n * k * dtype.itemsize)
 
 
 def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
@@ -250,11 +245,7 @@ def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
     return SETTINGS[device.type] if dtype == torch.float32 else ("",)
 
 
-def sweep(problem: Problem, device: torch.device) -> list[tuple[int, ...]]:
-    """The shapes of x of a sweep."""
-    return [(rows, problem.get_init_inputs()[0]) for rows in SWEEP[device.type]]
-
-
-def elements(problem: Problem, shape: tuple[int, ...]) -> int:
-    """The elements of a call's largest tensor."""
-    return max(shape[0], problem.get_init_inputs()[1]) * shape[1]
+def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
+    """The shapes of x of a sweep, each with the elements of a call's largest tensor."""
+    k, n, _ = problem.get_init_inputs()
+    return [((rows, k), max(rows, n) * k) for rows in SWEEP[device.type]]

@@ -1,6 +1,5 @@
 """ReLU: equal to the last bit, and limited by memory."""
 
-import math
 import random
 
 import torch
@@ -81,9 +80,8 @@ def choose_shape(
         ValueError: it does not fit, or torch.relu does not take the dtype.
     """
     if dtype not in cases.served(device).values():
-        raise ValueError(
-            f"torch.relu of torch {torch.__version__} does not take {dtype} on {device}"
-        )
+        there = f"torch.relu of torch {torch.__version__}"
+        raise ValueError(f"{there} does not take {dtype} on {device}")
     return problem_rows(problem, wanted, dtype, device)
 
 
@@ -92,11 +90,6 @@ def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
     return ("",)
 
 
-def sweep(problem: Problem, device: torch.device) -> list[tuple[int, ...]]:
-    """The shapes of x of a sweep."""
-    return [(2**e // 1024, 1024) for e in SWEEP[device.type]]
-
-
-def elements(problem: Problem, shape: tuple[int, ...]) -> int:
-    """The elements of a call's largest tensor."""
-    return math.prod(shape)
+def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
+    """The shapes of x of a sweep, each with the elements of a call's largest tensor."""
+    return [((2**e // 1024, 1024), 2**e) for e in SWEEP[device.type]]

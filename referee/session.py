@@ -117,15 +117,14 @@ class Session:
         for name, dtype, *_ in subjects:
             own = grade.PROBLEMS[name]
             for setting in own.settings(DTYPES[dtype], self.device)[:2]:
-                for shape in own.sweep(PROBLEMS[name], self.device):
+                for shape, count in own.sweep(PROBLEMS[name], self.device):
                     subject = Subject(name, dtype, shape)
 
                     def make(seconds: float, subject=subject, setting=setting) -> Task:
                         self.subject, about = subject, {"settings": (setting,), "only_times": True}
                         return self._task(subject.problem, self._oracle(subject), seconds, **about)
 
-                    size = own.elements(PROBLEMS[name], shape) * DTYPES[dtype].itemsize
-                    sizes.append((subject, size, make))
+                    sizes.append((subject, count * DTYPES[dtype].itemsize, make))
         ending.show(report.headline(self.document.environment, self.device, self.why))
         return sweep.sweep(sizes, self.device, self._leave_out)
 

@@ -12,9 +12,9 @@ from referee.judge.verdict import Task
 from referee.remote import HALF, Remote, pack
 
 
-def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """The bytes of a tensor's memory, so many at a time."""
-    flat = flat_bytes(x)
+def pieces(x: object, size: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """The bytes of a tensor's memory, so many at a time; none of other values."""
+    flat = flat_bytes(x) if isinstance(x, torch.Tensor) else ()
     for start in range(0, len(flat), size):
         yield start, flat[start : start + size]
 
@@ -24,8 +24,6 @@ def send(process: Remote, slot: int | None, values: list) -> None:
     if slot is None:
         process.ask("stage", tensors=pack(form_of(values)))
     for i, x in enumerate(values):
-        if not isinstance(x, torch.Tensor):
-            continue
         for start, piece in pieces(x, HALF):
             process.put(piece)
             process.ask("feed", slot=slot, index=i, start=start, size=len(piece))
@@ -33,13 +31,10 @@ def send(process: Remote, slot: int | None, values: list) -> None:
 
 def name_source(process: Remote, task: Task) -> None:
     """Tells a process where the inputs, and the reference's module, come from."""
-    oracle, path = task.oracle, None
-    about = {"problem": task.name, "shape": [], "dtype": ""}
-    if oracle.file.is_ours:
-        about |= {"shape": list(oracle.shape), "dtype": dtype_name(oracle.dtype)}
-    else:
-        path = str(oracle.file.path.resolve())
-    process.ask("name_source", path=path, **about)
+    oracle, file = task.oracle, task.oracle.file
+    path = None if file.is_ours else str(file.path.resolve())
+    about = {"shape": list(oracle.shape), "dtype": dtype_name(oracle.dtype)}
+    process.ask("name_source", path=path, problem=task.name, **about)
 
 
 class Renewal:

@@ -31,16 +31,9 @@ Report = Callable[[Task, Verdict], None]
 
 
 def grade_files(
-    files: list[Path],
-    tasks: Callable[[], Iterable[Task]],
-    baselines: Baselines,
-    report: Report,
+    files: list[Path], tasks: Callable[[], Iterable[Task]], baselines: Baselines, report: Report
 ) -> None:
-    """Grades one file after the other, and reports each verdict as soon as it is known.
-
-    Args:
-        tasks: that every file is graded on.
-    """
+    """Grades files one after the other on all tasks; reports a verdict as soon as it is known."""
     before = torch.get_float32_matmul_precision()
     try:
         for file in files:
@@ -75,11 +68,11 @@ def build(names: list[str], baselines: Baselines) -> float:
 def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: Report) -> bool:
     """Grades it on tasks in one process, as long as all goes well; whether that has ended early."""
     with reaping() as spared, ExitStack() as stack:
-        remote = None
+        remotes: list[Remote] = []
         for task in todo:
             verdict, stopped = Verdict(file), None
             try:
-                remote = _grade(file, task, verdict, baselines, remote, spared, stack)
+                _grade(task, verdict, baselines, spared, remotes, stack)
             except KeyboardInterrupt as interrupt:  # what there is counts
                 verdict.word, stopped = INTERRUPTED, interrupt
             task.progress.clear()
@@ -96,16 +89,15 @@ def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: 
 
 
 def _grade(
-    file: Path,
     task: Task,
     verdict: Verdict,
     baselines: Baselines,
-    remote: Remote | None,
     spared: set[int],
+    remotes: list[Remote],
     stack: ExitStack,
-) -> Remote | None:
-    """Sets the verdict, whatever the file does; its process, which it may have given."""
-    stage = "starting"
+) -> None:
+    """Sets the verdict, whatever the file does; its process is the one of `remotes`."""
+    file, stage = verdict.file, "starting"
 
     def progress(what: str, detail: str = "") -> None:
         nonlocal stage
@@ -113,17 +105,17 @@ def _grade(
         task.progress(f"{file.name}: {what}", detail)
 
     known = task.oracle.file.is_ours and PROBLEMS.get(task.name)
-    kind, is_new = known.Judge if known else Reference, remote is None
+    kind, is_new = known.Judge if known else Reference, not remotes
     try:
         progress("starting eager")
         baselines.disturbed()  # by an earlier file
         spared |= baselines.start()
         if is_new:
-            remote = Remote(baselines.server, task.device, monotonic() + task.timeout)
-            stack.callback(remote.close)
-        judge = kind(remote, task, verdict, progress, baselines, spared)
+            remotes.append(Remote(baselines.server, task.device, monotonic() + task.timeout))
+            stack.callback(remotes[0].close)
+        judge = kind(remotes[0], task, verdict, progress, baselines, spared)
         judge.prepare_baselines()
-        remote.deadline = monotonic() + task.timeout
+        remotes[0].deadline = monotonic() + task.timeout
         judge.grade(file if is_new else None)
     except FoundError as found:
         verdict.word, verdict.reason = found.args
@@ -136,4 +128,3 @@ def _grade(
         verdict.word, verdict.reason = of_crash(*ended.args, stage)
     except RaisedError as raised:
         verdict.word, verdict.reason = of_exception(raised, stage)
-    return remote

@@ -13,7 +13,9 @@ from referee.remote import RaisedError, pack
 
 # By which a solution may fall back on the reference's own ReLU.
 LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
-CPU_ROWS = 64  # of ReLU: beyond the size from which kernels write past the caches
+# Of ReLU: beyond the size from which kernels write past the caches. Of Linear: a float64 product
+# with all of the weight takes a CPU a second.
+CPU_ROWS = 64
 METRICS = ("max", "mean", "relative")
 
 
@@ -116,13 +118,20 @@ def choose_shape(
     """
     with torch.device("meta"):
         [row] = problem.get_inputs_at(1)
-    usual = problem.rows if device.type == "cuda" else CPU_ROWS
-    count, note = choose_rows(wanted, usual, row.numel() * dtype.itemsize, device)
-    return (count, *row.shape[1:]), note or usual_note(wanted, usual, problem)
+    return fit(problem, row.shape[1:], wanted, row.numel() * dtype.itemsize, device)
 
 
-def usual_note(wanted: int | None, usual: int, problem: Problem) -> str:
-    """Why fewer rows than the headline's are usual here, or ""."""
-    if wanted or usual >= problem.rows:
-        return ""
-    return f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
+def fit(
+    problem: Problem,
+    row: tuple[int, ...],
+    wanted: int | None,
+    row_bytes: int,
+    device: torch.device,
+    fixed_bytes: int = 0,
+) -> tuple[tuple[int, ...], str]:
+    """The same, for rows of this shape that need so much memory."""
+    usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
+    count, note = choose_rows(wanted, usual, row_bytes, device, fixed_bytes)
+    if not (note or wanted or usual == problem.rows):
+        note = f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
+    return (count, *row), note

@@ -42,21 +42,23 @@ class Run:
         else:
             self.step = None
 
+    def _over(self, name: str) -> tuple[float, float, float]:
+        """Eager's time in parts of a contestant's, with its interval."""
+        seconds = self.timings.seconds
+        return speed_up(seconds[self.timings.names.eager], seconds[name])
+
     @property
     def ratio(self) -> tuple[float, float, float] | None:
         """Eager's time in parts of the solution's, with its interval; None where too noisy."""
-        if self.too_noisy:
-            return None
-        seconds, names = self.timings.seconds, self.timings.names
-        return speed_up(seconds[names.eager], seconds[names.solution])
+        return None if self.too_noisy else self._over(self.timings.names.solution)
 
     @property
     def too_noisy(self) -> bool:
         """Whether eager's own two times differ so much that no ratio means anything."""
-        seconds, names = self.timings.seconds, self.timings.names
-        if len(seconds[names.eager]) < LEAST_JUDGED:
+        names = self.timings.names
+        if len(self.timings.seconds[names.eager]) < LEAST_JUDGED:
             return True
-        _, low, high = speed_up(seconds[names.eager], seconds[names.again])
+        _, low, high = self._over(names.again)
         return high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
 
     @property
@@ -64,10 +66,9 @@ class Run:
         """The ratio in a word; a tie where the interval includes 1, if moved by as much as
         processes, or eager's, differ.
         """
-        if self.too_noisy:
+        if not self.ratio:
             return "too noisy"
-        seconds, names = self.timings.seconds, self.timings.names
-        control, *_ = speed_up(seconds[names.eager], seconds[names.again])
+        control, *_ = self._over(self.timings.names.again)
         ratio, low, high = self.ratio
         bias = max(control, 1 / control, PLACEMENT[self.timings.device])
         if low / bias <= 1 <= high * bias:
@@ -133,11 +134,11 @@ class Task:
 def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
     """The verdict on an exception, in a stage of the grading."""
     about = raised.args[0]
-    name, text, line = (about.get(key) for key in ("type", "text", "line"))
     if about.get("exits"):
         return CHEATING, f"exits with status 0 while {stage}"
-    where = f", line {line}" if isinstance(line, int) else ""
-    return ERROR, f"{first_error_line(f'{name}')}: {first_error_line(str(text))}{where}"
+    name, text = (first_error_line(str(about.get(key))) for key in ("type", "text"))
+    where = f", line {about['line']}" if isinstance(about.get("line"), int) else ""
+    return ERROR, f"{name}: {text}{where}"
 
 
 def of_crash(status: int, printed: str, stage: str) -> tuple[str, str]:
