@@ -26,8 +26,9 @@ import torch
 from model import PROBLEMS
 from referee import devices, sweep
 from referee.cases import DTYPES, dtype_name
-from referee.judge import grade, problem
+from referee.judge import grade
 from referee.judge.oracle import Oracle
+from referee.judge.problem import OfProject
 from referee.progress import Progress
 from referee.records import Document
 from referee.reference_file import BadReferenceError, load
@@ -88,7 +89,7 @@ def _subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
     subjects = []
     every = grade.PROBLEMS if args.sweep else PROBLEMS
     for name in [args.problem] if args.problem else every:
-        own = grade.PROBLEMS.get(name, problem)
+        own = grade.PROBLEMS.get(name, OfProject)
         for dtype in dtypes:
             chosen = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
             subjects.append(Subject(name, dtype, *chosen))

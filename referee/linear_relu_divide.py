@@ -6,25 +6,24 @@ do not wait for it to recover: interleaved in random order, all contestants meet
 
 import copy
 import math
-import random
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
 from model import Problem
-from referee import cases, operands
+from referee import operands
 from referee.cases import dtype_name
 from referee.child.yardsticks import LIBRARY, PRODUCT, THREE
 from referee.judge.budget import CLASSES, Output
 from referee.judge.oracle import difference
-from referee.judge.problem import OfProject, fit
+from referee.judge.problem import OfProject
 from referee.judge.verdict import CHEATING, WRONG, FoundError
 from referee.timing import Names, Rate, Timings
 
 U32 = 2.0**-24  # what rounding to nearest changes at most, in parts: float32
 U_TF32 = 2.0**-11  # TF32, and float16
-YARDSTICKS = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 SWEEP = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}  # rows of x
 WEIGHTS = 6  # in memory at once: those of both modules, of a copy, their gradients
@@ -57,6 +56,7 @@ class Judge(OfProject):
     """
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
+    yardsticks: ClassVar = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
     rate = Rate(
         unit="TFLOP/s",
         scale=1e12,
@@ -163,16 +163,10 @@ class Judge(OfProject):
     def _check_calls(self) -> None:
         """One address, one module, other values."""
         self.load(self.construct_alike(65, 33, 2.0))
-        x = self.draw(129, 65)
-        self.check("an input", [x])
+        self.check("an input", [self.draw(129, 65)])
         self.overwrite()
         self.check("parameters overwritten")
-        x = x.clone()
-        cases.refill(x[random.randrange(len(x))], self.generator)
-        self.check("another row at the same address", [x], again=True)
-        x = x.clone()
-        x.view(-1)[random.randrange(x.numel())].neg_().add_(3)
-        self.check("another element at the same address", [x], again=True)
+        self.check_again()
         if self.remote.ask("attribute", name="divisor", value=-0.5)["there"]:
             self.stale = {"an old divisor": copy.deepcopy(self.module)}
             self.module.divisor = -0.5
@@ -218,34 +212,29 @@ class Judge(OfProject):
             }
         return {what: (word, guess.reshape(-1)) for what, (word, guess) in found.items()}
 
+    @classmethod
+    def choose_shape(
+        cls, problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+    ) -> tuple[tuple[int, ...], str]:
+        if not dtype.is_floating_point:
+            raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
+        k, n, _ = problem.get_init_inputs()
+        needed = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
+        weights = WEIGHTS * n * k * dtype.itemsize
+        return super().choose_shape(problem, wanted, dtype, device, (k,), needed, weights)
+
+    @staticmethod
+    def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+        return SETTINGS[device.type] if dtype == torch.float32 else ("",)
+
+    @staticmethod
+    def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
+        """As of ReLU."""
+        k, n, _ = problem.get_init_inputs()
+        return [((rows, k), max(rows, n) * k) for rows in SWEEP[device.type]]
+
 
 def exact_sums(own: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x weight^T + bias, and the sums of the terms' magnitudes, in float64."""
     terms = [None if t is None else t.detach().double() for t in (x, own.weight, own.bias)]
     return linear(*terms), linear(*(t if t is None else t.abs() for t in terms))
-
-
-def choose_shape(
-    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, ...], str]:
-    """As of `problem`.
-
-    Raises:
-        ValueError: it does not fit, or an integer dtype.
-    """
-    if not dtype.is_floating_point:
-        raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
-    k, n, _ = problem.get_init_inputs()
-    each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
-    return fit(problem, (k,), wanted, each, device, WEIGHTS * n * k * dtype.itemsize)
-
-
-def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-    """Of the precision of float32 products."""
-    return SETTINGS[device.type] if dtype == torch.float32 else ("",)
-
-
-def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
-    """The shapes of x of a sweep, each with the elements of a call's largest tensor."""
-    k, n, _ = problem.get_init_inputs()
-    return [((rows, k), max(rows, n) * k) for rows in SWEEP[device.type]]

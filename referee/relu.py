@@ -1,21 +1,15 @@
 """ReLU: equal to the last bit, and limited by memory."""
 
-import random
-
 import torch
 
 from model import Problem
 from referee import cases
 from referee.cases import dtype_name
-from referee.child.yardsticks import COPY
 from referee.judge.budget import Output
 from referee.judge.problem import OfProject
-from referee.judge.problem import choose_shape as problem_rows
 from referee.judge.timed import fastest_copy
 from referee.timing import Names, Timings
 
-YARDSTICKS = {"cpu": (COPY,), "cuda": (COPY,)}
-SWEEP = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}  # exponents of two, of elements
 LARGE = (1 << 24) + 3  # elements of a vector that they serve in the way of the timed size
 BACKWARD = [(129, 65), (4097,), (300_007,)]
 
@@ -45,15 +39,8 @@ class Judge(OfProject):
                 self.check(name, [x], x.is_contiguous() and x.numel() > 0)
         large = cases.sprinkle(self.draw(LARGE), self.generator)
         self.check("a large vector with special values", [large])
-        x = self.draw(129, 65)
-        self.check("an input", [x])
-        x = x.clone()
-        cases.refill(x[random.randrange(len(x))], self.generator)
-        self.check("another row at the same address", [x], again=True)
-        x = x.clone()
-        place = random.randrange(x.numel())
-        x.view(-1)[place] = 1 if x.view(-1)[place] <= 0 else 3
-        self.check("another element at the same address", [x], again=True)
+        self.check("an input", [self.draw(129, 65)])
+        self.check_again()
         self.check("other values at the same address", [self.draw(129, 65)], again=True)
         for length in range(1, 66):
             self.check(f"length {length}, new memory filled", [self.draw(length)], fill=True)
@@ -70,26 +57,17 @@ class Judge(OfProject):
             if not self.has_backward:
                 return
 
+    @classmethod
+    def choose_shape(
+        cls, problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+    ) -> tuple[tuple[int, ...], str]:
+        if dtype not in cases.served(device).values():
+            there = f"torch.relu of torch {torch.__version__}"
+            raise ValueError(f"{there} does not take {dtype} on {device}")
+        return super().choose_shape(problem, wanted, dtype, device)
 
-def choose_shape(
-    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, ...], str]:
-    """As of `problem`.
-
-    Raises:
-        ValueError: it does not fit, or torch.relu does not take the dtype.
-    """
-    if dtype not in cases.served(device).values():
-        there = f"torch.relu of torch {torch.__version__}"
-        raise ValueError(f"{there} does not take {dtype} on {device}")
-    return problem_rows(problem, wanted, dtype, device)
-
-
-def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-    """Of the precision of products, of which there are none."""
-    return ("",)
-
-
-def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
-    """The shapes of x of a sweep, each with the elements of a call's largest tensor."""
-    return [((2**e // 1024, 1024), 2**e) for e in SWEEP[device.type]]
+    @staticmethod
+    def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
+        """The shapes of x of a sweep, each with the elements of a call's largest tensor."""
+        exponents = range(12, 27, 2) if device.type == "cpu" else range(12, 33, 2)
+        return [((2**e // 1024, 1024), 2**e) for e in exponents]

@@ -85,7 +85,7 @@ class Session:
 
     def _task(self, name: str, oracle: Oracle, seconds: float, **more: object) -> Task:
         own = grade.PROBLEMS.get(name) if oracle.file.is_ours else None
-        yardsticks = own.YARDSTICKS[self.device.type] if own else (COPY,)
+        yardsticks = own.yardsticks[self.device.type] if own else (COPY,)
         if self.device.type == "cuda" and not self.args.solution:
             yardsticks += (COMPILED,)
         settings = own.settings(oracle.dtype, self.device) if own else ("",)

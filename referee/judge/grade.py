@@ -25,7 +25,7 @@ from referee.processes import reaping
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
 
 # Problems with cases of their own; others are graded as a reference file is.
-PROBLEMS = {"relu": relu, "linear_relu_divide": linear_relu_divide}
+PROBLEMS = {"relu": relu.Judge, "linear_relu_divide": linear_relu_divide.Judge}
 
 Report = Callable[[Task, Verdict], None]
 
@@ -105,7 +105,7 @@ def _grade(
         task.progress(f"{file.name}: {what}", detail)
 
     known = task.oracle.file.is_ours and PROBLEMS.get(task.name)
-    kind, is_new = known.Judge if known else Reference, not remotes
+    kind, is_new = known or Reference, not remotes
     try:
         progress("starting eager")
         baselines.disturbed()  # by an earlier file

@@ -1,8 +1,13 @@
 """The course for files that stand in for a problem of this project's, and for the project's own."""
 
+import random
+from typing import ClassVar
+
 import torch
 
 from model import Problem
+from referee import cases
+from referee.child.yardsticks import COPY
 from referee.judge.budget import Found, Output
 from referee.judge.checks import LARGEST_KEPT
 from referee.judge.feeding import Renewal
@@ -23,10 +28,7 @@ class OfProject(Judge):
     """Many small cases, then the timed size under each setting of the task."""
 
     library = LIBRARY, False
-
-    def check_gradients(self) -> None:
-        """At small sizes."""
-        raise NotImplementedError
+    yardsticks: ClassVar = {"cpu": (COPY,), "cuda": (COPY,)}
 
     def check_and_time(self) -> None:
         for setting in self.task.settings:
@@ -49,16 +51,22 @@ class OfProject(Judge):
         self.remote.ask("set_precision", setting=self.precision)
 
     def construct_alike(self, *args: object) -> list[str]:
-        """`construct` of a solution whose state must be the reference's, but for names.
-
-        Args:
-            args: of the constructor, by default the task's.
-        """
+        """`construct` of a solution whose state must be the reference's, but for names."""
         names = self.construct(list(args) or None)
         if names is None:
             shapes = [list(value.shape) for value in self.module.state_dict().values()]
             raise FoundError(WRONG, f"its state has not the reference's shapes, {shapes}")
         return names
+
+    def check_again(self) -> None:
+        """Another row, then another element, at the same address."""
+        x = self.inputs[0].clone()
+        cases.refill(x[random.randrange(len(x))], self.generator)
+        self.check("another row at the same address", [x], again=True)
+        x = x.clone()
+        place = random.randrange(x.numel())
+        x.view(-1)[place] = 1 if x.view(-1)[place] <= 0 else 3
+        self.check("another element at the same address", [x], again=True)
 
     def check_whole(self) -> None:
         """One forward of the timed size, of inputs that both draw from a seed."""
@@ -107,31 +115,37 @@ class OfProject(Judge):
             raise FoundError(WRONG, f"does not take {name}: {line}")
         super().refuse(name, raised, required)
 
+    @classmethod
+    def choose_shape(
+        cls,
+        problem: Problem,
+        wanted: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        row: tuple[int, ...] = (),
+        row_bytes: int = 0,
+        fixed_bytes: int = 0,
+    ) -> tuple[tuple[int, ...], str]:
+        """The shape of x, and a sentence that says why it is not the headline's, or "".
 
-def choose_shape(
-    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, ...], str]:
-    """The shape of x, and a sentence that says why it is not the headline's, or "".
+        Args:
+            row, row_bytes, fixed_bytes: the shape of a row, what it needs, and what is needed in
+                any case; by default what the problem's own inputs have.
 
-    Raises:
-        ValueError: it does not fit.
-    """
-    with torch.device("meta"):
-        [row] = problem.get_inputs_at(1)
-    return fit(problem, row.shape[1:], wanted, row.numel() * dtype.itemsize, device)
+        Raises:
+            ValueError: it does not fit, or the problem does not take the dtype.
+        """
+        if not row:
+            with torch.device("meta"):
+                [x] = problem.get_inputs_at(1)
+            row, row_bytes = x.shape[1:], x.numel() * dtype.itemsize
+        usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
+        count, note = choose_rows(wanted, usual, row_bytes, device, fixed_bytes)
+        if not (note or wanted or usual == problem.rows):
+            note = f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
+        return (count, *row), note
 
-
-def fit(
-    problem: Problem,
-    row: tuple[int, ...],
-    wanted: int | None,
-    row_bytes: int,
-    device: torch.device,
-    fixed_bytes: int = 0,
-) -> tuple[tuple[int, ...], str]:
-    """The same, for rows of this shape that need so much memory."""
-    usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
-    count, note = choose_rows(wanted, usual, row_bytes, device, fixed_bytes)
-    if not (note or wanted or usual == problem.rows):
-        note = f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
-    return (count, *row), note
+    @staticmethod
+    def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+        """Of the precision of float32 products; "" where there is none."""
+        return ("",)

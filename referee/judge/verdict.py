@@ -49,27 +49,25 @@ class Run:
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:
-        """Eager's time in parts of the solution's, with its interval; None where too noisy."""
-        return None if self.too_noisy else self._over(self.timings.names.solution)
-
-    @property
-    def too_noisy(self) -> bool:
-        """Whether eager's own two times differ so much that no ratio means anything."""
+        """Eager's time in parts of the solution's, with its interval; None where eager's own two
+        times differ so much that no ratio means anything.
+        """
         names = self.timings.names
         if len(self.timings.seconds[names.eager]) < LEAST_JUDGED:
-            return True
+            return None
         _, low, high = self._over(names.again)
-        return high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
+        is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
+        return None if is_noisy else self._over(names.solution)
 
     @property
     def word(self) -> str:
         """The ratio in a word; a tie where the interval includes 1, if moved by as much as
         processes, or eager's, differ.
         """
-        if not self.ratio:
+        if not (found := self.ratio):
             return "too noisy"
         control, *_ = self._over(self.timings.names.again)
-        ratio, low, high = self.ratio
+        ratio, low, high = found
         bias = max(control, 1 / control, PLACEMENT[self.timings.device])
         if low / bias <= 1 <= high * bias:
             return TIE
@@ -81,13 +79,10 @@ class Verdict:
     """The outcome of a file.
 
     Attributes:
-        word: correct, wrong, cheating, error, time limit, interrupted or left out.
-        reason: what is wrong, in words.
         accuracy: the class reached, "" if not known.
         count: of cases that were compared.
         refused: kinds of inputs that the problem does not ask for and the solution refuses.
         errors: against float64, of the solution and of eager, a dictionary for each result.
-        runs: the times of a correct solution, under each setting.
     """
 
     file: Path
@@ -108,9 +103,7 @@ class Task:
 
     Attributes:
         name: the problem's.
-        oracle: of the inputs at the timed size.
         settings: of the precision of float32 products.
-        wanted: how long to time.
         yardsticks: that are timed beside eager, by name.
         timeout: seconds for a file.
         only_times: as a sweep does.
