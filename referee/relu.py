@@ -10,6 +10,7 @@ from referee.judge.problem import OfProject
 from referee.judge.timed import fastest_copy
 from referee.timing import Names, Timings
 
+SWEEP = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}  # exponents of two, of elements
 LARGE = (1 << 24) + 3  # elements of a vector that they serve in the way of the timed size
 BACKWARD = [(129, 65), (4097,), (300_007,)]
 
@@ -69,5 +70,4 @@ class Judge(OfProject):
     @staticmethod
     def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
         """The shapes of x of a sweep, each with the elements of a call's largest tensor."""
-        exponents = range(12, 27, 2) if device.type == "cpu" else range(12, 33, 2)
-        return [((2**e // 1024, 1024), 2**e) for e in exponents]
+        return [((2**e // 1024, 1024), 2**e) for e in SWEEP[device.type]]
