@@ -48,17 +48,13 @@ class ReferenceFile:
         """Whether it is a problem of this project's."""
         return self.dtype is not None
 
-    def init_inputs(self) -> list:
-        """The constructor's arguments."""
-        return self._listed("get_init_inputs", self.get_init_inputs)
-
     def draw(self, seed: int, device: torch.device = CPU) -> list:
         """Arguments of a forward under a seed: dense tensors on a device, and what else there is.
 
         On a GPU other values are drawn than on a CPU.
         """
         with seeded(seed, device), device:
-            found = self._listed("get_inputs", self.get_inputs)
+            found = self.called("get_inputs")
         for value in found:
             if type(value) not in (torch.Tensor, nn.Parameter, int, float, bool, str, type(None)):
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
@@ -87,8 +83,9 @@ class ReferenceFile:
         """The error for a reason."""
         return BadReferenceError(f"{self.path}: {reason}")
 
-    def _listed(self, name: str, call: Callable[[], list]) -> list:
-        found = self.attempt(name, call)
+    def called(self, name: str) -> list:
+        """What one of its functions without arguments gives: a list, or a tuple."""
+        found = self.attempt(name, getattr(self, name))
         if not isinstance(found, (list, tuple)):
             raise self.bad(f"{name} gives a {type(found).__name__}, not a list")
         return list(found)

@@ -10,17 +10,7 @@ import torch
 from referee import linear_relu_divide, relu
 from referee.judge.baselines import Baselines
 from referee.judge.reference import Reference
-from referee.judge.verdict import (
-    CHEATING,
-    CORRECT,
-    INTERRUPTED,
-    LATE,
-    FoundError,
-    Task,
-    Verdict,
-    of_crash,
-    of_exception,
-)
+from referee.judge.verdict import CORRECT, INTERRUPTED, LATE, FoundError, Task, Verdict, outcome
 from referee.processes import reaping
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
 
@@ -56,10 +46,8 @@ def build(names: list[str], baselines: Baselines) -> float:
         remote = Remote(baselines.server, torch.device("cpu"))
         try:
             remote.ask("build", names=names)
-        except RaisedError as raised:
-            raise FoundError(*of_exception(raised, "building")) from None
-        except EndedError as ended:
-            raise FoundError(*of_crash(*ended.args, "building the kernels")) from None
+        except (EndedError, RaisedError) as error:
+            raise FoundError(*outcome(error, "building the kernels")) from None
         finally:
             remote.close()
     return monotonic() - start
@@ -121,10 +109,5 @@ def _grade(
         verdict.word, verdict.reason = found.args
     except LateError:
         verdict.word, verdict.reason = LATE, f"{task.timeout:g} s, while {stage}"
-    except ForgedError:
-        verdict.word = CHEATING
-        verdict.reason = f"forged a reply to the referee, while {stage}"
-    except EndedError as ended:
-        verdict.word, verdict.reason = of_crash(*ended.args, stage)
-    except RaisedError as raised:
-        verdict.word, verdict.reason = of_exception(raised, stage)
+    except (EndedError, ForgedError, RaisedError) as error:
+        verdict.word, verdict.reason = outcome(error, stage)

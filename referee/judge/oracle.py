@@ -27,11 +27,9 @@ class Oracle:
     """The reference on a device.
 
     Attributes:
-        args: of the constructor.
-        form: of the inputs, as of `form_of`.
+        form, parameters: as of `form_of` and `parameters_of`.
         tensors, floats: which inputs are tensors with elements, and which of these hold floats.
         shape, dtype: of the input; the shapes of several, and the dtype of the first.
-        parameters: as of `parameters_of`.
         slots: how many inputs fit in memory beside everything else.
         structure: the nesting of the outputs.
         shares: whether an output lies in the memory of an input, or of another call's output.
@@ -50,7 +48,7 @@ class Oracle:
 
     def __init__(self, file: ReferenceFile, device: torch.device) -> None:
         self.device, self.file = device, file
-        self.args = file.init_inputs()
+        self.args = file.called("get_init_inputs")
         file.attempt("pickling its arguments", lambda: pack(self.args))
         self.repeats: bool | None = file.is_ours or None
         self.unlike: dict[str, list | None] = {}
@@ -107,9 +105,8 @@ class Oracle:
             inputs = self.draw(seed)
         except BadReferenceError:
             return None
-        if form_of(inputs) != self.form:
-            return None
-        return [sum_of_bits(x) for x in inputs if _is_tensor(x)]
+        is_alike = form_of(inputs) == self.form
+        return [sum_of_bits(x) for x in inputs if _is_tensor(x)] if is_alike else None
 
     def make_unlike(self, name: str) -> list:
         """Such inputs, on the CPU: of two kinds, both of the first draw's."""
@@ -164,9 +161,8 @@ class Oracle:
 
     def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
-        is_float = [_is_tensor(x) and x.is_floating_point() for x in inputs]
-        pairs = zip(inputs, is_float, strict=True)
-        return self.run(wide, [x.double() if wider else x for x, wider in pairs])
+        floats = {i for i, x in enumerate(inputs) if _is_tensor(x) and x.is_floating_point()}
+        return self.run(wide, [x.double() if i in floats else x for i, x in enumerate(inputs)])
 
     def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """The outputs of two forwards, which must be the same tensors."""
@@ -212,13 +208,12 @@ class Oracle:
     def _count_slots(self, parameter_bytes: int) -> int:
         """How many inputs can be in the ring."""
         torch.cuda.empty_cache()
-        kind, draws = self.device.type, DRAWS * self.input_bytes
+        slots, each, draws = RING[self.device.type], 2 * self.input_bytes, DRAWS * self.input_bytes
         fixed = 9 * self.output_bytes + 10 * parameter_bytes + 4 * self.input_bytes
-        if kind == "cpu":  # which has the draws, and eager in two processes
+        if self.device.type == "cpu":  # which has the draws, and eager in two processes
             fixed += draws + self.input_bytes
-        each = 2 * self.input_bytes
-        fits = fixed + RING[kind] * each <= LARGEST_SHARE * free_bytes(self.device)
-        slots = RING[kind] if fits else 1
+        if fixed + slots * each > LARGEST_SHARE * free_bytes(self.device):
+            slots = 1
         needs = {CPU: draws, self.device: fixed + slots * each}
         for device, need in {} if self.file.is_ours else needs.items():
             free = LARGEST_SHARE * free_bytes(device)

@@ -36,9 +36,8 @@ def _terms(name: str, args: tuple, out: object) -> int:
         return tensors[0].shape[args[1]]
     if name in PRODUCTS:
         return tensors[PRODUCTS[name]].shape[-1]
-    if name == "convolution":
-        is_transposed, weight = args[6], args[1]
-        return weight.numel() // max(weight.shape[is_transposed], 1)
+    if name == "convolution":  # args[6]: whether it is a transposed one
+        return args[1].numel() // max(args[1].shape[args[6]], 1)
     if name == "native_layer_norm":
         return math.prod(args[1])
     if name in ("native_batch_norm", "native_group_norm"):
@@ -46,6 +45,5 @@ def _terms(name: str, args: tuple, out: object) -> int:
     if "attention" in name:
         return max(x.shape[-1] for x in tensors) + tensors[1].shape[-2]
     out = out[0] if isinstance(out, tuple) else out
-    if not isinstance(out, torch.Tensor) or not any(word in name for word in REDUCTIONS):
-        return 1
-    return max(1, tensors[0].numel() // max(out.numel(), 1))
+    is_sum = isinstance(out, torch.Tensor) and any(word in name for word in REDUCTIONS)
+    return max(1, tensors[0].numel() // max(out.numel(), 1)) if is_sum else 1

@@ -9,7 +9,7 @@ import torch
 from referee.error_line import first_error_line
 from referee.judge.oracle import Oracle
 from referee.progress import Progress
-from referee.remote import RaisedError
+from referee.remote import EndedError, ForgedError, RaisedError
 from referee.stats import speed_up
 from referee.timing import LEAST_JUDGED, Rounds, Step, Timings
 
@@ -124,18 +124,13 @@ class Task:
         return self.oracle.device
 
 
-def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
-    """The verdict on an exception, in a stage of the grading."""
-    about = raised.args[0]
-    if about.get("exits"):
-        return CHEATING, f"exits with status 0 while {stage}"
-    name, text = (first_error_line(str(about.get(key))) for key in ("type", "text"))
-    where = f", line {about['line']}" if isinstance(about.get("line"), int) else ""
-    return ERROR, f"{name}: {text}{where}"
-
-
-def of_crash(status: int, printed: str, stage: str) -> tuple[str, str]:
-    """The verdict on a process that is gone."""
+def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:
+    """The verdict on what a process did instead of answering, in a stage of the grading."""
+    if isinstance(error, RaisedError):
+        return of_exception(error, stage)
+    if isinstance(error, ForgedError):
+        return CHEATING, f"forged a reply to the referee, while {stage}"
+    status, printed = error.args
     if status == 0:
         return CHEATING, f"exits with status 0 while {stage}"
     last = [line for line in printed.splitlines() if line.strip()][-1:]
@@ -145,3 +140,13 @@ def of_crash(status: int, printed: str, stage: str) -> tuple[str, str]:
     name = signal.Signals(-status).name
     reason = "killed, as for want of memory," if name == "SIGKILL" else f"crashes ({name})"
     return ERROR, f"{reason} while {stage}{said}"
+
+
+def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
+    """The verdict on an exception, in a stage of the grading."""
+    about = raised.args[0]
+    if about.get("exits"):
+        return CHEATING, f"exits with status 0 while {stage}"
+    name, text = (first_error_line(str(about.get(key))) for key in ("type", "text"))
+    where = f", line {about['line']}" if isinstance(about.get("line"), int) else ""
+    return ERROR, f"{name}: {text}{where}"
