@@ -80,7 +80,7 @@ class Judge(OfProject):
         """Eager's calls are products too; of float32, an honest call needs a float16 product."""
         times = [timings.seconds[name] for name in (PRODUCT, self.names.eager, self.names.again)]
         times.append([seconds / 3 for seconds in timings.seconds.get(THREE, [])])
-        return min(seconds for some in times for seconds in some)
+        return min(map(min, filter(None, times)))
 
     def expected(self, inputs: list) -> list[Output]:
         [x], [eager] = inputs, self.oracle.run(self.module, inputs)
@@ -129,7 +129,11 @@ class Judge(OfProject):
             at = setting and f" at {setting}"
             self._check_sizes(at)
             if self.dtype == torch.float32:
-                self._check_operands(at)
+                names = self.construct_alike(129, 65, 2.0)
+                for name in operands.CASES:
+                    x, weight, bias = operands.named(name, 33, 129, 65)
+                    self.load(names, [weight, bias])
+                    self.check(f"{name}{at}", [x.to(self.device)])
         self.construct_alike(33, 17, 2.0)
         for name, shape, view in X_LAYOUTS:
             x = view(self.draw(*shape))
@@ -151,14 +155,6 @@ class Judge(OfProject):
         for m, n, k in SHAPES:
             self.construct_alike(k, n, 2.0)
             self.check(f"[{m}, {k}] -> {n}{at}", [self.draw(m, k)])
-
-    def _check_operands(self, at: str) -> None:
-        """Operands of many kinds."""
-        names = self.construct_alike(129, 65, 2.0)
-        for name in operands.CASES:
-            x, weight, bias = operands.named(name, 33, 129, 65)
-            self.load(names, [weight, bias])
-            self.check(f"{name}{at}", [x.to(self.device)])
 
     def _check_calls(self) -> None:
         """One address, one module, other values."""
@@ -203,14 +199,12 @@ class Judge(OfProject):
     def guesses(self) -> dict[str, tuple[str, torch.Tensor]]:
         [x], module = self.inputs, self.module
         with torch.no_grad():
-            z, divisor = module.linear(x), module.divisor
-            product = x @ module.linear.weight.T
-            found = {
-                "leaves out the bias": (CHEATING, torch.relu(product) / divisor),
+            z, product = module.linear(x).flatten(), (x @ module.linear.weight.T).flatten()
+            return {
+                "leaves out the bias": (CHEATING, torch.relu(product) / module.divisor),
                 "leaves out the division": (WRONG, torch.relu(z)),
-                "leaves out ReLU": (WRONG, z / divisor),
+                "leaves out ReLU": (WRONG, z / module.divisor),
             }
-        return {what: (word, guess.reshape(-1)) for what, (word, guess) in found.items()}
 
     @classmethod
     def choose_shape(

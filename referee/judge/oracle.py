@@ -9,8 +9,7 @@ from torch import nn
 from referee import cases
 from referee.child.feed import LARGEST_PART, PART, flat_bytes, sum_of_bits
 from referee.compare import first_mismatch, share_memory
-from referee.judge.budget import Output
-from referee.judge.terms import Terms
+from referee.judge.budget import Output, Terms
 from referee.memory import LARGEST_SHARE, RING, free_bytes
 from referee.reference_file import CPU, BadReferenceError, ReferenceFile, flatten
 from referee.remote import pack
