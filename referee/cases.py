@@ -88,8 +88,7 @@ def elementwise(
 def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Overwrites x: floats uniform in -1..1, integers uniform over their whole range.
 
-    The public harness draws 0..1, on which ReLU is the identity: a kernel that returns its input,
-    or copies it, would be right there.
+    Where floats are of 0..1, as KernelBench draws them, ReLU is the identity.
     """
     if x.is_floating_point():
         return x.uniform_(-1, 1, generator=generator)
@@ -126,11 +125,9 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
 def random(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """A dense tensor filled by `refill`.
-
-    Zeros touch its pages with all threads. Drawn by one thread into untouched ones, 1.2 GB took 5.1
-    instead of 2.1 s on a virtual machine whose host was busy.
-    """
+    """A dense tensor filled by `refill`."""
+    # Zeros touch its pages with all threads: drawn by one thread into untouched ones, 1.2 GB took
+    # 5.1 instead of 2.1 s on a virtual machine whose host was busy.
     return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 

@@ -31,17 +31,13 @@ class BadReferenceError(Exception):
 
 @dataclass(frozen=True)
 class ReferenceFile:
-    """The file's names; each method raises `BadReferenceError` where the file raises.
-
-    Attributes:
-        dtype: of a problem of this project's, whose inputs are new, and the same for the same seed.
-    """
+    """The file's names; each method raises `BadReferenceError` where the file raises."""
 
     path: Path
     model: Callable[..., nn.Module]
     get_inputs: Callable[[], list]
     get_init_inputs: Callable[[], list]
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # of a problem of this project's, whose inputs are new
 
     @property
     def is_ours(self) -> bool:
@@ -111,10 +107,7 @@ def load(path: Path) -> ReferenceFile:
 
 
 def of_problem(problem: Problem, shape: tuple[int, ...], dtype: torch.dtype) -> ReferenceFile:
-    """A problem of this project's as if a file defined it, with one input of both signs.
-
-    The public harness draws 0..1, on which ReLU is the identity.
-    """
+    """A problem of this project's as if a file defined it, with one input of both signs."""
 
     def get_inputs() -> list[torch.Tensor]:
         return [cases.refill(torch.empty(tuple(shape), dtype=dtype))]

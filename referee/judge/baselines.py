@@ -12,10 +12,8 @@ from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server
 
 
 class Eager(Remote):
-    """A process of eager's, which is torch's own code: if it fails, no solution is judged by it.
-
-    Args:
-        fail: ends all processes like it.
+    """A process of eager's, which is torch's own code: if it fails, no solution is judged, and
+    `fail` ends all of them.
     """
 
     def __init__(self, server: Server, device: torch.device, fail: Callable[[], None]) -> None:
@@ -62,11 +60,8 @@ class Baselines:
         self._prepared = None
 
     def prepare(self, what: object, prepare: Callable[[Remote, bool], dict]) -> None:
-        """Gives them the module, inputs and yardsticks, unless they have them.
-
-        Args:
-            what: they are.
-            prepare: gives a process these, yardsticks only if it is not the one for "again".
+        """Gives them what is timed, unless they have it: `prepare` gives it to a process, the
+        yardsticks only if it is not the one for "again".
         """
         if what == self._prepared:
             return
@@ -85,12 +80,8 @@ class Baselines:
         self._remotes, self._standing, self.server, self._prepared = [], [], None, None
 
     def disturbed(self) -> str:
-        """What somebody did to them, to the server or to this process, in words.
-
-        Then they are of no use any more.
-        """
-        pairs = zip(self._stand(), self._standing, strict=False)
-        found = ""
+        """What somebody did to them, to the server or to this process, in words; ends them then."""
+        pairs, found = zip(self._stand(), self._standing, strict=False), ""
         if self.server and self.server.has_ended():
             found = "ended a process of the referee's"
         elif any(now != was for now, was in pairs if now):

@@ -40,27 +40,17 @@ REDUCTIONS = ("sum", "mean", "prod", "var", "std", "norm", "logsumexp", "pool", 
 
 @dataclass
 class Found:
-    """A result beside the reference's.
-
-    Attributes:
-        problem: what is wrong with it, in words.
-        max, mean: of its errors.
-        relative: the Frobenius norm of its errors over that of the reference.
-        size, mean_size: of the reference, the root of the mean square and the mean.
-        equal: it has eager's bits.
-        gross: it is another result, not a less accurate one.
-        beyond: which elements are off by too much; of an exact result, of blocks that differ.
-    """
+    """A result beside the reference's: its errors, and what is wrong with it, in words."""
 
     problem: str | None
     max: float
     mean: float
-    relative: float
-    size: float
+    relative: float  # the Frobenius norm of the errors over that of the reference
+    size: float  # the root of the reference's mean square
     mean_size: float
-    equal: bool
-    gross: bool
-    beyond: torch.Tensor
+    equal: bool  # it has eager's bits
+    gross: bool  # it is another result, not a less accurate one
+    beyond: torch.Tensor  # the elements off by too much; of an exact result, of blocks that differ
 
 
 class Output:

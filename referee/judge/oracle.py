@@ -26,15 +26,12 @@ class Oracle:
     """The reference on a device.
 
     Attributes:
-        form, parameters: as of `form_of` and `parameters_of`.
         tensors, floats: which inputs are tensors with elements, and which of these hold floats.
         shape, dtype: of the input; the shapes of several, and the dtype of the first.
         slots: how many inputs fit in memory beside everything else.
-        structure: the nesting of the outputs.
         shares: whether an output lies in the memory of an input, or of another call's output.
         note: why there is no float64 result, or "".
-        ops: the operators that compute.
-        terms: of the longest sum.
+        ops, terms: the operators that compute, and the terms of their longest sum.
         repeats: whether inputs can be drawn again from their seed, on the device; None as long as
             nobody has tried.
         unlike: inputs that `get_inputs` would not draw, by what they are: None where eager's

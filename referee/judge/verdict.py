@@ -76,47 +76,32 @@ class Run:
 
 @dataclass
 class Verdict:
-    """The outcome of a file.
-
-    Attributes:
-        accuracy: the class reached, "" if not known.
-        count: of cases that were compared.
-        refused: kinds of inputs that the problem does not ask for and the solution refuses.
-        errors: against float64, of the solution and of eager, a dictionary for each result.
-    """
+    """The outcome of a file."""
 
     file: Path
     word: str = CORRECT
     reason: str = ""
-    accuracy: str = ""
-    count: int = 0
+    accuracy: str = ""  # the class reached, "" if not known
+    count: int = 0  # of cases that were compared
     import_seconds: float = 0.0
-    refused: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # kinds of inputs that need not be taken
     notes: list[str] = field(default_factory=list)
-    errors: list[dict] = field(default_factory=list)
+    errors: list[dict] = field(default_factory=list)  # of each result and eager's, to float64
     runs: list[Run] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The conditions on which files are graded.
+    """The conditions on which files are graded."""
 
-    Attributes:
-        name: the problem's.
-        settings: of the precision of float32 products.
-        yardsticks: that are timed beside eager, by name.
-        timeout: seconds for a file.
-        only_times: as a sweep does.
-    """
-
-    name: str
+    name: str  # the problem's
     oracle: Oracle
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # of the precision of float32 products
     wanted: Rounds
-    yardsticks: tuple[str, ...]
-    timeout: float
+    yardsticks: tuple[str, ...]  # names of what is timed beside eager
+    timeout: float  # s, for a file
     progress: Progress
-    only_times: bool = False
+    only_times: bool = False  # as a sweep does
 
     @property
     def device(self) -> torch.device:
