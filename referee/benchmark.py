@@ -4,13 +4,12 @@ linear    LinearReluDivideNew against eager over rows and features
 operands  the same on operands of many kinds, with errors
 host      what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
 import    seconds to import the solution, beyond torch's
-report    the figures of README and docs for this device, in their places; --only takes some
+report    the figures of README and docs/BENCHMARKS.md for this device; --only takes some
 
-In README and docs/BENCHMARKS.md a block begins with a comment that names a kind of device and a
-command, `<!-- cuda: python -m referee.benchmark host -->`, and ends with `<!-- end -->`. What the
-command prints takes the place of the block's content. README's command is one of BENCHMARKS too:
-its block gets the tables that run.py's `--markdown` writes, docs/figures.svg the picture of the
-same run. Files are written after each command; an interrupted report keeps those.
+There a block begins with a comment that names a kind of device and a command, say
+`<!-- cuda: python -m referee.benchmark host -->`, and ends with `<!-- end -->`; it gets what the
+command prints. README's command is one of BENCHMARKS too: its block gets run.py's `--markdown`,
+docs/figures.svg the picture. Files are written after each command.
 """
 
 import argparse
@@ -187,8 +186,9 @@ def measure(device: str, only: str) -> list[str]:
         raise ValueError(f"no block is for {device} and has a command that contains {only!r}")
     for command in commands:
         with tempfile.TemporaryDirectory() as folder:
-            results, run = Path(folder, "results.json"), [sys.executable, *shlex.split(command)[1:]]
-            if command in of_readme:
+            results, is_readmes = Path(folder, "results.json"), command in of_readme
+            run = [sys.executable, *shlex.split(command)[1:]]
+            if is_readmes:
                 plot.check(PICTURE)
                 run += ["--json", str(results)]
             done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -196,7 +196,7 @@ def measure(device: str, only: str) -> list[str]:
             if done.returncode:
                 failed.append(command)
                 continue
-            if command in of_readme:
+            if is_readmes:
                 content = {**load(results), "command": command}
                 files.write(PICTURE, plot.draw(content, ".svg"))
                 _replace(README, device, command, markdown.tables(content))

@@ -207,15 +207,14 @@ class Judge(OfProject):
             }
 
     @classmethod
-    def choose_shape(
-        cls, problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
-    ) -> tuple[tuple[int, ...], str]:
+    def needs(
+        cls, problem: Problem, dtype: torch.dtype, device: torch.device
+    ) -> tuple[tuple[int, ...], int, int]:
         if not dtype.is_floating_point:
             raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
         k, n, _ = problem.get_init_inputs()
-        needed = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
-        weights = WEIGHTS * n * k * dtype.itemsize
-        return super().choose_shape(problem, wanted, dtype, device, (k,), needed, weights)
+        each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
+        return (k,), each, WEIGHTS * n * k * dtype.itemsize
 
     @staticmethod
     def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:

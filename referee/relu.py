@@ -59,13 +59,13 @@ class Judge(OfProject):
                 return
 
     @classmethod
-    def choose_shape(
-        cls, problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
-    ) -> tuple[tuple[int, ...], str]:
+    def needs(
+        cls, problem: Problem, dtype: torch.dtype, device: torch.device
+    ) -> tuple[tuple[int, ...], int, int]:
         if dtype not in cases.served(device).values():
             there = f"torch.relu of torch {torch.__version__}"
             raise ValueError(f"{there} does not take {dtype} on {device}")
-        return super().choose_shape(problem, wanted, dtype, device)
+        return super().needs(problem, dtype, device)
 
     @staticmethod
     def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:

@@ -106,44 +106,39 @@ class OfProject(Judge):
 
     def refuse(self, name: str, raised: RaisedError, required: bool) -> None:
         """One that takes the timed size alone is wrong; one that takes nothing has an error."""
-        if required and of_exception(raised, name)[0] != CHEATING:
+        word, line = of_exception(raised, name)
+        if required and word != CHEATING:
             if self.verdict.count == 1:
                 self.load(self.construct_alike())
                 self._give_whole()
                 self._give_whole(again=True)
-            _, line = of_exception(raised, name)
             raise FoundError(WRONG, f"does not take {name}: {line}")
         super().refuse(name, raised, required)
 
     @classmethod
     def choose_shape(
-        cls,
-        problem: Problem,
-        wanted: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-        row: tuple[int, ...] = (),
-        row_bytes: int = 0,
-        fixed_bytes: int = 0,
+        cls, problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
     ) -> tuple[tuple[int, ...], str]:
         """The shape of x, and a sentence that says why it is not the headline's, or "".
-
-        Args:
-            row, row_bytes, fixed_bytes: the shape of a row, what it needs, and what is needed in
-                any case; by default what the problem's own inputs have.
 
         Raises:
             ValueError: it does not fit, or the problem does not take the dtype.
         """
-        if not row:
-            with torch.device("meta"):
-                [x] = problem.get_inputs_at(1)
-            row, row_bytes = x.shape[1:], x.numel() * dtype.itemsize
+        row, row_bytes, fixed_bytes = cls.needs(problem, dtype, device)
         usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
         count, note = choose_rows(wanted, usual, row_bytes, device, fixed_bytes)
         if not (note or wanted or usual == problem.rows):
             note = f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
         return (count, *row), note
+
+    @classmethod
+    def needs(
+        cls, problem: Problem, dtype: torch.dtype, device: torch.device
+    ) -> tuple[tuple[int, ...], int, int]:
+        """The shape of a row of x, the bytes that each needs, and those needed in any case."""
+        with torch.device("meta"):
+            [x] = problem.get_inputs_at(1)
+        return x.shape[1:], x.numel() * dtype.itemsize, 0
 
     @staticmethod
     def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
