@@ -4,7 +4,6 @@ import torch
 
 _equal, _storage = torch.equal, torch.Tensor.untyped_storage
 
-CHUNK = 1 << 24  # elements at a time: the masks of a 6 GB tensor stay within 0.5 GB
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
@@ -17,19 +16,21 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
     Everything is decided on integers: no NaN can slip through an inequality, and a processor
     that flushes subnormals to zero cannot hide one.
     """
-    a, b = actual.reshape(-1), expected.reshape(-1)
-    total, count, first = a.numel(), 0, -1
-    for start in range(0, total, CHUNK):
-        differs = _differences(a[start : start + CHUNK], b[start : start + CHUNK], exact)
-        if differs is not None and (found := int(differs.sum())):
-            if not count:
-                first = start + int(differs.to(torch.uint8).argmax())
-            count += found
-    if not count:
+    a, b, integer = actual.reshape(-1), expected.reshape(-1), INTEGERS[actual.element_size()]
+    x, y = a.view(integer), b.view(integer)
+    if _equal(x, y):
         return None
+    differs = x != y
+    if a.is_floating_point() and not exact:
+        infinity = torch.tensor(torch.inf, dtype=a.dtype).view(integer).item()
+        x, y = (bits & torch.iinfo(integer).max for bits in (x, y))  # without the sign
+        differs &= ~((x > infinity) & (y > infinity)) & ((x | y) != 0)
+    if not (count := int(differs.sum())):
+        return None
+    first = int(differs.view(torch.uint8).argmax())
     index = [int(i) for i in torch.unravel_index(torch.tensor(first), actual.shape)]
     values = f"got {a[first].item()}, expected {b[first].item()}"
-    return f"{count:,} of {total:,} elements differ, the first at {index}: {values}"
+    return f"{count:,} of {len(a):,} elements differ, the first at {index}: {values}"
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -38,17 +39,3 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     start = max(one.data_ptr(), two.data_ptr())
     end = min(one.data_ptr() + one.nbytes(), two.data_ptr() + two.nbytes())
     return a.device == b.device and start < end
-
-
-def _differences(a: torch.Tensor, b: torch.Tensor, exact: bool) -> torch.Tensor | None:
-    """A mask of what differs in two flat tensors; None is the quick answer for equal bits."""
-    integer = INTEGERS[a.element_size()]
-    x, y = a.view(integer), b.view(integer)
-    if _equal(x, y):
-        return None
-    differs = x != y
-    if exact or not a.is_floating_point():
-        return differs
-    infinity = torch.tensor(torch.inf, dtype=a.dtype).view(integer).item()
-    x, y = (bits & torch.iinfo(integer).max for bits in (x, y))  # without the sign
-    return differs & ~((x > infinity) & (y > infinity)) & ((x | y) != 0)
