@@ -73,8 +73,7 @@ class Judge(OfProject):
 
     @property
     def moved(self) -> int:
-        weight = self.oracle.args[0] * self.oracle.args[1] * self.dtype.itemsize
-        return super().moved + weight
+        return super().moved + math.prod(self.oracle.args[:2]) * self.dtype.itemsize
 
     def fastest(self, timings: Timings) -> float:
         """Eager's calls are products too; of float32, an honest call needs a float16 product."""

@@ -75,12 +75,11 @@ class Output:
     ) -> None:
         self.shape, self.dtype, self.numel = list(eager.shape), eager.dtype, eager.numel()
         self.eager, self.limit = _flat(eager), _flat(limit)
-        is_float = self.dtype.is_floating_point
-        self.exact = _flat(exact) if is_float and self.dtype != torch.float64 else None
+        self.is_exact = terms == 0 or not self.dtype.is_floating_point
+        self.exact = None if self.is_exact or self.dtype == torch.float64 else _flat(exact)
         self.slack, self.mean_slack, self.parts, self.size = 0.0, math.inf, 0.0, 0.0
         self.errors = 0.0, 0.0, 0.0
-        self.is_exact = terms == 0 or not is_float
-        if self.exact is not None and not self.is_exact:
+        if self.exact is not None:
             self._set_budget(terms)
         elif not self.is_exact:
             self.slack = self.parts = TOLERANCES.get(self.dtype, HALF_TOLERANCE)
@@ -183,8 +182,7 @@ def errors(got: torch.Tensor, eager: torch.Tensor, want: torch.Tensor) -> torch.
     error = (got.double() - want).abs_()
     if error.sum().isfinite():
         return error
-    same = (got == eager) | (got.isnan() & eager.isnan())
-    same &= ~error.isfinite()
+    same = ((got == eager) | (got.isnan() & eager.isnan())) & ~error.isfinite()
     return error.nan_to_num_(math.inf, math.inf).masked_fill_(same, 0)
 
 

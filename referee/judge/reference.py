@@ -1,5 +1,7 @@
 """The course for files that stand in for the `Model` of a reference file."""
 
+from contextlib import suppress
+
 from referee.judge.budget import grade
 from referee.judge.checks import DIFFERS
 from referee.judge.feeding import send
@@ -70,11 +72,9 @@ class Reference(Judge):
             self.spared |= self.baselines.start()
             self.prepare_baselines()
             eager = self.baselines.asked(False)
-            try:
+            with suppress(FoundError):  # the baselines start again when they are needed
                 send(eager, 0, inputs)
                 if eager.ask("probe", slot=0)["finite"] is True:
                     oracle.unlike[name] = inputs
                 send(eager, 0, oracle.inputs(0))
-            except FoundError:  # the baselines start again when they are needed
-                pass
         return oracle.unlike[name]
