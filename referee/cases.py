@@ -19,6 +19,7 @@ SHAPES = [
     (3, 4097), (300_007,),
 ]  # fmt: skip
 
+Make = Callable[[], torch.Tensor]  # an input, new each time
 # A name, the shape of the dense tensor underneath, and the view taken of it.
 LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
     ("x[::2]", (257,), lambda x: x[::2]),
@@ -63,12 +64,8 @@ def served(device: torch.device) -> dict[str, torch.dtype]:
     return taken
 
 
-def elementwise(
-    device: torch.device, seed: int
-) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """All small inputs, of every dtype, for a function of one tensor of any shape and layout: a
-    name, and what makes the input.
-    """
+def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, Make]]:
+    """All small inputs, of every dtype, for a function of one tensor of any shape and layout."""
     views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
     for name, dtype in served(device).items():
         for k in range(3):

@@ -18,7 +18,7 @@ from referee.cases import dtype_name
 from referee.child.yardsticks import LIBRARY, PRODUCT, THREE
 from referee.judge.budget import CLASSES, Output
 from referee.judge.oracle import difference
-from referee.judge.problem import OfProject
+from referee.judge.problem import Needs, OfProject
 from referee.judge.verdict import CHEATING, WRONG, FoundError
 from referee.timing import Names, Rate, Timings
 
@@ -206,9 +206,7 @@ class Judge(OfProject):
             }
 
     @classmethod
-    def needs(
-        cls, problem: Problem, dtype: torch.dtype, device: torch.device
-    ) -> tuple[tuple[int, ...], int, int]:
+    def needs(cls, problem: Problem, dtype: torch.dtype, device: torch.device) -> Needs:
         if not dtype.is_floating_point:
             raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
         k, n, _ = problem.get_init_inputs()

@@ -6,7 +6,7 @@ from model import Problem
 from referee import cases
 from referee.cases import dtype_name
 from referee.judge.budget import Output
-from referee.judge.problem import OfProject
+from referee.judge.problem import Needs, OfProject
 from referee.judge.timed import fastest_copy
 from referee.timing import Names, Timings
 
@@ -59,9 +59,7 @@ class Judge(OfProject):
                 return
 
     @classmethod
-    def needs(
-        cls, problem: Problem, dtype: torch.dtype, device: torch.device
-    ) -> tuple[tuple[int, ...], int, int]:
+    def needs(cls, problem: Problem, dtype: torch.dtype, device: torch.device) -> Needs:
         if dtype not in cases.served(device).values():
             there = f"torch.relu of torch {torch.__version__}"
             raise ValueError(f"{there} does not take {dtype} on {device}")

@@ -95,11 +95,8 @@ def measured(got, exact, sizes, terms, setting="highest", is_product=True):
     if dtype.itemsize == 2:
         allowed += (exact.abs() * (limits.eps / 2)).nan_to_num(0, 0, 0)
     parts = error / sizes.clamp_min(torch.finfo(torch.float64).smallest_normal)
-    return int((error > allowed).sum()), (
-        error.max().item(),
-        error.mean().item(),
-        parts.max().item(),
-    )
+    found = error.max(), error.mean(), parts.max()
+    return int((error > allowed).sum()), [value.item() for value in found]
 
 
 def measured_outputs(results, x, module, setting):

@@ -37,6 +37,8 @@ CUMULATIVE = ("cumsum", "cumprod", "logcumsumexp", "_softmax", "_log_softmax")
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0}
 REDUCTIONS = ("sum", "mean", "prod", "var", "std", "norm", "logsumexp", "pool", "loss", "dist")
 
+Maybe = torch.Tensor | None
+
 
 @dataclass
 class Found:
@@ -67,11 +69,7 @@ class Output:
     """
 
     def __init__(
-        self,
-        eager: torch.Tensor,
-        exact: torch.Tensor | None,
-        terms: int = 1,
-        limit: torch.Tensor | None = None,
+        self, eager: torch.Tensor, exact: Maybe, terms: int = 1, limit: Maybe = None
     ) -> None:
         self.shape, self.dtype, self.numel = list(eager.shape), eager.dtype, eager.numel()
         self.eager, self.limit = _flat(eager), _flat(limit)
@@ -191,7 +189,7 @@ def grade(relative: float) -> str:
     return next((name for name, most in CLASSES.items() if relative <= most), WORST)
 
 
-def _flat(x: torch.Tensor | None) -> torch.Tensor | None:
+def _flat(x: Maybe) -> Maybe:
     return None if x is None else x.detach().contiguous().view(-1)
 
 

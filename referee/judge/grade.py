@@ -56,11 +56,12 @@ def build(names: list[str], baselines: Baselines) -> float:
 def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: Report) -> bool:
     """Grades it on tasks in one process, as long as all goes well; whether that has ended early."""
     with reaping() as spared, ExitStack() as stack:
-        remotes: list[Remote] = []
+        remotes: list[Remote] = []  # one, once it has started
+        stack.callback(lambda: [remote.close() for remote in remotes])
         for task in todo:
             verdict, stopped = Verdict(file), None
             try:
-                _grade(task, verdict, baselines, spared, remotes, stack)
+                _grade(task, verdict, baselines, spared, remotes)
             except KeyboardInterrupt as interrupt:  # what there is counts
                 verdict.word, stopped = INTERRUPTED, interrupt
             task.progress.clear()
@@ -77,12 +78,7 @@ def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: 
 
 
 def _grade(
-    task: Task,
-    verdict: Verdict,
-    baselines: Baselines,
-    spared: set[int],
-    remotes: list[Remote],
-    stack: ExitStack,
+    task: Task, verdict: Verdict, baselines: Baselines, spared: set[int], remotes: list[Remote]
 ) -> None:
     """Sets the verdict, whatever the file does; its process is the one of `remotes`."""
     file, stage = verdict.file, "starting"
@@ -100,7 +96,6 @@ def _grade(
         spared |= baselines.start()
         if is_new:
             remotes.append(Remote(baselines.server, task.device, monotonic() + task.timeout))
-            stack.callback(remotes[0].close)
         judge = kind(remotes[0], task, verdict, progress, baselines, spared)
         judge.prepare_baselines()
         remotes[0].deadline = monotonic() + task.timeout

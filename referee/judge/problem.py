@@ -22,6 +22,7 @@ LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten:
 # with all of the weight takes a CPU a second.
 CPU_ROWS = 64
 METRICS = ("max", "mean", "relative")
+Needs = tuple[tuple[int, ...], int, int]
 
 
 class OfProject(Judge):
@@ -132,9 +133,7 @@ class OfProject(Judge):
         return (count, *row), note
 
     @classmethod
-    def needs(
-        cls, problem: Problem, dtype: torch.dtype, device: torch.device
-    ) -> tuple[tuple[int, ...], int, int]:
+    def needs(cls, problem: Problem, dtype: torch.dtype, device: torch.device) -> Needs:
         """The shape of a row of x, the bytes that each needs, and those needed in any case."""
         with torch.device("meta"):
             [x] = problem.get_inputs_at(1)
