@@ -22,9 +22,10 @@ import torch
 
 from model import PROBLEMS
 from referee import records
-from referee.cases import DTYPES, name_of
-from referee.judge import grade, problem
+from referee.cases import DTYPES, dtype_name
+from referee.judge import grade
 from referee.judge.oracle import Oracle
+from referee.judge.problem import OfProject
 from referee.reference_file import BadReferenceError, load
 from referee.report import files, markdown, plot, tables
 from referee.session import SWEEP_DTYPES, TIMEOUT, Session
@@ -126,19 +127,21 @@ def _subjects(args: argparse.Namespace, device: torch.device) -> tuple[list, Ora
     """
     if args.reference:
         oracle = Oracle(load(args.reference), device)
-        return [records.Subject(args.reference.stem, name_of(oracle.dtype), oracle.shape)], oracle
+        dtype = dtype_name(oracle.dtype)
+        return [records.Subject(args.reference.stem, dtype, oracle.shape)], oracle
     subjects = []
     every = grade.PROBLEMS if args.sweep else PROBLEMS
     for name in [args.problem] if args.problem else every:
-        own = grade.PROBLEMS.get(name, problem)
+        own = grade.PROBLEMS.get(name, OfProject)
         for dtype in args.dtype or (SWEEP_DTYPES if args.sweep else ["float32"]):
             shape, note = own.choose_shape(PROBLEMS[name], args.rows, DTYPES[dtype], device)
             if not args.sweep:
                 subjects.append(records.Subject(name, dtype, shape, note=note))
                 continue
             for setting in own.settings(DTYPES[dtype], device)[:2]:
-                shapes = own.sweep(PROBLEMS[name], device)
-                subjects += [records.Subject(name, dtype, shape, (setting,)) for shape in shapes]
+                for shape, elements in own.sweep(PROBLEMS[name], device):
+                    about = {"settings": (setting,), "elements": elements}
+                    subjects.append(records.Subject(name, dtype, shape, **about))
     return subjects, None
 
 

@@ -1,4 +1,4 @@
-"""Grades a replacement module against its reference: first the results, then the time.
+"""Grades files that define `ModelNew` against a reference: first the results, then the time.
 
 Nothing here knows how the replacement works. `session` does what run.py is asked for. `judge`
 decides, in this process, on files that processes of `child` run; `relu` and `linear_relu_divide`

@@ -4,18 +4,26 @@ linear    LinearReluDivideNew against eager over rows and features
 operands  the same on operands of many kinds, with errors
 host      what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
 import    seconds to import the solution, beyond torch's
-report    the figures of README and docs for this device, in their places; --only takes some
+report    the figures of README and docs/BENCHMARKS.md for this device; --only takes some
+
+There a block begins with a comment that names a kind of device and a command, say
+`<!-- cuda: python -m referee.benchmark host -->`, and ends with `<!-- end -->`; it gets what the
+command prints. README's command is one of BENCHMARKS too: its block gets run.py's `--markdown`,
+docs/figures.svg the picture. Files are written after each command.
 """
 
 import argparse
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import median
 from timeit import timeit
 
@@ -23,11 +31,13 @@ import torch
 from torch.autograd import grad
 
 from model import PROBLEMS
-from referee.benchmarks import figures
-from referee.benchmarks.operands import named
 from referee.clock import CpuClock, CudaClock
-from referee.errors import U32, compare_output
+from referee.judge.budget import errors
+from referee.linear_relu_divide import U32, exact_sums
+from referee.operands import named
 from referee.records import environment
+from referee.report import files, markdown, plot
+from referee.report.schema import load
 from referee.report.tables import table
 
 ROUNDS = 31
@@ -48,6 +58,11 @@ IMPORTS = {
     "both, as run.py builds them": "import kernels; "
     "kernels.build_together('relu', 'linear_relu_divide'); from model_new import SOLUTIONS",
 }
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCHMARKS, README = ROOT / "docs" / "BENCHMARKS.md", ROOT / "README.md"
+PICTURE = ROOT / "docs" / "figures.svg"
+BLOCK = re.compile(r"(<!-- (\w+): (.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 Calls = dict[str, Callable]  # ours, then eager's
 Rows = Iterable[list[str]]  # of a table
@@ -91,12 +106,12 @@ def linear(device: str, dtype: torch.dtype) -> Rows:
     """Eager's time in parts of ours, and the latter."""
     yield ["eager / LinearReluDivideNew (us)", *(f"M {m}" for m in ROWS[device])]
     for k, n in product(FEATURES, FEATURES):
-        both = modules("linear_relu_divide", device, dtype, k, n, 2.0)
-        drawn = (
-            torch.empty(m, k, dtype=dtype, device=device).uniform_(-1, 1) for m in ROWS[device]
-        )
-        cells = (compare(samplers_of(both, x), 1e6) for x in drawn)
-        yield [f"K {k}, N {n}", *(f"{ratio} ({float(ours):.0f})" for ours, _, ratio in cells)]
+        both, cells = modules("linear_relu_divide", device, dtype, k, n, 2.0), []
+        for m in ROWS[device]:
+            x = torch.empty(m, k, dtype=dtype, device=device).uniform_(-1, 1)
+            ours, _, ratio = compare(samplers_of(both, x), 1e6)
+            cells.append(f"{ratio} ({float(ours):.0f})")
+        yield [f"K {k}, N {n}", *cells]
 
 
 @torch.no_grad()
@@ -110,10 +125,14 @@ def operands(device: str, dtype: torch.dtype) -> Rows:
         x, weight, bias = (tensor.to(dtype) for tensor in named(name, m, k, n, device))
         for module in both.values():
             module.load_state_dict({"linear.weight": weight, "linear.bias": bias})
-        outputs = [module(x) for module in both.values()]
-        errors = compare_output(name, *outputs, x, both["eager"])
+        eager = both["eager"]
+        z, magnitude = exact_sums(eager.linear, x)
+        exact = torch.relu(z) / eager.divisor
+        size = magnitude.nan_to_num_(0, 0).div_(abs(eager.divisor)).clamp_min_(sys.float_info.min)
+        off = [errors(module(x), exact.to(dtype), exact) / size for module in both.values()]
+        units = [f"{parts.max().item() / U32:.3g}" for parts in off]
+        del z, magnitude, exact, size, off
         ours, eager, ratio = compare(samplers_of(both, x), 1e6)
-        units = (f"{side.scaled / U32:.3g}" for side in (errors.solution, errors.reference))
         yield [name, eager, ours, ratio, *units]
 
 
@@ -155,6 +174,43 @@ def imports(*_: object) -> Rows:
 TABLES = {"linear": linear, "operands": operands, "host": host, "import": imports}
 
 
+def measure(device: str, only: str) -> list[str]:
+    """Runs the commands for a kind of device that contain a text; returns those that failed.
+
+    Raises:
+        ValueError: there is no such command, matplotlib is missing, or README's results are wrong.
+    """
+    failed, of_readme = [], [command for *_, command in BLOCK.findall(README.read_text())]
+    blocks = BLOCK.findall(BENCHMARKS.read_text())
+    commands = [text for _, kind, text in blocks if kind == device and only in text]
+    if not commands:
+        raise ValueError(f"no block is for {device} and has a command that contains {only!r}")
+    for command in commands:
+        with tempfile.TemporaryDirectory() as folder:
+            results, is_readmes = Path(folder, "results.json"), command in of_readme
+            run = [sys.executable, *shlex.split(command)[1:]]
+            if is_readmes:
+                plot.check(PICTURE)
+                run += ["--json", str(results)]
+            done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            print(f"{command}: status {done.returncode}", flush=True)
+            if done.returncode:
+                failed.append(command)
+                continue
+            if is_readmes:
+                content = {**load(results), "command": command}
+                files.write(PICTURE, plot.draw(content, ".svg"))
+                _replace(README, device, command, markdown.tables(content))
+        _replace(BENCHMARKS, device, command, f"```\n{done.stdout.strip()}\n```\n")
+    return failed
+
+
+def _replace(page: Path, device: str, command: str, content: str) -> None:
+    head = f"<!-- {device}: {command} -->\n"
+    new = BLOCK.sub(lambda m: head + content if m[1] == head else m[0], page.read_text())
+    files.write(page, new)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options; on a wrong one the process ends with status 2."""
     kind = argparse.RawDescriptionHelpFormatter
@@ -172,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     args = parse(arguments)
     if args.what == "report":
-        return 1 if figures.measure(args.device, args.only) else 0
+        return 1 if measure(args.device, args.only) else 0
     torch.set_float32_matmul_precision(args.precision)
     about = environment(torch.device(args.device))
     print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}\n")

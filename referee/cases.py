@@ -2,38 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 
-
-def name_of(dtype: torch.dtype) -> str:
-    """Without its module."""
-    return str(dtype).removeprefix("torch.")
-
+from referee.compare import INTEGERS
 
 # torch.relu takes the last three from torch 2.15 on, see `served`.
-DTYPES: dict[str, torch.dtype] = {
-    name_of(dtype): dtype
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-    )
-}
-
-# torch has no index_put for these, and draws no 64 unsigned bits: their bits are written as signed.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NAMES.split()}
 
 # Around the widths of vectors, warps and blocks; the last ones span several blocks or threads.
 SHAPES = [
@@ -42,6 +19,7 @@ SHAPES = [
     (3, 4097), (300_007,),
 ]  # fmt: skip
 
+Make = Callable[[], torch.Tensor]  # an input, new each time
 # A name, the shape of the dense tensor underneath, and the view taken of it.
 LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
     ("x[::2]", (257,), lambda x: x[::2]),
@@ -70,12 +48,9 @@ LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Case:
-    """One input, made when it is asked for."""
-
-    name: str
-    make: Callable[[], torch.Tensor]
+def dtype_name(dtype: torch.dtype) -> str:
+    """Without its module."""
+    return str(dtype).removeprefix("torch.")
 
 
 @cache
@@ -89,37 +64,32 @@ def served(device: torch.device) -> dict[str, torch.dtype]:
     return taken
 
 
-def elementwise(device: torch.device, seed: int) -> Iterator[Case]:
+def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, Make]]:
     """All small inputs, of every dtype, for a function of one tensor of any shape and layout."""
+    views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
     for name, dtype in served(device).items():
         for k in range(3):
             generator = torch.Generator().manual_seed(seed + k)
             make = partial(random, (64, 257), dtype, torch.device("cpu"), generator)
-            yield Case(f"{name}, random, seed {seed + k}", lambda make=make: make().to(device))
+            yield f"{name}, random, seed {seed + k}", lambda make=make: make().to(device)
         # A prime number of repetitions, so that every value visits every lane, and the tail.
-        yield Case(
-            f"{name}, special values",
-            lambda dtype=dtype: special_values(dtype).repeat(127).to(device),
-        )
+        values = special_values(dtype).repeat(127)
+        yield f"{name}, special values", partial(values.to, device, copy=True)
         generator = torch.Generator(device=device).manual_seed(seed)
-        yield Case(f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator))
-        for shape in SHAPES:
+        yield f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator)
+        for what, shape, view in views:
             make = partial(random, shape, dtype, device, generator)
-            yield Case(f"{name}, shape {list(shape)}", make)
-        for layout, shape, view in LAYOUTS:
-            make = partial(random, shape, dtype, device, generator)
-            yield Case(f"{name}, {layout}", lambda make=make, view=view: view(make()))
+            yield f"{name}, {what}", lambda make=make, view=view: view(make())
 
 
 def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Overwrites x: floats uniform in -1..1, integers uniform over their whole range.
 
-    The public harness draws 0..1, on which ReLU is the identity: a kernel that returns its input,
-    or copies it, would be right there.
+    Where floats are of 0..1, as KernelBench draws them, ReLU is the identity.
     """
     if x.is_floating_point():
         return x.uniform_(-1, 1, generator=generator)
-    bits = x.view(_SIGNED.get(x.dtype, x.dtype))
+    bits = x.view(INTEGERS[x.dtype.itemsize])  # torch draws no 64 unsigned bits
     limits = torch.iinfo(bits.dtype)
     end = None if bits.dtype == torch.int64 else limits.max + 1  # None: 2**63 is no int64
     bits.random_(limits.min, end, generator=generator)
@@ -150,16 +120,11 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def random(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    generator: torch.Generator,
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """A dense tensor filled by `refill`.
-
-    Zeros touch its pages with all threads. Drawn by one thread into untouched ones, 1.2 GB took 5.1
-    instead of 2.1 s on a virtual machine whose host was busy.
-    """
+    """A dense tensor filled by `refill`."""
+    # Zeros touch its pages with all threads: drawn by one thread into untouched ones, 1.2 GB took
+    # 5.1 instead of 2.1 s on a virtual machine whose host was busy.
     return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 
@@ -181,12 +146,9 @@ def bit_patterns(
     dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
     """Every pattern of an 8- or 16-bit dtype, else 100,003 random ones, NaN payloads among them."""
-    bits = 8 * dtype.itemsize
-    if bits <= 16:
-        integer = torch.int8 if bits == 8 else torch.int16
-        patterns = torch.arange(-(1 << bits - 1), 1 << bits - 1, device=device).to(integer)
-        return patterns.view(dtype)
-    integer = torch.int32 if bits == 32 else torch.int64
+    integer, half = INTEGERS[dtype.itemsize], 1 << 8 * dtype.itemsize - 1
+    if dtype.itemsize <= 2:
+        return torch.arange(-half, half, device=device).to(integer).view(dtype)
     return random((100_003,), integer, device, generator).view(dtype)
 
 
@@ -194,6 +156,6 @@ def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Overwrites up to 4,096 random elements of a contiguous x with the special values."""
     values = special_values(x.dtype).to(x.device).repeat(4096 // 7)[:4096]
     where = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
-    bits = _SIGNED.get(x.dtype, x.dtype)
+    bits = INTEGERS[x.dtype.itemsize]  # torch has no index_put for some unsigned dtypes
     x.view(-1).view(bits)[where] = values.view(bits)
     return x

@@ -6,28 +6,26 @@ do not wait for it to recover: interleaved in random order, all contestants meet
 
 import copy
 import math
-import random
+from typing import ClassVar
 
 import torch
+from torch import nn
 from torch.nn.functional import linear
 
 from model import Problem
-from referee import cases
-from referee.benchmarks import operands
+from referee import operands
+from referee.cases import dtype_name
 from referee.child.yardsticks import LIBRARY, PRODUCT, THREE
-from referee.errors import U32, U_TF32, Allowance, precision
 from referee.judge.budget import CLASSES, Output
 from referee.judge.oracle import difference
-from referee.judge.problem import OfProject, usual_note
+from referee.judge.problem import Needs, OfProject
 from referee.judge.verdict import CHEATING, WRONG, FoundError
-from referee.memory import choose_rows
-from referee.remote import dtype_name
 from referee.timing import Names, Rate, Timings
 
-YARDSTICKS = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
+U32 = 2.0**-24  # what rounding to nearest changes at most, in parts: float32
+U_TF32 = 2.0**-11  # TF32, and float16
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 SWEEP = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}  # rows of x
-CPU_ROWS = 64  # a float64 product with all of the weight takes a CPU a second
 WEIGHTS = 6  # in memory at once: those of both modules, of a copy, their gradients
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
 # Rows, out_features, in_features: long sums, and several tiles.
@@ -58,6 +56,7 @@ class Judge(OfProject):
     """
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
+    yardsticks: ClassVar = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
     rate = Rate(
         unit="TFLOP/s",
         work="flops",
@@ -68,52 +67,52 @@ class Judge(OfProject):
 
     @property
     def work(self) -> int:
-        return 2 * math.prod(self.oracle.shape) * self.oracle.outputs[0].shape[-1]
+        return 2 * math.prod(self.oracle.shape) * self.oracle.args[1]
 
     @property
     def moved(self) -> int:
-        weight = self.oracle.args[0] * self.oracle.args[1] * self.dtype.itemsize
-        return super().moved + weight
+        return super().moved + math.prod(self.oracle.args[:2]) * self.dtype.itemsize
 
     def fastest(self, timings: Timings) -> float:
         """Eager's calls are products too; of float32, an honest call needs a float16 product."""
         times = [timings.seconds[name] for name in (PRODUCT, self.names.eager, self.names.again)]
         times.append([seconds / 3 for seconds in timings.seconds.get(THREE, [])])
-        return min(seconds for some in times for seconds in some)
+        return min(map(min, filter(None, times)))
 
     def expected(self, inputs: list) -> list[Output]:
         [x], [eager] = inputs, self.oracle.run(self.module, inputs)
-        z, magnitude = self._exact(x)
-        divisor, terms = self.module.divisor, x.shape[-1]
-        exact = torch.relu(z) / divisor
-        allowance = Allowance.of(x.dtype, precision(), terms).times(4.0)
-        if x.dtype == torch.float32 and precision() == "highest":
+        z, magnitude = exact_sums(self.module.linear, x)
+        divisor, terms, eps = abs(self.module.divisor), x.shape[-1], torch.finfo(x.dtype).eps
+        exact = torch.relu(z) / self.module.divisor
+        if x.dtype == torch.float64:  # the float64 result itself is this far off
+            part = 4 * (terms + 4) * eps
+        elif self.is_low:  # the roundings of x and weight to TF32
+            part = 8 * U_TF32 + 16 * U32
+        elif x.dtype == torch.float32:
             # A plain sum of K terms: its errors add up as random signs do, six standard deviations.
-            allowance = Allowance(0.0, (4 + 8 * math.sqrt(terms)) * U32, allowance.smallest)
-        limit = magnitude * (allowance.terms / abs(divisor))
-        limit += exact.abs() * allowance.result + allowance.smallest
+            part = (4 + 8 * math.sqrt(terms)) * U32
+        else:
+            part = (16 + 4 * math.sqrt(terms)) * U32
+        limit = magnitude * (part / divisor) + 2 * torch.finfo(x.dtype).smallest_normal * eps
         if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
             product = z - self.module.linear.bias.detach().double()
-            limit += product.abs() * (torch.finfo(x.dtype).eps / abs(divisor))
+            limit += (2 * exact.abs() + product.abs() / divisor) * eps
         return [Output(eager, exact, terms, limit)]
 
-    def _exact(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pre-activation, and the sums of the terms' magnitudes, in float64."""
-        own = self.module.linear
-        wide, weight, bias = (t.detach().double() for t in (x, own.weight, own.bias))
-        z = linear(wide, weight, bias)
-        return z, linear(wide.abs(), weight.abs(), bias.abs())
+    @property
+    def is_low(self) -> bool:
+        """Whether products of float32 may be TF32's."""
+        return self.dtype == torch.float32 and self.precision != "highest"
 
     def clear(self, inputs: list) -> torch.Tensor | None:
         """At the timed size alone: small ones are drawn several times."""
         [x] = inputs
         if x.shape != self.oracle.shape:
             return None
-        z, magnitude = self._exact(x)
+        z, magnitude = exact_sums(self.module.linear, x)
         near = torch.finfo(x.dtype).eps  # the product may be rounded before the bias is added
         if x.dtype.itemsize > 2:
-            is_low = x.dtype == torch.float32 and precision() != "highest"
-            near = U_TF32 * 4 if is_low else U32 * 64
+            near = U_TF32 * 4 if self.is_low else U32 * 64
         return z.abs() > near * magnitude
 
     def wrong_result(self, problem: str, got: torch.Tensor, want: torch.Tensor) -> str | None:
@@ -127,7 +126,11 @@ class Judge(OfProject):
             at = setting and f" at {setting}"
             self._check_sizes(at)
             if self.dtype == torch.float32:
-                self._check_operands(at)
+                names = self.construct_alike(129, 65, 2.0)
+                for name in operands.CASES:
+                    x, weight, bias = operands.named(name, 33, 129, 65)
+                    self.load(names, [weight, bias])
+                    self.check(f"{name}{at}", [x.to(self.device)])
         self.construct_alike(33, 17, 2.0)
         for name, shape, view in X_LAYOUTS:
             x = view(self.draw(*shape))
@@ -150,27 +153,13 @@ class Judge(OfProject):
             self.construct_alike(k, n, 2.0)
             self.check(f"[{m}, {k}] -> {n}{at}", [self.draw(m, k)])
 
-    def _check_operands(self, at: str) -> None:
-        """Operands of many kinds."""
-        names = self.construct_alike(129, 65, 2.0)
-        for name in operands.CASES:
-            x, weight, bias = operands.named(name, 33, 129, 65)
-            self.load(names, [weight, bias])
-            self.check(f"{name}{at}", [x.to(self.device)])
-
     def _check_calls(self) -> None:
         """One address, one module, other values."""
         self.load(self.construct_alike(65, 33, 2.0))
-        x = self.draw(129, 65)
-        self.check("an input", [x])
+        self.check("an input", [self.draw(129, 65)])
         self.overwrite()
         self.check("parameters overwritten")
-        x = x.clone()
-        cases.refill(x[random.randrange(len(x))], self.generator)
-        self.check("another row at the same address", [x], again=True)
-        x = x.clone()
-        x.view(-1)[random.randrange(x.numel())].neg_().add_(3)
-        self.check("another element at the same address", [x], again=True)
+        self.check_again()
         if self.remote.ask("attribute", name="divisor", value=-0.5)["there"]:
             self.stale = {"an old divisor": copy.deepcopy(self.module)}
             self.module.divisor = -0.5
@@ -185,7 +174,7 @@ class Judge(OfProject):
 
     def check_whole(self) -> None:
         super().check_whole()
-        is_float32 = self.dtype == torch.float32 and precision() == "highest"
+        is_float32 = self.dtype == torch.float32 and not self.is_low
         if is_float32 and self.accuracy() != FLOAT32:
             reason = f"lower precision than float32: {self.accuracy()}"
             raise FoundError(WRONG, f"{reason}, relative error {self.relative:.2g}")
@@ -207,44 +196,33 @@ class Judge(OfProject):
     def guesses(self) -> dict[str, tuple[str, torch.Tensor]]:
         [x], module = self.inputs, self.module
         with torch.no_grad():
-            z, divisor = module.linear(x), module.divisor
-            product = x @ module.linear.weight.T
-            found = {
-                "leaves out the bias": (CHEATING, torch.relu(product) / divisor),
+            z, product = module.linear(x).flatten(), (x @ module.linear.weight.T).flatten()
+            return {
+                "leaves out the bias": (CHEATING, torch.relu(product) / module.divisor),
                 "leaves out the division": (WRONG, torch.relu(z)),
-                "leaves out ReLU": (WRONG, z / divisor),
+                "leaves out ReLU": (WRONG, z / module.divisor),
             }
-        return {what: (word, guess.reshape(-1)) for what, (word, guess) in found.items()}
+
+    @classmethod
+    def needs(cls, problem: Problem, dtype: torch.dtype, device: torch.device) -> Needs:
+        if not dtype.is_floating_point:
+            raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
+        k, n, _ = problem.get_init_inputs()
+        each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
+        return (k,), each, WEIGHTS * n * k * dtype.itemsize
+
+    @staticmethod
+    def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+        return SETTINGS[device.type] if dtype == torch.float32 else ("",)
+
+    @staticmethod
+    def sweep(problem: Problem, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
+        """As of ReLU."""
+        k, n, _ = problem.get_init_inputs()
+        return [((rows, k), max(rows, n) * k) for rows in SWEEP[device.type]]
 
 
-def choose_shape(
-    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, ...], str]:
-    """As of `problem`.
-
-    Raises:
-        ValueError: it does not fit, or an integer dtype.
-    """
-    if not dtype.is_floating_point:
-        raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
-    k, n, _ = problem.get_init_inputs()
-    usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
-    each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
-    weights = WEIGHTS * n * k * dtype.itemsize
-    count, note = choose_rows(wanted, usual, each, device, weights)
-    return (count, k), note or usual_note(wanted, usual, problem)
-
-
-def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-    """Of the precision of float32 products."""
-    return SETTINGS[device.type] if dtype == torch.float32 else ("",)
-
-
-def sweep(problem: Problem, device: torch.device) -> list[tuple[int, ...]]:
-    """The shapes of x of a sweep."""
-    return [(rows, problem.get_init_inputs()[0]) for rows in SWEEP[device.type]]
-
-
-def elements(problem: Problem, shape: tuple[int, ...]) -> int:
-    """The elements of a call's largest tensor."""
-    return max(shape[0], problem.get_init_inputs()[1]) * shape[1]
+def exact_sums(own: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x weight^T + bias, and the sums of the terms' magnitudes, in float64."""
+    terms = [None if t is None else t.detach().double() for t in (x, own.weight, own.bias)]
+    return linear(*terms), linear(*(t if t is None else t.abs() for t in terms))

@@ -25,6 +25,7 @@ class Subject(NamedTuple):
     shape: tuple[int, ...]
     settings: tuple[str, ...] = ()  # of the precision of products; () are all of the problem
     note: str = ""  # why the shape is not the headline's
+    elements: int = 0  # of a call's largest tensor, in a sweep
 
 
 def document(command: str, kind: str, about: dict) -> dict:

@@ -20,6 +20,7 @@ from referee.error_line import first_error_line
 T = TypeVar("T")
 CPU = torch.device("cpu")
 NAMES = ("Model", "get_inputs", "get_init_inputs")
+MOST_LEAVES = 1000  # of an output's nesting
 
 _manual_seed = torch.manual_seed
 
@@ -30,29 +31,18 @@ class BadReferenceError(Exception):
 
 @dataclass(frozen=True)
 class ReferenceFile:
-    """The file's names; each method raises `BadReferenceError` where the file raises.
-
-    Attributes:
-        dtype: of a problem of this project's, whose inputs are new, and the same for the same seed.
-    """
+    """The file's names; each method raises `BadReferenceError` where the file raises."""
 
     path: Path
     model: Callable[..., nn.Module]
     get_inputs: Callable[[], list]
     get_init_inputs: Callable[[], list]
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # of a problem of this project's, whose inputs are new
 
     @property
     def is_ours(self) -> bool:
         """Whether it is a problem of this project's."""
         return self.dtype is not None
-
-    def init_inputs(self) -> list:
-        """The constructor's arguments."""
-        found = self.attempt("get_init_inputs", self.get_init_inputs)
-        if not isinstance(found, (list, tuple)):
-            raise self.bad(f"get_init_inputs gives a {type(found).__name__}, not a list")
-        return list(found)
 
     def draw(self, seed: int, device: torch.device = CPU) -> list:
         """Arguments of a forward under a seed: dense tensors on a device, and what else there is.
@@ -60,9 +50,7 @@ class ReferenceFile:
         On a GPU other values are drawn than on a CPU.
         """
         with seeded(seed, device), device:
-            found = self.attempt("get_inputs", self.get_inputs)
-        if not isinstance(found, (list, tuple)):
-            raise self.bad(f"get_inputs gives a {type(found).__name__}, not a list")
+            found = self.called("get_inputs")
         for value in found:
             if type(value) not in (torch.Tensor, nn.Parameter, int, float, bool, str, type(None)):
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
@@ -91,6 +79,13 @@ class ReferenceFile:
         """The error for a reason."""
         return BadReferenceError(f"{self.path}: {reason}")
 
+    def called(self, name: str) -> list:
+        """What one of its functions without arguments gives: a list, or a tuple."""
+        found = self.attempt(name, getattr(self, name))
+        if not isinstance(found, (list, tuple)):
+            raise self.bad(f"{name} gives a {type(found).__name__}, not a list")
+        return list(found)
+
 
 def load(path: Path) -> ReferenceFile:
     """Imports the file.
@@ -112,16 +107,33 @@ def load(path: Path) -> ReferenceFile:
 
 
 def of_problem(problem: Problem, shape: tuple[int, ...], dtype: torch.dtype) -> ReferenceFile:
-    """A problem of this project's as if a file defined it, with one input of both signs.
-
-    The public harness draws 0..1, on which ReLU is the identity.
-    """
+    """A problem of this project's as if a file defined it, with one input of both signs."""
 
     def get_inputs() -> list[torch.Tensor]:
         return [cases.refill(torch.empty(tuple(shape), dtype=dtype))]
 
-    file = Path("model.py")
-    return ReferenceFile(file, problem.reference, get_inputs, problem.get_init_inputs, dtype)
+    functions = problem.reference, get_inputs, problem.get_init_inputs
+    return ReferenceFile(Path("model.py"), *functions, dtype)
+
+
+def flatten(value: object) -> tuple[str, list]:
+    """The nesting of an output as text, in which tuples and lists are the same, and what lies in
+    it, in order.
+
+    Raises:
+        RecursionError: a list holds itself.
+        ValueError: more than MOST_LEAVES lie in it.
+    """
+    if not isinstance(value, (list, tuple)):
+        return "*", [value]
+    shapes, leaves = [], []
+    for part in value:
+        shape, found = flatten(part)
+        shapes.append(shape)
+        leaves += found
+        if len(leaves) > MOST_LEAVES:
+            raise ValueError(f"more than {MOST_LEAVES} outputs")
+    return f"[{', '.join(shapes)}]", leaves
 
 
 @contextmanager

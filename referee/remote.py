@@ -214,8 +214,3 @@ class Remote:
 def pack(value: object) -> str:
     """Any value as a text, for a request."""
     return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """As requests name it."""
-    return str(dtype).removeprefix("torch.")

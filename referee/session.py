@@ -88,11 +88,10 @@ class Session:
 
     def _why_left_out(self, seconds: float) -> str:
         """Why there is no memory or time for a size, or ""."""
-        name, dtype, shape, *_ = self.subject
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        elements = grade.PROBLEMS[name].elements(PROBLEMS[name], shape)
-        needed = BUFFERS[self.device.type] * elements * DTYPES[dtype].itemsize / 2**30
+        size = self.subject.elements * DTYPES[self.subject.dtype].itemsize
+        needed = BUFFERS[self.device.type] * size / 2**30
         free = LARGEST_SHARE * free_bytes(self.device) / 2**30
         if needed > free:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
@@ -100,10 +99,10 @@ class Session:
         return is_over if seconds <= 0 else ""
 
     def _task(self, seconds: float, oracle: Oracle | None) -> Task:
-        name, dtype, shape, settings, _ = self.subject
+        name, dtype, shape, settings, *_ = self.subject
         oracle = oracle or Oracle(of_problem(PROBLEMS[name], shape, DTYPES[dtype]), self.device)
         own = grade.PROBLEMS.get(name) if oracle.file.is_ours else None
-        yardsticks = own.YARDSTICKS[self.device.type] if own else (COPY,)
+        yardsticks = own.yardsticks[self.device.type] if own else (COPY,)
         if self.device.type == "cuda" and not self.args.solution:
             yardsticks += (COMPILED,)
         return Task(

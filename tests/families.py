@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from referee.benchmarks import operands
-from referee.benchmarks.operands import (
+from referee import operands
+from referee.operands import (
     ALL,
     COLUMN,
     Case,

@@ -11,7 +11,6 @@ from documents import HEADLINE, document, record
 
 from model import LinearReluDivide, Model
 from referee import benchmark
-from referee.benchmarks import figures
 from referee.report import markdown
 from referee.timing import speed_up
 
@@ -55,17 +54,17 @@ def test_tables(what, count, linear, monkeypatch, capsys):
 @pytest.fixture
 def pages(monkeypatch, tmp_path):
     for name in ("BENCHMARKS", "README", "PICTURE"):
-        monkeypatch.setattr(figures, name, tmp_path / f"{name}.svg")
-    figures.BENCHMARKS.write_text(TEXT)
-    figures.README.write_text("")
+        monkeypatch.setattr(benchmark, name, tmp_path / f"{name}.svg")
+    benchmark.BENCHMARKS.write_text(TEXT)
+    benchmark.README.write_text("")
 
 
 @pytest.mark.parametrize("code, new", [("print(6 * 7)", "```\n42\n```"), ("exit(3)", "old")])
 def test_a_block_gets_what_its_command_prints_unless_that_fails(pages, code, new):
     text = TEXT.replace("print(6 * 7)", code)
-    figures.BENCHMARKS.write_text(text)
-    assert figures.measure("cpu", "") == ([f'python -c "{code}"'] if new == "old" else [])
-    assert figures.BENCHMARKS.read_text() == text.replace("old", new)
+    benchmark.BENCHMARKS.write_text(text)
+    assert benchmark.measure("cpu", "") == ([f'python -c "{code}"'] if new == "old" else [])
+    assert benchmark.BENCHMARKS.read_text() == text.replace("old", new)
 
 
 def test_readmes_block_gets_tables_and_a_picture(pages, tmp_path):
@@ -76,24 +75,26 @@ def test_readmes_block_gets_tables_and_a_picture(pages, tmp_path):
     code = f"import shutil, sys; shutil.copy('{path}', sys.argv[2]); print(6 * 7)"
     text = TEXT.replace("print(6 * 7)", code)
     readme = f'<!-- cpu: python -c "{code}" -->\n<!-- end -->\n'
-    figures.README.write_text(readme)
-    figures.BENCHMARKS.write_text(text)
-    assert figures.measure("cpu", "shutil") == []
+    benchmark.README.write_text(readme)
+    benchmark.BENCHMARKS.write_text(text)
+    assert benchmark.measure("cpu", "shutil") == []
     tables = markdown.tables({**content, "command": f'python -c "{code}"'})
-    assert figures.README.read_text() == readme.replace("<!-- end", tables + "<!-- end")
-    assert figures.BENCHMARKS.read_text() == text.replace("old", "```\n42\n```")
-    assert figures.PICTURE.read_text().startswith("<?xml")
+    assert benchmark.README.read_text() == readme.replace("<!-- end", tables + "<!-- end")
+    assert benchmark.BENCHMARKS.read_text() == text.replace("old", "```\n42\n```")
+    assert benchmark.PICTURE.read_text().startswith("<?xml")
 
 
 def test_no_such_block(pages):
     with pytest.raises(ValueError, match="no block"):
-        figures.measure("cpu", "linear")
+        benchmark.measure("cpu", "linear")
 
 
-@pytest.mark.parametrize("page", [figures.BENCHMARKS, figures.README], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [benchmark.BENCHMARKS, benchmark.README], ids=lambda page: page.name
+)
 def test_blocks_are_commands_of_this_project(page):
     text = page.read_text()
-    blocks = figures.BLOCK.findall(text)
+    blocks = benchmark.BLOCK.findall(text)
     assert len(blocks) == text.count("<!-- end -->") > 0
     for _, device, command in blocks:
         assert device in ("cpu", "cuda")

@@ -3,19 +3,19 @@
 import math
 import warnings
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import properties as drawn
 import pytest
 import torch
 from compare import exact_gradients, outcome, watched
-from properties import Drawn, assert_same, assume, given, one_of, st
+from properties import Drawn, assert_same, assert_same_layout, assume, given, one_of, st
 from tensors import FLOATING, float32_precision, linear_modules, step
 from torch import nn
 from torch.nn.functional import linear
 
-from referee.compare import layout_mismatch
-from referee.errors import U32, U_TF32, Allowance, Comparison, compare_output
+from referee.judge.budget import errors
+from referee.linear_relu_divide import U32, U_TF32, exact_sums
 
 FLOATING = tuple(FLOATING)
 DIVISORS = (2.0, 3.0, -1.5, 1.0)
@@ -27,6 +27,7 @@ MOST = {"cpu": 1 << 16, "cuda": 1 << 27}  # terms of all sums
 DENSE = torch.contiguous_format
 EXACT = (1.0, 2.0, -0.5)  # quotients of small integers are exact too
 PRECISIONS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
+NOISE = 1.15, 1.02, 1.15  # of two results of the same accuracy, in what `measured` gives
 
 
 # Small products on a busy machine wait for other threads longer than they take.
@@ -76,18 +77,49 @@ def like(draw, shape, dtype, values):
     return drawn.draw_tensor(draw, (dtype,), (values,), drawn.draw_layout(draw, shape))
 
 
-def assert_accurate(compared, dtype, terms, is_expanded=False):
-    """The referee's promise, or errors that roundings may have.
+def measured(got, exact, sizes, terms, setting="highest", is_product=True):
+    """How many elements are beyond a few roundings; the largest error, their mean, and the largest
+    in parts of the sum of the terms' magnitudes.
+    """
+    if not got.numel():
+        return 0, (0.0, 0.0, 0.0)
+    dtype, limits, rounded = got.dtype, torch.finfo(got.dtype), exact.to(got.dtype)
+    exact, sizes = torch.where(rounded.isinf(), rounded.double(), exact), sizes.nan_to_num(0, 0)
+    error = errors(got, rounded, exact)
+    part = (4 + math.sqrt(terms)) * U32
+    if dtype == torch.float64:  # the exact result itself is this far off
+        part = (terms + 4) * limits.eps
+    elif dtype == torch.float32 and is_product:  # operands, sum and quotient are rounded once each
+        part = 4 * U32 + (0 if setting == "highest" else 2 * U_TF32)
+    allowed = sizes * part + limits.smallest_normal * limits.eps / 2
+    if dtype.itemsize == 2:
+        allowed += (exact.abs() * (limits.eps / 2)).nan_to_num(0, 0, 0)
+    parts = error / sizes.clamp_min(torch.finfo(torch.float64).smallest_normal)
+    found = error.max(), error.mean(), parts.max()
+    return int((error > allowed).sum()), [value.item() for value in found]
+
+
+def measured_outputs(results, x, module, setting):
+    """Of outputs for x and the parameters."""
+    z, sizes = exact_sums(module.linear, x)
+    exact = torch.relu(z) / module.divisor, sizes / abs(module.divisor)
+    return [measured(out, *exact, x.shape[-1], setting) for out in results]
+
+
+def assert_accurate(ours, eager, dtype, terms, is_expanded=False):
+    """Every element within a few roundings, or errors no larger than the reference's, or those
+    that roundings may have.
 
     Among thousands of cases there are some in which another order of summation is the luckier one.
     The roundings of a sum of equal terms have one sign. Half types are summed in float32, and
     rounded after product, bias and division.
     """
-    problem = compared.problem()
+    (beyond, found), (_, own) = ours, eager
+    is_alike = all(a <= n * b and a < math.inf for a, b, n in zip(found, own, NOISE, strict=True))
     roundings = 4 + (terms / 2 if is_expanded else math.sqrt(terms))
     roundings = 4 if dtype.itemsize == 2 else roundings
-    allowed = roundings * torch.finfo(dtype).eps / 2
-    assert problem is None or compared.solution.scaled <= allowed, problem
+    is_rounding = found[-1] <= roundings * torch.finfo(dtype).eps / 2
+    assert not beyond or is_alike or is_rounding, f"{found}, the reference's {own}; {beyond} beyond"
 
 
 @given(st.data())
@@ -108,14 +140,14 @@ def check_forward(device, data, values, divisors):
     mine, theirs = case.modules(device)
     x, n = case.x.make(device), len(mine.linear.weight)
     size = math.prod((*x.shape[:-1], n)) * x.element_size()
-    with torch.no_grad(), float32_precision(data.draw(one_of(PRECISIONS[device]))):
+    setting = data.draw(one_of(PRECISIONS[device]))
+    with torch.no_grad(), float32_precision(setting):
         got = watched(lambda: mine(x), [x, *mine.parameters()], size)
         want = theirs(x)
-        problem = layout_mismatch(got, want)
-        assert problem is None, problem
-        compared = compare_output("output", got, want, x, theirs)
+    assert_same_layout(got, want)
     is_expanded = 0 in (*case.x.layout.stride, *case.weight.layout.stride)
-    assert_accurate(compared, case.x.dtype, case.x.layout.shape[-1], is_expanded)
+    found = measured_outputs((got, want), x, theirs, setting)
+    assert_accurate(*found, case.x.dtype, case.x.layout.shape[-1], is_expanded)
 
 
 @given(operands("cpu", ("integers", "sprinkled"), (3.0, 0.0, 1e-40, -1e300, 5, True)))
@@ -145,8 +177,7 @@ def test_gradients(device, data):
     mine, theirs = case.modules(device)
     x, (weight, *bias) = case.x.make(device), (p.detach() for p in theirs.parameters())
     setting = data.draw(one_of(PRECISIONS[device]))
-    terms = [t.double() for t in (x, weight, *bias)]
-    z, magnitude = linear(*terms), linear(*(t.abs() for t in terms))
+    z, magnitude = exact_sums(theirs.linear, x)
     near = U_TF32 * 4 if x.dtype == torch.float32 and setting != "highest" else U32 * 64
     if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
         near = torch.finfo(x.dtype).eps
@@ -160,12 +191,9 @@ def test_gradients(device, data):
     with float32_precision(setting):
         ours = watched(lambda: step(mine, *given), [*given, *mine.parameters()], grad_output.nbytes)
         eager = step(theirs, *given)
-        compared = [compare_output("output", ours[0], eager[0], x, theirs)]
-    allowed = partial(Allowance.of, x.dtype, setting)
-    allowed_bias = [Allowance.of_sum(x.dtype, m) for _ in bias]
-    for allowance in (allowed(n), allowed(m), *allowed_bias, allowed(k)):
-        compared.append(Comparison.of("gradient", allowance))
-    for who, results in (("solution", ours), ("reference", eager)):
+    compared = [[one] for one in measured_outputs((ours[0], eager[0]), x, theirs, setting)]
+    sums = [(n, setting), (m, setting), *[(m, setting, False)] * len(bias), (k, setting)]
+    for found, results in zip(compared, (ours, eager), strict=True):
         # Where it is not clear, the second gradient has to be right for either side.
         passes = torch.where(clear, z > 0, results[-1] != 0).double() / case.divisor
         factors = x, weight, grad_output * passes, direction, passes
@@ -173,12 +201,12 @@ def test_gradients(device, data):
             (*exact_gradients(x, w, g)[: 2 + len(bias)], linear(d.double(), w.double()) * p)
             for x, w, g, d, p in (factors, [t.abs() for t in factors])
         )
-        for comparison, *values in zip(compared[1:], results[1:], exact, sizes, strict=True):
-            getattr(comparison, who).add(*values)
-    for got, want, comparison in zip(ours, eager, compared, strict=True):
+        for *values, about in zip(results[1:], exact, sizes, sums, strict=True):
+            found.append(measured(*values, *about))
+    for got, want, *found in zip(ours, eager, *compared, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if not torch.equal(got, want):  # where torch 2.9 errs, in products of bfloat16, too
-            assert_accurate(comparison, x.dtype, max(n, k, m), is_expanded)
+            assert_accurate(*found, x.dtype, max(n, k, m), is_expanded)
 
 
 @given(st.data())

@@ -13,8 +13,7 @@ from test_solutions import FOLDER, SHORT
 import run
 from referee.judge import budget, oracle
 from referee.judge.budget import Output
-from referee.reference_file import BadReferenceError, load
-from referee.structure import flatten
+from referee.reference_file import BadReferenceError, flatten, load
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
 OF_LINEAR = (FOLDER / "solutions" / "linear_reference.py").read_text()

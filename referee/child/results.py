@@ -7,8 +7,8 @@ nothing but their values, and nothing about their values is still to be computed
 import torch
 from torch import nn
 
-from referee.cases import name_of
-from referee.structure import MOST_LEAVES
+from referee.cases import dtype_name
+from referee.reference_file import MOST_LEAVES
 
 PLAIN = (torch.Tensor, nn.Parameter)  # the types that an output may have
 NAMED = {kind for kind in vars(torch.return_types).values() if isinstance(kind, type)}
@@ -26,7 +26,7 @@ _keys, _is_copied_late = torch._C._dispatch_keys, torch._C._is_cow_tensor
 
 
 def take_apart(value: object, keeps_record: bool = False) -> tuple[str, list[dict], list]:
-    """The nesting as text, as of `structure.flatten`, what lies in it, and the tensors.
+    """The nesting as text, as of `reference_file.flatten`, what lies in it, and the tensors.
 
     A description has the `type`, and the `fault` of a leaf or a container that is not what it
     seems. For what is no plain tensor there is None. Tensors are detached, unless the record of
@@ -55,7 +55,7 @@ def _walk(value: object, keeps_record: bool, facts: list, tensors: list) -> str:
 
 def form_of(x: torch.Tensor) -> dict:
     """What a plain tensor says of itself, for a reply."""
-    return {"dtype": name_of(x.dtype), "device": str(x.device), "shape": list(x.shape)}
+    return {"dtype": dtype_name(x.dtype), "device": str(x.device), "shape": list(x.shape)}
 
 
 def is_container(kind: type) -> bool:

@@ -19,8 +19,8 @@ from referee.judge.feeding import send
 from referee.judge.oracle import SEEDS, parameters_of
 from referee.judge.timed import Timed
 from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
+from referee.reference_file import flatten
 from referee.remote import HALF, RaisedError
-from referee.structure import flatten
 
 CHANCE = 0.01  # that one element is wrong in all draws, and it is no fault
 STRAYS = 0.02  # of elements, that may be wrong in every draw

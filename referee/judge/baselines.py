@@ -2,8 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -13,12 +11,23 @@ from referee.processes import restore, standing
 from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server
 
 
-class Asked(NamedTuple):
-    """A process: `ask`, `put` and `take` of its `Remote`."""
+class Eager(Remote):
+    """A process of eager's, which is torch's own code: if it fails, no solution is judged, and
+    `fail` ends all of them.
+    """
 
-    ask: Callable[..., dict]
-    put: Callable[..., None]
-    take: Callable[..., torch.Tensor]
+    def __init__(self, server: Server, device: torch.device, fail: Callable[[], None]) -> None:
+        super().__init__(server, device)
+        self._fail = fail
+
+    def ask(self, op: str, **arguments: object) -> dict:
+        try:
+            return super().ask(op, **arguments)
+        except (EndedError, ForgedError, RaisedError) as error:
+            self._fail()
+            said = " ".join(map(str, error.args))
+            reason = f"eager itself could not be timed: {type(error).__name__} {said}"
+            raise FoundError(ERROR, reason[:LONGEST_LINE]) from None
 
 
 class Baselines:
@@ -28,7 +37,8 @@ class Baselines:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._remotes = device, []
+        self._device = device
+        self._remotes: list[Eager] = []
         self.server: Server | None = None
         self.names: list[str] = []  # of the yardsticks
         self.notes: list[str] = []
@@ -39,67 +49,39 @@ class Baselines:
         """Starts them, if they are not there; their process ids, and the server's."""
         self.server = self.server or Server()
         for _ in range(0 if self._remotes else 2 if self._device.type == "cpu" else 1):
-            self._remotes.append(Remote(self.server, self._device))
+            self._remotes.append(Eager(self.server, self._device, self.close))
             self._remotes[-1].ask("left_on")  # it has set its own limits then
         torch.zeros(1 << 18)  # where OpenMP's settings say so, it binds this thread now
         self._standing = self._standing or self._stand()
-        return {self.server.pid, *(remote.pid for remote in self._remotes)}
+        return {process.pid for process in self._processes()}
 
     def forget(self) -> None:
         """They are about to lose what they were given."""
         self._prepared = None
 
-    def prepare(self, what: object, prepare: Callable[[Asked, bool], dict]) -> None:
-        """Gives them the module, inputs and yardsticks, unless they have them.
-
-        Args:
-            what: they are.
-            prepare: gives a process these, yardsticks only if it is not the one for "again".
+    def prepare(self, what: object, prepare: Callable[[Remote, bool], dict]) -> None:
+        """Gives them what is timed, unless they have it: `prepare` gives it to a process, the
+        yardsticks only if it is not the one for "again".
         """
         if what == self._prepared:
             return
-        for again in range(len(self._remotes)):
-            made = prepare(self.asked(bool(again)), bool(again))
-            if not again:
-                self.names, self.notes = made["names"], made["notes"]
+        made = [prepare(remote, turn > 0) for turn, remote in enumerate(self._remotes)]
+        self.names, self.notes = made[0]["names"], made[0]["notes"]
         self._prepared = what
 
-    def asked(self, again: bool) -> Asked:
+    def asked(self, again: bool) -> Remote:
         """One of the two."""
-        remote = self._remotes[-1 if again else 0]
-        return Asked(partial(self.ask, again), remote.put, remote.take)
-
-    def ask(self, again: bool, op: str, **arguments: object) -> dict:
-        """`Remote.ask` of one of the two.
-
-        Raises:
-            FoundError: it failed; it is torch's own code, so that the solution is not judged.
-        """
-        try:
-            return self._remotes[-1 if again else 0].ask(op, **arguments)
-        except (EndedError, ForgedError, RaisedError) as error:
-            self.close()
-            said = " ".join(map(str, error.args))
-            reason = f"eager itself could not be timed: {type(error).__name__} {said}"
-            raise FoundError(ERROR, reason[:LONGEST_LINE]) from None
-
-    def waited(self, again: bool) -> float:
-        """`Remote.waited` of one of the two."""
-        return self._remotes[-1 if again else 0].waited()
+        return self._remotes[-1 if again else 0]
 
     def close(self) -> None:
         """Ends them."""
-        for process in (*self._remotes, *filter(None, [self.server])):
+        for process in reversed(self._processes()):
             process.close()
         self._remotes, self._standing, self.server, self._prepared = [], [], None, None
 
     def disturbed(self) -> str:
-        """What somebody did to them, to the server or to this process, in words.
-
-        Then they are of no use any more.
-        """
-        pairs = zip(self._stand(), self._standing, strict=False)
-        found = ""
+        """What somebody did to them, to the server or to this process, in words; ends them then."""
+        pairs, found = zip(self._stand(), self._standing, strict=False), ""
         if self.server and self.server.poll() is not None:
             found = "ended a process of the referee's"
         elif any(now != was for now, was in pairs if now):
@@ -110,6 +92,8 @@ class Baselines:
             self.close()
         return found
 
+    def _processes(self) -> list[Remote | Server]:
+        return [*filter(None, [self.server]), *self._remotes]
+
     def _stand(self) -> list[tuple]:
-        processes = (*filter(None, [self.server]), *self._remotes)
-        return [standing(pid) for pid in (os.getpid(), *(process.pid for process in processes))]
+        return [standing(pid) for pid in (os.getpid(), *(p.pid for p in self._processes()))]

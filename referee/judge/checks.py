@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from referee import cases
+from referee.cases import dtype_name
 from referee.compare import first_mismatch
 from referee.error_line import LONGEST_LINE
-from referee.judge.baselines import Asked, Baselines
+from referee.judge.baselines import Baselines
 from referee.judge.budget import WORST, Found, Output, grade
 from referee.judge.feeding import Renewal, pieces, send
 from referee.judge.oracle import DIFFERENT, SEEDS, difference, form_of, parameters_of
 from referee.judge.verdict import CHEATING, WRONG, FoundError, Task, Verdict, of_exception
-from referee.remote import HALF, ForgedError, RaisedError, Remote, dtype_name, pack
+from referee.remote import HALF, ForgedError, RaisedError, Remote, pack
 
 LATENESS = 0.2  # s, after which what a thread still had to write is there
 LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones, and of a bait
@@ -50,7 +51,7 @@ class Checks:
         self.generator = torch.Generator(device=self.device)
         self.seed = self.generator.seed() % SEEDS  # new in every run
         self.generator.manual_seed(self.seed)
-        self.process = Asked(remote.ask, remote.put, remote.take)
+        self.process = remote
         self.inputs: list = []
         self.module: nn.Module
         self.relative, self.equal = 0.0, True

@@ -5,41 +5,36 @@ from collections.abc import Iterator
 
 import torch
 
+from referee.cases import dtype_name
 from referee.child.feed import flat_bytes
-from referee.judge.baselines import Asked
 from referee.judge.oracle import SEEDS, Oracle, form_of
 from referee.judge.verdict import Task
-from referee.remote import HALF, dtype_name, pack
+from referee.remote import HALF, Remote, pack
 
 
-def pieces(x: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """The bytes of a tensor's memory, so many at a time."""
-    flat = flat_bytes(x)
+def pieces(x: object, size: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """The bytes of a tensor's memory, so many at a time; none of other values."""
+    flat = flat_bytes(x) if isinstance(x, torch.Tensor) else ()
     for start in range(0, len(flat), size):
         yield start, flat[start : start + size]
 
 
-def send(process: Asked, slot: int | None, values: list) -> None:
+def send(process: Remote, slot: int | None, values: list) -> None:
     """Lays tensors into a process: into a slot of its ring, or among what is staged."""
     if slot is None:
         process.ask("stage", tensors=pack(form_of(values)))
     for i, x in enumerate(values):
-        if not isinstance(x, torch.Tensor):
-            continue
         for start, piece in pieces(x, HALF):
             process.put(piece)
             process.ask("feed", slot=slot, index=i, start=start, size=len(piece))
 
 
-def name_source(process: Asked, task: Task) -> None:
+def name_source(process: Remote, task: Task) -> None:
     """Tells a process where the inputs, and the reference's module, come from."""
-    oracle, path = task.oracle, None
-    about = {"problem": task.name, "shape": [], "dtype": ""}
-    if oracle.file.is_ours:
-        about |= {"shape": list(oracle.shape), "dtype": dtype_name(oracle.dtype)}
-    else:
-        path = str(oracle.file.path.resolve())
-    process.ask("name_source", path=path, **about)
+    oracle, file = task.oracle, task.oracle.file
+    path = None if file.is_ours else str(file.path.resolve())
+    about = {"shape": list(oracle.shape), "dtype": dtype_name(oracle.dtype)}
+    process.ask("name_source", path=path, problem=task.name, **about)
 
 
 class Renewal:
@@ -52,7 +47,7 @@ class Renewal:
         self._sent = oracle.file.draw(self.draw) if inputs and not oracle.repeats else None
         self._there: list = []
 
-    def give(self, process: Asked, slot: int, is_timed: bool) -> None:
+    def give(self, process: Remote, slot: int, is_timed: bool) -> None:
         """To a process, for a slot of its ring."""
         if self._sent:
             send(process, None, self._sent)

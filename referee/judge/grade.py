@@ -10,37 +10,20 @@ import torch
 from referee import linear_relu_divide, relu
 from referee.judge.baselines import Baselines
 from referee.judge.reference import Reference
-from referee.judge.verdict import (
-    CHEATING,
-    CORRECT,
-    INTERRUPTED,
-    LATE,
-    FoundError,
-    Task,
-    Verdict,
-    of_crash,
-    of_exception,
-)
+from referee.judge.verdict import CORRECT, INTERRUPTED, LATE, FoundError, Task, Verdict, outcome
 from referee.processes import reaping
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
 
 # Problems with cases of their own; others are graded as a reference file is.
-PROBLEMS = {"relu": relu, "linear_relu_divide": linear_relu_divide}
+PROBLEMS = {"relu": relu.Judge, "linear_relu_divide": linear_relu_divide.Judge}
 
 Report = Callable[[Task, Verdict], None]
 
 
 def grade_files(
-    files: list[Path],
-    tasks: Callable[[], Iterable[Task]],
-    baselines: Baselines,
-    report: Report,
+    files: list[Path], tasks: Callable[[], Iterable[Task]], baselines: Baselines, report: Report
 ) -> None:
-    """Grades one file after the other, and reports each verdict as soon as it is known.
-
-    Args:
-        tasks: that every file is graded on.
-    """
+    """Grades files one after the other on all tasks; reports a verdict as soon as it is known."""
     before = torch.get_float32_matmul_precision()
     try:
         for file in files:
@@ -63,10 +46,8 @@ def build(names: list[str], baselines: Baselines) -> float:
         remote = Remote(baselines.server, torch.device("cpu"))
         try:
             remote.ask("build", names=names)
-        except RaisedError as raised:
-            raise FoundError(*of_exception(raised, "building")) from None
-        except EndedError as ended:
-            raise FoundError(*of_crash(*ended.args, "building the kernels")) from None
+        except (EndedError, RaisedError) as error:
+            raise FoundError(*outcome(error, "building the kernels")) from None
         finally:
             remote.close()
     return monotonic() - start
@@ -75,11 +56,12 @@ def build(names: list[str], baselines: Baselines) -> float:
 def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: Report) -> bool:
     """Grades it on tasks in one process, as long as all goes well; whether that has ended early."""
     with reaping() as spared, ExitStack() as stack:
-        remote = None
+        remotes: list[Remote] = []  # one, once it has started
+        stack.callback(lambda: [remote.close() for remote in remotes])
         for task in todo:
             verdict, stopped = Verdict(file), None
             try:
-                remote = _grade(file, task, verdict, baselines, remote, spared, stack)
+                _grade(task, verdict, baselines, spared, remotes)
             except KeyboardInterrupt as interrupt:  # what there is counts
                 verdict.word, stopped = INTERRUPTED, interrupt
             task.progress.clear()
@@ -96,16 +78,10 @@ def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: 
 
 
 def _grade(
-    file: Path,
-    task: Task,
-    verdict: Verdict,
-    baselines: Baselines,
-    remote: Remote | None,
-    spared: set[int],
-    stack: ExitStack,
-) -> Remote | None:
-    """Sets the verdict, whatever the file does; its process, which it may have given."""
-    stage = "starting"
+    task: Task, verdict: Verdict, baselines: Baselines, spared: set[int], remotes: list[Remote]
+) -> None:
+    """Sets the verdict, whatever the file does; its process is the one of `remotes`."""
+    file, stage = verdict.file, "starting"
 
     def progress(what: str, detail: str = "") -> None:
         nonlocal stage
@@ -113,27 +89,20 @@ def _grade(
         task.progress(f"{file.name}: {what}", detail)
 
     known = task.oracle.file.is_ours and PROBLEMS.get(task.name)
-    kind, is_new = known.Judge if known else Reference, remote is None
+    kind, is_new = known or Reference, not remotes
     try:
         progress("starting eager")
         baselines.disturbed()  # by an earlier file
         spared |= baselines.start()
         if is_new:
-            remote = Remote(baselines.server, task.device, monotonic() + task.timeout)
-            stack.callback(remote.close)
-        judge = kind(remote, task, verdict, progress, baselines, spared)
+            remotes.append(Remote(baselines.server, task.device, monotonic() + task.timeout))
+        judge = kind(remotes[0], task, verdict, progress, baselines, spared)
         judge.prepare_baselines()
-        remote.deadline = monotonic() + task.timeout
+        remotes[0].deadline = monotonic() + task.timeout
         judge.grade(file if is_new else None)
     except FoundError as found:
         verdict.word, verdict.reason = found.args
     except LateError:
         verdict.word, verdict.reason = LATE, f"{task.timeout:g} s, while {stage}"
-    except ForgedError:
-        verdict.word = CHEATING
-        verdict.reason = f"forged a reply to the referee, while {stage}"
-    except EndedError as ended:
-        verdict.word, verdict.reason = of_crash(*ended.args, stage)
-    except RaisedError as raised:
-        verdict.word, verdict.reason = of_exception(raised, stage)
-    return remote
+    except (EndedError, ForgedError, RaisedError) as error:
+        verdict.word, verdict.reason = outcome(error, stage)

@@ -1,7 +1,6 @@
 """A reference file's problem: inputs, parameters, and results with their error budgets."""
 
 import copy
-import math
 import random
 
 import torch
@@ -10,20 +9,16 @@ from torch import nn
 from referee import cases
 from referee.child.feed import LARGEST_PART, PART, flat_bytes, sum_of_bits
 from referee.compare import first_mismatch, share_memory
-from referee.judge.budget import Output
-from referee.judge.terms import Terms
+from referee.judge.budget import Output, Terms
 from referee.memory import LARGEST_SHARE, RING, free_bytes
-from referee.reference_file import BadReferenceError, ReferenceFile
+from referee.reference_file import CPU, BadReferenceError, ReferenceFile, flatten
 from referee.remote import pack
-from referee.structure import flatten
 
 SEEDS = 1 << 30
 DRAWS = 3  # sets of inputs, each under a seed of its own
-DIFFERENT = (
-    1e-2  # the relative difference, from which on two results are not the same but for rounding
-)
-# Operators that a forward of the library's calls beside those that compute.
+DIFFERENT = 1e-2  # relative, from which on two results are not the same but for rounding
 SIGNS, PARTS = "inputs of both signs", "inputs altered in part"
+# Operators that a forward of the library's calls beside those that compute.
 VIEWS = ("view", "detach", "empty", "clone", "copy", "expand", "reshape", "alias", "as_strided")
 
 
@@ -31,15 +26,12 @@ class Oracle:
     """The reference on a device.
 
     Attributes:
-        args: of the constructor.
-        form: of the inputs, as of `form_of`.
-        parameters: as of `parameters_of`.
+        tensors, floats: which inputs are tensors with elements, and which of these hold floats.
+        shape, dtype: of the input; the shapes of several, and the dtype of the first.
         slots: how many inputs fit in memory beside everything else.
-        structure: the nesting of the outputs.
         shares: whether an output lies in the memory of an input, or of another call's output.
         note: why there is no float64 result, or "".
-        ops: the operators that compute.
-        terms: of the longest sum.
+        ops, terms: the operators that compute, and the terms of their longest sum.
         repeats: whether inputs can be drawn again from their seed, on the device; None as long as
             nobody has tried.
         unlike: inputs that `get_inputs` would not draw, by what they are: None where eager's
@@ -52,60 +44,32 @@ class Oracle:
 
     def __init__(self, file: ReferenceFile, device: torch.device) -> None:
         self.device, self.file = device, file
-        self.args = self.file.init_inputs()
-        self.file.attempt("pickling its arguments", lambda: pack(self.args))
+        self.args = file.called("get_init_inputs")
+        file.attempt("pickling its arguments", lambda: pack(self.args))
         self.repeats: bool | None = file.is_ours or None
         self.unlike: dict[str, list | None] = {}
         self.trivial: list[str] | None = None
         self._seeds = [random.randrange(SEEDS) for _ in range(DRAWS)]
-        self._draws = [] if file.is_ours else [self.file.draw(self._seeds[0])]
-        self.set_inputs(self.construct(random.randrange(SEEDS)))
-        if not file.is_ours:
-            self._draws += [self.file.draw(seed) for seed in self._seeds[1:]]
-        if any(form_of(draw) != self.form for draw in self._draws):
-            raise self.file.bad("get_inputs draws inputs of another form each time")
-
-    def set_inputs(self, module: nn.Module) -> None:
-        """Finds out about the file's inputs, and what a module makes of them."""
-        inputs = self.inputs(0)
+        self._draws = [] if file.is_ours else [file.draw(self._seeds[0])]
+        module, inputs = self.construct(random.randrange(SEEDS)), self.inputs(0)
         self.form, self.parameters = form_of(inputs), parameters_of(module)
+        self.tensors = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensors:
-            raise self.file.bad("get_inputs gives no tensor")
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        outputs = self._look(module, inputs)
-        self.output_bytes = sum(x.numel() * x.element_size() for x in outputs)
-        self.outputs = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in outputs]
-        del outputs, inputs
-        self.slots = self._count_slots(module)
-        self.note = "" if self.file.is_ours else self._float64_note(module)
-
-    @property
-    def tensors(self) -> list[int]:
-        """Which inputs are tensors with elements."""
-        return [i for i, spec in enumerate(self.form) if len(spec) > 1 and math.prod(spec[0])]
-
-    @property
-    def floats(self) -> list[int]:
-        """Which of them hold floating-point numbers."""
-        return [i for i in self.tensors if self.form[i][2].is_floating_point]
-
-    @property
-    def input_bytes(self) -> int:
-        """The bytes of all inputs together."""
-        specs = (self.form[i] for i in self.tensors)
-        return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype, *_ in specs)
-
-    @property
-    def shape(self) -> tuple:
-        """The shape of the input, or those of several."""
-        shapes = [self.form[i][0] for i in self.tensors]
-        return shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The first input's."""
-        return self.form[self.tensors[0]][2]
+            raise file.bad("get_inputs gives no tensor")
+        self.floats = [i for i in self.tensors if inputs[i].is_floating_point()]
+        shapes = [tuple(inputs[i].shape) for i in self.tensors]
+        self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
+        self.dtype = inputs[self.tensors[0]].dtype
+        self.input_bytes = sum(inputs[i].nbytes for i in self.tensors)
+        torch.cuda.empty_cache()
+        self.output_bytes = sum(x.nbytes for x in self._look(module, inputs))
+        del inputs
+        self.slots = self._count_slots(sum(p.nbytes for p in module.parameters()))
+        self.note = "" if file.is_ours else self._float64_note(module)
+        if not file.is_ours:
+            self._draws += [file.draw(seed) for seed in self._seeds[1:]]
+        if any(form_of(draw) != self.form for draw in self._draws):
+            raise file.bad("get_inputs draws inputs of another form each time")
 
     def construct(self, seed: int, args: list | None = None) -> nn.Module:
         """The module, with the parameters of a seed, of the inputs' dtype where it is ours."""
@@ -125,7 +89,7 @@ class Oracle:
 
     def there(self, inputs: list) -> list:
         """A copy on the device."""
-        return [self._there(x) for x in inputs]
+        return [x.to(self.device, copy=True) if _is_tensor(x) else x for x in inputs]
 
     def draw(self, seed: int) -> list:
         """Inputs on the device, as its processes draw them too."""
@@ -137,19 +101,17 @@ class Oracle:
             inputs = self.draw(seed)
         except BadReferenceError:
             return None
-        if form_of(inputs) != self.form:
-            return None
-        return [sum_of_bits(x) for x in inputs if isinstance(x, torch.Tensor)]
+        is_alike = form_of(inputs) == self.form
+        return [sum_of_bits(x) for x in inputs if _is_tensor(x)] if is_alike else None
 
     def make_unlike(self, name: str) -> list:
         """Such inputs, on the CPU: of two kinds, both of the first draw's."""
-        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self._draws[0]]
-        if name == SIGNS:
-            for i in self.floats:
+        inputs = [x.clone() if _is_tensor(x) else x for x in self._draws[0]]
+        for i in self.floats:
+            if name == SIGNS:
                 some = torch.empty_like(inputs[i]).uniform_(-1, 1)  # in the place of zeros
                 inputs[i].mul_(some.sign()).add_(some.mul_(inputs[i] == 0))
-            return inputs
-        for i in self.floats:
+                continue
             x, other = (flat_bytes(y).view(y.dtype) for y in (inputs[i], self._draws[1][i]))
             size = max(1, min(len(x) // PART, LARGEST_PART // x.element_size()))
             start = random.randrange(min(size, len(x) - size), len(x) - size + 1)
@@ -170,12 +132,11 @@ class Oracle:
 
     def find_trivial(self) -> list[str]:
         """Which results are constants, or copies of inputs, as far as the inputs there are tell."""
-        module = self.construct(random.randrange(SEEDS))
-        unlike = map(self.there, filter(None, self.unlike.values()))
-        every = [*map(self.inputs, range(1, DRAWS)), *unlike]
+        module, lines = self.construct(random.randrange(SEEDS)), []
         outputs = self.expected(module, self.inputs(0))
         constant, copied = [True] * len(outputs), [set(self.tensors) for _ in outputs]
-        for inputs in every:
+        unlike = map(self.there, filter(None, self.unlike.values()))
+        for inputs in (*map(self.inputs, range(1, DRAWS)), *unlike):
             for turn, found in enumerate(self.expected(module, inputs)):
                 constant[turn] &= outputs[turn].allows(found.eager)
                 copied[turn] &= {i for i in self.tensors if found.allows(inputs[i])}
@@ -184,7 +145,7 @@ class Oracle:
         for p in module.parameters():
             if p.is_floating_point():
                 p.data = cases.redraw(p.data, random.randrange(SEEDS))
-        others, lines = self.run(module, self.inputs(0)), []
+        others = self.run(module, self.inputs(0))
         for turn, (output, other) in enumerate(zip(outputs, others, strict=True)):
             what = f"the reference's result{f' {turn}' if len(outputs) > 1 else ''} is"
             if constant[turn] and output.numel:
@@ -196,15 +157,16 @@ class Oracle:
 
     def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
-        return self.run(wide, [_double(x) for x in inputs])
+        floats = {i for i, x in enumerate(inputs) if _is_tensor(x) and x.is_floating_point()}
+        return self.run(wide, [x.double() if i in floats else x for i, x in enumerate(inputs)])
 
     def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """The outputs of two forwards, which must be the same tensors."""
         with torch.no_grad(), Terms() as seen:
             nested = self.file.attempt("forward", lambda: flatten(module(*inputs)))
-        computing = (op for op in seen.names if not any(view in op for view in VIEWS))
-        self.ops, self.terms = sorted(computing), seen.most
         self.structure, outputs = nested
+        self.ops = sorted(op for op in seen.names if not any(view in op for view in VIEWS))
+        self.terms, self.shares = seen.most, False
         for x in outputs:
             if type(x) not in (torch.Tensor, nn.Parameter):
                 raise self.file.bad(f"Model returns a {type(x).__name__}, not a tensor")
@@ -213,23 +175,20 @@ class Oracle:
         if not outputs:
             raise self.file.bad("Model returns no tensor")
         if self.file.is_ours:
-            self.shares = False
             return outputs
-        storages = {inputs[i].untyped_storage().data_ptr() for i in self.tensors}
-        self.shares = any(x.untyped_storage().data_ptr() in storages for x in outputs)
         for i in self.tensors:
             if first_mismatch(inputs[i].cpu(), self._draws[0][i], exact=True):
                 raise self.file.bad("Model changes its inputs")
-        again = self.run(module, inputs)
-        self.shares |= any(share_memory(*pair) for pair in zip(again, outputs, strict=True))
-        if any(difference(*pair) > DIFFERENT for pair in zip(again, outputs, strict=True)):
+        pairs = list(zip(self.run(module, inputs), outputs, strict=True))
+        if any(difference(*pair) > DIFFERENT for pair in pairs):
             raise self.file.bad("Model gives another result for the same inputs each time")
+        pairs += [(inputs[i], x) for i in self.tensors for x in outputs]
+        self.shares = any(share_memory(*pair) for pair in pairs)
         return outputs
 
     def _float64_note(self, module: nn.Module) -> str:
         """Why there is no float64 result that eager's can be compared with; "" if there is one."""
-        note = "compared with eager, for its float64 result"
-        inputs = self.inputs(0)
+        note, inputs = "compared with eager, for its float64 result", self.inputs(0)
         eager = self.run(module, inputs)
         try:
             exact = self._exact(module, inputs)
@@ -242,42 +201,33 @@ class Oracle:
                 return f"{note} is another"
         return ""
 
-    def _count_slots(self, module: nn.Module) -> int:
+    def _count_slots(self, parameter_bytes: int) -> int:
         """How many inputs can be in the ring."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        parameters = sum(p.numel() * p.element_size() for p in module.parameters())
-        fixed = 9 * self.output_bytes + 10 * parameters + 4 * self.input_bytes
-        draws = DRAWS * self.input_bytes
+        torch.cuda.empty_cache()
+        slots, each, draws = RING[self.device.type], 2 * self.input_bytes, DRAWS * self.input_bytes
+        fixed = 9 * self.output_bytes + 10 * parameter_bytes + 4 * self.input_bytes
         if self.device.type == "cpu":  # which has the draws, and eager in two processes
             fixed += draws + self.input_bytes
-        elif not self.file.is_ours:
-            self._check_memory(draws, torch.device("cpu"))
-        slots, each = RING[self.device.type], 2 * self.input_bytes
         if fixed + slots * each > LARGEST_SHARE * free_bytes(self.device):
             slots = 1
-        if not self.file.is_ours:  # `memory.choose_rows` has looked
-            self._check_memory(fixed + slots * each, self.device)
+        needs = {CPU: draws, self.device: fixed + slots * each}
+        for device, need in {} if self.file.is_ours else needs.items():
+            free = LARGEST_SHARE * free_bytes(device)
+            if need > free:  # of ours, `memory.choose_rows` has looked
+                raise self.file.bad(
+                    f"grading needs about {need / 2**30:,.1f} GiB of memory on {device}, and "
+                    f"{free / 2**30:,.1f} GiB can be used"
+                )
         return slots
-
-    def _check_memory(self, need: int, device: torch.device) -> None:
-        free = LARGEST_SHARE * free_bytes(device)
-        if need > free:
-            raise self.file.bad(
-                f"grading needs about {need / 2**30:,.1f} GiB of memory on {device}, and "
-                f"{free / 2**30:,.1f} GiB can be used"
-            )
-
-    def _there(self, x: object) -> object:
-        if not isinstance(x, torch.Tensor):
-            return x
-        there = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=self.device)
-        return there.copy_(x)
 
 
 def form_of(inputs: list) -> list[tuple]:
     """Shape, strides, dtype, offset and elements in memory of tensors; other values as they are."""
-    return [_spec(x) if isinstance(x, torch.Tensor) else (x,) for x in inputs]
+    return [_spec(x) if _is_tensor(x) else (x,) for x in inputs]
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, torch.Tensor)
 
 
 def _spec(x: torch.Tensor) -> tuple:
@@ -293,10 +243,6 @@ def parameters_of(module: nn.Module) -> list[tuple[str, int]]:
     own, turns = {id(p) for p in module.parameters() if p.is_floating_point()}, {}
     state = module.state_dict(keep_vars=True)
     return [(n, turns.setdefault(id(p), len(turns))) for n, p in state.items() if id(p) in own]
-
-
-def _double(x: object) -> object:
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
 def difference(x: torch.Tensor, y: torch.Tensor) -> float:

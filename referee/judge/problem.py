@@ -1,8 +1,13 @@
 """The course for files that stand in for a problem of this project's, and for the project's own."""
 
+import random
+from typing import ClassVar
+
 import torch
 
 from model import Problem
+from referee import cases
+from referee.child.yardsticks import COPY
 from referee.judge.budget import Found, Output
 from referee.judge.checks import LARGEST_KEPT
 from referee.judge.feeding import Renewal
@@ -13,18 +18,18 @@ from referee.remote import RaisedError, pack
 
 # By which a solution may fall back on the reference's own ReLU.
 LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
-CPU_ROWS = 64  # of ReLU: beyond the size from which kernels write past the caches
+# Of ReLU: beyond the size from which kernels write past the caches. Of Linear: a float64 product
+# with all of the weight takes a CPU a second.
+CPU_ROWS = 64
 METRICS = ("max", "mean", "relative")
+Needs = tuple[tuple[int, ...], int, int]
 
 
 class OfProject(Judge):
     """Many small cases, then the timed size under each setting of the task."""
 
     library = LIBRARY, False
-
-    def check_gradients(self) -> None:
-        """At small sizes."""
-        raise NotImplementedError
+    yardsticks: ClassVar = {"cpu": (COPY,), "cuda": (COPY,)}
 
     def check_and_time(self) -> None:
         for setting in self.task.settings:
@@ -47,16 +52,22 @@ class OfProject(Judge):
         self.remote.ask("set_precision", setting=self.precision)
 
     def construct_alike(self, *args: object) -> list[str]:
-        """`construct` of a solution whose state must be the reference's, but for names.
-
-        Args:
-            args: of the constructor, by default the task's.
-        """
+        """`construct` of a solution whose state must be the reference's, but for names."""
         names = self.construct(list(args) or None)
         if names is None:
             shapes = [list(value.shape) for value in self.module.state_dict().values()]
             raise FoundError(WRONG, f"its state has not the reference's shapes, {shapes}")
         return names
+
+    def check_again(self) -> None:
+        """Another row, then another element, at the same address."""
+        x = self.inputs[0].clone()
+        cases.refill(x[random.randrange(len(x))], self.generator)
+        self.check("another row at the same address", [x], again=True)
+        x = x.clone()
+        place = random.randrange(x.numel())
+        x.view(-1)[place] = 1 if x.view(-1)[place] <= 0 else 3
+        self.check("another element at the same address", [x], again=True)
 
     def check_whole(self) -> None:
         """One forward of the timed size, of inputs that both draw from a seed."""
@@ -96,33 +107,39 @@ class OfProject(Judge):
 
     def refuse(self, name: str, raised: RaisedError, required: bool) -> None:
         """One that takes the timed size alone is wrong; one that takes nothing has an error."""
-        if required and of_exception(raised, name)[0] != CHEATING:
+        word, line = of_exception(raised, name)
+        if required and word != CHEATING:
             if self.verdict.count == 1:
                 self.load(self.construct_alike())
                 self._give_whole()
                 self._give_whole(again=True)
-            _, line = of_exception(raised, name)
             raise FoundError(WRONG, f"does not take {name}: {line}")
         super().refuse(name, raised, required)
 
+    @classmethod
+    def choose_shape(
+        cls, problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
+    ) -> tuple[tuple[int, ...], str]:
+        """The shape of x, and a sentence that says why it is not the headline's, or "".
 
-def choose_shape(
-    problem: Problem, wanted: int | None, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, ...], str]:
-    """The shape of x, and a sentence that says why it is not the headline's, or "".
+        Raises:
+            ValueError: it does not fit, or the problem does not take the dtype.
+        """
+        row, row_bytes, fixed_bytes = cls.needs(problem, dtype, device)
+        usual = problem.rows if device.type == "cuda" else min(problem.rows, CPU_ROWS)
+        count, note = choose_rows(wanted, usual, row_bytes, device, fixed_bytes)
+        if not (note or wanted or usual == problem.rows):
+            note = f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
+        return (count, *row), note
 
-    Raises:
-        ValueError: it does not fit.
-    """
-    with torch.device("meta"):
-        [row] = problem.get_inputs_at(1)
-    usual = problem.rows if device.type == "cuda" else CPU_ROWS
-    count, note = choose_rows(wanted, usual, row.numel() * dtype.itemsize, device)
-    return (count, *row.shape[1:]), note or usual_note(wanted, usual, problem)
+    @classmethod
+    def needs(cls, problem: Problem, dtype: torch.dtype, device: torch.device) -> Needs:
+        """The shape of a row of x, the bytes that each needs, and those needed in any case."""
+        with torch.device("meta"):
+            [x] = problem.get_inputs_at(1)
+        return x.shape[1:], x.numel() * dtype.itemsize, 0
 
-
-def usual_note(wanted: int | None, usual: int, problem: Problem) -> str:
-    """Why fewer rows than the headline's are usual here, or ""."""
-    if wanted or usual >= problem.rows:
-        return ""
-    return f"{usual:,} of {problem.rows:,} rows, to be done within a minute on a CPU"
+    @staticmethod
+    def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+        """Of the precision of float32 products; "" where there is none."""
+        return ("",)

@@ -1,5 +1,7 @@
 """The course for files that stand in for the `Model` of a reference file."""
 
+from contextlib import suppress
+
 from referee.judge.budget import grade
 from referee.judge.checks import DIFFERS
 from referee.judge.feeding import send
@@ -21,9 +23,8 @@ class Reference(Judge):
         self.check("as constructed", self.oracle.inputs(0))
         if any(True for _ in self.module.parameters()):
             if names is None:
-                self.verdict.notes.append(
-                    "its state is not the reference's: none was loaded or changed"
-                )
+                note = "its state is not the reference's: none was loaded or changed"
+                self.verdict.notes.append(note)
             else:
                 self.load(names)
                 self.check("a state loaded")
@@ -39,18 +40,16 @@ class Reference(Judge):
         A look at some elements does not tell those that are altered in part from others. Of both
         signs, ReLU is no identity, and rounding errors do not cancel.
         """
-        oracle, notes = self.oracle, self.verdict.notes
-        for name in (PARTS, SIGNS):
-            is_known = oracle.file.is_ours  # whose inputs are of both signs
-            if oracle.floats and not is_known and (inputs := self._unlike(name)):
+        oracle = self.oracle
+        is_known = oracle.file.is_ours or not oracle.floats  # ours are of both signs
+        for name in () if is_known else (PARTS, SIGNS):
+            if inputs := self._unlike(name):
                 there = oracle.there(inputs)
                 self.check(name, there, required=False, again=True, may_differ=True)
         if oracle.trivial is None:
             oracle.trivial = oracle.find_trivial()
-        notes += oracle.trivial
         self.verdict.accuracy = "exact" if self.equal else grade(self.relative)
-        if oracle.note:
-            notes.append(oracle.note)
+        self.verdict.notes += [*oracle.trivial, *filter(None, [oracle.note])]
         self.check_backward([oracle.inputs(draw) for draw in range(DRAWS)])
         self.earlier.clear()
         self.inputs, self.stale = [], {}
@@ -73,11 +72,9 @@ class Reference(Judge):
             self.spared |= self.baselines.start()
             self.prepare_baselines()
             eager = self.baselines.asked(False)
-            try:
+            with suppress(FoundError):  # the baselines start again when they are needed
                 send(eager, 0, inputs)
                 if eager.ask("probe", slot=0)["finite"] is True:
                     oracle.unlike[name] = inputs
                 send(eager, 0, oracle.inputs(0))
-            except FoundError:  # the baselines start again when they are needed
-                pass
         return oracle.unlike[name]

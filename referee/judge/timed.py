@@ -3,24 +3,23 @@
 import math
 import os
 import random
-from functools import partial
 from statistics import median
 from time import monotonic, perf_counter
 from typing import NamedTuple
 
 import torch
 
+from referee.cases import dtype_name
 from referee.child.feed import ALIGNMENT, TRIPLED
 from referee.child.yardsticks import COPY, COPY_REUSED
 from referee.compare import first_mismatch
 from referee.error_line import LONGEST_LINE
-from referee.judge.baselines import Asked
 from referee.judge.checks import Checks
 from referee.judge.feeding import Renewal, name_source
 from referee.judge.oracle import SEEDS, parameters_of
 from referee.judge.verdict import CHEATING, FoundError, Run
 from referee.processes import busy_seconds
-from referee.remote import ForgedError, dtype_name, pack
+from referee.remote import ForgedError, Remote, pack
 from referee.timing import (
     CONFIRMATION,
     GRAIN,
@@ -102,7 +101,7 @@ class Timed(Checks):
         what = self.task.name, str(self.oracle.file.path), self.oracle.form, self.setting
         self.baselines.prepare(what, self._prepare_eager)
 
-    def _prepare_eager(self, eager: Asked, again: bool) -> dict:
+    def _prepare_eager(self, eager: Remote, again: bool) -> dict:
         oracle = self.oracle
         eager.ask("set_precision", setting=self.precision)
         name_source(eager, self.task)
@@ -200,7 +199,7 @@ class Timed(Checks):
             reason = f"background work: {beyond:.1f} s of CPUs while eager was timed"
             raise FoundError(CHEATING, reason)
 
-    def renew(self, name: str, slot: int) -> tuple[Asked, Renewal]:
+    def renew(self, name: str, slot: int) -> tuple[Remote, Renewal]:
         """Gives a contestant new values; its process."""
         process, parameters = self.process, self.parameters
         if name != self.names.solution:
@@ -217,7 +216,7 @@ class Timed(Checks):
         ask, waited = self.remote.ask, self.remote.waited
         if name != self.names.solution:
             again = name == self.names.again
-            ask, waited = self.baselines.asked(again).ask, partial(self.baselines.waited, again)
+            ask, waited = self.baselines.asked(again).ask, self.baselines.asked(again).waited
         before, start = waited(), perf_counter()
         reply = ask(op, **arguments)
         left_on = ask("left_on")["names"]
@@ -267,7 +266,7 @@ class Timed(Checks):
         return self._look(self.process, slot, inputs, before)
 
     def _look(
-        self, process: Asked, slot: int, inputs: list, before: list[torch.Tensor] | None = None
+        self, process: Remote, slot: int, inputs: list, before: list[torch.Tensor] | None = None
     ) -> str | None:
         """The fault of random elements of the timed call's outputs, or of its inputs, in words.
 

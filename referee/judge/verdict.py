@@ -9,7 +9,7 @@ import torch
 from referee.console import Progress
 from referee.error_line import first_error_line
 from referee.judge.oracle import Oracle
-from referee.remote import RaisedError
+from referee.remote import EndedError, ForgedError, RaisedError
 from referee.timing import LEAST_JUDGED, Rounds, Step, Timings, speed_up
 
 CORRECT, WRONG, CHEATING, ERROR, LATE = "correct", "wrong", "cheating", "error", "time limit"
@@ -41,33 +41,32 @@ class Run:
         else:
             self.step = None
 
-    @property
-    def ratio(self) -> tuple[float, float, float] | None:
-        """Eager's time in parts of the solution's, with its interval; None where too noisy."""
-        if self.too_noisy:
-            return None
-        seconds, names = self.timings.seconds, self.timings.names
-        return speed_up(seconds[names.eager], seconds[names.solution])
+    def _over(self, name: str) -> tuple[float, float, float]:
+        """Eager's time in parts of a contestant's, with its interval."""
+        seconds = self.timings.seconds
+        return speed_up(seconds[self.timings.names.eager], seconds[name])
 
     @property
-    def too_noisy(self) -> bool:
-        """Whether eager's own two times differ so much that no ratio means anything."""
-        seconds, names = self.timings.seconds, self.timings.names
-        if len(seconds[names.eager]) < LEAST_JUDGED:
-            return True
-        _, low, high = speed_up(seconds[names.eager], seconds[names.again])
-        return high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
+    def ratio(self) -> tuple[float, float, float] | None:
+        """Eager's time in parts of the solution's, with its interval; None where eager's own two
+        times differ so much that no ratio means anything.
+        """
+        names = self.timings.names
+        if len(self.timings.seconds[names.eager]) < LEAST_JUDGED:
+            return None
+        _, low, high = self._over(names.again)
+        is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
+        return None if is_noisy else self._over(names.solution)
 
     @property
     def word(self) -> str:
         """The ratio in a word; a tie where the interval includes 1, if moved by as much as
         processes, or eager's, differ.
         """
-        if self.too_noisy:
+        if not (found := self.ratio):
             return "too noisy"
-        seconds, names = self.timings.seconds, self.timings.names
-        control, *_ = speed_up(seconds[names.eager], seconds[names.again])
-        ratio, low, high = self.ratio
+        control, *_ = self._over(self.timings.names.again)
+        ratio, low, high = found
         bias = max(control, 1 / control, PLACEMENT[self.timings.device])
         if low / bias <= 1 <= high * bias:
             return TIE
@@ -76,52 +75,32 @@ class Run:
 
 @dataclass
 class Verdict:
-    """The outcome of a file.
-
-    Attributes:
-        word: correct, wrong, cheating, error, time limit, interrupted or left out.
-        reason: what is wrong, in words.
-        accuracy: the class reached, "" if not known.
-        count: of cases that were compared.
-        refused: kinds of inputs that the problem does not ask for and the solution refuses.
-        errors: against float64, of the solution and of eager, a dictionary for each result.
-        runs: the times of a correct solution, under each setting.
-    """
+    """The outcome of a file."""
 
     file: Path
     word: str = CORRECT
     reason: str = ""
-    accuracy: str = ""
-    count: int = 0
+    accuracy: str = ""  # the class reached, "" if not known
+    count: int = 0  # of cases that were compared
     import_seconds: float = 0.0
-    refused: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # kinds of inputs that need not be taken
     notes: list[str] = field(default_factory=list)
-    errors: list[dict] = field(default_factory=list)
+    errors: list[dict] = field(default_factory=list)  # of each result and eager's, to float64
     runs: list[Run] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The conditions on which files are graded.
+    """The conditions on which files are graded."""
 
-    Attributes:
-        name: the problem's.
-        oracle: of the inputs at the timed size.
-        settings: of the precision of float32 products.
-        wanted: how long to time.
-        yardsticks: that are timed beside eager, by name.
-        timeout: seconds for a file.
-        only_times: as a sweep does.
-    """
-
-    name: str
+    name: str  # the problem's
     oracle: Oracle
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # of the precision of float32 products
     wanted: Rounds
-    yardsticks: tuple[str, ...]
-    timeout: float
+    yardsticks: tuple[str, ...]  # names of what is timed beside eager
+    timeout: float  # s, for a file
     progress: Progress
-    only_times: bool = False
+    only_times: bool = False  # as a sweep does
 
     @property
     def device(self) -> torch.device:
@@ -129,18 +108,13 @@ class Task:
         return self.oracle.device
 
 
-def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
-    """The verdict on an exception, in a stage of the grading."""
-    about = raised.args[0]
-    name, text, line = (about.get(key) for key in ("type", "text", "line"))
-    if about.get("exits"):
-        return CHEATING, f"exits with status 0 while {stage}"
-    where = f", line {line}" if isinstance(line, int) else ""
-    return ERROR, f"{first_error_line(f'{name}')}: {first_error_line(str(text))}{where}"
-
-
-def of_crash(status: int, printed: str, stage: str) -> tuple[str, str]:
-    """The verdict on a process that is gone."""
+def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:
+    """The verdict on what a process did instead of answering, in a stage of the grading."""
+    if isinstance(error, RaisedError):
+        return of_exception(error, stage)
+    if isinstance(error, ForgedError):
+        return CHEATING, f"forged a reply to the referee, while {stage}"
+    status, printed = error.args
     if status == 0:
         return CHEATING, f"exits with status 0 while {stage}"
     last = [line for line in printed.splitlines() if line.strip()][-1:]
@@ -150,3 +124,13 @@ def of_crash(status: int, printed: str, stage: str) -> tuple[str, str]:
     name = signal.Signals(-status).name
     reason = "killed, as for want of memory," if name == "SIGKILL" else f"crashes ({name})"
     return ERROR, f"{reason} while {stage}{said}"
+
+
+def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
+    """The verdict on an exception, in a stage of the grading."""
+    about = raised.args[0]
+    if about.get("exits"):
+        return CHEATING, f"exits with status 0 while {stage}"
+    name, text = (first_error_line(str(about.get(key))) for key in ("type", "text"))
+    where = f", line {about['line']}" if isinstance(about.get("line"), int) else ""
+    return ERROR, f"{name}: {text}{where}"

@@ -90,10 +90,6 @@ def column(new: float, at: int = COLUMN) -> Side:
     return lambda *s: put(N(*s), (ALL, at), new)
 
 
-def _wide(rows: int) -> Side:
-    return lambda d, r, k: put(N(d, r, k), slice(rows), d.lognormal(4, min(r, rows), k))
-
-
 def plus(offset: float, side: Side = U) -> Side:
     return lambda *s: side(*s) + offset
 
@@ -102,13 +98,31 @@ def times(factor: float | Side, side: Side = N) -> Side:
     return lambda *s: side(*s) * (factor(*s) if callable(factor) else factor)
 
 
+def cycle(*factors: float) -> Side:
+    """A factor for each row, in turn."""
+    return lambda d, r, _: torch.tensor(factors, device=d.device)[d.index(r) % len(factors), None]
+
+
+def integers(d: Draw, rows: int, k: int) -> Tensor:
+    return (U(d, rows, k) * 9 - 4).round()
+
+
+def of(x: Side, weight: Side | None = None, bias: Side = Draw.zeros) -> Case:
+    """Drawn one after the other; the weight is by default as x."""
+    return lambda d, m, k, n: (x(d, m, k), (weight or x)(d, n, k), bias(d, 1, n)[0])
+
+
+def _wide(rows: int) -> Side:
+    return lambda d, r, k: put(N(d, r, k), slice(rows), d.lognormal(4, min(r, rows), k))
+
+
 def _sparse(share: float) -> Side:
     return times(lambda d, r, k: d.choice(share, r, k))
 
 
-def cycle(*factors: float) -> Side:
-    """A factor for each row, in turn."""
-    return lambda d, r, _: torch.tensor(factors, device=d.device)[d.index(r) % len(factors), None]
+def _infinite(rows: slice) -> Side:
+    """One column is, in these rows."""
+    return lambda d, r, k: put(N(d, r, k), (rows, d.columns(1, k)), INF)
 
 
 def _nonfinite(d: Draw, rows: int, k: int) -> Tensor:
@@ -119,21 +133,9 @@ def _nonfinite(d: Draw, rows: int, k: int) -> Tensor:
     return values
 
 
-def integers(d: Draw, rows: int, k: int) -> Tensor:
-    return (U(d, rows, k) * 9 - 4).round()
-
-
-def _linear_weight(d: Draw, rows: int, k: int) -> Tensor:
-    return (2 * U(d, rows, k) - 1) * k**-0.5
-
-
-def of(x: Side, weight: Side | None = None, bias: Side = Draw.zeros) -> Case:
-    """Drawn one after the other; the weight is by default as x."""
-    return lambda d, m, k, n: (x(d, m, k), (weight or x)(d, n, k), bias(d, 1, n)[0])
-
-
 CASES: dict[str, Case] = {
-    "uniform": of(U, _linear_weight, _linear_weight),  # KernelBench's x, nn.Linear's parameters
+    # KernelBench's x, nn.Linear's parameters
+    "uniform": of(U, *[times(lambda d, r, k: k**-0.5, plus(-1, times(2, U)))] * 2),
     "normal": of(N, N, N),
     "large bias": of(N, N, plus(1e6, Draw.zeros)),
     "inf and NaN in the bias": of(
@@ -152,10 +154,8 @@ CASES: dict[str, Case] = {
     "one-hot x": of(lambda *s: few(*s, 1).float(), N),  # a lookup: exact in float32
     "softmax - one-hot": of(lambda *s: (3 * N(*s)).softmax(1) - few(*s, 1).float(), N),
     "inf in one row of x": of(lambda d, r, k: put(N(d, r, k), (r // 2, d.columns(1, k)), INF), N),
-    "inf in every 64th row of x": of(
-        lambda d, r, k: put(N(d, r, k), (slice(None, None, 64), d.columns(1, k)), INF), N
-    ),
-    "inf in all rows of x": of(lambda d, r, k: put(N(d, r, k), (ALL, d.columns(1, k)), INF), N),
+    "inf in every 64th row of x": of(_infinite(slice(None, None, 64)), N),
+    "inf in all rows of x": of(_infinite(ALL), N),
     "16 outlier columns, all positive": of(
         times(lambda d, r, k: 1 + put(d.zeros(k), d.columns(16, k), 299), U), U
     ),

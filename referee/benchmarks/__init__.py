@@ -1,1 +1,0 @@
-"""Figures beside the headline, operands for tests and grading: `python -m referee.benchmark`."""
