@@ -415,7 +415,7 @@ def test_an_interrupt_ends_the_solution(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("answers", "word"), [(["late", None], "correct"), (["late"] * 2, "cheating")]
+    ("answers", "word"), [(["late", None, None], "correct"), (["late"] * 2, "cheating")]
 )
 def test_incredible_times_are_taken_again(answers, word, tmp_path, monkeypatch, small):
     monkeypatch.setattr(timed, "CONFIRMATION", timing.Rounds(5))

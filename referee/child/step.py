@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from referee import cases
 from referee.child import watch
 from referee.child.feed import MOST_PARTS
-from referee.child.results import form_of, take_apart
+from referee.child.results import take_apart
 from referee.child.yardsticks import COMPILED
 
 _grad, _recording = grad, torch.enable_grad
@@ -21,10 +21,8 @@ def is_differentiable(x: object) -> bool:
 
 
 def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, list[torch.Tensor]]:
-    """The arguments of a forward that autograd records, and what gradients are wanted of.
-
-    Args:
-        names: of parameters.
+    """The arguments of a forward that autograd records, and what gradients are wanted of: these,
+    and parameters by their names.
     """
     arguments = [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
     state = module.state_dict(keep_vars=True)
@@ -59,57 +57,41 @@ def differentiate(
     return [next(found) if x.requires_grad else None for x in wanted]
 
 
-def late_row(x: torch.Tensor, at: float) -> torch.Tensor:
-    """The row of an output's gradient of which the sign changes before a timed backward."""
-    return x[int(at * len(x))] if x.dim() and len(x) else x
+def change_late(given: list[torch.Tensor], at: float) -> None:
+    """Changes the sign of a row of gradients of outputs, before a timed backward.
+
+    Args:
+        at: which row, from 0 to 1.
+    """
+    for x in given[:MOST_PARTS]:
+        (x[int(at * len(x))] if x.dim() and len(x) else x).neg_()
 
 
 class Step:
-    """These requests, of a `Worker`; `found` is what they give: outputs, then gradients."""
+    """These requests, of a `Worker`."""
 
     def derive(self, names: list[str], seed: int, size: int) -> dict:
-        """One forward that autograd records, and its backward.
+        """One forward that autograd records, and its backward: results, then gradients.
 
         Args:
             names: of the parameters whose gradients are wanted, beside those of inputs.
             seed: of the outputs' gradients, where none are staged.
             size: bytes of the outputs, where poison is to lie.
         """
-        self.found, self.given = [], []
         watch.poison(size, self.device)
         arguments, wanted = record(self.module, self.ring[0], names)
         with _recording():
             structure, facts, outputs = take_apart(self.module(*arguments), keeps_record=True)
-            reply = {"structure": structure, "outputs": facts}
             if any(y is None for y in outputs):
-                return reply
+                return {"structure": structure, "results": facts}
             given = [g.to(self.device) for g in self.staged] or draw_gradients(outputs, seed)
             self.staged = []
             gradients = differentiate(outputs, wanted, given)
-        return reply | self._keep(facts, outputs, gradients)
-
-    def _keep(self, facts: list[dict], outputs: list, gradients: list) -> dict:
-        """Describes outputs and gradients, None where there is none, and keeps them if all are
-        plain: a `place` is that in `found`.
-        """
         if self.device.type == "cuda":
             _synchronize(self.device)
-        _, own, there = take_apart([g for g in gradients if g is not None])
-        if all(g is not None for g in there):
-            self.found = [y.detach() for y in outputs] + there
-            for place, (fact, x) in enumerate(zip([*facts, *own], self.found, strict=True)):
-                fact |= form_of(x) | {"place": place}
-        own = iter(own)
-        return {
-            "recorded": any(y.requires_grad for y in outputs),
-            "gradients": [None if g is None else next(own) for g in gradients],
-        }
-
-    def read_found(self, index: int, start: int, stop: int) -> dict:
-        """Elements of one of these, in order."""
-        self.found[index] = self.found[index].contiguous()
-        self.send(self.found[index].view(-1)[start:stop], 0)
-        return {}
+        reply = self.keep([*(y.detach() for y in outputs), *gradients])
+        is_recorded = any(y.requires_grad for y in outputs)
+        return reply | {"structure": structure, "recorded": is_recorded}
 
     def kept(self, names: list[str]) -> dict:
         """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
@@ -134,9 +116,7 @@ class Step:
         Args:
             seed: of the outputs' gradients.
         """
-        self.write()
-        self.outputs, self.output = [], None
-        self.found, self.given, self.seed = [], [], seed
+        self.output, self.given, self.seed = None, [], seed
         if self.device.type == "cuda":
             self.ring = self.ring[:1]
             self.calls = {n: c for n, c in self.calls.items() if n in ("module", COMPILED)}
@@ -147,42 +127,19 @@ class Step:
         """Times a forward that autograd records, and its backward.
 
         Args:
-            at: which row of the outputs' gradients changes its sign, from 0 to 1.
+            at: as of `change_late`.
         """
-        self.found, self.output = [], None
-        self.awake.fill_(0)
-        self.called = call
         arguments, wanted = record(self.module, self.ring[0], names)
         with _recording():
-            output, *forward = self.clock.time(self.calls[call], arguments, self.write)
-            structure, facts, outputs = take_apart(output, keeps_record=True)
-            reply = {"structure": structure, "outputs": facts, "forward": forward}
-            if any(y is None for y in outputs):
-                return reply
+            forward = self.clocked(call, arguments)
+            _, _, outputs = take_apart(self.output, keeps_record=True)
+            if any(y is None for y in outputs):  # `pick` tells of it
+                return {"forward": forward, "backward": [0.0, 0.0]}
             self.given = self.given or draw_gradients(outputs, self.seed)
             gradients, *backward = self.clock.time(
                 lambda outputs: differentiate(outputs, wanted, self.given),
                 outputs,
-                lambda: [late_row(given, at).neg_() for given in self.given[:MOST_PARTS]],
+                lambda: change_late(self.given, at),
             )
-        return reply | {"backward": backward} | self._keep(facts, outputs, gradients)
-
-    def look(self, turns: list[int], counts: list[int], keep: bool) -> dict:
-        """Elements of what was found, in the order of the places that came in: so many of each.
-
-        All that was found is gone then, for a solution that kept it, too.
-
-        Args:
-            turns: which results and gradients are looked at.
-            keep: outputs may lie in memory that is not theirs.
-        """
-        places, end = self.incoming.view(torch.int64), 0
-        for turn, count in zip(turns, counts, strict=True):
-            x = self.found[turn]
-            some, places = places[:count].to(x.device), places[count:]
-            end += self.send(x.contiguous().view(-1)[some], end)
-        theirs = [x for x in self.ring[0] if isinstance(x, torch.Tensor)]
-        found, self.found = self.found, []
-        for x in [] if keep else found:
-            self.take_away(x, [*theirs, *self.given])
-        return {}
+        self.output = [*(y.detach() for y in outputs), *gradients]
+        return {"forward": forward, "backward": backward}

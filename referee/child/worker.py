@@ -2,10 +2,10 @@
 
 import importlib
 import importlib.util
-import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -17,35 +17,27 @@ import model
 from referee import cases, clock, compare, reference_file
 from referee.child import watch, yardsticks
 from referee.child.caught import Caught
-from referee.child.feed import ALIGNMENT, Feed, flat, flat_bytes, unpack
+from referee.child.feed import Feed, flat, flat_bytes, unpack
 from referee.child.results import PLAIN, form_of, take_apart
 from referee.child.step import Step
 
 CLOCKS = (clock.CpuClock, clock.CudaClock)
 PRECISION = "the matrix product's precision"
 
-_perf_counter, _sleep = time.perf_counter, time.sleep
+_perf_counter = time.perf_counter
 _set_precision = torch.set_float32_matmul_precision
 share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
 
 
 class Worker(Feed, Step):
-    """Each method is a request, by its name; the dictionary that it returns is the reply.
-
-    Args:
-        arena: the mapped file as bytes.
-    """
+    """Each method is a request, by its name; the dictionary that it returns is the reply."""
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
-        super().__init__()
-        half = len(arena) // 2
-        self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
+        super().__init__(arena, device)
         self.kind: Callable | None = None
         self.solution: ModuleType | None = None
         self.file = ""
         self.caught = Caught("")
-        self.output = None
-        self.outputs, self.found, self.given, self.seed = [], [], [], 0
         self.calls: dict[str, Callable] = {}
         self.called = ""
         self.clock = None
@@ -164,22 +156,23 @@ class Worker(Feed, Step):
             size: bytes of the outputs, where poison is to lie.
             fill: while torch fills new memory.
         """
-        earlier, inputs = self.outputs, self.ring[0]
-        self.output, self.outputs, expected = None, [], None
+        earlier, inputs = self.results, self.ring[0]
+        self.results, expected = [], None
         if bait:
             shape, dtype, seed = bait
             expected = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
             cases.draw(expected, seed, unit=True)
-        was = [_geometry(x) for x in inputs]
+        was = _geometry(inputs)
         watch.poison(size, self.device)
-        if fill:
-            with watch.nan_in_new_memory():
-                output = self._forward(inputs, expected)
-        else:
+        with watch.nan_in_new_memory() if fill else nullcontext():
             output = self._forward(inputs, expected)
-        return self._hand_over(output, inputs, earlier) | {
-            "moved": was != [_geometry(x) for x in inputs]
-        }
+        reply = self.keep(output)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        for fact, y in zip(reply["results"], self.results, strict=True):
+            if y is not None:
+                fact["shares_input"] = any(share_memory(y, x) for x in tensors)
+                fact["shares_earlier"] = any(share_memory(y, x) for x in earlier)
+        return reply | {"moved": was != _geometry(inputs)}
 
     def _forward(self, inputs: list, expected: torch.Tensor | None) -> object:
         # `expected` is there to be found in this frame; it is random.
@@ -188,33 +181,23 @@ class Worker(Feed, Step):
             synchronize(self.device)
         return output
 
-    def _hand_over(self, output: object, inputs: list, earlier: list) -> dict:
-        structure, facts, self.outputs = take_apart(output)
-        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        for fact, leaf in zip(facts, self.outputs, strict=True):
-            if leaf is None:
-                self.outputs = []
-                break
-            fact |= form_of(leaf) | {
-                "shares_input": any(share_memory(leaf, x) for x in tensors),
-                "shares_earlier": any(share_memory(leaf, x) for x in earlier),
-            }
-        return {"structure": structure, "outputs": facts}
+    def keep(self, results: object) -> dict:
+        """Takes results apart, that they can be read; what they say of themselves."""
+        structure, facts, self.results = take_apart(results)
+        for fact, x in zip(facts, self.results, strict=True):
+            if x is not None:
+                fact |= form_of(x)
+        return {"structure": structure, "results": facts}
 
-    def read(self, output: int, start: int, stop: int) -> dict:
-        """Elements of an output, in order."""
-        self.outputs[output] = self.outputs[output].contiguous()
-        self.send(self.outputs[output].view(-1)[start:stop], 0)
+    def read(self, index: int, start: int, stop: int) -> dict:
+        """Elements of a result or a gradient, in order."""
+        x = self.results[index] = self.results[index].contiguous()
+        self.send(x.view(-1)[start:stop], 0)
         return {}
 
-    def read_input(self, slot: int, index: int, start: int, stop: int) -> dict:
-        """Bytes of an input's memory."""
-        self.send(flat_bytes(self.ring[slot][index])[start:stop], 0)
-        return {}
-
-    def wait(self, seconds: float) -> dict:
-        """Leaves time for what is still to be written."""
-        _sleep(seconds)
+    def read_input(self, index: int, start: int, stop: int) -> dict:
+        """Bytes of the memory of an input in the first slot."""
+        self.send(flat_bytes(self.ring[0][index])[start:stop], 0)
         return {}
 
     def probe(self, slot: int) -> dict:
@@ -241,13 +224,15 @@ class Worker(Feed, Step):
         return {"names": [name for name in self.calls if name != "module"], "notes": notes}
 
     def time(self, slot: int, call: str) -> dict:
-        """Times one call, with a CPU's threads awake."""
-        self.output = None
+        """Times one call."""
+        return {"forward": self.clocked(call, self.ring[slot])}
+
+    def clocked(self, call: str, arguments: list) -> list[float]:
+        """The seconds of a call by both clocks, with a CPU's threads awake; keeps its output."""
         self.awake.fill_(0)
         self.called = call
-        call_of, x = self.calls[call], self.ring[slot]
-        self.output, seconds, wall = self.clock.time(call_of, x, self.write)
-        return {"seconds": seconds, "wall": wall}
+        self.output, *seconds = self.clock.time(self.calls[call], arguments, self.write)
+        return seconds
 
     def left_on(self) -> dict:
         """The modes, hooks and timers that a call left on: they could compute its result later.
@@ -256,32 +241,32 @@ class Worker(Feed, Step):
         """
         return {"names": [name for name in watch.left_on() if name not in self.was_on]}
 
-    def pick(self, slot: int, outputs: int, inputs: list[int], count: int, keep: bool) -> dict:
-        """Elements of the last timed call's outputs and of its inputs.
+    def pick(self, slot: int, sizes: list[int], inputs: list[int], count: int, keep: bool) -> dict:
+        """Elements of the last timed call's results and of its inputs, if the sizes are right.
 
         Args:
-            outputs: how many there are.
+            sizes: the elements of each result; 0 where none is looked at.
             inputs: which are looked at.
             count: of the places that came in for each of all these.
-            keep: outputs may lie in memory that is not theirs.
+            keep: results may lie in memory that is not theirs.
         """
-        structure, facts, leaves = take_apart(self.output)
-        self.output = None
-        if len(leaves) != outputs or any(leaf is None for leaf in leaves):
-            return {"structure": structure, "outputs": facts}
-        looked = [leaf.contiguous().view(-1) for leaf in leaves]
+        reply = self.keep(self.output)
+        results, self.output, self.results = self.results, None, []
+        found = [0 if x is None else x.numel() for x in results]
+        pairs = zip(found, sizes, strict=False)
+        if len(found) != len(sizes) or any(size not in (0, there) for there, size in pairs):
+            return reply
+        looked = [x.contiguous().view(-1) for x, size in zip(results, sizes, strict=True) if size]
         looked += [flat(self.ring[slot][index]) for index in inputs]
         places, end = self.incoming.view(torch.int64), 0
         for turn, x in enumerate(looked):
-            some = places[turn * count : turn * count + min(count, len(x))]
+            some = places[turn * count : (turn + 1) * count]
             end += self.send(x[some.to(x.device)], end)
-            end = -(-end // ALIGNMENT) * ALIGNMENT
-        tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
-        for fact, leaf in zip(facts, leaves, strict=True):
-            fact |= form_of(leaf)
-            if not keep:
-                self.take_away(leaf, tensors)
-        return {"structure": structure, "outputs": facts}
+        theirs = [x for x in (*self.ring[slot], *self.given) if isinstance(x, torch.Tensor)]
+        for x in results:
+            if x is not None and not keep:
+                self.take_away(x, theirs)
+        return reply
 
     def take_away(self, result: torch.Tensor, inputs: list) -> None:
         """Frees the memory of a module's timed result, for a solution that kept it, too."""
@@ -294,8 +279,6 @@ class Worker(Feed, Step):
                 result.fill_(77)
 
 
-def _geometry(x: object) -> object:
-    """Where a tensor lies; a value is itself, and NaN too."""
-    if isinstance(x, torch.Tensor):
-        return x.data_ptr(), x.shape, x.stride()
-    return None if isinstance(x, float) and math.isnan(x) else x
+def _geometry(inputs: list) -> list[tuple]:
+    """Where tensors lie."""
+    return [(x.data_ptr(), x.shape, x.stride()) for x in inputs if isinstance(x, torch.Tensor)]

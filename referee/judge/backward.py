@@ -8,6 +8,7 @@ problem knows them, and the outputs' gradients are zero there.
 import copy
 import math
 import random
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -15,11 +16,11 @@ from torch import nn
 from referee.child.step import differentiate, draw_gradients, is_differentiable, record
 from referee.error_line import LONGEST_LINE
 from referee.judge.budget import GROSS, Found, Output
+from referee.judge.checks import Checks
 from referee.judge.feeding import send
 from referee.judge.oracle import SEEDS, parameters_of
-from referee.judge.timed import Timed
 from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
-from referee.remote import HALF, RaisedError
+from referee.remote import RaisedError
 from referee.structure import flatten
 
 CHANCE = 0.01  # that one element is wrong in all draws, and it is no fault
@@ -43,9 +44,11 @@ class Quantity:
         self.wrong: torch.Tensor | None = None  # which of them, in every draw
         self.chance = 1.0  # that it is all of these
 
-    def compare(self, got: torch.Tensor, is_strict: bool) -> None:
-        """Takes in what the solution gives for a draw; nothing may be wrong if `is_strict`."""
-        found = self.found = self.want.compare([(0, got)])
+    def compare(self, got: Iterable[tuple[int, torch.Tensor]], is_strict: bool) -> None:
+        """Takes in what the solution gives for a draw, as of `Output.compare`; nothing may be wrong
+        if `is_strict`.
+        """
+        found = self.found = self.want.compare(got)
         self.want.forget()
         beyond = found.beyond
         if not self.first and beyond.any():
@@ -68,15 +71,14 @@ class Quantity:
         return f"{self.what}: {self.first}" if is_wrong else None
 
 
-class Backward(Timed):
+class Backward(Checks):
     """Judges the backward, where the reference and the solution have one."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self.has_backward = False
-        self.quantities: list[Quantity] = []
-        self.results = 0  # how many of these are results
+        self.results = 0  # how many of the quantities are results
         self.step_seed = random.randrange(SEEDS)
+        self.start_backward()
 
     def relies_on_inputs(self) -> bool:
         """Whether the solution may be the reference for such inputs alone as `get_inputs` draws.
@@ -112,7 +114,8 @@ class Backward(Timed):
 
     def start_backward(self) -> None:
         """Gradients of other shapes come."""
-        self.has_backward, self.quantities = False, []
+        self.has_backward = False
+        self.quantities: list[Quantity] = []
 
     def check_backward(self, draws: list[list]) -> None:
         """Gradients for some inputs, where the reference and the solution have them."""
@@ -122,13 +125,12 @@ class Backward(Timed):
             clear = self.clear(inputs)
             if not self._expect(inputs, clear):
                 return
-            if not (places := self._ask_gradients()):
+            if not self._ask_gradients():
                 return
             self.verdict.count += 1
-            for quantity, place in zip(self.quantities, places, strict=True):
+            for turn, quantity in enumerate(self.quantities):
                 if quantity.want:
-                    got = self._whole_found(place, quantity.want)
-                    quantity.compare(got, clear is not None)
+                    quantity.compare(self.read(turn, quantity.want), clear is not None)
         wrong = {q.what: problem for q in self.quantities if (problem := q.problem())}
         first = len(self.quantities) - len(self.operands())
         of_inputs = {q.what for q in self.quantities[self.results : first]}
@@ -166,10 +168,10 @@ class Backward(Timed):
             quantity.want = None if eager is None else self.budget(eager, wide, terms)
         return any(g is not None for g in gradients)
 
-    def _ask_gradients(self) -> list[int | None]:
-        """Where the child keeps the `quantities`; none if the solution has no backward."""
-        results, wants = self.results, [quantity.want for quantity in self.quantities]
-        size = sum(want.numel * want.dtype.itemsize for want in wants[:results])
+    def _ask_gradients(self) -> bool:
+        """Has the child compute the `quantities`; whether the solution has a backward."""
+        wants = [quantity.want for quantity in self.quantities]
+        size = sum(want.numel * want.dtype.itemsize for want in wants[: self.results])
         names = [*self.operands().values()]
         try:
             reply = self.remote.ask("derive", names=names, seed=self.step_seed, size=size)
@@ -178,27 +180,17 @@ class Backward(Timed):
             if word == CHEATING:
                 raise
             self.verdict.notes.append(f"forward only: its backward raises {line}")
-            return []
-        facts = [*reply["outputs"], *reply.get("gradients", [])]
+            return False
+        facts, missing = reply["results"], []
         for quantity, fact in zip(self.quantities, facts, strict=False):
-            if fact is not None and quantity.want is not None:
-                self.check_form(fact, self.form(quantity.want), f"{quantity.what}, recorded: ")
-        if len(reply["outputs"]) != results or len(facts) != len(self.quantities):
+            if quantity.want and fact.get("type") == "NoneType":
+                missing.append(quantity.what)
+            elif quantity.want:
+                self.check_form(fact, quantity.want, f"{quantity.what}, recorded: ")
+        if len(facts) != len(wants):
             reason = f"a recorded forward returns {reply['structure']}"
             raise FoundError(WRONG, reason[:LONGEST_LINE])
-        pairs = list(zip(self.quantities, facts, strict=True))
-        missing = [q.what for q, fact in pairs if q.want is not None and fact is None]
         if missing:
-            none = "" if not reply["recorded"] else f": no {', no '.join(missing)}"
+            none = f": no {', no '.join(missing)}" if reply["recorded"] else ""
             self.verdict.notes.append(f"forward only{none}"[:LONGEST_LINE])
-            return []
-        return [None if q.want is None else fact["place"] for q, fact in pairs]
-
-    def _whole_found(self, place: int, want: Output) -> torch.Tensor:
-        step = HALF // want.dtype.itemsize
-        pieces = []
-        for start in range(0, want.numel, step):
-            stop = min(start + step, want.numel)
-            self.remote.ask("read_found", index=place, start=start, stop=stop)
-            pieces.append(self.take(0, [stop - start], want.dtype))
-        return torch.cat(pieces) if pieces else want.eager
+        return not missing

@@ -4,6 +4,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from time import sleep
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from referee.judge.budget import WORST, Found, Output, grade
 from referee.judge.feeding import Renewal, pieces, send
 from referee.judge.oracle import DIFFERENT, SEEDS, difference, form_of, parameters_of
 from referee.judge.verdict import CHEATING, WRONG, FoundError, Task, Verdict, of_exception
-from referee.remote import HALF, ForgedError, RaisedError, Remote, dtype_name, pack
+from referee.remote import HALF, RaisedError, Remote, dtype_name, pack
 
 LATENESS = 0.2  # s, after which what a thread still had to write is there
 LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones, and of a bait
@@ -193,7 +194,7 @@ class Checks:
         self._check_inputs(name, reply)
         results = []
         for turn, output in enumerate(expected):
-            results.append(found := output.compare(self._pieces(turn, output)))
+            results.append(found := output.compare(self.read(turn, output)))
             if found.problem:
                 if may_differ and found.gross and not self._cheat(turn, output):
                     self.verdict.notes.append(f"{DIFFERS} for {name}")
@@ -218,38 +219,21 @@ class Checks:
         if kind not in self.verdict.refused:
             self.verdict.refused.append(kind)
 
-    def check_form(self, reply: dict, facts: dict, prefix: str) -> None:
-        """The kind of output, and what it says of itself; the order of dimensions is free."""
-        kind = str(reply.get("type"))[:100]
-        if fault := reply.get("fault"):
+    def check_form(self, fact: dict, want: Output, prefix: str) -> None:
+        """What a result says of itself; the order of its dimensions in memory is free."""
+        kind = str(fact.get("type"))[:100]
+        if fault := fact.get("fault"):
             raise FoundError(CHEATING, str(fault)[:LONGEST_LINE])
-        if kind not in ("Tensor", "Parameter") or "dtype" not in reply:
+        if kind not in ("Tensor", "Parameter") or "dtype" not in fact:
             raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
-        for fact, want in facts.items():
-            got = reply.get(fact)
-            if got != want:
+        form = {"dtype": dtype_name(want.dtype), "device": str(self.device), "shape": want.shape}
+        for name, right in form.items():
+            if (got := fact.get(name)) != right:
                 got = str(got)[:LONGEST_LINE]
-                raise FoundError(WRONG, f"{prefix}the output's {fact} is {got}, expected {want}")
-
-    def form(self, want: Output) -> dict:
-        """What a result says of itself."""
-        device = str(self.device)
-        return {"dtype": dtype_name(want.dtype), "device": device, "shape": want.shape}
-
-    def take(
-        self,
-        start: int,
-        shape: list[int],
-        dtype: torch.dtype,
-        take: Callable[..., torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """What a process laid down, on the device."""
-        if type(start) is not int or not 0 <= start <= HALF - dtype.itemsize * math.prod(shape):
-            raise ForgedError
-        return (take or self.remote.take)(start, shape, dtype).to(self.device)
+                raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {right}")
 
     def _check_forms(self, name: str, reply: dict, expected: list[Output]) -> None:
-        structure, facts = reply["structure"], reply["outputs"]
+        structure, facts = reply["structure"], reply["results"]
         if fault := next((fact["fault"] for fact in facts if fact.get("fault")), ""):
             raise FoundError(CHEATING, str(fault)[:LONGEST_LINE])
         if structure != self.oracle.structure or len(facts) != len(expected):
@@ -258,7 +242,7 @@ class Checks:
             raise FoundError(WRONG, reason)
         for turn, (fact, output) in enumerate(zip(facts, expected, strict=True)):
             what = f"{name}, output {turn}: " if len(expected) > 1 else f"{name}: "
-            self.check_form(fact, self.form(output), what)
+            self.check_form(fact, output, what)
             if fact["shares_input"] is not False and not self.oracle.shares:
                 raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
             if fact["shares_earlier"] and not self.oracle.shares:
@@ -269,22 +253,22 @@ class Checks:
         for i, x in enumerate(self.inputs):
             for start, mine in pieces(x, HALF) if isinstance(x, torch.Tensor) else ():
                 stop = start + len(mine)
-                self.remote.ask("read_input", slot=0, index=i, start=start, stop=stop)
-                changed |= not torch.equal(self.take(0, [len(mine)], torch.uint8), mine)
+                self.remote.ask("read_input", index=i, start=start, stop=stop)
+                changed |= not torch.equal(self.remote.take(0, [len(mine)], torch.uint8), mine)
         if changed:
             raise FoundError(CHEATING, f"changes its input: {name}")
 
-    def _pieces(self, turn: int, output: Output) -> Iterator[tuple[int, torch.Tensor]]:
-        """An output of the solution, in flat pieces."""
-        step = HALF // output.dtype.itemsize
-        for start in range(0, output.numel, step):
-            stop = min(start + step, output.numel)
-            self.remote.ask("read", output=turn, start=start, stop=stop)
-            yield start, self.take(0, [stop - start], output.dtype)
+    def read(self, turn: int, want: Output) -> Iterator[tuple[int, torch.Tensor]]:
+        """A result of the solution, or a gradient, in flat pieces."""
+        step = HALF // want.dtype.itemsize
+        for start in range(0, want.numel, step):
+            stop = min(start + step, want.numel)
+            self.remote.ask("read", index=turn, start=start, stop=stop)
+            yield start, self.remote.take(0, [stop - start], want.dtype)
 
-    def _whole(self, turn: int, output: Output) -> torch.Tensor:
-        found = [piece for _, piece in self._pieces(turn, output)]
-        return torch.cat(found) if found else output.eager
+    def _whole(self, turn: int, want: Output) -> torch.Tensor:
+        found = [piece for _, piece in self.read(turn, want)]
+        return torch.cat(found) if found else want.eager
 
     def _diagnose(
         self, name: str, turn: int, output: Output, found: Found, bait: list | None
@@ -295,7 +279,7 @@ class Checks:
             drawn = torch.empty(output.shape, dtype=output.dtype, device=self.device)
             if torch.equal(got, cases.draw(drawn, bait[2], unit=True).view(-1)):
                 return CHEATING, f"takes a tensor of the referee's for its result: {name}"
-        self.remote.ask("wait", seconds=LATENESS)
+        sleep(LATENESS)
         is_late = output.compare([(0, got)]).problem is None
         if is_late or first_mismatch(self._whole(turn, output), got, exact=True):
             return CHEATING, f"background work: writes its result after the call returned: {name}"

@@ -6,15 +6,15 @@ from time import monotonic, sleep
 from referee.error_line import LONGEST_LINE
 from referee.judge.checks import LATENESS
 from referee.judge.feeding import name_source
-from referee.judge.steps import Steps
-from referee.judge.timed import BUSY
+from referee.judge.timed import BUSY, Timed
 from referee.judge.verdict import CHEATING, FoundError
+from referee.processes import busy_seconds
 from referee.remote import RaisedError
 
 SETTLING = 15.0  # s, within which an honest program's helpers have started up
 
 
-class Judge(Steps):
+class Judge(Timed):
     """What the courses of all problems have in common.
 
     Attributes:
@@ -83,9 +83,9 @@ class Judge(Steps):
         self.progress("waiting until it rests")
         until = monotonic() + SETTLING
         while True:
-            before, start = self.busy_seconds(), monotonic()
+            before, start = busy_seconds(self.spared), monotonic()
             sleep(LATENESS)
-            share = (self.busy_seconds() - before) / (monotonic() - start)
+            share = (busy_seconds(self.spared) - before) / (monotonic() - start)
             if share < BUSY:
                 return
             if monotonic() > until:
