@@ -9,9 +9,9 @@ from model import Problem
 from referee import cases
 from referee.child.yardsticks import COPY
 from referee.judge.budget import Output
+from referee.judge.judge import fastest_copy
 from referee.judge.problem import OfProject
 from referee.judge.problem import choose_shape as problem_rows
-from referee.judge.timed import fastest_copy
 from referee.remote import dtype_name
 from referee.timing import Names, Timings
 

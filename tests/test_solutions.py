@@ -28,7 +28,7 @@ from test_run import interrupted
 
 import run
 from referee import timing
-from referee.judge import judge, timed
+from referee.judge import judge
 
 pytestmark = ONLY
 FOLDER = Path(__file__).resolve().parent
@@ -205,7 +205,7 @@ def test_cheats_are_named(table, device, tmp_path, small, monkeypatch):
     if device == "cpu" and table is ON_GPU:
         pytest.skip("they need a GPU")
     monkeypatch.setattr(judge, "SETTLING", 1.0)
-    monkeypatch.setattr(timed, "CONFIRMATION", timing.Rounds(3))
+    monkeypatch.setattr(timing, "CONFIRMATION", timing.Rounds(3))
     left_out = HOST if device == "cuda" else set()
     table = {name: about for name, about in table.items() if name not in left_out}
     rows = ["--rows", "1024"] if "05_other_stream" in table else []
@@ -418,7 +418,7 @@ def test_an_interrupt_ends_the_solution(tmp_path):
     ("answers", "word"), [(["late", None, None], "correct"), (["late"] * 2, "cheating")]
 )
 def test_incredible_times_are_taken_again(answers, word, tmp_path, monkeypatch, small):
-    monkeypatch.setattr(timed, "CONFIRMATION", timing.Rounds(5))
-    monkeypatch.setattr(timed, "wrong_clock", lambda *_: answers.pop(0))
+    monkeypatch.setattr(timing, "CONFIRMATION", timing.Rounds(5))
+    monkeypatch.setattr(judge, "wrong_clock", lambda *_: answers.pop(0))
     grade("relu", {"plain": (PLAIN, word, "")}, tmp_path)
     assert answers == []

@@ -45,11 +45,7 @@ class Feed:
         self.given: list[torch.Tensor] = []  # gradients of the outputs of timed steps
 
     def allocate(self, slots: int, inputs: str) -> dict:
-        """A ring of inputs.
-
-        Args:
-            inputs: packed, as of `oracle.form_of`.
-        """
+        """A ring of inputs, which are packed as of `oracle.form_of`."""
         self.output, self.results, self.ring = None, [], []
         self.given, self.writes = [], []
         if self.device.type == "cuda":
@@ -93,8 +89,7 @@ class Feed:
         Args:
             draw: the seed of the inputs; None for those that are staged, or none.
             names: of the parameters, each with what is added to its seed.
-            at: where the part begins that changes last, from 0 to 1.
-            is_timed: for the next timed call.
+            at: where the part begins that changes last, from 0 to 1, if they are for a timed call.
         """
         self.output = None
         fresh, self.staged = self.staged, []
@@ -136,11 +131,8 @@ class Feed:
         return {"sums": [sum_of_bits(x) for x in self.ring[0] if isinstance(x, torch.Tensor)]}
 
     def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> dict:
-        """Triples an element of each parameter for a timed call; of the input one changes its sign.
-
-        Args:
-            names: of parameters; None for the first input.
-            places: the index of each element.
+        """Triples an element of each parameter for the next timed call; that of the first input, by
+        the name None, changes its sign.
         """
         state = self.module.state_dict() if any(names) else {}
         for name, place in zip(names, places, strict=True):

@@ -1,5 +1,7 @@
 """The requests of the backward: gradients, the bytes kept for them, the time of a training step."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.autograd import grad
@@ -42,10 +44,8 @@ def draw_gradients(outputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]
 def differentiate(
     outputs: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The gradients of what is wanted, None where an output does not depend on it.
-
-    Args:
-        given: as `draw_gradients` makes them.
+    """The gradients of what is wanted, for those of outputs that `draw_gradients` makes; None where
+    no output depends on it.
     """
     floats = (y for y in outputs if y.is_floating_point())
     recorded = [pair for pair in zip(floats, given, strict=True) if pair[0].requires_grad]
@@ -58,11 +58,7 @@ def differentiate(
 
 
 def change_late(given: list[torch.Tensor], at: float) -> None:
-    """Changes the sign of a row of gradients of outputs, before a timed backward.
-
-    Args:
-        at: which row, from 0 to 1.
-    """
+    """Changes the sign of a row of gradients of outputs, at a place from 0 to 1."""
     for x in given[:MOST_PARTS]:
         (x[int(at * len(x))] if x.dim() and len(x) else x).neg_()
 
@@ -71,10 +67,10 @@ class Step:
     """These requests, of a `Worker`."""
 
     def derive(self, names: list[str], seed: int, size: int) -> dict:
-        """One forward that autograd records, and its backward: results, then gradients.
+        """One forward that autograd records, and its backward: results, then gradients of inputs,
+        and of parameters by name.
 
         Args:
-            names: of the parameters whose gradients are wanted, beside those of inputs.
             seed: of the outputs' gradients, where none are staged.
             size: bytes of the outputs, where poison is to lie.
         """
@@ -111,10 +107,8 @@ class Step:
         return {"bytes": sum(kept.values())}
 
     def prepare_step(self, seed: int) -> dict:
-        """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick.
-
-        Args:
-            seed: of the outputs' gradients.
+        """Makes room for timed steps, whose outputs' gradients are of a seed: on a GPU one slot of
+        the ring is left, and no yardstick.
         """
         self.output, self.given, self.seed = None, [], seed
         if self.device.type == "cuda":
@@ -124,11 +118,7 @@ class Step:
         return {}
 
     def time_step(self, call: str, names: list[str], at: float) -> dict:
-        """Times a forward that autograd records, and its backward.
-
-        Args:
-            at: as of `change_late`.
-        """
+        """Times a forward that autograd records, and its backward; `at` as of `change_late`."""
         arguments, wanted = record(self.module, self.ring[0], names)
         with _recording():
             forward = self.clocked(call, arguments)
@@ -136,10 +126,8 @@ class Step:
             if any(y is None for y in outputs):  # `pick` tells of it
                 return {"forward": forward, "backward": [0.0, 0.0]}
             self.given = self.given or draw_gradients(outputs, self.seed)
-            gradients, *backward = self.clock.time(
-                lambda outputs: differentiate(outputs, wanted, self.given),
-                outputs,
-                lambda: change_late(self.given, at),
-            )
+            late = partial(change_late, self.given, at)
+            differ = partial(differentiate, wanted=wanted, given=self.given)
+            gradients, *backward = self.clock.time(differ, outputs, late)
         self.output = [*(y.detach() for y in outputs), *gradients]
         return {"forward": forward, "backward": backward}

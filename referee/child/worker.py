@@ -34,13 +34,8 @@ class Worker(Feed, Step):
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
         super().__init__(arena, device)
-        self.kind: Callable | None = None
         self.solution: ModuleType | None = None
-        self.file = ""
-        self.caught = Caught("")
-        self.calls: dict[str, Callable] = {}
-        self.called = ""
-        self.clock = None
+        self.file, self.clock = "", None
         # The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows
         # with what was freed, to 32 MiB: all processes are to have the same.
         torch.empty(31 << 20, dtype=torch.uint8)
@@ -97,11 +92,8 @@ class Worker(Feed, Step):
         return {}
 
     def new(self, args: str, seed: int, dtype: str) -> dict:
-        """Constructs the module under a seed; its state by name.
-
-        Args:
-            args: packed.
-            dtype: of its parameters; "" for its own.
+        """Constructs the module of packed arguments under a seed, its parameters of a dtype, "" for
+        their own; the shapes of its state by name.
         """
         torch.manual_seed(seed)
         self.module = self.kind(*unpack(args))
@@ -122,10 +114,8 @@ class Worker(Feed, Step):
         return {"there": there}
 
     def library(self, ops: list[str], all_of_them: bool) -> dict:
-        """Which of the operators a forward calls, and the exceptions that led to them.
-
-        Args:
-            all_of_them: they count only if none is missing.
+        """Which of the operators a forward calls, none if it does not call `all_of_them`, and the
+        exceptions that led to them.
         """
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.ring[0]]
         seen = watch.Seen()
@@ -207,10 +197,8 @@ class Worker(Feed, Step):
         return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
 
     def prepare(self, wanted: list[str], copied: int) -> dict:
-        """Sets what can be timed: the module, and yardsticks by name, or notes why not.
-
-        Args:
-            copied: bytes of a copy.
+        """Sets what can be timed: the module, and yardsticks by name, a copy of so many bytes, or
+        notes why not.
         """
         self.calls, notes = {"module": lambda inputs: self.module(*inputs)}, []
         for name in wanted:
@@ -252,9 +240,9 @@ class Worker(Feed, Step):
         """
         reply = self.keep(self.output)
         results, self.output, self.results = self.results, None, []
-        found = [0 if x is None else x.numel() for x in results]
-        pairs = zip(found, sizes, strict=False)
-        if len(found) != len(sizes) or any(size not in (0, there) for there, size in pairs):
+        pairs = zip(results, sizes, strict=False)
+        is_right = all(not size or (x is not None and x.numel() == size) for x, size in pairs)
+        if not is_right or len(results) != len(sizes):
             return reply
         looked = [x.contiguous().view(-1) for x, size in zip(results, sizes, strict=True) if size]
         looked += [flat(self.ring[slot][index]) for index in inputs]

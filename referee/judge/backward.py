@@ -103,14 +103,14 @@ class Backward(Checks):
 
     def derive(
         self, module: nn.Module, inputs: list, given: list[torch.Tensor] | None = None
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor]]:
-        """The reference's outputs and gradients, and those of the outputs."""
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """The reference's outputs, then gradients; and those of the outputs."""
         arguments, wanted = record(module, inputs, list(self.operands()))
         with torch.enable_grad():
             _, outputs = flatten(module(*arguments))
             given = given or draw_gradients(outputs, self.step_seed)
             gradients = differentiate(outputs, wanted, given)
-        return [y.detach() for y in outputs], gradients, given
+        return [*(y.detach() for y in outputs), *gradients], given
 
     def start_backward(self) -> None:
         """Gradients of other shapes come."""
@@ -123,9 +123,7 @@ class Backward(Checks):
         for inputs in draws:
             self.feed(inputs)
             clear = self.clear(inputs)
-            if not self._expect(inputs, clear):
-                return
-            if not self._ask_gradients():
+            if not (self._expect(inputs, clear) and self._ask_gradients()):
                 return
             self.verdict.count += 1
             for turn, quantity in enumerate(self.quantities):
@@ -144,37 +142,36 @@ class Backward(Checks):
     def _expect(self, inputs: list, clear: torch.Tensor | None) -> bool:
         """Sets what the `quantities` are for inputs; whether there are gradients."""
         try:
-            outputs, gradients, given = self.derive(copy.deepcopy(self.module), inputs)
+            eager, given = self.derive(copy.deepcopy(self.module), inputs)
             if clear is not None:
                 given = [g * clear for g in given]
-                outputs, gradients, _ = self.derive(copy.deepcopy(self.module), inputs, given)
+                eager, _ = self.derive(copy.deepcopy(self.module), inputs, given)
                 send(self.process, None, given)
-            exact = outputs, gradients
+            exact = eager
             if not self.oracle.note:
                 wide = [x.double() if is_differentiable(x) else x for x in inputs]
                 doubled = [g.double() for g in given]
-                exact = self.derive(copy.deepcopy(self.module).double(), wide, doubled)
+                exact, _ = self.derive(copy.deepcopy(self.module).double(), wide, doubled)
         except Exception:  # whatever a reference file raises
             return False
-        self.results = len(outputs)
         count = sum(map(is_differentiable, inputs))
         operands = ["x"] if count == 1 else [f"input {i}" for i in range(count)]
-        names = [f"result {i}" for i in range(len(outputs))]
-        names += [f"gradient of {name}" for name in [*operands, *self.operands()]]
-        terms = max(y.numel() for y in outputs)
+        gradients = [f"gradient of {name}" for name in [*operands, *self.operands()]]
+        self.results = len(eager) - len(gradients)
+        names = [*(f"result {i}" for i in range(self.results)), *gradients]
+        terms = max(y.numel() for y in eager[: self.results])
         self.quantities = self.quantities or list(map(Quantity, names))
-        pairs = zip([*outputs, *gradients], [*exact[0], *exact[1]], strict=True)
-        for quantity, (eager, wide) in zip(self.quantities, pairs, strict=True):
-            quantity.want = None if eager is None else self.budget(eager, wide, terms)
-        return any(g is not None for g in gradients)
+        for quantity, x, y in zip(self.quantities, eager, exact, strict=True):
+            quantity.want = None if x is None else self.budget(x, y, terms)
+        return any(x is not None for x in eager[self.results :])
 
     def _ask_gradients(self) -> bool:
         """Has the child compute the `quantities`; whether the solution has a backward."""
         wants = [quantity.want for quantity in self.quantities]
         size = sum(want.numel * want.dtype.itemsize for want in wants[: self.results])
-        names = [*self.operands().values()]
+        about = {"names": [*self.operands().values()], "seed": self.step_seed, "size": size}
         try:
-            reply = self.remote.ask("derive", names=names, seed=self.step_seed, size=size)
+            reply = self.remote.ask("derive", **about)
         except RaisedError as raised:
             word, line = of_exception(raised, "checking the backward")
             if word == CHEATING:

@@ -29,6 +29,7 @@ class Checks:
     """Construction, parameters, and one forward after the other.
 
     Attributes:
+        parameter_dtype: of both modules; "" for their own.
         module: the reference with the solution's parameters.
         parameters: the solution's, that change, as of `parameters_of`.
         base: the reference's values, of which others are made.
@@ -52,6 +53,8 @@ class Checks:
         self.seed = self.generator.seed() % SEEDS  # new in every run
         self.generator.manual_seed(self.seed)
         self.process = Asked(remote.ask, remote.put, remote.take)
+        is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
+        self.parameter_dtype = dtype_name(self.dtype) if is_ours else ""
         self.inputs: list = []
         self.module: nn.Module
         self.relative, self.equal = 0.0, True
@@ -73,17 +76,9 @@ class Checks:
         """An input of this shape."""
         return cases.random(shape, self.dtype, self.device, self.generator)
 
-    @property
-    def parameter_dtype(self) -> str:
-        """Of both modules; "" for their own."""
-        is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
-        return dtype_name(self.dtype) if is_ours else ""
-
     def construct(self, args: list | None = None) -> list[str] | None:
-        """Both modules, under one seed; the solution's names for the reference's state, if any.
-
-        Args:
-            args: by default the task's.
+        """Both modules, of the task's arguments or of others, under one seed; the solution's names
+        for the reference's state, if any.
         """
         self.progress("checking", "construction")
         args, seed = self.oracle.args if args is None else args, random.randrange(SEEDS)
@@ -105,7 +100,7 @@ class Checks:
         names = []
         for value in values.values():
             want = value.double().sum().item()
-            same = (n for n, shape in left.items() if shape == list(value.shape))
+            same = (n for n in left if left[n] == list(value.shape))
             found = next((n for n in same if math.isclose(sums[n], want, abs_tol=1e-9)), None)
             if found is None:
                 return None
@@ -114,10 +109,8 @@ class Checks:
         return names
 
     def load(self, names: list[str], values: list[torch.Tensor] | None = None) -> None:
-        """Other parameters, for both: these, or what is made of their own. They can change again.
-
-        Args:
-            names: as of `construct`.
+        """Other parameters, for both: these, or what is made of their own. They can change again,
+        by the names of `construct`.
         """
         self.stale["old parameters"] = self.oracle.copy(self.module)
         own, there = parameters_of(self.module), self.module.state_dict()

@@ -23,19 +23,18 @@ from referee.judge.verdict import CHEATING, FoundError
 from referee.remote import ForgedError, dtype_name
 from referee.timing import Names
 
-LOOKED_AT = 1 << 12  # elements of each output and input, after a timed forward
-IN_STEP = 1 << 10  # of each result and gradient, after a timed step
+# Elements of each output and input that are looked at after a timed forward, and of each result
+# and gradient after a step, by `Turns.is_step`.
+LOOKED_AT = {False: 1 << 12, True: 1 << 10}
 ROWS = 3  # of a large input, that are looked at where these alone count
 STALE = 0.25  # relative error of gradients that ReLU's side does not explain
-LEAST = 1e-9  # s of a call
 
 
 class Turn(NamedTuple):
     """A timed call.
 
     Attributes:
-        seconds: of all of it and of the halves of a step, each by the device's clock and until the
-            device was idle.
+        seconds: of all of it, then of its halves, by the device's clock and until it was idle.
         hidden: what it took by this process's clock beyond that, without the time for which other
             programs had the CPUs: a longer call is the sooner followed by their turn.
         problem: what is wrong with its result, in words.
@@ -61,6 +60,7 @@ class Turns(Backward):
     Attributes:
         by_rows: a row of a result is a function of the row of the input alone.
         is_step: training steps are timed, not forwards.
+        slot: of the ring, for the latest call.
         latest: the solution's values.
         wants: of the latest call that was looked at, results first; None where nothing is.
         given: gradients of the outputs of steps.
@@ -72,7 +72,7 @@ class Turns(Backward):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self.is_step, self.count = False, 0
+        self.is_step, self.slot = False, 0
         self.latest: Renewal | None = None
         self.wants: list[Want | None] = []
         self.given: list[torch.Tensor] = []
@@ -97,11 +97,11 @@ class Turns(Backward):
     def turn(self, name: str, call: str) -> Turn:
         """Times a call of a contestant, by the worker's name for it, and looks at its results."""
         is_solution, at = name == self.names.solution, random.random()
-        self.count += is_solution
+        self.slot = (self.slot + is_solution) % (1 if self.is_step else self.oracle.slots)
         process, _ = self.process_of(name)
         parameters = self.parameters if is_solution else self.oracle.parameters
         renewal = Renewal(self.oracle, parameters, inputs=True)
-        renewal.give(process, self._slot, is_timed=True)
+        renewal.give(process, self.slot, is_timed=True)
         halves, hidden = self._clocked(name, call, at)
         if is_solution:
             self.latest = renewal
@@ -135,26 +135,19 @@ class Turns(Backward):
         for (x, name), place in zip(changed, places, strict=True):
             x.data[tuple(place)].mul_(TRIPLED if name else -1)
         names = [name for _, name in changed]
-        self.remote.ask("touch", slot=self._slot, names=names, places=places)
+        self.remote.ask("touch", slot=self.slot, names=names, places=places)
         self._clocked(self.names.solution, "module")
         self.wants = self._forward_wants(inputs, before)
         return self._look(self.process)
 
-    @property
-    def _slot(self) -> int:
-        """Of the ring, for the next call."""
-        return 0 if self.is_step else self.count % self.oracle.slots
-
     def _clocked(
         self, name: str, call: str, at: float = 0.0
     ) -> tuple[list[tuple[float, float]], float]:
-        """Times a call of a contestant: the halves of `Turn.seconds`, and `Turn.hidden`.
-
-        Args:
-            at: as of `change_late`.
+        """Times a call of a contestant: the halves of `Turn.seconds`, and `Turn.hidden`; `at` as of
+        `change_late`.
         """
         process, waited = self.process_of(name)
-        op, about, halves = "time", {"slot": self._slot}, ("forward",)
+        op, about, halves = "time", {"slot": self.slot}, ("forward",)
         if self.is_step:
             op, about = "time_step", {"names": self.operands_of(name), "at": at}
             halves = "forward", "backward"
@@ -172,16 +165,14 @@ class Turns(Backward):
         self, x: torch.Tensor, budget: Output | None = None, before: torch.Tensor | None = None
     ) -> Want:
         """Random elements of a tensor; those that differ from earlier ones, if any do."""
-        flat, count = x.reshape(-1), IN_STEP if self.is_step else LOOKED_AT
-        places = torch.randint(max(len(flat), 1), (count if len(flat) else 0,))
+        flat = x.reshape(-1)
+        places = torch.randint(max(len(flat), 1), (LOOKED_AT[self.is_step] * bool(len(flat)),))
         if before is not None:
             there = (flat != before.reshape(-1)).nonzero().view(-1).cpu()
             places = there[places % len(there)] if len(there) else places
         return Want(budget, list(x.shape), places, flat[places.to(self.device)])
 
-    def _forward_wants(
-        self, inputs: list, before: list[torch.Tensor] | None = None
-    ) -> list[Want | None]:
+    def _forward_wants(self, inputs: list, before: list | None = None) -> list[Want]:
         """Of outputs, as of `_want`, and of the inputs' memory."""
         eager = self.oracle.run(self.module, inputs)
         every = zip(eager, self.budgets, before or [None] * len(eager), strict=True)
@@ -190,33 +181,28 @@ class Turns(Backward):
         return wants + [self._want(x.as_strided((x.numel(),), (1,))) for x in tensors]
 
     def _step_wants(self, at: float) -> list[Want | None]:
-        """Of results and gradients.
-
-        Args:
-            at: as of `change_late`.
-        """
+        """Of results and gradients; `at` as of `change_late`."""
         if self.by_rows:
             rows, inputs, given = self._some_rows(at)
         else:
-            rows, inputs = None, self.latest.inputs()
+            inputs = self.latest.inputs()
             if not self.given:
-                *_, self.given = self.derive(self.module, inputs)
+                _, self.given = self.derive(self.module, inputs)
             change_late(self.given, at)
             given = self.given
-        outputs, gradients, _ = self.derive(self.module, inputs, given)
-        wants = []
-        for quantity, x in zip(self.quantities, [*outputs, *gradients], strict=True):
-            want = self._want(x, quantity.want) if quantity.want else None
-            if want and rows is not None:
-                width = x[0].numel()
-                places = rows[want.places // width] * width + want.places % width
-                want = want._replace(shape=list(self.oracle.shape), places=places)
-            wants.append(want)
+        every, _ = self.derive(self.module, inputs, given)
+        pairs = zip(every, self.quantities, strict=True)
+        wants = [quantity.want and self._want(x, quantity.want) for x, quantity in pairs]
+        if self.by_rows:
+            shape, width = list(self.oracle.shape), inputs[0][0].numel()
+            for turn, (budget, _, places, values) in enumerate(wants):
+                places = rows[places // width] * width + places % width
+                wants[turn] = Want(budget, shape, places, values)
         return wants
 
     def _some_rows(self, at: float) -> tuple[torch.Tensor, list, list]:
-        """Which rows are looked at, of the input and of the output's gradient, for there is no room
-        for more; and both.
+        """Rows of the input and of the output's gradient, for there is no room for more: which, and
+        both.
         """
         shape = self.oracle.shape
         turned = int(at * shape[0])
@@ -237,18 +223,16 @@ class Turns(Backward):
         looked = [(i, want) for i, want in enumerate(self.wants) if want and len(want.places)]
         process.put(*(want.places for _, want in looked))
         sizes = [math.prod(want.shape) if want else 0 for want in results]
-        about = {"sizes": sizes, "count": IN_STEP if self.is_step else LOOKED_AT}
-        about |= {"inputs": inputs, "keep": self.oracle.shares}
-        reply = process.ask("pick", slot=self._slot, **about)
+        about = {"sizes": sizes, "inputs": inputs, "count": LOOKED_AT[self.is_step]}
+        reply = process.ask("pick", slot=self.slot, keep=self.oracle.shares, **about)
         facts = reply["results"]
         if fault := next((fact["fault"] for fact in facts if fact.get("fault")), ""):
             return str(fault)[:LONGEST_LINE]
+        pairs = zip(results, facts, strict=False)
+        found = [want and (fact.get("shape"), fact.get("dtype")) for want, fact in pairs]
+        forms = [want and (want.shape, dtype_name(want.values.dtype)) for want in results]
         is_alike = self.is_step or reply["structure"] == self.oracle.structure
-        is_alike &= len(facts) == len(results)
-        for fact, want in zip(facts, results, strict=False):
-            form = fact.get("shape"), fact.get("dtype")
-            is_alike &= not want or form == (want.shape, dtype_name(want.values.dtype))
-        if not is_alike:
+        if not (is_alike and found == forms and len(facts) == len(forms)):
             what = "step" if self.is_step else "call"
             return f"a timed {what} gives another kind of result than before"
         start = 0
@@ -279,4 +263,4 @@ def _checked(half: object) -> tuple[float, float]:
     is_pair = type(half) is list and len(half) == 2
     if not (is_pair and all(type(t) is float and math.isfinite(t) for t in half)):
         raise ForgedError
-    return max(half[0], LEAST), half[1]
+    return max(half[0], 1e-9), half[1]
