@@ -77,17 +77,16 @@ class Step:
         watch.poison(size, self.device)
         arguments, wanted = record(self.module, self.ring[0], names)
         with _recording():
-            structure, facts, outputs = take_apart(self.module(*arguments), keeps_record=True)
+            output = self.module(*arguments)
+            _, _, outputs = take_apart(output, keeps_record=True)
             if any(y is None for y in outputs):
-                return {"structure": structure, "results": facts}
+                return self.keep(output)
             given = [g.to(self.device) for g in self.staged] or draw_gradients(outputs, seed)
             self.staged = []
             gradients = differentiate(outputs, wanted, given)
         if self.device.type == "cuda":
             _synchronize(self.device)
-        reply = self.keep([*(y.detach() for y in outputs), *gradients])
-        is_recorded = any(y.requires_grad for y in outputs)
-        return reply | {"structure": structure, "recorded": is_recorded}
+        return self.keep([*(y.detach() for y in outputs), *gradients])
 
     def kept(self, names: list[str]) -> dict:
         """Bytes that autograd keeps for the backward, beyond inputs and parameters."""

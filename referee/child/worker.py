@@ -87,8 +87,7 @@ class Worker(Feed, Step):
     def set_precision(self, setting: str) -> dict:
         """Of float32 products, for all that follows."""
         _set_precision(setting)
-        if self.before:
-            self.before[PRECISION] = setting
+        self.before[PRECISION] = setting
         return {}
 
     def new(self, args: str, seed: int, dtype: str) -> dict:

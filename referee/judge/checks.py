@@ -293,13 +293,13 @@ class Checks:
         got = self._whole(turn, output)
         guesses = {"returns zeros": (CHEATING, torch.zeros_like(output.eager))}
         for i in self.oracle.tensors:
-            copied = self.inputs[i].reshape(-1)
-            guesses[f"returns a copy of its input {i}"] = CHEATING, copied
+            guesses[f"returns a copy of its input {i}"] = CHEATING, self.inputs[i]
         guesses |= {} if turn else self.guesses()
         for what, module in self.stale.items():
             old = self.oracle.run(module, self.inputs)[turn]
-            guesses[f"answers with {what}"] = CHEATING, old.reshape(-1)
+            guesses[f"answers with {what}"] = CHEATING, old
         for what, (word, guess) in guesses.items():
+            guess = guess.reshape(-1)
             same = guess.shape == got.shape and guess.dtype == got.dtype and len(got) > 1
             if not same or _is_near(guess, output.eager):
                 continue

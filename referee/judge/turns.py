@@ -18,7 +18,7 @@ from referee.judge.backward import Backward
 from referee.judge.baselines import Asked
 from referee.judge.budget import Output
 from referee.judge.feeding import Renewal
-from referee.judge.oracle import difference, parameters_of
+from referee.judge.oracle import difference
 from referee.judge.verdict import CHEATING, FoundError
 from referee.remote import ForgedError, dtype_name
 from referee.timing import Names
@@ -126,8 +126,7 @@ class Turns(Backward):
         before = self.oracle.run(self.module, inputs)
         may_change = self.oracle.file.is_ours and self.dtype.is_floating_point
         changed = [(inputs[0], None)] if may_change else []
-        own = (values[name] for name, _ in parameters_of(self.module))
-        changed += zip(own, (name for name, _ in self.parameters), strict=False)
+        changed += [(values[own], theirs) for own, theirs in self.operands().items()]
         changed = [(x, name) for x, name in changed if x.numel()]
         if not changed:
             return None
