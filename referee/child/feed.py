@@ -25,14 +25,10 @@ def unpack(text: str) -> object:
 
 
 class Feed:
-    """These requests, of a `Worker`. A slot of the `ring` holds the arguments of a forward.
-
-    Args:
-        arena: the mapped file as bytes.
-    """
+    """These requests, of a `Worker`. A slot of the `ring` holds the arguments of a forward."""
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
-        half = len(arena) // 2
+        half = len(arena) // 2  # of the bytes of the mapped file
         self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
         self.source: reference_file.ReferenceFile | None = None
         self.module: nn.Module | None = None
@@ -131,9 +127,7 @@ class Feed:
         return {"sums": [sum_of_bits(x) for x in self.ring[0] if isinstance(x, torch.Tensor)]}
 
     def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> dict:
-        """Triples an element of each parameter for the next timed call; that of the first input, by
-        the name None, changes its sign.
-        """
+        """Triples an element of each parameter late; that of the first input, None, is negated."""
         state = self.module.state_dict() if any(names) else {}
         for name, place in zip(names, places, strict=True):
             x, factor = (state[name], TRIPLED) if name else (self.ring[slot][0], -1)

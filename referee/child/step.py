@@ -23,9 +23,7 @@ def is_differentiable(x: object) -> bool:
 
 
 def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, list[torch.Tensor]]:
-    """The arguments of a forward that autograd records, and what gradients are wanted of: these,
-    and parameters by their names.
-    """
+    """Arguments that autograd records, and what gradients are wanted of: these, and parameters."""
     arguments = [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
     state = module.state_dict(keep_vars=True)
     wanted = [x for x in arguments if is_differentiable(x)]
@@ -44,9 +42,7 @@ def draw_gradients(outputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]
 def differentiate(
     outputs: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The gradients of what is wanted, for those of outputs that `draw_gradients` makes; None where
-    no output depends on it.
-    """
+    """The gradients of what is wanted, from those of outputs; None where none depends on it."""
     floats = (y for y in outputs if y.is_floating_point())
     recorded = [pair for pair in zip(floats, given, strict=True) if pair[0].requires_grad]
     asked = [x for x in wanted if x.requires_grad]
@@ -106,9 +102,7 @@ class Step:
         return {"bytes": sum(kept.values())}
 
     def prepare_step(self, seed: int) -> dict:
-        """Makes room for timed steps, whose outputs' gradients are of a seed: on a GPU one slot of
-        the ring is left, and no yardstick.
-        """
+        """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick."""
         self.output, self.given, self.seed = None, [], seed
         if self.device.type == "cuda":
             self.ring = self.ring[:1]

@@ -91,9 +91,7 @@ class Worker(Feed, Step):
         return {}
 
     def new(self, args: str, seed: int, dtype: str) -> dict:
-        """Constructs the module of packed arguments under a seed, its parameters of a dtype, "" for
-        their own; the shapes of its state by name.
-        """
+        """Constructs the module under a seed, in its own dtype if none is named; its state."""
         torch.manual_seed(seed)
         self.module = self.kind(*unpack(args))
         if not isinstance(self.module, nn.Module):
@@ -113,9 +111,7 @@ class Worker(Feed, Step):
         return {"there": there}
 
     def library(self, ops: list[str], all_of_them: bool) -> dict:
-        """Which of the operators a forward calls, none if it does not call `all_of_them`, and the
-        exceptions that led to them.
-        """
+        """The operators that a forward calls, none or `all_of_them`, and exceptions behind them."""
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.ring[0]]
         seen = watch.Seen()
         with seen, self.caught.tracing(self.caught.note_call):
@@ -196,9 +192,7 @@ class Worker(Feed, Step):
         return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
 
     def prepare(self, wanted: list[str], copied: int) -> dict:
-        """Sets what can be timed: the module, and yardsticks by name, a copy of so many bytes, or
-        notes why not.
-        """
+        """Sets what can be timed: the module, and yardsticks by name, or notes why not."""
         self.calls, notes = {"module": lambda inputs: self.module(*inputs)}, []
         for name in wanted:
             try:

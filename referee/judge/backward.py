@@ -45,9 +45,7 @@ class Quantity:
         self.chance = 1.0  # that it is all of these
 
     def compare(self, got: Iterable[tuple[int, torch.Tensor]], is_strict: bool) -> None:
-        """Takes in what the solution gives for a draw, as of `Output.compare`; nothing may be wrong
-        if `is_strict`.
-        """
+        """Takes in what the solution gives for a draw; nothing may be wrong if `is_strict`."""
         found = self.found = self.want.compare(got)
         self.want.forget()
         beyond = found.beyond

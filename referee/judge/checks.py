@@ -77,9 +77,7 @@ class Checks:
         return cases.random(shape, self.dtype, self.device, self.generator)
 
     def construct(self, args: list | None = None) -> list[str] | None:
-        """Both modules, of the task's arguments or of others, under one seed; the solution's names
-        for the reference's state, if any.
-        """
+        """Both modules, under one seed; the solution's names for the reference's state, if any."""
         self.progress("checking", "construction")
         args, seed = self.oracle.args if args is None else args, random.randrange(SEEDS)
         about = {"args": pack(args), "seed": seed, "dtype": self.parameter_dtype}
@@ -109,9 +107,7 @@ class Checks:
         return names
 
     def load(self, names: list[str], values: list[torch.Tensor] | None = None) -> None:
-        """Other parameters, for both: these, or what is made of their own. They can change again,
-        by the names of `construct`.
-        """
+        """Other parameters, that can change again, for both: these, or made of their own."""
         self.stale["old parameters"] = self.oracle.copy(self.module)
         own, there = parameters_of(self.module), self.module.state_dict()
         if values is None:
@@ -173,11 +169,10 @@ class Checks:
             self.feed(inputs, again)
         expected = self.expected(self.inputs)
         first = expected[0]
-        bait = [first.shape, dtype_name(first.dtype), random.randrange(SEEDS)]
         size = sum(x.numel * x.dtype.itemsize for x in expected)
-        is_small, is_float = size <= LARGEST_KEPT, first.dtype.is_floating_point
-        if not (required and is_small and is_float and first.shape and first.numel):
-            bait = None
+        is_small, bait = size <= LARGEST_KEPT, None
+        if required and is_small and first.dtype.is_floating_point and first.shape and first.numel:
+            bait = [first.shape, dtype_name(first.dtype), random.randrange(SEEDS)]
         try:
             reply = self.remote.ask("forward", bait=bait, size=size, fill=fill)
         except RaisedError as raised:

@@ -205,11 +205,7 @@ class Judge(Turns):
             torch.cuda.empty_cache()
 
     def _measure(self, whole: Timings, *halves: Timings) -> None:
-        """Adds the times of all contestants; times that cannot be believed are taken once more.
-
-        Raises:
-            FoundError: these cannot be believed either.
-        """
+        """Adds the times of all contestants; those that cannot be believed are taken once more."""
         what = "the training step" if self.is_step else "the forward"
         what += self.setting and f" at {self.setting}"
         judged = halves or (whole,)
@@ -228,9 +224,7 @@ class Judge(Turns):
     def _time(
         self, what: str, wanted: Rounds, every: list[Timings]
     ) -> dict[str, list[tuple[float, float]]]:
-        """Adds the times of all contestants, in random order within each round: of whole calls, and
-        of their halves. What `wrong_clock` asks for.
-        """
+        """Adds the times of rounds, of whole calls and of halves; what `wrong_clock` looks at."""
         names = self.names
         called = dict.fromkeys((names.solution, names.eager, names.again), "module")
         yardsticks = self.baselines.names

@@ -110,10 +110,9 @@ class Turns(Backward):
             self.wants = self._step_wants(at)
         elif call == "module" and not self.is_step:
             self.wants = self._forward_wants((self.latest or renewal).inputs())
-        problem = None
+        whole, problem = tuple(map(sum, zip(*halves, strict=True))), None
         if call == "module" or self.is_step:  # of eager too, that the caches are the same for all
             problem = self._look(process)
-        whole = tuple(map(sum, zip(*halves, strict=True)))
         return Turn([whole, *halves], hidden, problem if is_solution else None)
 
     def call_again(self) -> str | None:
@@ -142,9 +141,7 @@ class Turns(Backward):
     def _clocked(
         self, name: str, call: str, at: float = 0.0
     ) -> tuple[list[tuple[float, float]], float]:
-        """Times a call of a contestant: the halves of `Turn.seconds`, and `Turn.hidden`; `at` as of
-        `change_late`.
-        """
+        """The halves of `Turn.seconds`, and `Turn.hidden`, of a call; `at` as of `change_late`."""
         process, waited = self.process_of(name)
         op, about, halves = "time", {"slot": self.slot}, ("forward",)
         if self.is_step:
@@ -200,9 +197,7 @@ class Turns(Backward):
         return wants
 
     def _some_rows(self, at: float) -> tuple[torch.Tensor, list, list]:
-        """Rows of the input and of the output's gradient, for there is no room for more: which, and
-        both.
-        """
+        """Some rows, for lack of room: which, the input's, and the output's gradient's."""
         shape = self.oracle.shape
         turned = int(at * shape[0])
         self.turned ^= {turned}
