@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
 
-from referee import cases, reference_file
+from referee import cases
 
 PART = 16  # what changes last before a timed call is a sixteenth of a tensor, or as much as fits in
 LARGEST_PART = 1 << 22  # bytes
@@ -30,8 +29,6 @@ class Feed:
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
         half = len(arena) // 2  # of the bytes of the mapped file
         self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
-        self.source: reference_file.ReferenceFile | None = None
-        self.module: nn.Module | None = None
         self.ring: list[list] = []
         self.staged: list[torch.Tensor] = []
         self.base: dict[str, torch.Tensor] = {}  # parameters, of which others are made

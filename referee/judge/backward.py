@@ -74,7 +74,6 @@ class Backward(Checks):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self.results = 0  # how many of the quantities are results
         self.step_seed = random.randrange(SEEDS)
         self.start_backward()
 
@@ -155,7 +154,7 @@ class Backward(Checks):
         count = sum(map(is_differentiable, inputs))
         operands = ["x"] if count == 1 else [f"input {i}" for i in range(count)]
         gradients = [f"gradient of {name}" for name in [*operands, *self.operands()]]
-        self.results = len(eager) - len(gradients)
+        self.results = len(eager) - len(gradients)  # how many of the quantities are results
         names = [*(f"result {i}" for i in range(self.results)), *gradients]
         terms = max(y.numel() for y in eager[: self.results])
         self.quantities = self.quantities or list(map(Quantity, names))

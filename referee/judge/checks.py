@@ -49,19 +49,14 @@ class Checks:
         self.remote, self.task, self.verdict, self.progress = remote, task, verdict, progress
         self.baselines, self.spared, self.oracle = baselines, spared, task.oracle
         self.device, self.dtype = task.device, task.oracle.dtype
-        self.generator = torch.Generator(device=self.device)
-        self.seed = self.generator.seed() % SEEDS  # new in every run
-        self.generator.manual_seed(self.seed)
+        self.seed = random.randrange(SEEDS)  # new in every run
+        self.generator = torch.Generator(self.device).manual_seed(self.seed)
         self.process = Asked(remote.ask, remote.put, remote.take)
         is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
         self.parameter_dtype = dtype_name(self.dtype) if is_ours else ""
         self.inputs: list = []
-        self.module: nn.Module
         self.relative, self.equal = 0.0, True
-        self.stale: dict[str, nn.Module] = {}
         self.earlier: deque[torch.Tensor] = deque(maxlen=MOST_KEPT)
-        self.parameters: list[tuple[str, int]] = []
-        self.base: dict[str, torch.Tensor] = {}
         self.budgets: list[Output] = []
 
     def expected(self, inputs: list) -> list[Output]:
@@ -83,7 +78,9 @@ class Checks:
         about = {"args": pack(args), "seed": seed, "dtype": self.parameter_dtype}
         state = self.remote.ask("new", **about)["state"]
         self.module = self.oracle.construct(seed, args)
-        self.stale, self.parameters, self.base = {}, [], {}
+        self.stale: dict[str, nn.Module] = {}
+        self.parameters: list[tuple[str, int]] = []
+        self.base: dict[str, torch.Tensor] = {}
         return self._matching(state, self.module.state_dict())
 
     def _matching(self, state: list, values: dict[str, torch.Tensor]) -> list[str] | None:

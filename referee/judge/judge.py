@@ -171,7 +171,7 @@ class Judge(Turns):
         timings.notes += self.baselines.notes
         run = Run(self.setting, timings)
         self.verdict.runs.append(run)
-        self.is_step = False
+        self.start_turns(is_step=False)
         self._measure(timings)
         return run
 
@@ -181,7 +181,7 @@ class Judge(Turns):
             return
         names, about = self.names, (self.device.type, self.names, self.rate)
         step = run.step = Step.of(*about)
-        self.is_step, self.slot, self.wants, self.given, self.turned = True, 0, [], [], set()
+        self.start_turns(is_step=True)
         self.baselines.forget()
         self.release()
         try:

@@ -61,6 +61,7 @@ class Turns(Backward):
         by_rows: a row of a result is a function of the row of the input alone.
         is_step: training steps are timed, not forwards.
         slot: of the ring, for the latest call.
+        at: where the row of outputs' gradients lies that changes late, as of `change_late`.
         latest: the solution's values.
         wants: of the latest call that was looked at, results first; None where nothing is.
         given: gradients of the outputs of steps.
@@ -69,11 +70,11 @@ class Turns(Backward):
 
     names = Names(solution="ModelNew", eager="eager")
     by_rows = False
+    latest: Renewal | None = None
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.is_step, self.slot = False, 0
-        self.latest: Renewal | None = None
+    def start_turns(self, is_step: bool) -> None:
+        """Other calls come."""
+        self.is_step, self.slot = is_step, 0
         self.wants: list[Want | None] = []
         self.given: list[torch.Tensor] = []
         self.turned: set[int] = set()
@@ -96,18 +97,18 @@ class Turns(Backward):
 
     def turn(self, name: str, call: str) -> Turn:
         """Times a call of a contestant, by the worker's name for it, and looks at its results."""
-        is_solution, at = name == self.names.solution, random.random()
+        is_solution, self.at = name == self.names.solution, random.random()
         self.slot = (self.slot + is_solution) % (1 if self.is_step else self.oracle.slots)
         process, _ = self.process_of(name)
         parameters = self.parameters if is_solution else self.oracle.parameters
         renewal = Renewal(self.oracle, parameters, inputs=True)
         renewal.give(process, self.slot, is_timed=True)
-        halves, hidden = self._clocked(name, call, at)
+        halves, hidden = self._clocked(name, call)
         if is_solution:
             self.latest = renewal
             self.redraw(renewal.seed)  # not before the call: it would have the caches
         if self.is_step and is_solution:
-            self.wants = self._step_wants(at)
+            self.wants = self._step_wants()
         elif call == "module" and not self.is_step:
             self.wants = self._forward_wants((self.latest or renewal).inputs())
         whole, problem = tuple(map(sum, zip(*halves, strict=True))), None
@@ -138,14 +139,12 @@ class Turns(Backward):
         self.wants = self._forward_wants(inputs, before)
         return self._look(self.process)
 
-    def _clocked(
-        self, name: str, call: str, at: float = 0.0
-    ) -> tuple[list[tuple[float, float]], float]:
-        """The halves of `Turn.seconds`, and `Turn.hidden`, of a call; `at` as of `change_late`."""
+    def _clocked(self, name: str, call: str) -> tuple[list[tuple[float, float]], float]:
+        """Times a call: the halves of `Turn.seconds`, and `Turn.hidden`."""
         process, waited = self.process_of(name)
         op, about, halves = "time", {"slot": self.slot}, ("forward",)
         if self.is_step:
-            op, about = "time_step", {"names": self.operands_of(name), "at": at}
+            op, about = "time_step", {"names": self.operands_of(name), "at": self.at}
             halves = "forward", "backward"
         before, start = waited(), perf_counter()
         reply = process.ask(op, call=call, **about)
@@ -176,15 +175,15 @@ class Turns(Backward):
         tensors = (inputs[i] for i in self.oracle.tensors)
         return wants + [self._want(x.as_strided((x.numel(),), (1,))) for x in tensors]
 
-    def _step_wants(self, at: float) -> list[Want | None]:
-        """Of results and gradients; `at` as of `change_late`."""
+    def _step_wants(self) -> list[Want | None]:
+        """Of results and gradients."""
         if self.by_rows:
-            rows, inputs, given = self._some_rows(at)
+            rows, inputs, given = self._some_rows()
         else:
             inputs = self.latest.inputs()
             if not self.given:
                 _, self.given = self.derive(self.module, inputs)
-            change_late(self.given, at)
+            change_late(self.given, self.at)
             given = self.given
         every, _ = self.derive(self.module, inputs, given)
         pairs = zip(every, self.quantities, strict=True)
@@ -196,10 +195,10 @@ class Turns(Backward):
                 wants[turn] = Want(budget, shape, places, values)
         return wants
 
-    def _some_rows(self, at: float) -> tuple[torch.Tensor, list, list]:
+    def _some_rows(self) -> tuple[torch.Tensor, list, list]:
         """Some rows, for lack of room: which, the input's, and the output's gradient's."""
         shape = self.oracle.shape
-        turned = int(at * shape[0])
+        turned = int(self.at * shape[0])
         self.turned ^= {turned}
         rows = [turned, *random.choices(range(shape[0]), k=ROWS)]
         x = self.oracle.draw(self.latest.draw)[0][rows]
