@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import model
 from referee import cases, clock, compare, reference_file
@@ -19,17 +21,17 @@ from referee.child import watch, yardsticks
 from referee.child.caught import Caught
 from referee.child.feed import Feed, flat, flat_bytes, unpack
 from referee.child.results import PLAIN, form_of, take_apart
-from referee.child.step import Step
+from referee.child.step import change_late, differentiate, draw_gradients, record
 
 CLOCKS = (clock.CpuClock, clock.CudaClock)
 PRECISION = "the matrix product's precision"
 
-_perf_counter = time.perf_counter
+_perf_counter, _recording = time.perf_counter, torch.enable_grad
 _set_precision = torch.set_float32_matmul_precision
 share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
 
 
-class Worker(Feed, Step):
+class Worker(Feed):
     """Each method is a request, by its name; the dictionary that it returns is the reply."""
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
@@ -174,6 +176,28 @@ class Worker(Feed, Step):
                 fact |= form_of(x)
         return {"structure": structure, "results": facts}
 
+    def derive(self, names: list[str], seed: int, size: int) -> dict:
+        """One forward that autograd records, and its backward: results, then gradients of inputs,
+        and of parameters by name.
+
+        Args:
+            seed: of the outputs' gradients, where none are staged.
+            size: bytes of the outputs, where poison is to lie.
+        """
+        watch.poison(size, self.device)
+        arguments, wanted = record(self.module, self.ring[0], names)
+        with _recording():
+            output = self.module(*arguments)
+            _, _, outputs = take_apart(output, keeps_record=True)
+            if any(y is None for y in outputs):
+                return self.keep(output)
+            given = [g.to(self.device) for g in self.staged] or draw_gradients(outputs, seed)
+            self.staged = []
+            gradients = differentiate(outputs, wanted, given)
+        if self.device.type == "cuda":
+            synchronize(self.device)
+        return self.keep([*(y.detach() for y in outputs), *gradients])
+
     def read(self, index: int, start: int, stop: int) -> dict:
         """Elements of a result or a gradient, in order."""
         x = self.results[index] = self.results[index].contiguous()
@@ -207,6 +231,47 @@ class Worker(Feed, Step):
     def time(self, slot: int, call: str) -> dict:
         """Times one call."""
         return {"forward": self.clocked(call, self.ring[slot])}
+
+    def kept(self, names: list[str]) -> dict:
+        """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
+        arguments, _ = record(self.module, self.ring[0], names)
+        kept: dict[int, int] = {}
+
+        def pack(saved: torch.Tensor) -> torch.Tensor:
+            storage = saved.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return saved
+
+        with _recording(), saved_tensors_hooks(pack, lambda saved: saved):
+            self.module(*arguments)
+        for there in (*arguments, *self.module.parameters()):
+            if isinstance(there, torch.Tensor):
+                kept.pop(there.untyped_storage().data_ptr(), None)
+        return {"bytes": sum(kept.values())}
+
+    def prepare_step(self, seed: int) -> dict:
+        """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick."""
+        self.output, self.given, self.seed = None, [], seed
+        if self.device.type == "cuda":
+            self.ring, kept = self.ring[:1], ("module", yardsticks.COMPILED)
+            self.calls = {n: c for n, c in self.calls.items() if n in kept}
+            torch.cuda.empty_cache()
+        return {}
+
+    def time_step(self, call: str, names: list[str], at: float) -> dict:
+        """Times a forward that autograd records, and its backward; `at` as of `change_late`."""
+        arguments, wanted = record(self.module, self.ring[0], names)
+        with _recording():
+            forward = self.clocked(call, arguments)
+            _, _, outputs = take_apart(self.output, keeps_record=True)
+            if any(y is None for y in outputs):  # `pick` tells of it
+                return {"forward": forward, "backward": [0.0, 0.0]}
+            self.given = self.given or draw_gradients(outputs, self.seed)
+            late = partial(change_late, self.given, at)
+            differ = partial(differentiate, wanted=wanted, given=self.given)
+            gradients, *backward = self.clock.time(differ, outputs, late)
+        self.output = [*(y.detach() for y in outputs), *gradients]
+        return {"forward": forward, "backward": backward}
 
     def clocked(self, call: str, arguments: list) -> list[float]:
         """The seconds of a call by both clocks, with a CPU's threads awake; keeps its output."""
