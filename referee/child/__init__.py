@@ -5,6 +5,6 @@ which holds what comes in, the second what goes out. Whatever the solution may w
 bound, or its identity noted, before the solution is loaded.
 
 `server` forks the process, in which `main` answers requests: `worker` has them, `feed` those that
-bring inputs and parameters, `step` those of the backward. `watch` sees what a solution changes and
-calls.
+bring inputs and parameters. `step` differentiates, for the judge too. `watch` sees what a solution
+changes and calls.
 """
