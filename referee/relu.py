@@ -6,8 +6,8 @@ from model import Problem
 from referee import cases
 from referee.cases import dtype_name
 from referee.judge.budget import Output
+from referee.judge.judge import fastest_copy
 from referee.judge.problem import Needs, OfProject
-from referee.judge.timed import fastest_copy
 from referee.timing import Names, Timings
 
 SWEEP = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}  # exponents of two, of elements

@@ -10,7 +10,7 @@ import torch
 
 from referee import clock, linear_relu_divide, relu, timing
 from referee.child.yardsticks import COPY_REUSED, PRODUCT, THREE
-from referee.judge import timed
+from referee.judge import judge
 from referee.judge.verdict import Run
 
 NAMES = relu.Judge.names
@@ -74,7 +74,7 @@ def test_incredible_times():
 )
 def test_noise_is_not_judged(device, eager, again, note):
     timings = times_of(device, eager, again)
-    problems, notes = timing.judge(timings, timed.fastest_copy(timings), "the forward")
+    problems, notes = timing.judge(timings, judge.fastest_copy(timings), "the forward")
     assert notes == ([f"too noisy to judge the times of the forward: {note}"] if note else [])
     assert len(problems) == (0 if note else 1)
 
@@ -147,7 +147,7 @@ def test_ties_and_noise():
 def test_the_referees_clock():
     def wrong(ours: list, eager: list = [(1e-4, 1e-4)] * 9) -> str | None:
         hidden = {NAMES.solution: ours, NAMES.eager: eager, NAMES.again: eager}
-        return timed.wrong_clock(hidden, times_of("cpu", [1e-3] * 9, [1e-3] * 9, 1e-4))
+        return judge.wrong_clock(hidden, times_of("cpu", [1e-3] * 9, [1e-3] * 9, 1e-4))
 
     assert wrong([(1e-4, 1e-4)] * 9) is None
     assert wrong([(1e-4, 9e-4)] * 9, [(1e-3, 1e-4)] * 4 + [(1e-3, 9e-4)] * 5) is None

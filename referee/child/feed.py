@@ -6,11 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
 
-from referee import cases, reference_file
+from referee import cases
 
-ALIGNMENT = 16  # of tensors that are picked
 PART = 16  # what changes last before a timed call is a sixteenth of a tensor, or as much as fits in
 LARGEST_PART = 1 << 22  # bytes
 MOST_PARTS = 16  # that change last: launched while a GPU's L2 is flushed
@@ -28,26 +26,21 @@ def unpack(text: str) -> object:
 class Feed:
     """These requests, of a `Worker`. A slot of the `ring` holds the arguments of a forward."""
 
-    device: torch.device
-    incoming: torch.Tensor
-    outgoing: torch.Tensor
-
-    def __init__(self) -> None:
-        self.source: reference_file.ReferenceFile | None = None
-        self.module: nn.Module | None = None
+    def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
+        half = len(arena) // 2  # of the bytes of the mapped file
+        self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
         self.ring: list[list] = []
         self.staged: list[torch.Tensor] = []
         self.base: dict[str, torch.Tensor] = {}  # parameters, of which others are made
         self.writes: list[Callable[[], object]] = []  # what is altered in the next timed call
+        self.output: object = None  # of the last timed call
+        self.results: list[torch.Tensor | None] = []  # of the last other call, and gradients
+        self.given: list[torch.Tensor] = []  # gradients of the outputs of timed steps
 
     def allocate(self, slots: int, inputs: str) -> dict:
-        """A ring of inputs.
-
-        Args:
-            inputs: packed, as of `oracle.form_of`.
-        """
-        self.output, self.outputs, self.ring = None, [], []
-        self.found, self.given, self.writes = [], [], []
+        """A ring of inputs, which are packed as of `oracle.form_of`."""
+        self.output, self.results, self.ring = None, [], []
+        self.given, self.writes = [], []
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         for _ in range(slots):
@@ -89,10 +82,9 @@ class Feed:
         Args:
             draw: the seed of the inputs; None for those that are staged, or none.
             names: of the parameters, each with what is added to its seed.
-            at: where the part begins that changes last, from 0 to 1.
-            is_timed: for the next timed call.
+            at: where the part begins that changes last, from 0 to 1, if they are for a timed call.
         """
-        self.found, self.output = [], None
+        self.output = None
         fresh, self.staged = self.staged, []
         if draw is not None:
             fresh = self.source.draw(draw, self.device)
@@ -127,18 +119,12 @@ class Feed:
         old.copy_(new)
         self.writes.append(partial(old[part].copy_, late))
 
-    def digest(self, slot: int) -> dict:
-        """The sum of the bits of each input."""
-        tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
-        return {"sums": [sum_of_bits(x) for x in tensors]}
+    def digest(self) -> dict:
+        """The sum of the bits of each input in the first slot."""
+        return {"sums": [sum_of_bits(x) for x in self.ring[0] if isinstance(x, torch.Tensor)]}
 
     def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> dict:
-        """Triples an element of each parameter for a timed call; of the input one changes its sign.
-
-        Args:
-            names: of parameters; None for the first input.
-            places: the index of each element.
-        """
+        """Triples an element of each parameter late; that of the first input, None, is negated."""
         state = self.module.state_dict() if any(names) else {}
         for name, place in zip(names, places, strict=True):
             x, factor = (state[name], TRIPLED) if name else (self.ring[slot][0], -1)
@@ -153,10 +139,9 @@ class Feed:
 
     def send(self, x: torch.Tensor, start: int) -> int:
         """Writes the elements in order to the outgoing half; how many bytes."""
-        flat = x.contiguous().view(-1)
-        flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
-        self.outgoing[start : start + len(flat)].copy_(flat)
-        return len(flat)
+        every = x.contiguous().view(-1).view(torch.uint8)
+        self.outgoing[start : start + len(every)].copy_(every)
+        return len(every)
 
     @staticmethod
     def _blank(spec: tuple, device: torch.device) -> object:
@@ -168,8 +153,7 @@ class Feed:
 
 def flat_bytes(x: torch.Tensor) -> torch.Tensor:
     """The memory under x, with what a view skips."""
-    every = flat(x)
-    return every.view(torch.uint8) if len(every) else every.new_empty(0, dtype=torch.uint8)
+    return flat(x).view(torch.uint8)
 
 
 def sum_of_bits(x: torch.Tensor) -> int:

@@ -2,53 +2,42 @@
 
 import importlib
 import importlib.util
-import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import model
 from referee import cases, clock, compare, reference_file
 from referee.child import watch, yardsticks
 from referee.child.caught import Caught
-from referee.child.feed import ALIGNMENT, Feed, flat, flat_bytes, unpack
+from referee.child.feed import Feed, flat, flat_bytes, unpack
 from referee.child.results import PLAIN, form_of, take_apart
-from referee.child.step import Step
+from referee.child.step import change_late, differentiate, draw_gradients, record
 
 CLOCKS = (clock.CpuClock, clock.CudaClock)
 PRECISION = "the matrix product's precision"
 
-_perf_counter, _sleep = time.perf_counter, time.sleep
+_perf_counter, _recording = time.perf_counter, torch.enable_grad
 _set_precision = torch.set_float32_matmul_precision
 share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
 
 
-class Worker(Feed, Step):
-    """Each method is a request, by its name; the dictionary that it returns is the reply.
-
-    Args:
-        arena: the mapped file as bytes.
-    """
+class Worker(Feed):
+    """Each method is a request, by its name; the dictionary that it returns is the reply."""
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
-        super().__init__()
-        half = len(arena) // 2
-        self.incoming, self.outgoing, self.device = arena[:half], arena[half:], device
-        self.kind: Callable | None = None
+        super().__init__(arena, device)
         self.solution: ModuleType | None = None
-        self.file = ""
-        self.caught = Caught("")
-        self.output = None
-        self.outputs, self.found, self.given, self.seed = [], [], [], 0
-        self.calls: dict[str, Callable] = {}
-        self.called = ""
-        self.clock = None
+        self.file, self.clock = "", None
         # The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows
         # with what was freed, to 32 MiB: all processes are to have the same.
         torch.empty(31 << 20, dtype=torch.uint8)
@@ -100,17 +89,11 @@ class Worker(Feed, Step):
     def set_precision(self, setting: str) -> dict:
         """Of float32 products, for all that follows."""
         _set_precision(setting)
-        if self.before:
-            self.before[PRECISION] = setting
+        self.before[PRECISION] = setting
         return {}
 
     def new(self, args: str, seed: int, dtype: str) -> dict:
-        """Constructs the module under a seed; its state by name.
-
-        Args:
-            args: packed.
-            dtype: of its parameters; "" for its own.
-        """
+        """Constructs the module under a seed, in its own dtype if none is named; its state."""
         torch.manual_seed(seed)
         self.module = self.kind(*unpack(args))
         if not isinstance(self.module, nn.Module):
@@ -130,11 +113,7 @@ class Worker(Feed, Step):
         return {"there": there}
 
     def library(self, ops: list[str], all_of_them: bool) -> dict:
-        """Which of the operators a forward calls, and the exceptions that led to them.
-
-        Args:
-            all_of_them: they count only if none is missing.
-        """
+        """The operators that a forward calls, none or `all_of_them`, and exceptions behind them."""
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.ring[0]]
         seen = watch.Seen()
         with seen, self.caught.tracing(self.caught.note_call):
@@ -164,22 +143,23 @@ class Worker(Feed, Step):
             size: bytes of the outputs, where poison is to lie.
             fill: while torch fills new memory.
         """
-        earlier, inputs = self.outputs, self.ring[0]
-        self.output, self.outputs, expected = None, [], None
+        earlier, inputs = self.results, self.ring[0]
+        self.results, expected = [], None
         if bait:
             shape, dtype, seed = bait
             expected = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
             cases.draw(expected, seed, unit=True)
-        was = [_geometry(x) for x in inputs]
+        was = _geometry(inputs)
         watch.poison(size, self.device)
-        if fill:
-            with watch.nan_in_new_memory():
-                output = self._forward(inputs, expected)
-        else:
+        with watch.nan_in_new_memory() if fill else nullcontext():
             output = self._forward(inputs, expected)
-        return self._hand_over(output, inputs, earlier) | {
-            "moved": was != [_geometry(x) for x in inputs]
-        }
+        reply = self.keep(output)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        for fact, y in zip(reply["results"], self.results, strict=True):
+            if y is not None:
+                fact["shares_input"] = any(share_memory(y, x) for x in tensors)
+                fact["shares_earlier"] = any(share_memory(y, x) for x in earlier)
+        return reply | {"moved": was != _geometry(inputs)}
 
     def _forward(self, inputs: list, expected: torch.Tensor | None) -> object:
         # `expected` is there to be found in this frame; it is random.
@@ -188,33 +168,45 @@ class Worker(Feed, Step):
             synchronize(self.device)
         return output
 
-    def _hand_over(self, output: object, inputs: list, earlier: list) -> dict:
-        structure, facts, self.outputs = take_apart(output)
-        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        for fact, leaf in zip(facts, self.outputs, strict=True):
-            if leaf is None:
-                self.outputs = []
-                break
-            fact |= form_of(leaf) | {
-                "shares_input": any(share_memory(leaf, x) for x in tensors),
-                "shares_earlier": any(share_memory(leaf, x) for x in earlier),
-            }
-        return {"structure": structure, "outputs": facts}
+    def keep(self, results: object) -> dict:
+        """Takes results apart, that they can be read; what they say of themselves."""
+        structure, facts, self.results = take_apart(results)
+        for fact, x in zip(facts, self.results, strict=True):
+            if x is not None:
+                fact |= form_of(x)
+        return {"structure": structure, "results": facts}
 
-    def read(self, output: int, start: int, stop: int) -> dict:
-        """Elements of an output, in order."""
-        self.outputs[output] = self.outputs[output].contiguous()
-        self.send(self.outputs[output].view(-1)[start:stop], 0)
+    def derive(self, names: list[str], seed: int, size: int) -> dict:
+        """One forward that autograd records, and its backward: results, then gradients of inputs,
+        and of parameters by name.
+
+        Args:
+            seed: of the outputs' gradients, where none are staged.
+            size: bytes of the outputs, where poison is to lie.
+        """
+        watch.poison(size, self.device)
+        arguments, wanted = record(self.module, self.ring[0], names)
+        with _recording():
+            output = self.module(*arguments)
+            _, _, outputs = take_apart(output, keeps_record=True)
+            if any(y is None for y in outputs):
+                return self.keep(output)
+            given = [g.to(self.device) for g in self.staged] or draw_gradients(outputs, seed)
+            self.staged = []
+            gradients = differentiate(outputs, wanted, given)
+        if self.device.type == "cuda":
+            synchronize(self.device)
+        return self.keep([*(y.detach() for y in outputs), *gradients])
+
+    def read(self, index: int, start: int, stop: int) -> dict:
+        """Elements of a result or a gradient, in order."""
+        x = self.results[index] = self.results[index].contiguous()
+        self.send(x.view(-1)[start:stop], 0)
         return {}
 
-    def read_input(self, slot: int, index: int, start: int, stop: int) -> dict:
-        """Bytes of an input's memory."""
-        self.send(flat_bytes(self.ring[slot][index])[start:stop], 0)
-        return {}
-
-    def wait(self, seconds: float) -> dict:
-        """Leaves time for what is still to be written."""
-        _sleep(seconds)
+    def read_input(self, index: int, start: int, stop: int) -> dict:
+        """Bytes of the memory of an input in the first slot."""
+        self.send(flat_bytes(self.ring[0][index])[start:stop], 0)
         return {}
 
     def probe(self, slot: int) -> dict:
@@ -224,11 +216,7 @@ class Worker(Feed, Step):
         return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
 
     def prepare(self, wanted: list[str], copied: int) -> dict:
-        """Sets what can be timed: the module, and yardsticks by name, or notes why not.
-
-        Args:
-            copied: bytes of a copy.
-        """
+        """Sets what can be timed: the module, and yardsticks by name, or notes why not."""
         self.calls, notes = {"module": lambda inputs: self.module(*inputs)}, []
         for name in wanted:
             try:
@@ -241,13 +229,56 @@ class Worker(Feed, Step):
         return {"names": [name for name in self.calls if name != "module"], "notes": notes}
 
     def time(self, slot: int, call: str) -> dict:
-        """Times one call, with a CPU's threads awake."""
-        self.output = None
+        """Times one call."""
+        return {"forward": self.clocked(call, self.ring[slot])}
+
+    def kept(self, names: list[str]) -> dict:
+        """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
+        arguments, _ = record(self.module, self.ring[0], names)
+        kept: dict[int, int] = {}
+
+        def pack(saved: torch.Tensor) -> torch.Tensor:
+            storage = saved.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return saved
+
+        with _recording(), saved_tensors_hooks(pack, lambda saved: saved):
+            self.module(*arguments)
+        for there in (*arguments, *self.module.parameters()):
+            if isinstance(there, torch.Tensor):
+                kept.pop(there.untyped_storage().data_ptr(), None)
+        return {"bytes": sum(kept.values())}
+
+    def prepare_step(self, seed: int) -> dict:
+        """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick."""
+        self.output, self.given, self.seed = None, [], seed
+        if self.device.type == "cuda":
+            self.ring, kept = self.ring[:1], ("module", yardsticks.COMPILED)
+            self.calls = {n: c for n, c in self.calls.items() if n in kept}
+            torch.cuda.empty_cache()
+        return {}
+
+    def time_step(self, call: str, names: list[str], at: float) -> dict:
+        """Times a forward that autograd records, and its backward; `at` as of `change_late`."""
+        arguments, wanted = record(self.module, self.ring[0], names)
+        with _recording():
+            forward = self.clocked(call, arguments)
+            _, _, outputs = take_apart(self.output, keeps_record=True)
+            if any(y is None for y in outputs):  # `pick` tells of it
+                return {"forward": forward, "backward": [0.0, 0.0]}
+            self.given = self.given or draw_gradients(outputs, self.seed)
+            late = partial(change_late, self.given, at)
+            differ = partial(differentiate, wanted=wanted, given=self.given)
+            gradients, *backward = self.clock.time(differ, outputs, late)
+        self.output = [*(y.detach() for y in outputs), *gradients]
+        return {"forward": forward, "backward": backward}
+
+    def clocked(self, call: str, arguments: list) -> list[float]:
+        """The seconds of a call by both clocks, with a CPU's threads awake; keeps its output."""
         self.awake.fill_(0)
         self.called = call
-        call_of, x = self.calls[call], self.ring[slot]
-        self.output, seconds, wall = self.clock.time(call_of, x, self.write)
-        return {"seconds": seconds, "wall": wall}
+        self.output, *seconds = self.clock.time(self.calls[call], arguments, self.write)
+        return seconds
 
     def left_on(self) -> dict:
         """The modes, hooks and timers that a call left on: they could compute its result later.
@@ -256,32 +287,32 @@ class Worker(Feed, Step):
         """
         return {"names": [name for name in watch.left_on() if name not in self.was_on]}
 
-    def pick(self, slot: int, outputs: int, inputs: list[int], count: int, keep: bool) -> dict:
-        """Elements of the last timed call's outputs and of its inputs.
+    def pick(self, slot: int, sizes: list[int], inputs: list[int], count: int, keep: bool) -> dict:
+        """Elements of the last timed call's results and of its inputs, if the sizes are right.
 
         Args:
-            outputs: how many there are.
+            sizes: the elements of each result; 0 where none is looked at.
             inputs: which are looked at.
             count: of the places that came in for each of all these.
-            keep: outputs may lie in memory that is not theirs.
+            keep: results may lie in memory that is not theirs.
         """
-        structure, facts, leaves = take_apart(self.output)
-        self.output = None
-        if len(leaves) != outputs or any(leaf is None for leaf in leaves):
-            return {"structure": structure, "outputs": facts}
-        looked = [leaf.contiguous().view(-1) for leaf in leaves]
+        reply = self.keep(self.output)
+        results, self.output, self.results = self.results, None, []
+        pairs = zip(results, sizes, strict=False)
+        is_right = all(not size or (x is not None and x.numel() == size) for x, size in pairs)
+        if not is_right or len(results) != len(sizes):
+            return reply
+        looked = [x.contiguous().view(-1) for x, size in zip(results, sizes, strict=True) if size]
         looked += [flat(self.ring[slot][index]) for index in inputs]
         places, end = self.incoming.view(torch.int64), 0
         for turn, x in enumerate(looked):
-            some = places[turn * count : turn * count + min(count, len(x))]
+            some = places[turn * count : (turn + 1) * count]
             end += self.send(x[some.to(x.device)], end)
-            end = -(-end // ALIGNMENT) * ALIGNMENT
-        tensors = [x for x in self.ring[slot] if isinstance(x, torch.Tensor)]
-        for fact, leaf in zip(facts, leaves, strict=True):
-            fact |= form_of(leaf)
-            if not keep:
-                self.take_away(leaf, tensors)
-        return {"structure": structure, "outputs": facts}
+        theirs = [x for x in (*self.ring[slot], *self.given) if isinstance(x, torch.Tensor)]
+        for x in results:
+            if x is not None and not keep:
+                self.take_away(x, theirs)
+        return reply
 
     def take_away(self, result: torch.Tensor, inputs: list) -> None:
         """Frees the memory of a module's timed result, for a solution that kept it, too."""
@@ -294,8 +325,6 @@ class Worker(Feed, Step):
                 result.fill_(77)
 
 
-def _geometry(x: object) -> object:
-    """Where a tensor lies; a value is itself, and NaN too."""
-    if isinstance(x, torch.Tensor):
-        return x.data_ptr(), x.shape, x.stride()
-    return None if isinstance(x, float) and math.isnan(x) else x
+def _geometry(inputs: list) -> list[tuple]:
+    """Where tensors lie."""
+    return [(x.data_ptr(), x.shape, x.stride()) for x in inputs if isinstance(x, torch.Tensor)]

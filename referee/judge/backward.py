@@ -8,6 +8,7 @@ problem knows them, and the outputs' gradients are zero there.
 import copy
 import math
 import random
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -15,12 +16,12 @@ from torch import nn
 from referee.child.step import differentiate, draw_gradients, is_differentiable, record
 from referee.error_line import LONGEST_LINE
 from referee.judge.budget import GROSS, Found, Output
+from referee.judge.checks import Checks
 from referee.judge.feeding import send
 from referee.judge.oracle import SEEDS, parameters_of
-from referee.judge.timed import Timed
 from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
 from referee.reference_file import flatten
-from referee.remote import HALF, RaisedError
+from referee.remote import RaisedError
 
 CHANCE = 0.01  # that one element is wrong in all draws, and it is no fault
 STRAYS = 0.02  # of elements, that may be wrong in every draw
@@ -43,9 +44,9 @@ class Quantity:
         self.wrong: torch.Tensor | None = None  # which of them, in every draw
         self.chance = 1.0  # that it is all of these
 
-    def compare(self, got: torch.Tensor, is_strict: bool) -> None:
+    def compare(self, got: Iterable[tuple[int, torch.Tensor]], is_strict: bool) -> None:
         """Takes in what the solution gives for a draw; nothing may be wrong if `is_strict`."""
-        found = self.found = self.want.compare([(0, got)])
+        found = self.found = self.want.compare(got)
         self.want.forget()
         beyond = found.beyond
         if not self.first and beyond.any():
@@ -68,15 +69,13 @@ class Quantity:
         return f"{self.what}: {self.first}" if is_wrong else None
 
 
-class Backward(Timed):
+class Backward(Checks):
     """Judges the backward, where the reference and the solution have one."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self.has_backward = False
-        self.quantities: list[Quantity] = []
-        self.results = 0  # how many of these are results
         self.step_seed = random.randrange(SEEDS)
+        self.start_backward()
 
     def relies_on_inputs(self) -> bool:
         """Whether the solution may be the reference for such inputs alone as `get_inputs` draws.
@@ -101,18 +100,19 @@ class Backward(Timed):
 
     def derive(
         self, module: nn.Module, inputs: list, given: list[torch.Tensor] | None = None
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor]]:
-        """The reference's outputs and gradients, and those of the outputs."""
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """The reference's outputs, then gradients; and those of the outputs."""
         arguments, wanted = record(module, inputs, list(self.operands()))
         with torch.enable_grad():
             _, outputs = flatten(module(*arguments))
             given = given or draw_gradients(outputs, self.step_seed)
             gradients = differentiate(outputs, wanted, given)
-        return [y.detach() for y in outputs], gradients, given
+        return [*(y.detach() for y in outputs), *gradients], given
 
     def start_backward(self) -> None:
         """Gradients of other shapes come."""
-        self.has_backward, self.quantities = False, []
+        self.has_backward = False
+        self.quantities: list[Quantity] = []
 
     def check_backward(self, draws: list[list]) -> None:
         """Gradients for some inputs, where the reference and the solution have them."""
@@ -120,15 +120,12 @@ class Backward(Timed):
         for inputs in draws:
             self.feed(inputs)
             clear = self.clear(inputs)
-            if not self._expect(inputs, clear):
-                return
-            if not (places := self._ask_gradients()):
+            if not (self._expect(inputs, clear) and self._ask_gradients()):
                 return
             self.verdict.count += 1
-            for quantity, place in zip(self.quantities, places, strict=True):
+            for turn, quantity in enumerate(self.quantities):
                 if quantity.want:
-                    got = self._whole_found(place, quantity.want)
-                    quantity.compare(got, clear is not None)
+                    quantity.compare(self.read(turn, quantity.want), clear is not None)
         wrong = {q.what: problem for q in self.quantities if (problem := q.problem())}
         first = len(self.quantities) - len(self.operands())
         of_inputs = {q.what for q in self.quantities[self.results : first]}
@@ -142,63 +139,52 @@ class Backward(Timed):
     def _expect(self, inputs: list, clear: torch.Tensor | None) -> bool:
         """Sets what the `quantities` are for inputs; whether there are gradients."""
         try:
-            outputs, gradients, given = self.derive(copy.deepcopy(self.module), inputs)
+            eager, given = self.derive(copy.deepcopy(self.module), inputs)
             if clear is not None:
                 given = [g * clear for g in given]
-                outputs, gradients, _ = self.derive(copy.deepcopy(self.module), inputs, given)
-                send(self.process, None, given)
-            exact = outputs, gradients
+                eager, _ = self.derive(copy.deepcopy(self.module), inputs, given)
+                send(self.remote, None, given)
+            exact = eager
             if not self.oracle.note:
                 wide = [x.double() if is_differentiable(x) else x for x in inputs]
                 doubled = [g.double() for g in given]
-                exact = self.derive(copy.deepcopy(self.module).double(), wide, doubled)
+                exact, _ = self.derive(copy.deepcopy(self.module).double(), wide, doubled)
         except Exception:  # whatever a reference file raises
             return False
-        self.results = len(outputs)
         count = sum(map(is_differentiable, inputs))
         operands = ["x"] if count == 1 else [f"input {i}" for i in range(count)]
-        names = [f"result {i}" for i in range(len(outputs))]
-        names += [f"gradient of {name}" for name in [*operands, *self.operands()]]
-        terms = max(y.numel() for y in outputs)
+        gradients = [f"gradient of {name}" for name in [*operands, *self.operands()]]
+        self.results = len(eager) - len(gradients)  # how many of the quantities are results
+        names = [*(f"result {i}" for i in range(self.results)), *gradients]
+        terms = max(y.numel() for y in eager[: self.results])
         self.quantities = self.quantities or list(map(Quantity, names))
-        pairs = zip([*outputs, *gradients], [*exact[0], *exact[1]], strict=True)
-        for quantity, (eager, wide) in zip(self.quantities, pairs, strict=True):
-            quantity.want = None if eager is None else self.budget(eager, wide, terms)
-        return any(g is not None for g in gradients)
+        for quantity, x, y in zip(self.quantities, eager, exact, strict=True):
+            quantity.want = None if x is None else self.budget(x, y, terms)
+        return any(x is not None for x in eager[self.results :])
 
-    def _ask_gradients(self) -> list[int | None]:
-        """Where the child keeps the `quantities`; none if the solution has no backward."""
-        results, wants = self.results, [quantity.want for quantity in self.quantities]
-        size = sum(want.numel * want.dtype.itemsize for want in wants[:results])
-        names = [*self.operands().values()]
+    def _ask_gradients(self) -> bool:
+        """Has the child compute the `quantities`; whether the solution has a backward."""
+        wants = [quantity.want for quantity in self.quantities]
+        size = sum(want.numel * want.dtype.itemsize for want in wants[: self.results])
+        about = {"names": [*self.operands().values()], "seed": self.step_seed, "size": size}
         try:
-            reply = self.remote.ask("derive", names=names, seed=self.step_seed, size=size)
+            reply = self.remote.ask("derive", **about)
         except RaisedError as raised:
             word, line = of_exception(raised, "checking the backward")
             if word == CHEATING:
                 raise
             self.verdict.notes.append(f"forward only: its backward raises {line}")
-            return []
-        facts = [*reply["outputs"], *reply.get("gradients", [])]
+            return False
+        facts, missing = reply["results"], []
         for quantity, fact in zip(self.quantities, facts, strict=False):
-            if fact is not None and quantity.want is not None:
-                self.check_form(fact, self.form(quantity.want), f"{quantity.what}, recorded: ")
-        if len(reply["outputs"]) != results or len(facts) != len(self.quantities):
-            reason = f"a recorded forward returns {reply['structure']}"
-            raise FoundError(WRONG, reason[:LONGEST_LINE])
-        pairs = list(zip(self.quantities, facts, strict=True))
-        missing = [q.what for q, fact in pairs if q.want is not None and fact is None]
+            if quantity.want and fact.get("type") == "NoneType":
+                missing.append(quantity.what)
+            elif quantity.want:
+                self.check_form(fact, quantity.want, f"{quantity.what}, recorded: ")
+        if len(facts) != len(wants):
+            raise FoundError(WRONG, "a recorded forward returns another kind of result than before")
         if missing:
-            none = "" if not reply["recorded"] else f": no {', no '.join(missing)}"
+            every = sum(want is not None for want in wants[self.results :])
+            none = f": no {', no '.join(missing)}" if len(missing) < every else ""
             self.verdict.notes.append(f"forward only{none}"[:LONGEST_LINE])
-            return []
-        return [None if q.want is None else fact["place"] for q, fact in pairs]
-
-    def _whole_found(self, place: int, want: Output) -> torch.Tensor:
-        step = HALF // want.dtype.itemsize
-        pieces = []
-        for start in range(0, want.numel, step):
-            stop = min(start + step, want.numel)
-            self.remote.ask("read_found", index=place, start=start, stop=stop)
-            pieces.append(self.take(0, [stop - start], want.dtype))
-        return torch.cat(pieces) if pieces else want.eager
+        return not missing

@@ -4,6 +4,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from time import sleep
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from referee.judge.budget import WORST, Found, Output, grade
 from referee.judge.feeding import Renewal, pieces, send
 from referee.judge.oracle import DIFFERENT, SEEDS, difference, form_of, parameters_of
 from referee.judge.verdict import CHEATING, WRONG, FoundError, Task, Verdict, of_exception
-from referee.remote import HALF, ForgedError, RaisedError, Remote, pack
+from referee.remote import HALF, RaisedError, Remote, pack
 
 LATENESS = 0.2  # s, after which what a thread still had to write is there
 LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones, and of a bait
@@ -29,6 +30,7 @@ class Checks:
     """Construction, parameters, and one forward after the other.
 
     Attributes:
+        parameter_dtype: of both modules; "" for their own.
         module: the reference with the solution's parameters.
         parameters: the solution's, that change, as of `parameters_of`.
         base: the reference's values, of which others are made.
@@ -48,17 +50,13 @@ class Checks:
         self.remote, self.task, self.verdict, self.progress = remote, task, verdict, progress
         self.baselines, self.spared, self.oracle = baselines, spared, task.oracle
         self.device, self.dtype = task.device, task.oracle.dtype
-        self.generator = torch.Generator(device=self.device)
-        self.seed = self.generator.seed() % SEEDS  # new in every run
-        self.generator.manual_seed(self.seed)
-        self.process = remote
+        self.seed = random.randrange(SEEDS)  # new in every run
+        self.generator = torch.Generator(self.device).manual_seed(self.seed)
+        is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
+        self.parameter_dtype = dtype_name(self.dtype) if is_ours else ""
         self.inputs: list = []
-        self.module: nn.Module
         self.relative, self.equal = 0.0, True
-        self.stale: dict[str, nn.Module] = {}
         self.earlier: deque[torch.Tensor] = deque(maxlen=MOST_KEPT)
-        self.parameters: list[tuple[str, int]] = []
-        self.base: dict[str, torch.Tensor] = {}
         self.budgets: list[Output] = []
 
     def expected(self, inputs: list) -> list[Output]:
@@ -73,24 +71,16 @@ class Checks:
         """An input of this shape."""
         return cases.random(shape, self.dtype, self.device, self.generator)
 
-    @property
-    def parameter_dtype(self) -> str:
-        """Of both modules; "" for their own."""
-        is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
-        return dtype_name(self.dtype) if is_ours else ""
-
     def construct(self, args: list | None = None) -> list[str] | None:
-        """Both modules, under one seed; the solution's names for the reference's state, if any.
-
-        Args:
-            args: by default the task's.
-        """
+        """Both modules, under one seed; the solution's names for the reference's state, if any."""
         self.progress("checking", "construction")
         args, seed = self.oracle.args if args is None else args, random.randrange(SEEDS)
         about = {"args": pack(args), "seed": seed, "dtype": self.parameter_dtype}
         state = self.remote.ask("new", **about)["state"]
         self.module = self.oracle.construct(seed, args)
-        self.stale, self.parameters, self.base = {}, [], {}
+        self.stale: dict[str, nn.Module] = {}
+        self.parameters: list[tuple[str, int]] = []
+        self.base: dict[str, torch.Tensor] = {}
         return self._matching(state, self.module.state_dict())
 
     def _matching(self, state: list, values: dict[str, torch.Tensor]) -> list[str] | None:
@@ -105,7 +95,7 @@ class Checks:
         names = []
         for value in values.values():
             want = value.double().sum().item()
-            same = (n for n, shape in left.items() if shape == list(value.shape))
+            same = (n for n in left if left[n] == list(value.shape))
             found = next((n for n in same if math.isclose(sums[n], want, abs_tol=1e-9)), None)
             if found is None:
                 return None
@@ -114,11 +104,7 @@ class Checks:
         return names
 
     def load(self, names: list[str], values: list[torch.Tensor] | None = None) -> None:
-        """Other parameters, for both: these, or what is made of their own. They can change again.
-
-        Args:
-            names: as of `construct`.
-        """
+        """Other parameters, that can change again, for both: these, or made of their own."""
         self.stale["old parameters"] = self.oracle.copy(self.module)
         own, there = parameters_of(self.module), self.module.state_dict()
         if values is None:
@@ -130,13 +116,13 @@ class Checks:
         self.parameters = [(theirs[name], turn) for name, turn in own]
         self.base = {name: there[name].clone() for name, _ in own}
         dense = [torch.empty_like(v, device="cpu").copy_(v) for v in there.values()]
-        send(self.process, None, dense)
+        send(self.remote, None, dense)
         self.remote.ask("load_state", names=names)
 
     def overwrite(self) -> None:
         """Other parameters, for both, that no version tells of, and the same inputs."""
         renewal = Renewal(self.oracle, self.parameters, inputs=False)
-        renewal.give(self.process, 0, is_timed=False)
+        renewal.give(self.remote, 0, is_timed=False)
         self.stale["old parameters"] = self.oracle.copy(self.module)
         self.redraw(renewal.seed)
 
@@ -151,7 +137,7 @@ class Checks:
         self.inputs = inputs
         if not again:
             self.remote.ask("allocate", slots=1, inputs=pack(form_of(inputs)))
-        send(self.process, 0, inputs)
+        send(self.remote, 0, inputs)
 
     def check(
         self,
@@ -180,11 +166,10 @@ class Checks:
             self.feed(inputs, again)
         expected = self.expected(self.inputs)
         first = expected[0]
-        bait = [first.shape, dtype_name(first.dtype), random.randrange(SEEDS)]
         size = sum(x.numel * x.dtype.itemsize for x in expected)
-        is_small, is_float = size <= LARGEST_KEPT, first.dtype.is_floating_point
-        if not (required and is_small and is_float and first.shape and first.numel):
-            bait = None
+        is_small, bait = size <= LARGEST_KEPT, None
+        if required and is_small and first.dtype.is_floating_point and first.shape and first.numel:
+            bait = [first.shape, dtype_name(first.dtype), random.randrange(SEEDS)]
         try:
             reply = self.remote.ask("forward", bait=bait, size=size, fill=fill)
         except RaisedError as raised:
@@ -194,7 +179,7 @@ class Checks:
         self._check_inputs(name, reply)
         results = []
         for turn, output in enumerate(expected):
-            results.append(found := output.compare(self._pieces(turn, output)))
+            results.append(found := output.compare(self.read(turn, output)))
             if found.problem:
                 if may_differ and found.gross and not self._cheat(turn, output):
                     self.verdict.notes.append(f"{DIFFERS} for {name}")
@@ -219,38 +204,21 @@ class Checks:
         if kind not in self.verdict.refused:
             self.verdict.refused.append(kind)
 
-    def check_form(self, reply: dict, facts: dict, prefix: str) -> None:
-        """The kind of output, and what it says of itself; the order of dimensions is free."""
-        kind = str(reply.get("type"))[:100]
-        if fault := reply.get("fault"):
+    def check_form(self, fact: dict, want: Output, prefix: str) -> None:
+        """What a result says of itself; the order of its dimensions in memory is free."""
+        kind = str(fact.get("type"))[:100]
+        if fault := fact.get("fault"):
             raise FoundError(CHEATING, str(fault)[:LONGEST_LINE])
-        if kind not in ("Tensor", "Parameter") or "dtype" not in reply:
+        if kind not in ("Tensor", "Parameter") or "dtype" not in fact:
             raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
-        for fact, want in facts.items():
-            got = reply.get(fact)
-            if got != want:
+        form = {"dtype": dtype_name(want.dtype), "device": str(self.device), "shape": want.shape}
+        for name, right in form.items():
+            if (got := fact.get(name)) != right:
                 got = str(got)[:LONGEST_LINE]
-                raise FoundError(WRONG, f"{prefix}the output's {fact} is {got}, expected {want}")
-
-    def form(self, want: Output) -> dict:
-        """What a result says of itself."""
-        device = str(self.device)
-        return {"dtype": dtype_name(want.dtype), "device": device, "shape": want.shape}
-
-    def take(
-        self,
-        start: int,
-        shape: list[int],
-        dtype: torch.dtype,
-        take: Callable[..., torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """What a process laid down, on the device."""
-        if type(start) is not int or not 0 <= start <= HALF - dtype.itemsize * math.prod(shape):
-            raise ForgedError
-        return (take or self.remote.take)(start, shape, dtype).to(self.device)
+                raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {right}")
 
     def _check_forms(self, name: str, reply: dict, expected: list[Output]) -> None:
-        structure, facts = reply["structure"], reply["outputs"]
+        structure, facts = reply["structure"], reply["results"]
         if fault := next((fact["fault"] for fact in facts if fact.get("fault")), ""):
             raise FoundError(CHEATING, str(fault)[:LONGEST_LINE])
         if structure != self.oracle.structure or len(facts) != len(expected):
@@ -259,7 +227,7 @@ class Checks:
             raise FoundError(WRONG, reason)
         for turn, (fact, output) in enumerate(zip(facts, expected, strict=True)):
             what = f"{name}, output {turn}: " if len(expected) > 1 else f"{name}: "
-            self.check_form(fact, self.form(output), what)
+            self.check_form(fact, output, what)
             if fact["shares_input"] is not False and not self.oracle.shares:
                 raise FoundError(CHEATING, f"returns its input, not new memory: {name}")
             if fact["shares_earlier"] and not self.oracle.shares:
@@ -270,22 +238,22 @@ class Checks:
         for i, x in enumerate(self.inputs):
             for start, mine in pieces(x, HALF) if isinstance(x, torch.Tensor) else ():
                 stop = start + len(mine)
-                self.remote.ask("read_input", slot=0, index=i, start=start, stop=stop)
-                changed |= not torch.equal(self.take(0, [len(mine)], torch.uint8), mine)
+                self.remote.ask("read_input", index=i, start=start, stop=stop)
+                changed |= not torch.equal(self.remote.take(0, [len(mine)], torch.uint8), mine)
         if changed:
             raise FoundError(CHEATING, f"changes its input: {name}")
 
-    def _pieces(self, turn: int, output: Output) -> Iterator[tuple[int, torch.Tensor]]:
-        """An output of the solution, in flat pieces."""
-        step = HALF // output.dtype.itemsize
-        for start in range(0, output.numel, step):
-            stop = min(start + step, output.numel)
-            self.remote.ask("read", output=turn, start=start, stop=stop)
-            yield start, self.take(0, [stop - start], output.dtype)
+    def read(self, turn: int, want: Output) -> Iterator[tuple[int, torch.Tensor]]:
+        """A result of the solution, or a gradient, in flat pieces."""
+        step = HALF // want.dtype.itemsize
+        for start in range(0, want.numel, step):
+            stop = min(start + step, want.numel)
+            self.remote.ask("read", index=turn, start=start, stop=stop)
+            yield start, self.remote.take(0, [stop - start], want.dtype)
 
-    def _whole(self, turn: int, output: Output) -> torch.Tensor:
-        found = [piece for _, piece in self._pieces(turn, output)]
-        return torch.cat(found) if found else output.eager
+    def _whole(self, turn: int, want: Output) -> torch.Tensor:
+        found = [piece for _, piece in self.read(turn, want)]
+        return torch.cat(found) if found else want.eager
 
     def _diagnose(
         self, name: str, turn: int, output: Output, found: Found, bait: list | None
@@ -296,7 +264,7 @@ class Checks:
             drawn = torch.empty(output.shape, dtype=output.dtype, device=self.device)
             if torch.equal(got, cases.draw(drawn, bait[2], unit=True).view(-1)):
                 return CHEATING, f"takes a tensor of the referee's for its result: {name}"
-        self.remote.ask("wait", seconds=LATENESS)
+        sleep(LATENESS)
         is_late = output.compare([(0, got)]).problem is None
         if is_late or first_mismatch(self._whole(turn, output), got, exact=True):
             return CHEATING, f"background work: writes its result after the call returned: {name}"
@@ -317,13 +285,13 @@ class Checks:
         got = self._whole(turn, output)
         guesses = {"returns zeros": (CHEATING, torch.zeros_like(output.eager))}
         for i in self.oracle.tensors:
-            copied = self.inputs[i].reshape(-1)
-            guesses[f"returns a copy of its input {i}"] = CHEATING, copied
+            guesses[f"returns a copy of its input {i}"] = CHEATING, self.inputs[i]
         guesses |= {} if turn else self.guesses()
         for what, module in self.stale.items():
             old = self.oracle.run(module, self.inputs)[turn]
-            guesses[f"answers with {what}"] = CHEATING, old.reshape(-1)
+            guesses[f"answers with {what}"] = CHEATING, old
         for what, (word, guess) in guesses.items():
+            guess = guess.reshape(-1)
             same = guess.shape == got.shape and guess.dtype == got.dtype and len(got) > 1
             if not same or _is_near(guess, output.eager):
                 continue

@@ -101,7 +101,7 @@ class OfProject(Judge):
         else:
             self.remote.ask("allocate", slots=1, inputs=pack(self.oracle.form))
         renewal = Renewal(self.oracle, self.parameters, inputs=True)
-        renewal.give(self.process, 0, is_timed=False)
+        renewal.give(self.remote, 0, is_timed=False)
         self.redraw(renewal.seed)
         self.inputs = renewal.inputs()
 
