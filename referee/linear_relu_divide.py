@@ -169,11 +169,12 @@ class Judge(OfProject):
             self.check(f"[{m}, 9] -> {n}, new memory filled", [self.draw(m, 9)], fill=True)
 
     def check_gradients(self) -> None:
+        self.start_backward()
         self.load(self.construct_alike(65, 33, 3.0))
         self.check_backward([[self.draw(129, 65)] for _ in range(3)])
 
-    def check_whole(self) -> None:
-        super().check_whole()
+    def check_whole(self, names: list[str]) -> None:
+        super().check_whole(names)
         is_float32 = self.dtype == torch.float32 and not self.is_low
         if is_float32 and self.accuracy() != FLOAT32:
             reason = f"lower precision than float32: {self.accuracy()}"

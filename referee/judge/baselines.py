@@ -16,6 +16,8 @@ class Eager(Remote):
     `fail` ends all of them.
     """
 
+    has: object = None  # what its module and its parameters are
+
     def __init__(self, server: Server, device: torch.device, fail: Callable[[], None]) -> None:
         super().__init__(server, device)
         self._fail = fail

@@ -133,16 +133,21 @@ class Judge(Turns):
 
     def prepare_baselines(self) -> None:
         """Gives eager the inputs, parameters and yardsticks of what is timed."""
-        what = self.task.name, str(self.oracle.file.path), self.oracle.form, self.setting
-        self.baselines.prepare(what, self._prepare_eager)
+        self.baselines.prepare((*self._subject, self.setting), self._prepare_eager)
+
+    @property
+    def _subject(self) -> tuple:
+        return self.task.name, str(self.oracle.file.path), self.oracle.form
 
     def _prepare_eager(self, eager: Remote, again: bool) -> dict:
         oracle = self.oracle
         eager.ask("set_precision", setting=self.precision)
         name_source(eager, self.task)
         seed = random.randrange(SEEDS)
-        eager.ask("new", args=pack(oracle.args), seed=seed, dtype=self.parameter_dtype)
-        eager.ask("load_state", names=[name for name, _ in oracle.parameters])
+        if eager.has != self._subject:
+            eager.ask("new", args=pack(oracle.args), seed=seed, dtype=self.parameter_dtype)
+            eager.ask("load_state", names=[name for name, _ in oracle.parameters])
+            eager.has = self._subject
         eager.ask("allocate", slots=oracle.slots, inputs=pack(oracle.form))
         if oracle.repeats is None and (digest := oracle.digest(seed)):
             about = {"slot": 0, "names": [], "seed": 0, "at": 0.0, "is_timed": False}

@@ -32,12 +32,16 @@ class OfProject(Judge):
     yardsticks: ClassVar = {"cpu": (COPY,), "cuda": (COPY,)}
 
     def check_and_time(self) -> None:
+        self.start_backward()
+        for setting in () if self.task.only_times else self.task.settings:
+            self.set_precision(setting)
+            self.check_gradients()
+            if not self.has_backward:
+                break
+        names = self.construct_alike()
         for setting in self.task.settings:
             self.set_precision(setting)
-            self.start_backward()
-            if not self.task.only_times:
-                self.check_gradients()
-            self.check_whole()
+            self.check_whole(names)
             self.earlier.clear()
             self.inputs, self.stale = [], {}
             self.release()
@@ -69,9 +73,8 @@ class OfProject(Judge):
         x.view(-1)[place] = 1 if x.view(-1)[place] <= 0 else 3
         self.check("another element at the same address", [x], again=True)
 
-    def check_whole(self) -> None:
+    def check_whole(self, names: list[str]) -> None:
         """One forward of the timed size, of inputs that both draw from a seed."""
-        names = self.construct_alike()
         self.relative, self.equal = 0.0, True
         self.load(names)
         name = ", ".join(filter(None, [f"{list(self.oracle.shape)}", self.setting]))
