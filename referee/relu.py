@@ -51,7 +51,7 @@ class Judge(OfProject):
         self.check("an input", [self.draw(129, 65)])
 
     def check_gradients(self) -> None:
-        for shape in BACKWARD:
+        for shape in BACKWARD if self.dtype.is_floating_point else ():
             self.start_backward()
             x = self.draw(*shape)
             self.check_backward([[x.masked_fill_(x == 0, 1)]])  # at 0 a slope may be 0 or 1

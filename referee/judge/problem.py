@@ -70,7 +70,7 @@ class OfProject(Judge):
         self.check("another row at the same address", [x], again=True)
         x = x.clone()
         place = random.randrange(x.numel())
-        x.view(-1)[place] = 1 if x.view(-1)[place] <= 0 else 3
+        x.view(-1)[place] = 1 if x.view(-1)[place].item() <= 0 else 3
         self.check("another element at the same address", [x], again=True)
 
     def check_whole(self, names: list[str]) -> None:
