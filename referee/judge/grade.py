@@ -13,6 +13,7 @@ from referee.judge.reference import Reference
 from referee.judge.verdict import CORRECT, INTERRUPTED, LATE, FoundError, Task, Verdict, outcome
 from referee.processes import reaping
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
+from referee.timing import trim
 
 # Problems with cases of their own; others are graded as a reference file is.
 PROBLEMS = {"relu": relu.Judge, "linear_relu_divide": linear_relu_divide.Judge}
@@ -66,9 +67,10 @@ def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: 
                 verdict.word, stopped = INTERRUPTED, interrupt
             task.progress.clear()
             for run in verdict.runs:
-                run.trim()
+                if run.step and not trim(run.step.forward, run.step.backward):
+                    run.step = None
             is_fine = verdict.word in (CORRECT, INTERRUPTED)  # others' times mean nothing
-            verdict.runs = [run for run in verdict.runs if is_fine and run.timings.rounds]
+            verdict.runs = [run for run in verdict.runs if is_fine and trim(run.timings)]
             report(task, verdict)
             if stopped:
                 raise stopped

@@ -177,7 +177,7 @@ class Judge(Turns):
         if not self.has_backward:
             return
         names, about = self.names, (self.device.type, self.names, self.rate)
-        step = run.step = Step.of(*about)
+        step = run.step = Step(Timings(*about, 0), Timings(*about, 0))
         self.start_turns(is_step=True)
         self.baselines.forget()
         self.release()
@@ -211,11 +211,10 @@ class Judge(Turns):
             if problem := wrong_clock(hidden, whole):
                 continue
             found = [timing.judge(t, 0.0 if halves else self.fastest(t), what) for t in judged]
-            if problem := next((each.problems[0] for each in found if each.problems), None):
-                continue
-            for timings, each in zip(judged, found, strict=True):
-                timings.notes += each.notes
-            return
+            problem = next((each for problems, _ in found for each in problems), None)
+            if not problem:  # of a step, one note is enough
+                judged[0].notes += next((notes for _, notes in found if notes), [])
+                return
         raise FoundError(CHEATING, problem)
 
     def _time(
