@@ -63,6 +63,8 @@ class Oracle:
         self.input_bytes = sum(inputs[i].nbytes for i in self.tensors)
         torch.cuda.empty_cache()
         self.output_bytes = sum(x.nbytes for x in self._look(module, inputs))
+        if self.parameters:  # each time that these change, a copy keeps the old ones
+            self.copy(module)
         del inputs
         self.slots = self._count_slots(sum(p.nbytes for p in module.parameters()))
         self.note = "" if file.is_ours else self._float64_note(module)
