@@ -43,7 +43,7 @@ class Baselines:
         self.names: list[str] = []  # of the yardsticks
         self.notes: list[str] = []
         self._standing: list[tuple] = []
-        self._prepared: object = None
+        self.prepared: object = None
 
     def start(self) -> set[int]:
         """Starts them, if they are not there; their process ids, and the server's."""
@@ -55,19 +55,15 @@ class Baselines:
         self._standing = self._standing or self._stand()
         return {process.pid for process in self._processes()}
 
-    def forget(self) -> None:
-        """They are about to lose what they were given."""
-        self._prepared = None
-
     def prepare(self, what: object, prepare: Callable[[Remote, bool], dict]) -> None:
         """Gives them what is timed, unless they have it: `prepare` gives it to a process, the
         yardsticks only if it is not the one for "again".
         """
-        if what == self._prepared:
+        if what == self.prepared:
             return
         made = [prepare(remote, turn > 0) for turn, remote in enumerate(self._remotes)]
         self.names, self.notes = made[0]["names"], made[0]["notes"]
-        self._prepared = what
+        self.prepared = what
 
     def asked(self, again: bool) -> Remote:
         """One of the two."""
@@ -77,7 +73,7 @@ class Baselines:
         """Ends them."""
         for process in reversed(self._processes()):
             process.close()
-        self._remotes, self._standing, self.server, self._prepared = [], [], None, None
+        self._remotes, self._standing, self.server, self.prepared = [], [], None, None
 
     def disturbed(self) -> str:
         """What somebody did to them, to the server or to this process, in words; ends them then."""

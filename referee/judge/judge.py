@@ -36,11 +36,11 @@ OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
 class Judge(Turns):
     """What the courses of all problems have in common.
 
-    Attributes:
-        library: the reference's operators, and whether only all of them together tell of it.
+    Each has `check_small`, of everything but the timed size, and `check_and_time`.
     """
 
-    library: tuple[list[str], bool]
+    # Operators, each of which tells of the library; if there are none, all of the reference's do.
+    library: tuple[str, ...] = ()
     setting = ""  # of the precision of float32 products; "" is the default
     # A solution need not read all of its inputs, but it writes its outputs.
     rate = Rate(
@@ -73,14 +73,6 @@ class Judge(Turns):
         self.check_and_time()
         self.check_changes()
 
-    def check_small(self) -> None:
-        """Everything but the timed size."""
-        raise NotImplementedError
-
-    def check_and_time(self) -> None:
-        """The timed size, and the backward."""
-        raise NotImplementedError
-
     def check_changes(self) -> None:
         """Functions, settings and names of the referee that the solution changed."""
         if found := self.baselines.disturbed():
@@ -90,14 +82,14 @@ class Judge(Turns):
 
     def _check_library(self) -> None:
         """Whether it swallowed an exception and then called the library's function."""
-        ops, all_of_them = self.library
+        about = {"ops": self.library or self.oracle.ops, "all_of_them": not self.library}
         try:
-            found = self.remote.ask("library", ops=ops, all_of_them=all_of_them)
+            found = self.remote.ask("library", **about)
         except RaisedError:  # a mode that looks on is no part of the problem
             return
         if not found["library"]:
             return
-        called = "the reference's own operators" if all_of_them else found["library"][0]
+        called = found["library"][0] if self.library else "the reference's own operators"
         if swallowed := found["swallowed"]:
             reason = f"falls back on {called} after {swallowed[0]}"
             raise FoundError(CHEATING, reason[:LONGEST_LINE])
@@ -158,8 +150,11 @@ class Judge(Turns):
         """torch's setting for float32 products."""
         return self.setting or "highest"
 
-    def time(self) -> Run:
-        """Times the forwards of the solution and the baselines."""
+    def time(self) -> None:
+        """Times forwards, beside the baselines', and steps if the gradients were right."""
+        self.earlier.clear()
+        self.inputs, self.stale = [], {}
+        torch.cuda.empty_cache()
         self.spared |= self.baselines.start()  # if an input of both signs ended them
         self.prepare_baselines()
         self.remote.ask("allocate", slots=self.oracle.slots, inputs=pack(self.oracle.form))
@@ -170,17 +165,15 @@ class Judge(Turns):
         self.verdict.runs.append(run)
         self.start_turns(is_step=False)
         self._measure(timings)
-        return run
+        if self.has_backward:
+            self._time_step(run)
 
-    def time_step(self, run: Run) -> None:
-        """Times the training step of a solution whose gradients are right."""
-        if not self.has_backward:
-            return
+    def _time_step(self, run: Run) -> None:
         names, about = self.names, (self.device.type, self.names, self.rate)
         step = run.step = Step(Timings(*about, 0), Timings(*about, 0))
         self.start_turns(is_step=True)
-        self.baselines.forget()
-        self.release()
+        self.baselines.prepared = None  # they lose the inputs
+        torch.cuda.empty_cache()  # before another process needs the room
         try:
             for name in (names.solution, names.eager, names.again):
                 process = self.process_of(name)
@@ -195,11 +188,6 @@ class Judge(Turns):
             if OUT_OF_MEMORY not in str(error):
                 raise
             self.verdict.notes.append("no memory for the training step")
-
-    def release(self) -> None:
-        """Gives memory back before another process needs it; the warm-up comes after."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _measure(self, whole: Timings, *halves: Timings) -> None:
         """Adds the times of all contestants; those that cannot be believed are taken once more."""
@@ -264,8 +252,7 @@ class Judge(Turns):
 
 def fastest_copy(timings: Timings) -> float:
     """Seconds of the fastest copy of as many bytes into memory that is there."""
-    is_reused = COPY_REUSED in timings.seconds
-    return min(timings.seconds[COPY_REUSED if is_reused else COPY])
+    return min(timings.seconds.get(COPY_REUSED) or timings.seconds[COPY])
 
 
 def wrong_clock(hidden: dict[str, list[tuple[float, float]]], timings: Timings) -> str | None:

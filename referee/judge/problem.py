@@ -17,7 +17,7 @@ from referee.memory import choose_rows
 from referee.remote import RaisedError, pack
 
 # By which a solution may fall back on the reference's own ReLU.
-LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
+LIBRARY = ("aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold")
 # Of ReLU: beyond the size from which kernels write past the caches. Of Linear: a float64 product
 # with all of the weight takes a CPU a second.
 CPU_ROWS = 64
@@ -28,7 +28,7 @@ Needs = tuple[tuple[int, ...], int, int]
 class OfProject(Judge):
     """Many small cases, then the timed size under each setting of the task."""
 
-    library = LIBRARY, False
+    library = LIBRARY
     yardsticks: ClassVar = {"cpu": (COPY,), "cuda": (COPY,)}
 
     def check_and_time(self) -> None:
@@ -38,10 +38,7 @@ class OfProject(Judge):
             if not self.task.only_times:
                 self.check_gradients()
             self.check_whole()
-            self.earlier.clear()
-            self.inputs, self.stale = [], {}
-            self.release()
-            self.time_step(self.time())
+            self.time()
             self.check_changes()
         self.remote.ask("allocate", slots=0, inputs=pack([]))  # the next task needs the room
 

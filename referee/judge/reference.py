@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+import torch
+
 from referee.judge.budget import grade
 from referee.judge.checks import DIFFERS
 from referee.judge.feeding import send
@@ -12,10 +14,6 @@ from referee.judge.verdict import FoundError
 
 class Reference(Judge):
     """Within an error budget, relative to eager's errors."""
-
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.library = self.oracle.ops, True
 
     def check_small(self) -> None:
         """All is of the timed size."""
@@ -51,10 +49,7 @@ class Reference(Judge):
         self.verdict.accuracy = "exact" if self.equal else grade(self.relative)
         self.verdict.notes += [*oracle.trivial, *filter(None, [oracle.note])]
         self.check_backward([oracle.inputs(draw) for draw in range(DRAWS)])
-        self.earlier.clear()
-        self.inputs, self.stale = [], {}
-        self.release()
-        self.time_step(self.time())
+        self.time()
 
     def relies_on_inputs(self) -> bool:
         is_known = any(note.startswith(DIFFERS) for note in self.verdict.notes)
@@ -68,7 +63,7 @@ class Reference(Judge):
         oracle = self.oracle
         if name not in oracle.unlike:
             inputs, oracle.unlike[name] = oracle.make_unlike(name), None
-            self.release()
+            torch.cuda.empty_cache()
             self.spared |= self.baselines.start()
             self.prepare_baselines()
             eager = self.baselines.asked(False)
