@@ -180,7 +180,6 @@ class Judge(OfProject):
             raise FoundError(WRONG, f"{reason}, relative error {self.relative:.2g}")
         if not self.has_backward:
             return
-        self.start_backward()
         self.check_backward([self.inputs])
         for quantity in self.quantities[1:] if self.has_backward else ():
             name = f"{self.setting and f'{self.setting}, '}{quantity.what}"

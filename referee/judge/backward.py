@@ -72,10 +72,7 @@ class Quantity:
 class Backward(Checks):
     """Judges the backward, where the reference and the solution have one."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.step_seed = random.randrange(SEEDS)
-        self.start_backward()
+    has_backward = False
 
     def relies_on_inputs(self) -> bool:
         """Whether the solution may be the reference for such inputs alone as `get_inputs` draws.
@@ -109,14 +106,11 @@ class Backward(Checks):
             gradients = differentiate(outputs, wanted, given)
         return [*(y.detach() for y in outputs), *gradients], given
 
-    def start_backward(self) -> None:
-        """Gradients of other shapes come."""
-        self.has_backward = False
-        self.quantities: list[Quantity] = []
-
     def check_backward(self, draws: list[list]) -> None:
         """Gradients for some inputs, where the reference and the solution have them."""
         self.progress("checking", "the backward")
+        self.has_backward, self.step_seed = False, random.randrange(SEEDS)
+        self.quantities: list[Quantity] = []
         for inputs in draws:
             self.feed(inputs)
             clear = self.clear(inputs)

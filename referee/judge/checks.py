@@ -49,7 +49,7 @@ class Checks:
     ) -> None:
         self.remote, self.task, self.verdict, self.progress = remote, task, verdict, progress
         self.baselines, self.spared, self.oracle = baselines, spared, task.oracle
-        self.device, self.dtype = task.device, task.oracle.dtype
+        self.device, self.dtype = self.oracle.device, self.oracle.dtype
         self.seed = random.randrange(SEEDS)  # new in every run
         self.generator = torch.Generator(self.device).manual_seed(self.seed)
         is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point

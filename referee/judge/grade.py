@@ -97,7 +97,8 @@ def _grade(
         baselines.disturbed()  # by an earlier file
         spared |= baselines.start()
         if is_new:
-            remotes.append(Remote(baselines.server, task.device, monotonic() + task.timeout))
+            deadline = monotonic() + task.timeout
+            remotes.append(Remote(baselines.server, task.oracle.device, deadline))
         judge = kind(remotes[0], task, verdict, progress, baselines, spared)
         judge.prepare_baselines()
         remotes[0].deadline = monotonic() + task.timeout

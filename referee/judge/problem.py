@@ -34,7 +34,6 @@ class OfProject(Judge):
     def check_and_time(self) -> None:
         for setting in self.task.settings:
             self.set_precision(setting)
-            self.start_backward()
             if not self.task.only_times:
                 self.check_gradients()
             self.check_whole()

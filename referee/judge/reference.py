@@ -66,7 +66,7 @@ class Reference(Judge):
             torch.cuda.empty_cache()
             self.spared |= self.baselines.start()
             self.prepare_baselines()
-            eager = self.baselines.asked(False)
+            eager = self.baselines.remotes[0]
             with suppress(FoundError):  # the baselines start again when they are needed
                 send(eager, 0, inputs)
                 if eager.ask("probe", slot=0)["finite"] is True:

@@ -85,7 +85,7 @@ class Turns(Backward):
         """A contestant's."""
         if name == self.names.solution:
             return self.remote
-        return self.baselines.asked(name == self.names.again)
+        return self.baselines.remotes[-1 if name == self.names.again else 0]
 
     def operands_of(self, name: str) -> list[str]:
         """A contestant's names of the parameters that have gradients."""

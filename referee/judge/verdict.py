@@ -4,8 +4,6 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from referee.console import Progress
 from referee.error_line import first_error_line
 from referee.judge.oracle import Oracle
@@ -79,11 +77,6 @@ class Task:
     timeout: float  # s, for a file
     progress: Progress
     only_times: bool = False  # as a sweep does
-
-    @property
-    def device(self) -> torch.device:
-        """Where solutions compute."""
-        return self.oracle.device
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:
