@@ -9,7 +9,7 @@ import torch
 
 from referee import linear_relu_divide, relu
 from referee.judge.baselines import Baselines
-from referee.judge.reference import Reference
+from referee.judge.problem import Reference
 from referee.judge.verdict import CORRECT, INTERRUPTED, LATE, FoundError, Task, Verdict, outcome
 from referee.processes import reaping
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
