@@ -28,17 +28,12 @@ STRAYS = 0.02  # of elements, that may be wrong in every draw
 
 
 class Quantity:
-    """A result or a gradient, and how far off it was in the draws so far.
-
-    Attributes:
-        want: of the draw at hand; None for a gradient that the reference has not.
-        found: in the last draw.
-    """
+    """A result or a gradient, and how far off it was in the draws so far."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.want: Output | None = None
-        self.found: Found | None = None
+        self.want: Output | None = None  # of this draw; None where the reference has no gradient
+        self.found: Found | None = None  # in the last draw
         self.first, self.is_wrong = "", False
         self.relative = self.share = math.inf  # the least of all draws; of elements that are wrong
         self.wrong: torch.Tensor | None = None  # which of them, in every draw
