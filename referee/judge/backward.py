@@ -68,13 +68,9 @@ class Backward(Checks):
     """Judges the backward, where the reference and the solution have one."""
 
     has_backward = False
-
-    def relies_on_inputs(self) -> bool:
-        """Whether the solution may be the reference for such inputs alone as `get_inputs` draws.
-
-        Its gradients of inputs may then be others: of symmetric matrices, say.
-        """
-        return False
+    # Whether the solution may be the reference for such inputs alone as `get_inputs` draws: its
+    # gradients of inputs may then be others, of symmetric matrices, say.
+    relies_on_inputs = False
 
     def clear(self, inputs: list) -> torch.Tensor | None:
         """Where ReLU's side is certain; None if that is not known."""
@@ -120,7 +116,7 @@ class Backward(Checks):
         of_inputs = {q.what for q in self.quantities[self.results : first]}
         if not wrong:
             self.has_backward = True
-        elif wrong.keys() <= of_inputs and self.relies_on_inputs():
+        elif wrong.keys() <= of_inputs and self.relies_on_inputs:
             self.verdict.notes.append(f"forward only: another {', another '.join(wrong)}")
         else:
             raise FoundError(WRONG, "; ".join(wrong.values())[:LONGEST_LINE])

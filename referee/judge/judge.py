@@ -32,6 +32,9 @@ SHORT, REPEATS = {"cpu": 2e-3, "cuda": 0.0}, 2
 WAKE_UP = {"cpu": 2e-3, "cuda": 0.0}
 OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
 
+# By contestant, of every call, a repeated one too: the seconds that it reports, and those beyond.
+Hidden = dict[str, list[tuple[float, float]]]
+
 
 class Judge(Turns):
     """What the courses of all problems have in common.
@@ -205,17 +208,14 @@ class Judge(Turns):
                 return
         raise FoundError(CHEATING, problem)
 
-    def _time(
-        self, what: str, wanted: Rounds, every: list[Timings]
-    ) -> dict[str, list[tuple[float, float]]]:
+    def _time(self, what: str, wanted: Rounds, every: list[Timings]) -> Hidden:
         """Adds the times of rounds, of whole calls and of halves; what `wrong_clock` looks at."""
         names = self.names
         called = dict.fromkeys((names.solution, names.eager, names.again), "module")
-        yardsticks = self.baselines.names
-        called |= {name: name for name in yardsticks if name == COMPILED or not self.is_step}
+        called |= {n: n for n in self.baselines.names if n == COMPILED or not self.is_step}
         for timings in every:
             timings.start(called)
-        hidden: dict[str, list[tuple[float, float]]] = {name: [] for name in called}
+        hidden: Hidden = {name: [] for name in called}
         own, busy, start = 0.0, busy_seconds(self.spared), monotonic()
 
         def one_round() -> tuple[list[Samples], str | None]:
@@ -255,14 +255,10 @@ def fastest_copy(timings: Timings) -> float:
     return min(timings.seconds.get(COPY_REUSED) or timings.seconds[COPY])
 
 
-def wrong_clock(hidden: dict[str, list[tuple[float, float]]], timings: Timings) -> str | None:
+def wrong_clock(hidden: Hidden, timings: Timings) -> str | None:
     """Whether calls of the solution last longer by this process's clock than by the child's.
 
     Both include the time of messages. See `concealed`.
-
-    Args:
-        hidden: by contestant, of every call, a repeated one too, the seconds that it reports and
-            those beyond.
     """
     names = timings.names
     if len(timings.seconds[names.solution]) < timing.LEAST_JUDGED:

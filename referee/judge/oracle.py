@@ -155,8 +155,7 @@ class Oracle:
     def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """The outputs of two forwards, which must be the same tensors."""
         with torch.no_grad(), Terms() as seen:
-            nested = self.file.attempt("forward", lambda: flatten(module(*inputs)))
-        self.structure, outputs = nested
+            self.structure, outputs = self.file.attempt("forward", lambda: flatten(module(*inputs)))
         self.ops = sorted(op for op in seen.names if not any(view in op for view in VIEWS))
         self.terms, self.shares = seen.most, False  # memory, with inputs or earlier outputs
         for x in outputs:

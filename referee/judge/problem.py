@@ -175,16 +175,14 @@ class Reference(Judge):
             if inputs := self._unlike(name):
                 there = oracle.there(inputs)
                 self.check(name, there, required=False, again=True, may_differ=True)
+        differs = any(note.startswith(DIFFERS) for note in self.verdict.notes)
+        self.relies_on_inputs = differs or not any(oracle.unlike.values())
         if oracle.trivial is None:
             oracle.trivial = oracle.find_trivial()
         self.verdict.accuracy = "exact" if self.equal else grade(self.relative)
         self.verdict.notes += [*oracle.trivial, *filter(None, [oracle.note])]
         self.check_backward([oracle.inputs(draw) for draw in range(DRAWS)])
         self.time()
-
-    def relies_on_inputs(self) -> bool:
-        is_known = any(note.startswith(DIFFERS) for note in self.verdict.notes)
-        return is_known or not any(self.oracle.unlike.values())
 
     def _unlike(self, name: str) -> list | None:
         """Such inputs, for which eager gives finite results.
