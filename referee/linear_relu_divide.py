@@ -169,7 +169,6 @@ class Judge(OfProject):
             self.check(f"[{m}, 9] -> {n}, new memory filled", [self.draw(m, 9)], fill=True)
 
     def check_gradients(self) -> None:
-        self.start_backward()
         self.load(self.construct_alike(65, 33, 3.0))
         self.check_backward([[self.draw(129, 65)] for _ in range(3)])
 
@@ -181,7 +180,6 @@ class Judge(OfProject):
             raise FoundError(WRONG, f"{reason}, relative error {self.relative:.2g}")
         if not self.has_backward:
             return
-        self.start_backward()
         self.check_backward([self.inputs])
         for quantity in self.quantities[1:] if self.has_backward else ():
             name = f"{self.setting and f'{self.setting}, '}{quantity.what}"

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter
@@ -60,13 +60,6 @@ class Rounds(NamedTuple):
 CONFIRMATION = Rounds()
 
 
-class Findings(NamedTuple):
-    """Times that cannot be believed, in words, and notes on what could not be told."""
-
-    problems: Sequence[str] = ()
-    notes: Sequence[str] = ()
-
-
 @dataclass
 class Timings:
     """Seconds of every timed call by name, in the order of the rounds."""
@@ -82,16 +75,6 @@ class Timings:
     moved: int = 0  # bytes that a call reads and writes at least, 0 where nobody asks
     floor: float = 0.0  # s that the work takes at the highest rate measured
 
-    @property
-    def rounds(self) -> int:
-        """How many were timed whole; an interrupt may come within one."""
-        return min(map(len, [*self.seconds.values(), *self.wall.values()]), default=0)
-
-    def trim(self, rounds: int) -> None:
-        """Drops later rounds."""
-        for times in (*self.seconds.values(), *self.wall.values()):
-            del times[rounds:]
-
     def start(self, names: Iterable[str]) -> None:
         """Makes room for the times of these contestants, in this order; there are none yet."""
         for name in names:
@@ -102,6 +85,17 @@ class Timings:
         for name, (seconds, wall) in samples.items():
             self.seconds[name].append(seconds)
             self.wall[name].append(wall)
+
+
+def trim(*parts: Timings) -> int:
+    """Drops the round that an interrupt came within, of timings whose rounds are the same; how
+    many are left.
+    """
+    every = [times for part in parts for times in (*part.seconds.values(), *part.wall.values())]
+    whole = min(map(len, every), default=0)
+    for times in every:
+        del times[whole:]
+    return whole
 
 
 def rounds(
@@ -150,8 +144,8 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
     return median(ratios), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
 
 
-def judge(timings: Timings, fastest: float, what: str) -> Findings:
-    """Times of the solution that no honest run gives, or notes why that cannot be told.
+def judge(timings: Timings, fastest: float, what: str) -> tuple[list[str], list[str]]:
+    """Times of the solution that no honest run gives, in words, and why that cannot be told.
 
     They are faster than the device, or mostly outside the timed stream. Baselines are torch's own
     code: their times are never wrong, and show what the device can do. But a busy host delays some
@@ -162,9 +156,9 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
         fastest: seconds that the work of a call takes at the highest rate measured.
     """
     timings.floor, names, name = fastest, timings.names, timings.names.solution
-    too_noisy, done = f"too noisy to judge the times of {what}", timings.rounds
+    too_noisy, done = f"too noisy to judge the times of {what}", len(timings.seconds[name])
     if done < LEAST_JUDGED:
-        return Findings(notes=[f"{too_noisy}: {done} of at least {LEAST_JUDGED} rounds"])
+        return [], [f"{too_noisy}: {done} of at least {LEAST_JUDGED} rounds"]
     problems, notes = [], []
     low, high = spread(timings.seconds[names.eager] + timings.seconds[names.again])
     margin = timings.rate.margin[timings.device]
@@ -192,7 +186,7 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
             f"{hidden * 1e3:.3f} ms longer than after eager: work on another stream, or a changed "
             "timer"
         )
-    return Findings(problems, notes)
+    return problems, notes
 
 
 def concealed(calls: list[tuple[float, float]], typical: float, usual: list[float]) -> float:
@@ -223,18 +217,3 @@ class Step:
     forward: Timings
     backward: Timings
     kept: dict[str, int] = field(default_factory=dict)
-
-    @staticmethod
-    def of(device: str, names: Names, rate: Rate) -> "Step":
-        """Without times yet."""
-        return Step(*(Timings(device, names, rate, 0) for _ in range(2)))
-
-    def trim(self) -> None:
-        """Keeps the rounds of which both halves are whole."""
-        for half in (self.forward, self.backward):
-            half.trim(self.rounds)
-
-    @property
-    def rounds(self) -> int:
-        """How many were timed whole."""
-        return min(self.forward.rounds, self.backward.rounds)

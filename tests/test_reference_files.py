@@ -116,6 +116,10 @@ BAD = {
     "returns nothing": (WIDE.replace("torch.relu(x)", "[]"), "Model returns no tensor"),
     "in place": (WIDE.replace("relu(x)", "relu_(x.sub_(1))"), "Model changes its inputs"),
     "random": (WIDE.replace("torch.relu(x)", "nn.functional.dropout(x)"), "another result"),
+    "no copy": (
+        OF_LINEAR.replace("super().__init__()", "super().__init__(); self.f = open(__file__)"),
+        "a copy of Model raises TypeError: cannot pickle",
+    ),
     "other shapes": (
         WIDE.replace("(3,", "(torch.randint(1, 99999, ()),").replace("131072", "3"),
         "of another form each time",

@@ -28,17 +28,12 @@ STRAYS = 0.02  # of elements, that may be wrong in every draw
 
 
 class Quantity:
-    """A result or a gradient, and how far off it was in the draws so far.
-
-    Attributes:
-        want: of the draw at hand; None for a gradient that the reference has not.
-        found: in the last draw.
-    """
+    """A result or a gradient, and how far off it was in the draws so far."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.want: Output | None = None
-        self.found: Found | None = None
+        self.want: Output | None = None  # of this draw; None where the reference has no gradient
+        self.found: Found | None = None  # in the last draw
         self.first, self.is_wrong = "", False
         self.relative = self.share = math.inf  # the least of all draws; of elements that are wrong
         self.wrong: torch.Tensor | None = None  # which of them, in every draw
@@ -72,17 +67,10 @@ class Quantity:
 class Backward(Checks):
     """Judges the backward, where the reference and the solution have one."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.step_seed = random.randrange(SEEDS)
-        self.start_backward()
-
-    def relies_on_inputs(self) -> bool:
-        """Whether the solution may be the reference for such inputs alone as `get_inputs` draws.
-
-        Its gradients of inputs may then be others: of symmetric matrices, say.
-        """
-        return False
+    has_backward = False
+    # Whether the solution may be the reference for such inputs alone as `get_inputs` draws: its
+    # gradients of inputs may then be others, of symmetric matrices, say.
+    relies_on_inputs = False
 
     def clear(self, inputs: list) -> torch.Tensor | None:
         """Where ReLU's side is certain; None if that is not known."""
@@ -109,14 +97,11 @@ class Backward(Checks):
             gradients = differentiate(outputs, wanted, given)
         return [*(y.detach() for y in outputs), *gradients], given
 
-    def start_backward(self) -> None:
-        """Gradients of other shapes come."""
-        self.has_backward = False
-        self.quantities: list[Quantity] = []
-
     def check_backward(self, draws: list[list]) -> None:
         """Gradients for some inputs, where the reference and the solution have them."""
         self.progress("checking", "the backward")
+        self.has_backward, self.step_seed = False, random.randrange(SEEDS)
+        self.quantities: list[Quantity] = []
         for inputs in draws:
             self.feed(inputs)
             clear = self.clear(inputs)
@@ -131,7 +116,7 @@ class Backward(Checks):
         of_inputs = {q.what for q in self.quantities[self.results : first]}
         if not wrong:
             self.has_backward = True
-        elif wrong.keys() <= of_inputs and self.relies_on_inputs():
+        elif wrong.keys() <= of_inputs and self.relies_on_inputs:
             self.verdict.notes.append(f"forward only: another {', another '.join(wrong)}")
         else:
             raise FoundError(WRONG, "; ".join(wrong.values())[:LONGEST_LINE])

@@ -40,46 +40,38 @@ class Baselines:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._remotes: list[Eager] = []
+        self.remotes: list[Eager] = []  # the first for eager, the last for eager again
         self.server: Server | None = None
         self.names: list[str] = []  # of the yardsticks
         self.notes: list[str] = []
         self._standing: list[tuple] = []
-        self._prepared: object = None
+        self.prepared: object = None
 
     def start(self) -> set[int]:
         """Starts them, if they are not there; their process ids, and the server's."""
         self.server = self.server or Server()
-        for _ in range(0 if self._remotes else 2 if self._device.type == "cpu" else 1):
-            self._remotes.append(Eager(self.server, self._device, self.close))
-            self._remotes[-1].ask("left_on")  # it has set its own limits then
+        for _ in range(0 if self.remotes else 2 if self._device.type == "cpu" else 1):
+            self.remotes.append(Eager(self.server, self._device, self.close))
+            self.remotes[-1].ask("left_on")  # it has set its own limits then
         torch.zeros(1 << 18)  # where OpenMP's settings say so, it binds this thread now
         self._standing = self._standing or self._stand()
         return {process.pid for process in self._processes()}
-
-    def forget(self) -> None:
-        """They are about to lose what they were given."""
-        self._prepared = None
 
     def prepare(self, what: object, prepare: Callable[[Remote, bool], dict]) -> None:
         """Gives them what is timed, unless they have it: `prepare` gives it to a process, the
         yardsticks only if it is not the one for "again".
         """
-        if what == self._prepared:
+        if what == self.prepared:
             return
-        made = [prepare(remote, turn > 0) for turn, remote in enumerate(self._remotes)]
+        made = [prepare(remote, turn > 0) for turn, remote in enumerate(self.remotes)]
         self.names, self.notes = made[0]["names"], made[0]["notes"]
-        self._prepared = what
-
-    def asked(self, again: bool) -> Remote:
-        """One of the two."""
-        return self._remotes[-1 if again else 0]
+        self.prepared = what
 
     def close(self) -> None:
         """Ends them."""
         for process in reversed(self._processes()):
             process.close()
-        self._remotes, self._standing, self.server, self._prepared = [], [], None, None
+        self.remotes, self._standing, self.server, self.prepared = [], [], None, None
 
     def disturbed(self) -> str:
         """What somebody did to them, to the server or to this process, in words; ends them then."""
@@ -95,7 +87,7 @@ class Baselines:
         return found
 
     def _processes(self) -> list[Remote | Server]:
-        return [*filter(None, [self.server]), *self._remotes]
+        return [*filter(None, [self.server]), *self.remotes]
 
     def _stand(self) -> list[tuple]:
         return [standing(pid) for pid in (os.getpid(), *(p.pid for p in self._processes()))]

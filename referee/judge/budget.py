@@ -63,9 +63,6 @@ class Output:
         exact: in float64; None where that cannot be had.
         terms: of the longest sum; 0 for what must have eager's values.
         limit: the most that each element may be off, where the problem knows.
-
-    Attributes:
-        errors: eager's, as of `Found`: max, mean and relative.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class Output:
         self.is_exact = terms == 0 or not self.dtype.is_floating_point
         self.exact = None if self.is_exact or self.dtype == torch.float64 else _flat(exact)
         self.slack, self.mean_slack, self.parts, self.size = 0.0, math.inf, 0.0, 0.0
-        self.errors = 0.0, 0.0, 0.0
+        self.errors = 0.0, 0.0, 0.0  # eager's, as of `Found`: max, mean and relative
         if self.exact is not None:
             self._set_budget(terms)
         elif not self.is_exact:

@@ -27,16 +27,7 @@ DIFFERS = "differs from the reference"
 
 
 class Checks:
-    """Construction, parameters, and one forward after the other.
-
-    Attributes:
-        parameter_dtype: of both modules; "" for their own.
-        module: the reference with the solution's parameters.
-        parameters: the solution's, that change, as of `parameters_of`.
-        base: the reference's values, of which others are made.
-        stale: the reference with earlier parameters, by what these are.
-        budgets: of the last results.
-    """
+    """Construction, parameters, and one forward after the other."""
 
     def __init__(
         self,
@@ -49,15 +40,15 @@ class Checks:
     ) -> None:
         self.remote, self.task, self.verdict, self.progress = remote, task, verdict, progress
         self.baselines, self.spared, self.oracle = baselines, spared, task.oracle
-        self.device, self.dtype = task.device, task.oracle.dtype
+        self.device, self.dtype = self.oracle.device, self.oracle.dtype
         self.seed = random.randrange(SEEDS)  # new in every run
         self.generator = torch.Generator(self.device).manual_seed(self.seed)
         is_ours = self.oracle.file.is_ours and self.dtype.is_floating_point
-        self.parameter_dtype = dtype_name(self.dtype) if is_ours else ""
+        self.parameter_dtype = dtype_name(self.dtype) if is_ours else ""  # "": the modules' own
         self.inputs: list = []
         self.relative, self.equal = 0.0, True
         self.earlier: deque[torch.Tensor] = deque(maxlen=MOST_KEPT)
-        self.budgets: list[Output] = []
+        self.budgets: list[Output] = []  # of the last results
 
     def expected(self, inputs: list) -> list[Output]:
         """The reference's results, and what a solution's may be."""
@@ -78,9 +69,9 @@ class Checks:
         about = {"args": pack(args), "seed": seed, "dtype": self.parameter_dtype}
         state = self.remote.ask("new", **about)["state"]
         self.module = self.oracle.construct(seed, args)
-        self.stale: dict[str, nn.Module] = {}
-        self.parameters: list[tuple[str, int]] = []
-        self.base: dict[str, torch.Tensor] = {}
+        self.stale: dict[str, nn.Module] = {}  # with other parameters, by what these are
+        self.parameters: list[tuple[str, int]] = []  # the solution's, as of `parameters_of`
+        self.base: dict[str, torch.Tensor] = {}  # the reference's, of which others are made
         return self._matching(state, self.module.state_dict())
 
     def _matching(self, state: list, values: dict[str, torch.Tensor]) -> list[str] | None:
@@ -236,7 +227,7 @@ class Checks:
     def _check_inputs(self, name: str, reply: dict) -> None:
         changed = reply["moved"] is not False
         for i, x in enumerate(self.inputs):
-            for start, mine in pieces(x, HALF) if isinstance(x, torch.Tensor) else ():
+            for start, mine in pieces(x, HALF):
                 stop = start + len(mine)
                 self.remote.ask("read_input", index=i, start=start, stop=stop)
                 changed |= not torch.equal(self.remote.take(0, [len(mine)], torch.uint8), mine)

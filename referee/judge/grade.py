@@ -9,10 +9,11 @@ import torch
 
 from referee import linear_relu_divide, relu
 from referee.judge.baselines import Baselines
-from referee.judge.reference import Reference
+from referee.judge.problem import Reference
 from referee.judge.verdict import CORRECT, INTERRUPTED, LATE, FoundError, Task, Verdict, outcome
 from referee.processes import reaping
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
+from referee.timing import trim
 
 # Problems with cases of their own; others are graded as a reference file is.
 PROBLEMS = {"relu": relu.Judge, "linear_relu_divide": linear_relu_divide.Judge}
@@ -66,9 +67,10 @@ def _grade_file(file: Path, todo: Iterator[Task], baselines: Baselines, report: 
                 verdict.word, stopped = INTERRUPTED, interrupt
             task.progress.clear()
             for run in verdict.runs:
-                run.trim()
+                if run.step and not trim(run.step.forward, run.step.backward):
+                    run.step = None
             is_fine = verdict.word in (CORRECT, INTERRUPTED)  # others' times mean nothing
-            verdict.runs = [run for run in verdict.runs if is_fine and run.timings.rounds]
+            verdict.runs = [run for run in verdict.runs if is_fine and trim(run.timings)]
             report(task, verdict)
             if stopped:
                 raise stopped
@@ -95,7 +97,8 @@ def _grade(
         baselines.disturbed()  # by an earlier file
         spared |= baselines.start()
         if is_new:
-            remotes.append(Remote(baselines.server, task.device, monotonic() + task.timeout))
+            deadline = monotonic() + task.timeout
+            remotes.append(Remote(baselines.server, task.oracle.device, deadline))
         judge = kind(remotes[0], task, verdict, progress, baselines, spared)
         judge.prepare_baselines()
         remotes[0].deadline = monotonic() + task.timeout

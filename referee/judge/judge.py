@@ -32,15 +32,18 @@ SHORT, REPEATS = {"cpu": 2e-3, "cuda": 0.0}, 2
 WAKE_UP = {"cpu": 2e-3, "cuda": 0.0}
 OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
 
+# By contestant, of every call, a repeated one too: the seconds that it reports, and those beyond.
+Hidden = dict[str, list[tuple[float, float]]]
+
 
 class Judge(Turns):
     """What the courses of all problems have in common.
 
-    Attributes:
-        library: the reference's operators, and whether only all of them together tell of it.
+    Each has `check_small`, of everything but the timed size, and `check_and_time`.
     """
 
-    library: tuple[list[str], bool]
+    # Operators, each of which tells of the library; if there are none, all of the reference's do.
+    library: tuple[str, ...] = ()
     setting = ""  # of the precision of float32 products; "" is the default
     # A solution need not read all of its inputs, but it writes its outputs.
     rate = Rate(
@@ -73,14 +76,6 @@ class Judge(Turns):
         self.check_and_time()
         self.check_changes()
 
-    def check_small(self) -> None:
-        """Everything but the timed size."""
-        raise NotImplementedError
-
-    def check_and_time(self) -> None:
-        """The timed size, and the backward."""
-        raise NotImplementedError
-
     def check_changes(self) -> None:
         """Functions, settings and names of the referee that the solution changed."""
         if found := self.baselines.disturbed():
@@ -90,14 +85,14 @@ class Judge(Turns):
 
     def _check_library(self) -> None:
         """Whether it swallowed an exception and then called the library's function."""
-        ops, all_of_them = self.library
+        about = {"ops": self.library or self.oracle.ops, "all_of_them": not self.library}
         try:
-            found = self.remote.ask("library", ops=ops, all_of_them=all_of_them)
+            found = self.remote.ask("library", **about)
         except RaisedError:  # a mode that looks on is no part of the problem
             return
         if not found["library"]:
             return
-        called = "the reference's own operators" if all_of_them else found["library"][0]
+        called = found["library"][0] if self.library else "the reference's own operators"
         if swallowed := found["swallowed"]:
             reason = f"falls back on {called} after {swallowed[0]}"
             raise FoundError(CHEATING, reason[:LONGEST_LINE])
@@ -163,8 +158,11 @@ class Judge(Turns):
         """torch's setting for float32 products."""
         return self.setting or "highest"
 
-    def time(self) -> Run:
-        """Times the forwards of the solution and the baselines."""
+    def time(self) -> None:
+        """Times forwards, beside the baselines', and steps if the gradients were right."""
+        self.earlier.clear()
+        self.inputs, self.stale = [], {}
+        torch.cuda.empty_cache()
         self.spared |= self.baselines.start()  # if an input of both signs ended them
         self.prepare_baselines()
         self.remote.ask("allocate", slots=self.oracle.slots, inputs=pack(self.oracle.form))
@@ -175,17 +173,15 @@ class Judge(Turns):
         self.verdict.runs.append(run)
         self.start_turns(is_step=False)
         self._measure(timings)
-        return run
+        if self.has_backward:
+            self._time_step(run)
 
-    def time_step(self, run: Run) -> None:
-        """Times the training step of a solution whose gradients are right."""
-        if not self.has_backward:
-            return
+    def _time_step(self, run: Run) -> None:
         names, about = self.names, (self.device.type, self.names, self.rate)
-        step = run.step = Step.of(*about)
+        step = run.step = Step(Timings(*about, 0), Timings(*about, 0))
         self.start_turns(is_step=True)
-        self.baselines.forget()
-        self.release()
+        self.baselines.prepared = None  # they lose the inputs
+        torch.cuda.empty_cache()  # before another process needs the room
         try:
             for name in (names.solution, names.eager, names.again):
                 process = self.process_of(name)
@@ -201,11 +197,6 @@ class Judge(Turns):
                 raise
             self.verdict.notes.append("no memory for the training step")
 
-    def release(self) -> None:
-        """Gives memory back before another process needs it; the warm-up comes after."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def _measure(self, whole: Timings, *halves: Timings) -> None:
         """Adds the times of all contestants; those that cannot be believed are taken once more."""
         what = "the training step" if self.is_step else "the forward"
@@ -216,24 +207,20 @@ class Judge(Turns):
             if problem := wrong_clock(hidden, whole):
                 continue
             found = [timing.judge(t, 0.0 if halves else self.fastest(t), what) for t in judged]
-            if problem := next((each.problems[0] for each in found if each.problems), None):
-                continue
-            for timings, each in zip(judged, found, strict=True):
-                timings.notes += each.notes
-            return
+            problem = next((each for problems, _ in found for each in problems), None)
+            if not problem:  # of a step, one note is enough
+                judged[0].notes += next((notes for _, notes in found if notes), [])
+                return
         raise FoundError(CHEATING, problem)
 
-    def _time(
-        self, what: str, wanted: Rounds, every: list[Timings]
-    ) -> dict[str, list[tuple[float, float]]]:
+    def _time(self, what: str, wanted: Rounds, every: list[Timings]) -> Hidden:
         """Adds the times of rounds, of whole calls and of halves; what `wrong_clock` looks at."""
         names = self.names
         called = dict.fromkeys((names.solution, names.eager, names.again), "module")
-        yardsticks = self.baselines.names
-        called |= {name: name for name in yardsticks if name == COMPILED or not self.is_step}
+        called |= {n: n for n in self.baselines.names if n == COMPILED or not self.is_step}
         for timings in every:
             timings.start(called)
-        hidden: dict[str, list[tuple[float, float]]] = {name: [] for name in called}
+        hidden: Hidden = {name: [] for name in called}
         own, busy, start = 0.0, busy_seconds(self.spared), monotonic()
 
         def one_round() -> tuple[list[Samples], str | None]:
@@ -270,18 +257,13 @@ class Judge(Turns):
 
 def fastest_copy(timings: Timings) -> float:
     """Seconds of the fastest copy of as many bytes into memory that is there."""
-    is_reused = COPY_REUSED in timings.seconds
-    return min(timings.seconds[COPY_REUSED if is_reused else COPY])
+    return min(timings.seconds.get(COPY_REUSED) or timings.seconds[COPY])
 
 
-def wrong_clock(hidden: dict[str, list[tuple[float, float]]], timings: Timings) -> str | None:
+def wrong_clock(hidden: Hidden, timings: Timings) -> str | None:
     """Whether calls of the solution last longer by this process's clock than by the child's.
 
     Both include the time of messages. See `concealed`.
-
-    Args:
-        hidden: by contestant, of every call, a repeated one too, the seconds that it reports and
-            those beyond.
     """
     names = timings.names
     if len(timings.seconds[names.solution]) < timing.LEAST_JUDGED:

@@ -25,19 +25,6 @@ VIEWS = ("view", "detach", "empty", "clone", "copy", "expand", "reshape", "alias
 class Oracle:
     """The reference on a device.
 
-    Attributes:
-        tensors, floats: which inputs are tensors with elements, and which of these hold floats.
-        shape, dtype: of the input; the shapes of several, and the dtype of the first.
-        slots: how many inputs fit in memory beside everything else.
-        shares: whether an output lies in the memory of an input, or of another call's output.
-        note: why there is no float64 result, or "".
-        ops, terms: the operators that compute, and the terms of their longest sum.
-        repeats: whether inputs can be drawn again from their seed, on the device; None as long as
-            nobody has tried.
-        unlike: inputs that `get_inputs` would not draw, by what they are: None where eager's
-            results for them are not finite.
-        trivial: why less than the reference may be right, in words; None as `repeats`.
-
     Raises:
         BadReferenceError: the file is no problem that can be graded.
     """
@@ -46,9 +33,12 @@ class Oracle:
         self.device, self.file = device, file
         self.args = file.called("get_init_inputs")
         file.attempt("pickling its arguments", lambda: pack(self.args))
+        # Whether inputs can be drawn again from their seed, on the device; None: nobody has tried.
         self.repeats: bool | None = file.is_ours or None
+        # Those that `get_inputs` would not draw, by what they are; None: eager's results for them
+        # are not finite.
         self.unlike: dict[str, list | None] = {}
-        self.trivial: list[str] | None = None
+        self.trivial: list[str] | None = None  # as of `find_trivial`, once it is known
         self._seeds = [random.randrange(SEEDS) for _ in range(DRAWS)]
         self._draws = [] if file.is_ours else [file.draw(self._seeds[0])]
         module, inputs = self.construct(random.randrange(SEEDS)), self.inputs(0)
@@ -63,6 +53,8 @@ class Oracle:
         self.input_bytes = sum(inputs[i].nbytes for i in self.tensors)
         torch.cuda.empty_cache()
         self.output_bytes = sum(x.nbytes for x in self._look(module, inputs))
+        if self.parameters:  # each time that these change, a copy keeps the old ones
+            self.copy(module)
         del inputs
         self.slots = self._count_slots(sum(p.nbytes for p in module.parameters()))
         self.note = "" if file.is_ours else self._float64_note(module)
@@ -163,10 +155,9 @@ class Oracle:
     def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """The outputs of two forwards, which must be the same tensors."""
         with torch.no_grad(), Terms() as seen:
-            nested = self.file.attempt("forward", lambda: flatten(module(*inputs)))
-        self.structure, outputs = nested
+            self.structure, outputs = self.file.attempt("forward", lambda: flatten(module(*inputs)))
         self.ops = sorted(op for op in seen.names if not any(view in op for view in VIEWS))
-        self.terms, self.shares = seen.most, False
+        self.terms, self.shares = seen.most, False  # memory, with inputs or earlier outputs
         for x in outputs:
             if type(x) not in (torch.Tensor, nn.Parameter):
                 raise self.file.bad(f"Model returns a {type(x).__name__}, not a tensor")
@@ -202,7 +193,7 @@ class Oracle:
         return ""
 
     def _count_slots(self, parameter_bytes: int) -> int:
-        """How many inputs can be in the ring."""
+        """How many inputs fit in memory beside everything else."""
         torch.cuda.empty_cache()
         slots, each, draws = RING[self.device.type], 2 * self.input_bytes, DRAWS * self.input_bytes
         fixed = 9 * self.output_bytes + 10 * parameter_bytes + 4 * self.input_bytes

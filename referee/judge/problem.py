@@ -1,6 +1,7 @@
-"""The course for files that stand in for a problem of this project's, and for the project's own."""
+"""The courses: of a problem of this project's, and of a reference file."""
 
 import random
+from contextlib import suppress
 from typing import ClassVar
 
 import torch
@@ -8,16 +9,17 @@ import torch
 from model import Problem
 from referee import cases
 from referee.child.yardsticks import COPY
-from referee.judge.budget import Found, Output
-from referee.judge.checks import LARGEST_KEPT
-from referee.judge.feeding import Renewal
+from referee.judge.budget import Found, Output, grade
+from referee.judge.checks import DIFFERS, LARGEST_KEPT
+from referee.judge.feeding import Renewal, send
 from referee.judge.judge import Judge
+from referee.judge.oracle import DRAWS, PARTS, SIGNS
 from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
 from referee.memory import choose_rows
 from referee.remote import RaisedError, pack
 
 # By which a solution may fall back on the reference's own ReLU.
-LIBRARY = ["aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold"]
+LIBRARY = ("aten::relu", "aten::relu_", "aten::clamp", "aten::clamp_min", "aten::threshold")
 # Of ReLU: beyond the size from which kernels write past the caches. Of Linear: a float64 product
 # with all of the weight takes a CPU a second.
 CPU_ROWS = 64
@@ -28,11 +30,10 @@ Needs = tuple[tuple[int, ...], int, int]
 class OfProject(Judge):
     """Many small cases, then the timed size under each setting of the task."""
 
-    library = LIBRARY, False
+    library = LIBRARY
     yardsticks: ClassVar = {"cpu": (COPY,), "cuda": (COPY,)}
 
     def check_and_time(self) -> None:
-        self.start_backward()
         for setting in () if self.task.only_times else self.task.settings:
             self.set_precision(setting)
             self.check_gradients()
@@ -42,10 +43,7 @@ class OfProject(Judge):
         for setting in self.task.settings:
             self.set_precision(setting)
             self.check_whole(names)
-            self.earlier.clear()
-            self.inputs, self.stale = [], {}
-            self.release()
-            self.time_step(self.time())
+            self.time()
             self.check_changes()
         self.remote.ask("allocate", slots=0, inputs=pack([]))  # the next task needs the room
 
@@ -146,3 +144,64 @@ class OfProject(Judge):
     def settings(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
         """Of the precision of float32 products; "" where there is none."""
         return ("",)
+
+
+class Reference(Judge):
+    """Within an error budget, relative to eager's errors."""
+
+    def check_small(self) -> None:
+        """All is of the timed size."""
+        names = self.construct()
+        self.check("as constructed", self.oracle.inputs(0))
+        if any(True for _ in self.module.parameters()):
+            if names is None:
+                note = "its state is not the reference's: none was loaded or changed"
+                self.verdict.notes.append(note)
+            else:
+                self.load(names)
+                self.check("a state loaded")
+                self.overwrite()
+                self.check("parameters overwritten")
+        for draw in range(1, DRAWS):
+            inputs = self.oracle.inputs(draw)
+            self.check(f"seed {draw + 1}, at the same address", inputs, again=True, fill=draw > 1)
+
+    def check_and_time(self) -> None:
+        """Inputs that `get_inputs` would not draw, too: an honest file may rely on what it draws.
+
+        A look at some elements does not tell those that are altered in part from others. Of both
+        signs, ReLU is no identity, and rounding errors do not cancel.
+        """
+        oracle = self.oracle
+        is_known = oracle.file.is_ours or not oracle.floats  # ours are of both signs
+        for name in () if is_known else (PARTS, SIGNS):
+            if inputs := self._unlike(name):
+                there = oracle.there(inputs)
+                self.check(name, there, required=False, again=True, may_differ=True)
+        differs = any(note.startswith(DIFFERS) for note in self.verdict.notes)
+        self.relies_on_inputs = differs or not any(oracle.unlike.values())
+        if oracle.trivial is None:
+            oracle.trivial = oracle.find_trivial()
+        self.verdict.accuracy = "exact" if self.equal else grade(self.relative)
+        self.verdict.notes += [*oracle.trivial, *filter(None, [oracle.note])]
+        self.check_backward([oracle.inputs(draw) for draw in range(DRAWS)])
+        self.time()
+
+    def _unlike(self, name: str) -> list | None:
+        """Such inputs, for which eager gives finite results.
+
+        Its process is asked, which an assertion on the device may end.
+        """
+        oracle = self.oracle
+        if name not in oracle.unlike:
+            inputs, oracle.unlike[name] = oracle.make_unlike(name), None
+            torch.cuda.empty_cache()
+            self.spared |= self.baselines.start()
+            self.prepare_baselines()
+            eager = self.baselines.remotes[0]
+            with suppress(FoundError):  # the baselines start again when they are needed
+                send(eager, 0, inputs)
+                if eager.ask("probe", slot=0)["finite"] is True:
+                    oracle.unlike[name] = inputs
+                send(eager, 0, oracle.inputs(0))
+        return oracle.unlike[name]

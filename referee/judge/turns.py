@@ -29,18 +29,14 @@ STALE = 0.25  # relative error of gradients that ReLU's side does not explain
 
 
 class Turn(NamedTuple):
-    """A timed call.
+    """A timed call."""
 
-    Attributes:
-        seconds: of all of it, then of its halves, by the device's clock and until it was idle.
-        hidden: what it took by this process's clock beyond that, without the time for which other
-            programs had the CPUs: a longer call is the sooner followed by their turn.
-        problem: what is wrong with its result, in words.
-    """
-
+    # Of all of it, then of its halves, by the device's clock and until it was idle.
     seconds: list[tuple[float, float]]
+    # What it took by this process's clock beyond that, without the time for which other programs
+    # had the CPUs: a longer call is the sooner followed by their turn.
     hidden: float
-    problem: str | None
+    problem: str | None  # what is wrong with its result, in words
 
 
 class Want(NamedTuple):
@@ -53,29 +49,19 @@ class Want(NamedTuple):
 
 
 class Turns(Backward):
-    """Calls on inputs and parameters that are all new.
-
-    Attributes:
-        by_rows: a row of a result is a function of the row of the input alone.
-        is_step: training steps are timed, not forwards.
-        slot: of the ring, for the latest call.
-        at: where the row of outputs' gradients lies that changes late, as of `change_late`.
-        latest: the solution's values.
-        wants: of the latest call that was looked at, results first; None where nothing is.
-        given: gradients of the outputs of steps.
-        turned: rows of these with the other sign.
-    """
+    """Calls on inputs and parameters that are all new."""
 
     names = Names(solution="ModelNew", eager="eager")
-    by_rows = False
-    latest: Renewal | None = None
+    by_rows = False  # whether a row of a result is a function of the row of the input alone
+    latest: Renewal | None = None  # the solution's values
 
     def start_turns(self, is_step: bool) -> None:
-        """Other calls come."""
+        """Training steps come, or forwards."""
         self.is_step, self.slot = is_step, 0
+        # Of the latest call that was looked at, results first; None where nothing is.
         self.wants: list[Want | None] = []
-        self.given: list[torch.Tensor] = []
-        self.turned: set[int] = set()
+        self.given: list[torch.Tensor] = []  # gradients of the outputs of steps
+        self.turned: set[int] = set()  # rows of these with the other sign
 
     def wrong_result(self, problem: str, got: torch.Tensor, want: torch.Tensor) -> str | None:
         """The fault of elements of a timed step's result that are beyond their budget, in words."""
@@ -85,7 +71,7 @@ class Turns(Backward):
         """A contestant's."""
         if name == self.names.solution:
             return self.remote
-        return self.baselines.asked(name == self.names.again)
+        return self.baselines.remotes[-1 if name == self.names.again else 0]
 
     def operands_of(self, name: str) -> list[str]:
         """A contestant's names of the parameters that have gradients."""
@@ -94,7 +80,7 @@ class Turns(Backward):
 
     def turn(self, name: str, call: str) -> Turn:
         """Times a call of a contestant, by the worker's name for it, and looks at its results."""
-        is_solution, self.at = name == self.names.solution, random.random()
+        is_solution, self.at = name == self.names.solution, random.random()  # for `change_late`
         self.slot = (self.slot + is_solution) % (1 if self.is_step else self.oracle.slots)
         process = self.process_of(name)
         parameters = self.parameters if is_solution else self.oracle.parameters

@@ -4,8 +4,6 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from referee.console import Progress
 from referee.error_line import first_error_line
 from referee.judge.oracle import Oracle
@@ -33,40 +31,18 @@ class Run:
     timings: Timings
     step: Step | None = None
 
-    def trim(self) -> None:
-        """Keeps the whole rounds of what was interrupted."""
-        self.timings.trim(self.timings.rounds)
-        if self.step and self.step.rounds:
-            self.step.trim()
-        else:
-            self.step = None
-
-    def _over(self, name: str) -> tuple[float, float, float]:
-        """Eager's time in parts of a contestant's, with its interval."""
-        seconds = self.timings.seconds
-        return speed_up(seconds[self.timings.names.eager], seconds[name])
-
-    @property
-    def ratio(self) -> tuple[float, float, float] | None:
-        """Eager's time in parts of the solution's, with its interval; None where eager's own two
-        times differ so much that no ratio means anything.
-        """
-        names = self.timings.names
-        if len(self.timings.seconds[names.eager]) < LEAST_JUDGED:
-            return None
-        _, low, high = self._over(names.again)
-        is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
-        return None if is_noisy else self._over(names.solution)
-
     @property
     def word(self) -> str:
-        """The ratio in a word; a tie where the interval includes 1, if moved by as much as
-        processes, or eager's, differ.
+        """The ratio of eager's time to the solution's; a tie where the interval includes 1, if
+        moved by as much as processes, or eager's own two times, differ.
         """
-        if not (found := self.ratio):
+        names, seconds = self.timings.names, self.timings.seconds
+        eager = seconds[names.eager]
+        control, low, high = speed_up(eager, seconds[names.again])
+        is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
+        if is_noisy or len(eager) < LEAST_JUDGED:
             return "too noisy"
-        control, *_ = self._over(self.timings.names.again)
-        ratio, low, high = found
+        ratio, low, high = speed_up(eager, seconds[names.solution])
         bias = max(control, 1 / control, PLACEMENT[self.timings.device])
         if low / bias <= 1 <= high * bias:
             return TIE
@@ -101,11 +77,6 @@ class Task:
     timeout: float  # s, for a file
     progress: Progress
     only_times: bool = False  # as a sweep does
-
-    @property
-    def device(self) -> torch.device:
-        """Where solutions compute."""
-        return self.oracle.device
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:
