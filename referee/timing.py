@@ -41,7 +41,7 @@ class Names(NamedTuple):
 class Rate(NamedTuple):
     """The speed that limits a problem."""
 
-    unit: str  # one of `report.schema.SCALE`
+    unit: str  # one of `report.SCALE`
     work: str  # what the work of a call is called in the JSON file
     yardstick: str  # the contestant that shows what the device can do
     floor: str  # what takes as long as the fastest yardstick, as part of a sentence
@@ -111,9 +111,8 @@ def rounds(
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
-    most, limit = wanted.trials or MOST[device.type], math.inf
-    if device.type == "cpu" and not wanted.trials:
-        limit = wanted.cpu_seconds
+    most = wanted.trials or MOST[device.type]
+    limit = wanted.cpu_seconds if device.type == "cpu" and not wanted.trials else math.inf
     started = perf_counter()
     for done in range(most):
         seconds = perf_counter() - started
@@ -153,13 +152,11 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
 def judge(timings: Timings, fastest: float, what: str) -> Findings:
     """Times of the solution that no honest run gives, or notes why that cannot be told.
 
-    They are faster than the device, or mostly outside the timed stream. Baselines are torch's own
-    code: their times are never wrong, and show what the device can do. But a busy host delays some
-    calls and not others, and it may do to any two contestants as it does to eager, timed twice:
-    where that breaks the floor of its own slow calls, there is no floor.
-
-    Args:
-        fastest: seconds that the work of a call takes at the highest rate measured.
+    They are faster than the device, of which `fastest` is what the work of a call takes at the
+    highest rate measured, or mostly outside the timed stream. Baselines are torch's own code: their
+    times are never wrong, and show what the device can do. But a busy host delays some calls and
+    not others, and it may do to any two contestants as it does to eager, timed twice: where that
+    breaks the floor of its own slow calls, there is no floor.
     """
     timings.floor, names, name = fastest, timings.names, timings.names.solution
     too_noisy, done = f"too noisy to judge the times of {what}", timings.rounds
@@ -180,10 +177,9 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
             f"{name} took {typical * 1e3:.3f} ms, and {timings.rate.floor} "
             f"takes {fastest * 1e3:.3f} ms: not credible"
         )
-    beyond = {
-        who: [w - s for s, w in zip(seconds, timings.wall[who], strict=True)]
-        for who, seconds in timings.seconds.items()
-    }
+    beyond = {}
+    for who, seconds in timings.seconds.items():
+        beyond[who] = [w - s for s, w in zip(seconds, timings.wall[who], strict=True)]
     calls = list(zip(timings.seconds[name], beyond[name], strict=True))
     hidden = concealed(calls, typical, beyond[names.eager] + beyond[names.again])
     if hidden > 4 * GRAIN + UNSEEN * typical:  # never on a CPU, which has one clock
@@ -198,6 +194,9 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
 def concealed(calls: list[tuple[float, float]], typical: float, usual: list[float]) -> float:
     """The seconds that another clock saw of the solution's calls beyond those that they report.
 
+    `calls` has both of each call; `typical` is the reported median, `usual` has the seconds beyond
+    those that eager's calls report.
+
     The reported median depends on the calls that are not slower than it: these alone are looked at,
     and all but a quarter of them must conceal something. A clock that is wrong in fewer is wrong in
     three of eight of all calls at most, which leaves the median above a fifth of the honest times.
@@ -205,11 +204,6 @@ def concealed(calls: list[tuple[float, float]], typical: float, usual: list[floa
     Where other programs have the device or the CPU, calls wait, those of eager too: the lower
     quartile is compared with the upper one of eager's. That is no less than nothing: where a thread
     waited within a call, the wait is in the seconds, but may be taken off those beyond.
-
-    Args:
-        calls: the seconds that each reports, and those beyond them.
-        typical: the reported median.
-        usual: seconds beyond those that eager's calls report.
     """
     deciding = sorted(hidden for seconds, hidden in calls if seconds <= typical)
     *_, upper = quantiles(usual, n=4, method="inclusive")

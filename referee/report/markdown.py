@@ -1,6 +1,6 @@
 """What `--markdown` writes: tables as README has them, from what `--json` writes."""
 
-from referee.report.schema import by_role, machine
+from referee.report import by_role, machine
 
 
 def tables(content: dict) -> str:
@@ -30,13 +30,12 @@ def _comparisons(records: list[dict]) -> list[list[str]]:
             rows.append([label, what, *[""] * 5])
         for run in record["runs"]:
             setting = run["setting"] and f", `{run['setting']}`"
-            sides = ("solution", "eager", "compiled", "yardstick")
-            ours, eager, compiled, yardstick = (
-                by_role(run["forward"]["summary"], side) for side in sides
-            )
+            summary = run["forward"]["summary"]
+            roles = ("eager", "compiled", "yardstick", "solution")
+            eager, compiled, yardstick, ours = (by_role(summary, role) for role in roles)
             row = [label + setting, _time(run), milliseconds(eager)]
             row.append(milliseconds(compiled) if compiled else "")
-            row.append(f"{milliseconds(yardstick)}, {yardstick['name']}" if yardstick else "")
+            row.append(f"{milliseconds(yardstick)}, {yardstick['name']}")
             row.append("**{ratio:.3f}** ({ratio_low:.3f} to {ratio_high:.3f})".format(**ours))
             step = by_role(run["step"]["summary"]["step"], "solution") if run["step"] else {}
             rows.append([*row, f"{step['ratio']:.3f}" if step else ""])

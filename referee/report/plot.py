@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from referee import console
-from referee.report import files
+from referee.report import SCALE, by_role, files, load
 from referee.report.markdown import milliseconds
-from referee.report.schema import SCALE, by_role, load
 
 # By role; a yardstick is a copy, or the product alone. Readable on light and on dark ground.
 STYLES = {
@@ -41,11 +40,7 @@ BARS = {"eager": "eager", "compiled": "torch.compile", "solution": "this project
 
 
 def check(path: Path) -> None:
-    """Finds out before the work begins.
-
-    Raises:
-        ValueError: it is neither an SVG nor a PNG, or matplotlib is missing.
-    """
+    """Raises ValueError if it is neither an SVG nor a PNG, or matplotlib is missing."""
     if path.suffix not in (".svg", ".png"):
         raise ValueError(f"{path} ends neither in .svg nor in .png")
     if importlib.util.find_spec("matplotlib") is None:
@@ -53,11 +48,7 @@ def check(path: Path) -> None:
 
 
 def draw(content: dict, suffix: str) -> bytes:
-    """The picture of a sweep or of comparisons, as a file with this suffix.
-
-    Raises:
-        ValueError: no size was timed, or a bar's result is missing or wrong.
-    """
+    """The picture as a file with this suffix; ValueError if a bar or all sizes have no result."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from referee.report.schema import by_role, machine
+from referee.report import by_role, machine
 
 TIMES = ["median ms", "p10 - p90 ms"]
 ERRORS = ["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]
@@ -31,9 +31,8 @@ def details(record: dict) -> str:
     count = "none" if is_fine else 1
     lines = [f"{record['cases']} cases compared with the reference, {count} wrong"]
     if record["errors"]:
-        rows = [
-            [row["name"], *(f"{v:.2g}" for v in [*row.values()][1:])] for row in record["errors"]
-        ]
+        errors = (row.values() for row in record["errors"])
+        rows = [[name, *(f"{value:.2g}" for value in values)] for name, *values in errors]
         lines.append(f"\n{table([ERRORS, *rows])}")
     lines += [f"\n{results(run)}" for run in record["runs"]] or ["nothing was timed"]
     # Where a dispatch mode looks on, as for the note on calls, our modules leave it to torch.
@@ -146,8 +145,7 @@ def _cells(record: dict) -> list[str]:
 
 def _speed_up(record: dict) -> float:
     """Under the first setting, if the file is correct; 0 if there is none that means anything."""
-    if record["verdict"] != "correct" or not record["runs"]:
-        return 0.0
-    run = record["runs"][0]
-    is_noisy = run["time"] == "too noisy"
-    return 0.0 if is_noisy else by_role(run["forward"]["summary"], "solution")["ratio"]
+    for run in record["runs"][:1]:
+        if record["verdict"] == "correct" and run["time"] != "too noisy":
+            return by_role(run["forward"]["summary"], "solution")["ratio"]
+    return 0.0
