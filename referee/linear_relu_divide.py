@@ -51,9 +51,7 @@ X_LAYOUTS = [
 
 
 class Judge(OfProject):
-    """Every element within the errors of a sum in the dtype, in whatever order; the result of the
-    timed size within the precision's class.
-    """
+    """Elements within the errors of a sum in any order; the timed size in the precision's class."""
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
     yardsticks: ClassVar = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
