@@ -28,7 +28,7 @@ from referee.judge import grade
 from referee.judge.oracle import Oracle
 from referee.judge.problem import OfProject
 from referee.reference_file import BadReferenceError, load
-from referee.report import files, markdown, plot, tables
+from referee.report import files, plot, tables
 from referee.session import SWEEP_DTYPES, TIMEOUT, Session
 from referee.timing import CPU_LEAST, MOST
 
@@ -84,8 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _device(name: str | None) -> tuple[torch.device, str]:
-    """The device asked for, or the best there is, and why that is no GPU; it becomes current."""
-    why = "" if name or torch.cuda.is_available() else f"no GPU: {_no_gpu()}"
+    """The device asked for, or the best, and why that is no GPU, for `headline`; made current."""
+    why = "" if name or torch.cuda.is_available() else f"; no GPU: {_no_gpu()}"
     try:
         device = torch.device(name or ("cpu" if why else "cuda"))
     except RuntimeError:
@@ -116,9 +116,7 @@ def _no_gpu() -> str:
 def _subjects(args: argparse.Namespace, device: torch.device) -> tuple[list, Oracle | None]:
     """Of the reference file, with what is right there, or of this project's problems.
 
-    Raises:
-        BadReferenceError: the file is none.
-        ValueError: the shape does not fit, or the dtype is none of the problem's.
+    Raises BadReferenceError, or ValueError for a shape that does not fit or another dtype.
     """
     if args.reference:
         oracle = Oracle(load(args.reference), device)
@@ -142,7 +140,7 @@ def _subjects(args: argparse.Namespace, device: torch.device) -> tuple[list, Ora
 def _write_results(args: argparse.Namespace, document: dict) -> bool:
     """Whether every file that was asked for could be written."""
     fine = not args.json or _write(args.json, json.dumps(document, indent=1) + "\n")
-    fine &= not args.markdown or _write(args.markdown, markdown.tables(document))
+    fine &= not args.markdown or _write(args.markdown, tables.markdown(document))
     if args.plot and not any(record["runs"] for record in document["records"]):
         console.say(f"{args.plot} is not drawn: nothing was timed")
         return False
@@ -204,10 +202,8 @@ def _parser() -> Parser:
     add("--markdown", **file, help="write tables for a README too")
     add("--plot", **file, help="draw what --sweep measures as .svg or .png; needs matplotlib")
     add("--bundle", **file, help="write the solution as one file, and stop")
-    graded = (
-        "grade these files, each of which defines ModelNew, instead of this project's; the "
-        "dimensions of results may lie in memory in any order"
-    )
+    graded = "grade these files, each of which defines ModelNew, instead of this project's; the "
+    graded += "dimensions of results may lie in memory in any order"
     add("--solution", type=_solution_file, nargs="+", metavar="FILE", help=graded)
     against = "grade them against this file's Model, get_inputs and get_init_inputs"
     add("--reference", type=_solution_file, metavar="FILE", help=against)
@@ -220,12 +216,11 @@ def _solution_file(text: str) -> Path:
     path = Path(text)
     try:
         size = path.stat().st_size
-        if path.is_file():  # a FIFO's opening would wait
-            path.open("rb").close()
+        if not path.is_file():  # a FIFO's opening would wait
+            raise argparse.ArgumentTypeError(f"{path} is no file")
+        path.open("rb").close()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{path} is no file")
     if size > LARGEST_SOLUTION:
         raise argparse.ArgumentTypeError(f"{path} has {size:,} bytes: no program")
     return path

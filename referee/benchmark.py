@@ -36,8 +36,7 @@ from referee.judge.budget import errors
 from referee.linear_relu_divide import U32, exact_sums
 from referee.operands import named
 from referee.records import environment
-from referee.report import files, load, markdown, plot
-from referee.report.tables import table
+from referee.report import files, load, plot, tables
 
 ROUNDS = 31
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
@@ -195,7 +194,7 @@ def measure(device: str, only: str) -> list[str]:
             if is_readmes:
                 content = {**load(results), "command": command}
                 files.write(PICTURE, plot.draw(content, ".svg"))
-                _replace(README, head, markdown.tables(content))
+                _replace(README, head, tables.markdown(content))
         _replace(BENCHMARKS, head, f"```\n{done.stdout.strip()}\n```\n")
     return failed
 
@@ -229,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.what != "import":
         precision = f", precision {args.precision}" if args.dtype == "float32" else ""
         print(f"{args.dtype}{precision}\n")
-    print(table(list(TABLES[args.what](args.device, getattr(torch, args.dtype)))))
+    print(tables.table(list(TABLES[args.what](args.device, getattr(torch, args.dtype)))))
     return 0
 
 

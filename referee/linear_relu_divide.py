@@ -118,7 +118,18 @@ class Judge(OfProject):
         return problem if difference(got, want) > CLASSES[grade] else None
 
     def check_small(self) -> None:
-        self._check_calls()
+        self.load(self.construct_alike(65, 33, 2.0))  # one address, one module, other values
+        self.check("an input", [self.draw(129, 65)])
+        self.overwrite()
+        self.check("parameters overwritten")
+        self.check_again()
+        if self.remote.ask("attribute", name="divisor", value=-0.5)["there"]:
+            self.stale = {"an old divisor": copy.deepcopy(self.module)}
+            self.module.divisor = -0.5
+            self.check("divisor assigned")
+        for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
+            self.construct_alike(9, n, 2.0)
+            self.check(f"[{m}, 9] -> {n}, new memory filled", [self.draw(m, 9)], fill=True)
         for setting in reversed(self.task.settings):  # changes are looked for under the first
             self.set_precision(setting)
             at = setting and f" at {setting}"
@@ -151,21 +162,6 @@ class Judge(OfProject):
             self.construct_alike(k, n, 2.0)
             self.check(f"[{m}, {k}] -> {n}{at}", [self.draw(m, k)])
 
-    def _check_calls(self) -> None:
-        """One address, one module, other values."""
-        self.load(self.construct_alike(65, 33, 2.0))
-        self.check("an input", [self.draw(129, 65)])
-        self.overwrite()
-        self.check("parameters overwritten")
-        self.check_again()
-        if self.remote.ask("attribute", name="divisor", value=-0.5)["there"]:
-            self.stale = {"an old divisor": copy.deepcopy(self.module)}
-            self.module.divisor = -0.5
-            self.check("divisor assigned")
-        for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
-            self.construct_alike(9, n, 2.0)
-            self.check(f"[{m}, 9] -> {n}, new memory filled", [self.draw(m, 9)], fill=True)
-
     def check_gradients(self) -> None:
         self.load(self.construct_alike(65, 33, 3.0))
         self.check_backward([[self.draw(129, 65)] for _ in range(3)])
@@ -176,10 +172,9 @@ class Judge(OfProject):
         if is_float32 and self.accuracy() != FLOAT32:
             reason = f"lower precision than float32: {self.accuracy()}"
             raise FoundError(WRONG, f"{reason}, relative error {self.relative:.2g}")
-        if not self.has_backward:
-            return
-        self.start_backward()
-        self.check_backward([self.inputs])
+        if self.has_backward:
+            self.start_backward()
+            self.check_backward([self.inputs])
         for quantity in self.quantities[1:] if self.has_backward else ():
             name = f"{self.setting and f'{self.setting}, '}{quantity.what}"
             self.note_errors(name, quantity.found, quantity.want)

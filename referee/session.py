@@ -26,8 +26,7 @@ from referee.timing import CPU_SECONDS, Rounds
 TIMEOUT = 300  # s for a solution, in each dtype
 MOST_SHARES = 4  # of a CPU's seconds that several files share
 SWEEP_DTYPES = ("float32", "float16", "bfloat16")  # unless others are asked for
-# For all sizes of a sweep together; the last one may take longer.
-SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}
+SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}  # for all sizes; the last one may take longer
 COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
 COPIES = 10
 

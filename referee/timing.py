@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +22,6 @@ UNSEEN = 0.1  # the part of a call that device events may miss before they are c
 LEAST_JUDGED = 3  # rounds, below which chance decides between a median and a fastest time
 RESAMPLES = 2000
 
-T = TypeVar("T")
 Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
 
 
@@ -105,8 +104,8 @@ class Timings:
 
 
 def rounds(
-    one_round: Callable[[], T], wanted: Rounds, device: torch.device, what: str, progress: Progress
-) -> Iterator[T]:
+    one_round: Callable, wanted: Rounds, device: torch.device, what: str, progress: Progress
+) -> Iterator:
     """The results of the rounds after the warm-up."""
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
@@ -131,9 +130,7 @@ def _time_left(done: int, seconds: float, most: int, limit: float) -> str:
 
 def spread(times: list[float]) -> tuple[float, float]:
     """The 10th and the 90th percentile."""
-    if len(times) < 2:
-        return times[0], times[0]
-    tenths = quantiles(times, n=10, method="inclusive")
+    tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
     return tenths[0], tenths[-1]
 
 
@@ -173,21 +170,19 @@ def judge(timings: Timings, fastest: float, what: str) -> Findings:
     fastest = min(fastest, *map(min, baselines))
     typical = median(timings.seconds[name])
     if typical < fastest / margin - GRAIN:
-        problems.append(
-            f"{name} took {typical * 1e3:.3f} ms, and {timings.rate.floor} "
-            f"takes {fastest * 1e3:.3f} ms: not credible"
-        )
+        times = f"{typical * 1e3:.3f} ms, and {timings.rate.floor} takes {fastest * 1e3:.3f} ms"
+        problems.append(f"{name} took {times}: not credible")
     beyond = {}
     for who, seconds in timings.seconds.items():
         beyond[who] = [w - s for s, w in zip(seconds, timings.wall[who], strict=True)]
     calls = list(zip(timings.seconds[name], beyond[name], strict=True))
     hidden = concealed(calls, typical, beyond[names.eager] + beyond[names.again])
     if hidden > 4 * GRAIN + UNSEEN * typical:  # never on a CPU, which has one clock
-        problems.append(
-            f"{name} took {typical * 1e3:.3f} ms by device events, but the device was busy "
-            f"{hidden * 1e3:.3f} ms longer than after eager: work on another stream, or a changed "
-            "timer"
+        times = (
+            f"{typical * 1e3:.3f} ms by device events, but the device was busy {hidden * 1e3:.3f}"
         )
+        reason = "ms longer than after eager: work on another stream, or a changed timer"
+        problems.append(f"{name} took {times} {reason}")
     return Findings(problems, notes)
 
 

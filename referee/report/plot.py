@@ -17,7 +17,7 @@ from pathlib import Path
 
 from referee import console
 from referee.report import SCALE, by_role, files, load
-from referee.report.markdown import milliseconds
+from referee.report.tables import milliseconds
 
 # By role; a yardstick is a copy, or the product alone. Readable on light and on dark ground.
 STYLES = {
