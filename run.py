@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _device(name: str | None) -> tuple[torch.device, str]:
     """The device asked for, or the best, and why that is no GPU, for `headline`; made current."""
-    why = "" if name or torch.cuda.is_available() else f"; no GPU: {_no_gpu()}"
+    why = "" if name or torch.cuda.is_available() else f"; no GPU: {_why_no_gpu()}"
     try:
         device = torch.device(name or ("cpu" if why else "cuda"))
     except RuntimeError:
@@ -101,8 +101,7 @@ def _device(name: str | None) -> tuple[torch.device, str]:
     return device, why
 
 
-def _no_gpu() -> str:
-    """Why there is none."""
+def _why_no_gpu() -> str:
     if not torch.backends.cuda.is_built():
         return "torch is a CPU build"
     reason = "no reason given"
@@ -114,10 +113,7 @@ def _no_gpu() -> str:
 
 
 def _subjects(args: argparse.Namespace, device: torch.device) -> tuple[list, Oracle | None]:
-    """Of the reference file, with what is right there, or of this project's problems.
-
-    Raises BadReferenceError, or ValueError for a shape that does not fit or another dtype.
-    """
+    """Of the reference file, with what is right there, or of this project's problems."""
     if args.reference:
         oracle = Oracle(load(args.reference), device)
         dtype = dtype_name(oracle.dtype)

@@ -78,13 +78,10 @@ def modules(problem: str, device: str, dtype: torch.dtype, *arguments: object) -
 
 
 def alternate(calls: Calls, x: torch.Tensor, on_host: bool = False) -> dict[str, list[float]]:
-    """Seconds of calls on x with a cold L2, or of the host, in random order within every round.
-
-    One round more, unrecorded, comes first.
-    """
+    """Seconds of calls on x with a cold L2, or of the host, in random order within every round."""
     clock = CudaClock(x.device) if x.is_cuda and not on_host else CpuClock()
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS + 1):
+    for _ in range(ROUNDS + 1):  # the first is not recorded
         for name, call in random.sample(list(calls.items()), len(calls)):
             times[name].append(_host_time(call, x) if on_host else clock.time(call, x)[1])
     return {name: taken[1:] for name, taken in times.items()}
@@ -171,10 +168,7 @@ TABLES = {"linear": linear, "operands": operands, "host": host, "import": import
 
 
 def measure(device: str, only: str) -> list[str]:
-    """Runs the commands for a kind of device that contain a text; returns those that failed.
-
-    Raises ValueError if there is none, matplotlib is missing, or README's results are wrong.
-    """
+    """Runs the commands for a kind of device that contain a text; returns those that failed."""
     failed, blocks = [], BLOCK.findall(BENCHMARKS.read_text())
     wanted = [(head, text) for head, kind, text in blocks if kind == device and only in text]
     if not wanted:
@@ -223,8 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.what == "report":
         return 1 if measure(args.device, args.only) else 0
     torch.set_float32_matmul_precision(args.precision)
-    about = environment(torch.device(args.device))
-    print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}\n")
+    print("{device}, torch {torch}, CUDA {cuda}\n".format(**environment(torch.device(args.device))))
     if args.what != "import":
         precision = f", precision {args.precision}" if args.dtype == "float32" else ""
         print(f"{args.dtype}{precision}\n")

@@ -168,8 +168,7 @@ class Judge(OfProject):
 
     def check_whole(self) -> None:
         super().check_whole()
-        is_float32 = self.dtype == torch.float32 and not self.is_low
-        if is_float32 and self.accuracy() != FLOAT32:
+        if self.dtype == torch.float32 and not self.is_low and self.accuracy() != FLOAT32:
             reason = f"lower precision than float32: {self.accuracy()}"
             raise FoundError(WRONG, f"{reason}, relative error {self.relative:.2g}")
         if self.has_backward:

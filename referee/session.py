@@ -43,8 +43,7 @@ class Session:
     progress: console.Progress
     subjects: list[records.Subject]
     oracle: Oracle | None  # of a reference file
-    # Subjects with a headline; of a sweep, problems with a title.
-    shown: list[records.Subject | str] = field(default_factory=list)
+    shown: list = field(default_factory=list)  # subjects with a headline; of a sweep, problems
     seconds: float = 0.0  # that building took
 
     def run(self) -> bool:
@@ -94,8 +93,8 @@ class Session:
         free = LARGEST_SHARE * free_bytes(self.device) / 2**30
         if needed > free:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
-        is_over = f"the {SWEEP_SECONDS[self.device.type]:.0f} s of a sweep are over"
-        return is_over if seconds <= 0 else ""
+        limit = SWEEP_SECONDS[self.device.type]
+        return f"the {limit:.0f} s of a sweep are over" if seconds <= 0 else ""
 
     def _task(self, seconds: float) -> Task:
         name, dtype, shape, settings, *_ = self.subject

@@ -52,8 +52,7 @@ def draw(content: dict, suffix: str) -> bytes:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    about = content["environment"]
-    what = f"{about['device']}, torch {about['torch']}"
+    what = "{device}, torch {torch}".format(**content["environment"])
     with mpl.rc_context(dict.fromkeys(COLOURED, INK) | PLAIN):
         figure = Figure(layout="constrained")
         if content["kind"] == "comparison":
@@ -123,9 +122,8 @@ def _lines(forwards: list[dict]) -> Iterator[tuple[list[float], dict]]:
     for name, role in ((row["name"], row["role"]) for row in forwards[0]["summary"]):
         if role == "control" or (role == "yardstick" and not name.startswith(yardstick)):
             continue
-        style = {**STYLES[role], "label": name, "markersize": 3}
-        if name != yardstick and role == "yardstick":
-            style["linestyle"] = ":"
+        dotted = {"linestyle": ":"} if role == "yardstick" and name != yardstick else {}
+        style = {**STYLES[role], **dotted, "label": name, "markersize": 3}
         medians = [{row["name"]: row["median_ms"] for row in f["summary"]} for f in forwards]
         yield [of.get(name, math.nan) * 1e-3 for of in medians], style
     yield [forward["roofline_seconds"] or math.nan for forward in forwards], ROOFLINE

@@ -111,7 +111,7 @@ def line(record: dict) -> str:
     if step := record["runs"][0]["step"]:
         ours, eager = (by_role(step["summary"]["step"], role) for role in ("solution", "eager"))
         times += f"; training step {interval(ours)}"
-        if (kept := step["kept_bytes"]) and ours["name"] in kept:
+        if ours["name"] in (kept := step["kept_bytes"]):
             times += f", keeps {kept[ours['name']]:,} bytes, eager {kept[eager['name']]:,}"
     return f"{record['file']}: correct ({'; '.join(facts)}), {times}"
 
@@ -178,7 +178,7 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
             summary = run["forward"]["summary"]
             roles = ("eager", "compiled", "yardstick", "solution")
             eager, compiled, yardstick, ours = (by_role(summary, role) for role in roles)
-            row = [label + setting, _time(run), milliseconds(eager)]
+            row = [label + setting, _median_and_speed(run), milliseconds(eager)]
             row.append(milliseconds(compiled) if compiled else "")
             row.append(f"{milliseconds(yardstick)}, {yardstick['name']}")
             row.append("**{ratio:.3f}** ({ratio_low:.3f} to {ratio_high:.3f})".format(**ours))
@@ -196,14 +196,13 @@ def _ranking_rows(records: list[dict]) -> list[list[str]]:
         for run in record["runs"][:1]:
             ours = by_role(run["forward"]["summary"], "solution")
             ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
-            row += [_time(run), ratio, run["time"]]
+            row += [_median_and_speed(run), ratio, run["time"]]
         found.append((ours.get("ratio", 0.0), row if ours else [*row, "", "", ""]))
     titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
     return [titles, *(row for _, row in sorted(found, key=lambda pair: -pair[0]))]
 
 
-def _time(run: dict) -> str:
-    """The solution's median and speed."""
+def _median_and_speed(run: dict) -> str:
     row = by_role(run["forward"]["summary"], "solution")
     return f"{milliseconds(row)}, {row['rate']:.4g} {run['forward']['unit']}"
 
