@@ -15,6 +15,7 @@ import importlib
 import json
 import shlex
 import sys
+from itertools import product
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +28,7 @@ from referee.judge import grade
 from referee.judge.oracle import Oracle
 from referee.judge.problem import OfProject
 from referee.reference_file import BadReferenceError, load
-from referee.report import files, markdown, plot, tables
+from referee.report import files, plot, tables
 from referee.session import SWEEP_DTYPES, TIMEOUT, Session
 from referee.timing import CPU_LEAST, MOST
 
@@ -50,15 +51,14 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser, typed = _parser(), sys.argv[1:] if arguments is None else arguments
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(typed)
     _check(args, parser)
     if args.bundle:
         text = importlib.import_module("kernels.build.bundle").bundle(args.problem)
-        if not _write(args.bundle, text):
-            return 1
-        lines = len(text.splitlines())
-        console.show(f"wrote {args.bundle}: {args.problem} in one file of {lines:,} lines")
-        return 0
+        if is_written := _write(args.bundle, text):
+            lines = len(text.splitlines())
+            console.show(f"wrote {args.bundle}: {args.problem} in one file of {lines:,} lines")
+        return 0 if is_written else 1
     progress = console.Progress()
     try:
         device, why = _device(args.device)
@@ -66,16 +66,15 @@ def main(arguments: list[str] | None = None) -> int:
             progress("running the reference")
         subjects, oracle = _subjects(args, device)
     except (BadReferenceError, ValueError) as error:
-        progress.clear()
         parser.error(str(error))
     progress.clear()
     kind = "sweep" if args.sweep else "grading" if args.solution else "comparison"
     command = shlex.join(["python", "run.py", *typed])
     document = records.document(command, kind, records.environment(device))
     headline = tables.headline(document["environment"], device, why)
-    session = Session(args, args.solution or [OURS], device, headline, document, progress)
+    graded = args.solution or [OURS]
     try:
-        fine = session.run(subjects, oracle)
+        fine = Session(args, graded, device, headline, document, progress, subjects, oracle).run()
     except KeyboardInterrupt:
         document["complete"] = False
         if document["records"]:
@@ -85,12 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _device(name: str | None) -> tuple[torch.device, str]:
-    """The device asked for, or the best there is, and why that is no GPU; it becomes current.
-
-    Raises:
-        ValueError: there is no such device.
-    """
-    why = "" if name or torch.cuda.is_available() else f"no GPU: {_no_gpu()}"
+    """The device asked for, or the best, and why that is no GPU, for `headline`; made current."""
+    why = "" if name or torch.cuda.is_available() else f"; no GPU: {_why_no_gpu()}"
     try:
         device = torch.device(name or ("cpu" if why else "cuda"))
     except RuntimeError:
@@ -103,11 +98,10 @@ def _device(name: str | None) -> tuple[torch.device, str]:
     if device.index >= torch.cuda.device_count():
         raise ValueError(f"device {device} is not there: torch sees no such GPU")
     torch.cuda.set_device(device)
-    return device, ""
+    return device, why
 
 
-def _no_gpu() -> str:
-    """Why there is none."""
+def _why_no_gpu() -> str:
     if not torch.backends.cuda.is_built():
         return "torch is a CPU build"
     reason = "no reason given"
@@ -119,12 +113,7 @@ def _no_gpu() -> str:
 
 
 def _subjects(args: argparse.Namespace, device: torch.device) -> tuple[list, Oracle | None]:
-    """Of the reference file, with what is right there, or of this project's problems.
-
-    Raises:
-        BadReferenceError: the file is none.
-        ValueError: the shape does not fit, or the dtype is none of the problem's.
-    """
+    """Of the reference file, with what is right there, or of this project's problems."""
     if args.reference:
         oracle = Oracle(load(args.reference), device)
         dtype = dtype_name(oracle.dtype)
@@ -138,20 +127,16 @@ def _subjects(args: argparse.Namespace, device: torch.device) -> tuple[list, Ora
             if not args.sweep:
                 subjects.append(records.Subject(name, dtype, shape, note=note))
                 continue
-            for setting in own.settings(DTYPES[dtype], device)[:2]:
-                for shape, elements in own.sweep(PROBLEMS[name], device):
-                    about = {"settings": (setting,), "elements": elements}
-                    subjects.append(records.Subject(name, dtype, shape, **about))
+            settings, sizes = own.settings(DTYPES[dtype], device), own.sweep(PROBLEMS[name], device)
+            for setting, (shape, elements) in product(settings[:2], sizes):
+                subjects.append(records.Subject(name, dtype, shape, (setting,), elements=elements))
     return subjects, None
 
 
 def _write_results(args: argparse.Namespace, document: dict) -> bool:
     """Whether every file that was asked for could be written."""
-    fine = True
-    if args.json:
-        fine &= _write(args.json, json.dumps(document, indent=1) + "\n")
-    if args.markdown:
-        fine &= _write(args.markdown, markdown.tables(document))
+    fine = not args.json or _write(args.json, json.dumps(document, indent=1) + "\n")
+    fine &= not args.markdown or _write(args.markdown, tables.markdown(document))
     if args.plot and not any(record["runs"] for record in document["records"]):
         console.say(f"{args.plot} is not drawn: nothing was timed")
         return False
@@ -208,16 +193,13 @@ def _parser() -> Parser:
     rounds = f"timed rounds (default: {MOST['cuda']}, on a CPU {CPU_LEAST} to {MOST['cpu']})"
     add("--trials", type=_positive, metavar="N", help=rounds)
     add("--sweep", action="store_true", help="time many sizes and dtypes, forwards alone")
-    add("--json", type=_writable, metavar="FILE", help="write everything as JSON too")
-    add("--markdown", type=_writable, metavar="FILE", help="write tables for a README too")
-    drawn = "draw what --sweep measures as .svg or .png; needs matplotlib"
-    add("--plot", type=_writable, metavar="FILE", help=drawn)
-    bundle = "write the solution as one file, and stop"
-    add("--bundle", type=_writable, metavar="FILE", help=bundle)
-    graded = (
-        "grade these files, each of which defines ModelNew, instead of this project's; the "
-        "dimensions of results may lie in memory in any order"
-    )
+    file = {"type": _writable, "metavar": "FILE"}
+    add("--json", **file, help="write everything as JSON too")
+    add("--markdown", **file, help="write tables for a README too")
+    add("--plot", **file, help="draw what --sweep measures as .svg or .png; needs matplotlib")
+    add("--bundle", **file, help="write the solution as one file, and stop")
+    graded = "grade these files, each of which defines ModelNew, instead of this project's; the "
+    graded += "dimensions of results may lie in memory in any order"
     add("--solution", type=_solution_file, nargs="+", metavar="FILE", help=graded)
     against = "grade them against this file's Model, get_inputs and get_init_inputs"
     add("--reference", type=_solution_file, metavar="FILE", help=against)
@@ -230,13 +212,11 @@ def _solution_file(text: str) -> Path:
     path = Path(text)
     try:
         size = path.stat().st_size
-        if path.is_file():  # a FIFO's opening would wait
-            path.open("rb").close()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise argparse.ArgumentTypeError(f"cannot read {path}: {reason}") from None
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{path} is no file")
+        if not path.is_file():  # a FIFO's opening would wait
+            raise argparse.ArgumentTypeError(f"{path} is no file")
+        path.open("rb").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
     if size > LARGEST_SOLUTION:
         raise argparse.ArgumentTypeError(f"{path} has {size:,} bytes: no program")
     return path

@@ -36,9 +36,7 @@ from referee.judge.budget import errors
 from referee.linear_relu_divide import U32, exact_sums
 from referee.operands import named
 from referee.records import environment
-from referee.report import files, markdown, plot
-from referee.report.schema import load
-from referee.report.tables import table
+from referee.report import files, load, plot, tables
 
 ROUNDS = 31
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
@@ -79,24 +77,19 @@ def modules(problem: str, device: str, dtype: torch.dtype, *arguments: object) -
     return {"ours": ours, "eager": eager}
 
 
-def samplers_of(calls: Calls, x: torch.Tensor) -> dict[str, Callable[[], float]]:
-    """Seconds of a call on x, on a GPU with a cold L2."""
-    clock = CudaClock(x.device) if x.is_cuda else CpuClock()
-    return {name: lambda call=call: clock.time(call, x)[1] for name, call in calls.items()}
-
-
-def alternate(samplers: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Samples in random order within every round; one round more, unrecorded, comes first."""
-    times: dict[str, list[float]] = {name: [] for name in samplers}
-    for _ in range(ROUNDS + 1):
-        for name in random.sample(list(samplers), len(samplers)):
-            times[name].append(samplers[name]())
+def alternate(calls: Calls, x: torch.Tensor, on_host: bool = False) -> dict[str, list[float]]:
+    """Seconds of calls on x with a cold L2, or of the host, in random order within every round."""
+    clock = CudaClock(x.device) if x.is_cuda and not on_host else CpuClock()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS + 1):  # the first is not recorded
+        for name, call in random.sample(list(calls.items()), len(calls)):
+            times[name].append(_host_time(call, x) if on_host else clock.time(call, x)[1])
     return {name: taken[1:] for name, taken in times.items()}
 
 
-def compare(samplers: dict[str, Callable[[], float]], unit: float) -> list[str]:
-    """The medians of ours and of eager's, and of eager's time in parts of ours."""
-    ours, eager = alternate(samplers).values()
+def compare(calls: Calls, x: torch.Tensor, on_host: bool = False) -> list[str]:
+    """The medians of ours and of eager's, in us or ns, and of eager's time in parts of ours."""
+    (ours, eager), unit = alternate(calls, x, on_host).values(), 1e9 if on_host else 1e6
     ratio = median(e / o for e, o in zip(eager, ours, strict=True))
     return [f"{median(ours) * unit:.2f}", f"{median(eager) * unit:.2f}", f"{ratio:.3f}"]
 
@@ -109,7 +102,7 @@ def linear(device: str, dtype: torch.dtype) -> Rows:
         both, cells = modules("linear_relu_divide", device, dtype, k, n, 2.0), []
         for m in ROWS[device]:
             x = torch.empty(m, k, dtype=dtype, device=device).uniform_(-1, 1)
-            ours, _, ratio = compare(samplers_of(both, x), 1e6)
+            ours, _, ratio = compare(both, x)
             cells.append(f"{ratio} ({float(ours):.0f})")
         yield [f"K {k}, N {n}", *cells]
 
@@ -132,15 +125,15 @@ def operands(device: str, dtype: torch.dtype) -> Rows:
         off = [errors(module(x), exact.to(dtype), exact) / size for module in both.values()]
         units = [f"{parts.max().item() / U32:.3g}" for parts in off]
         del z, magnitude, exact, size, off
-        ours, eager, ratio = compare(samplers_of(both, x), 1e6)
+        ours, eager, ratio = compare(both, x)
         yield [name, eager, ours, ratio, *units]
 
 
 def host(device: str, dtype: torch.dtype) -> Rows:
     """Calls on ones, launches not waited for."""
     yield ["host time", "ours ns", "eager ns", "eager / ours"]
-    for title, where in product(SMALL, dict.fromkeys(("cpu", device))):
-        problem, arguments, shape = SMALL[title]
+    for (title, small), where in product(SMALL.items(), dict.fromkeys(("cpu", device))):
+        problem, arguments, shape = small
         forwards, steps = modules(problem, where, dtype, *arguments), {}
         ones = torch.ones(shape, dtype=dtype, device=where)
         x = ones.clone().requires_grad_()
@@ -149,7 +142,7 @@ def host(device: str, dtype: torch.dtype) -> Rows:
             steps[name] = lambda x, f=f, leaves=leaves, ones=ones: grad(f(x), leaves, ones)
         for what, calls in (("forward", forwards), ("forward + backward", steps)):
             with torch.set_grad_enabled(calls is steps):
-                times = compare({who: partial(_host_time, f, x) for who, f in calls.items()}, 1e9)
+                times = compare(calls, x, on_host=True)
             yield [f"{title}, {what}, {where}", *times]
 
 
@@ -175,19 +168,14 @@ TABLES = {"linear": linear, "operands": operands, "host": host, "import": import
 
 
 def measure(device: str, only: str) -> list[str]:
-    """Runs the commands for a kind of device that contain a text; returns those that failed.
-
-    Raises:
-        ValueError: there is no such command, matplotlib is missing, or README's results are wrong.
-    """
-    failed, of_readme = [], [command for *_, command in BLOCK.findall(README.read_text())]
-    blocks = BLOCK.findall(BENCHMARKS.read_text())
-    commands = [text for _, kind, text in blocks if kind == device and only in text]
-    if not commands:
+    """Runs the commands for a kind of device that contain a text; returns those that failed."""
+    failed, blocks = [], BLOCK.findall(BENCHMARKS.read_text())
+    wanted = [(head, text) for head, kind, text in blocks if kind == device and only in text]
+    if not wanted:
         raise ValueError(f"no block is for {device} and has a command that contains {only!r}")
-    for command in commands:
+    for head, command in wanted:
         with tempfile.TemporaryDirectory() as folder:
-            results, is_readmes = Path(folder, "results.json"), command in of_readme
+            results, is_readmes = Path(folder, "results.json"), head in README.read_text()
             run = [sys.executable, *shlex.split(command)[1:]]
             if is_readmes:
                 plot.check(PICTURE)
@@ -200,13 +188,12 @@ def measure(device: str, only: str) -> list[str]:
             if is_readmes:
                 content = {**load(results), "command": command}
                 files.write(PICTURE, plot.draw(content, ".svg"))
-                _replace(README, device, command, markdown.tables(content))
-        _replace(BENCHMARKS, device, command, f"```\n{done.stdout.strip()}\n```\n")
+                _replace(README, head, tables.markdown(content))
+        _replace(BENCHMARKS, head, f"```\n{done.stdout.strip()}\n```\n")
     return failed
 
 
-def _replace(page: Path, device: str, command: str, content: str) -> None:
-    head = f"<!-- {device}: {command} -->\n"
+def _replace(page: Path, head: str, content: str) -> None:
     new = BLOCK.sub(lambda m: head + content if m[1] == head else m[0], page.read_text())
     files.write(page, new)
 
@@ -230,12 +217,11 @@ def main(arguments: list[str] | None = None) -> int:
     if args.what == "report":
         return 1 if measure(args.device, args.only) else 0
     torch.set_float32_matmul_precision(args.precision)
-    about = environment(torch.device(args.device))
-    print(f"{about['device']}, torch {about['torch']}, CUDA {about['cuda']}\n")
+    print("{device}, torch {torch}, CUDA {cuda}\n".format(**environment(torch.device(args.device))))
     if args.what != "import":
         precision = f", precision {args.precision}" if args.dtype == "float32" else ""
         print(f"{args.dtype}{precision}\n")
-    print(table(list(TABLES[args.what](args.device, getattr(torch, args.dtype)))))
+    print(tables.table(list(TABLES[args.what](args.device, getattr(torch, args.dtype)))))
     return 0
 
 

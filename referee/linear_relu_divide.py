@@ -51,9 +51,7 @@ X_LAYOUTS = [
 
 
 class Judge(OfProject):
-    """Every element within the errors of a sum in the dtype, in whatever order; the result of the
-    timed size within the precision's class.
-    """
+    """Elements within the errors of a sum in any order; the timed size in the precision's class."""
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
     yardsticks: ClassVar = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
@@ -120,7 +118,18 @@ class Judge(OfProject):
         return problem if difference(got, want) > CLASSES[grade] else None
 
     def check_small(self) -> None:
-        self._check_calls()
+        self.load(self.construct_alike(65, 33, 2.0))  # one address, one module, other values
+        self.check("an input", [self.draw(129, 65)])
+        self.overwrite()
+        self.check("parameters overwritten")
+        self.check_again()
+        if self.remote.ask("attribute", name="divisor", value=-0.5)["there"]:
+            self.stale = {"an old divisor": copy.deepcopy(self.module)}
+            self.module.divisor = -0.5
+            self.check("divisor assigned")
+        for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
+            self.construct_alike(9, n, 2.0)
+            self.check(f"[{m}, 9] -> {n}, new memory filled", [self.draw(m, 9)], fill=True)
         for setting in reversed(self.task.settings):  # changes are looked for under the first
             self.set_precision(setting)
             at = setting and f" at {setting}"
@@ -153,34 +162,17 @@ class Judge(OfProject):
             self.construct_alike(k, n, 2.0)
             self.check(f"[{m}, {k}] -> {n}{at}", [self.draw(m, k)])
 
-    def _check_calls(self) -> None:
-        """One address, one module, other values."""
-        self.load(self.construct_alike(65, 33, 2.0))
-        self.check("an input", [self.draw(129, 65)])
-        self.overwrite()
-        self.check("parameters overwritten")
-        self.check_again()
-        if self.remote.ask("attribute", name="divisor", value=-0.5)["there"]:
-            self.stale = {"an old divisor": copy.deepcopy(self.module)}
-            self.module.divisor = -0.5
-            self.check("divisor assigned")
-        for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
-            self.construct_alike(9, n, 2.0)
-            self.check(f"[{m}, 9] -> {n}, new memory filled", [self.draw(m, 9)], fill=True)
-
     def check_gradients(self) -> None:
         self.load(self.construct_alike(65, 33, 3.0))
         self.check_backward([[self.draw(129, 65)] for _ in range(3)])
 
     def check_whole(self, names: list[str]) -> None:
         super().check_whole(names)
-        is_float32 = self.dtype == torch.float32 and not self.is_low
-        if is_float32 and self.accuracy() != FLOAT32:
+        if self.dtype == torch.float32 and not self.is_low and self.accuracy() != FLOAT32:
             reason = f"lower precision than float32: {self.accuracy()}"
             raise FoundError(WRONG, f"{reason}, relative error {self.relative:.2g}")
-        if not self.has_backward:
-            return
-        self.check_backward([self.inputs])
+        if self.has_backward:
+            self.check_backward([self.inputs])
         for quantity in self.quantities[1:] if self.has_backward else ():
             name = f"{self.setting and f'{self.setting}, '}{quantity.what}"
             self.note_errors(name, quantity.found, quantity.want)

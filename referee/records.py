@@ -11,7 +11,7 @@ import torch
 
 from referee.child.yardsticks import COMPILED
 from referee.judge.verdict import Run, Verdict
-from referee.report.schema import SCALE, SCHEMA
+from referee.report import SCALE, SCHEMA
 from referee.timing import Names, Step, speed_up, spread
 
 KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
@@ -63,21 +63,10 @@ def _processor() -> str:
 
 def record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
     """The record of a verdict on a file, None for this project's own."""
-    return {
-        "problem": subject.problem,
-        "file": file,
-        "shape": list(subject.shape),
-        "dtype": subject.dtype,
-        "import_seconds": verdict.import_seconds,
-        "verdict": verdict.word,
-        "reason": verdict.reason,
-        "accuracy": verdict.accuracy,
-        "cases": verdict.count,
-        "refused": verdict.refused,
-        "notes": verdict.notes,
-        "errors": verdict.errors,
-        "runs": [of_run(run) for run in verdict.runs],
-    }
+    found = {"problem": subject.problem, "shape": list(subject.shape), "dtype": subject.dtype}
+    found |= {"verdict": verdict.word, "cases": verdict.count, **vars(verdict), "file": file}
+    del found["word"], found["count"]
+    return found | {"runs": [of_run(run) for run in verdict.runs]}
 
 
 def of_run(run: Run) -> dict:

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -12,11 +11,12 @@ import torch
 from model import PROBLEMS
 from referee import console, records
 from referee.cases import DTYPES
-from referee.child.yardsticks import COMPILED, COPY
+from referee.child.yardsticks import COMPILED
 from referee.clock import CpuClock, CudaClock
 from referee.judge import grade
 from referee.judge.baselines import Baselines
 from referee.judge.oracle import Oracle
+from referee.judge.problem import OfProject
 from referee.judge.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Task, Verdict
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.reference_file import of_problem
@@ -26,8 +26,7 @@ from referee.timing import CPU_SECONDS, Rounds
 TIMEOUT = 300  # s for a solution, in each dtype
 MOST_SHARES = 4  # of a CPU's seconds that several files share
 SWEEP_DTYPES = ("float32", "float16", "bfloat16")  # unless others are asked for
-# For all sizes of a sweep together; the last one may take longer.
-SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}
+SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}  # for all sizes; the last one may take longer
 COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
 COPIES = 10
 
@@ -42,25 +41,24 @@ class Session:
     headline: str  # of all records
     document: dict
     progress: console.Progress
-    # Subjects with a headline; of a sweep, problems with a title.
-    shown: list[records.Subject | str] = field(default_factory=list)
+    subjects: list[records.Subject]
+    oracle: Oracle | None  # of a reference file
+    shown: list = field(default_factory=list)  # subjects with a headline; of a sweep, problems
     seconds: float = 0.0  # that building took
 
-    def run(self, subjects: list[records.Subject], oracle: Oracle | None) -> bool:
+    def run(self) -> bool:
         """Does the work; whether all is right."""
         baselines, found = Baselines(self.device), self.document["records"]
-        names = list(dict.fromkeys(subject.problem for subject in subjects))
         try:
             if not self.args.solution:
                 self.progress("building the kernels")
+                names = list(dict.fromkeys(subject.problem for subject in self.subjects))
                 self.seconds = grade.build(names, baselines)
                 self.progress.clear()
             if self.args.sweep:
                 console.show(self.headline)
-            tasks = partial(self._tasks, subjects, oracle)
-            grade.grade_files(self.files, tasks, baselines, self._report)
+            grade.grade_files(self.files, self._tasks, baselines, self._report)
         except FoundError as failed:
-            self.progress.clear()
             console.say(f"the solution cannot be imported: {failed.args[1]}")
             return False
         finally:
@@ -71,20 +69,20 @@ class Session:
                 add_limits(found, copy_bandwidth(self.device))
         return all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
 
-    def _tasks(self, subjects: list[records.Subject], oracle: Oracle | None) -> Iterable[Task]:
+    def _tasks(self) -> Iterable[Task]:
         """Those of a sweep that fit in memory and time."""
-        shares = min(len(self.files) * len(subjects), MOST_SHARES)
+        shares = min(len(self.files) * len(self.subjects), MOST_SHARES)
         end = monotonic() + SWEEP_SECONDS[self.device.type]
-        for done, subject in enumerate(subjects):
+        for done, subject in enumerate(self.subjects):
             self.subject, seconds = subject, CPU_SECONDS / shares
             if self.args.sweep:
-                seconds = (end - monotonic()) / (len(subjects) - done)
+                seconds = (end - monotonic()) / (len(self.subjects) - done)
                 if reason := self._why_left_out(seconds):
                     self._report(None, Verdict(Path(), LEFT_OUT, reason))
                     continue
             else:
                 self.progress("running the reference")
-            yield self._task(seconds, oracle)
+            yield self._task(seconds)
 
     def _why_left_out(self, seconds: float) -> str:
         """Why there is no memory or time for a size, or ""."""
@@ -95,26 +93,21 @@ class Session:
         free = LARGEST_SHARE * free_bytes(self.device) / 2**30
         if needed > free:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
-        is_over = f"the {SWEEP_SECONDS[self.device.type]:.0f} s of a sweep are over"
-        return is_over if seconds <= 0 else ""
+        limit = SWEEP_SECONDS[self.device.type]
+        return f"the {limit:.0f} s of a sweep are over" if seconds <= 0 else ""
 
-    def _task(self, seconds: float, oracle: Oracle | None) -> Task:
+    def _task(self, seconds: float) -> Task:
         name, dtype, shape, settings, *_ = self.subject
-        oracle = oracle or Oracle(of_problem(PROBLEMS[name], shape, DTYPES[dtype]), self.device)
-        own = grade.PROBLEMS.get(name) if oracle.file.is_ours else None
-        yardsticks = own.yardsticks[self.device.type] if own else (COPY,)
+        if not (oracle := self.oracle):
+            oracle = Oracle(of_problem(PROBLEMS[name], shape, DTYPES[dtype]), self.device)
+        own = OfProject if self.oracle else grade.PROBLEMS.get(name, OfProject)
+        settings = settings or own.settings(oracle.dtype, self.device)
+        yardsticks = own.yardsticks[self.device.type]
         if self.device.type == "cuda" and not self.args.solution:
             yardsticks += (COMPILED,)
-        return Task(
-            name,
-            oracle,
-            settings or (own.settings(oracle.dtype, self.device) if own else ("",)),
-            Rounds(self.args.trials, seconds),
-            yardsticks,
-            self.args.timeout or TIMEOUT,
-            self.progress,
-            only_times=self.args.sweep,
-        )
+        wanted, timeout = Rounds(self.args.trials, seconds), self.args.timeout or TIMEOUT
+        about = oracle, settings, wanted, yardsticks, timeout, self.progress
+        return Task(name, *about, only_times=self.args.sweep)
 
     def _report(self, task: Task | None, verdict: Verdict) -> None:
         """Prints and records a verdict on the subject at hand."""
@@ -141,10 +134,8 @@ class Session:
 def copy_bandwidth(device: torch.device) -> float:
     """Bytes a second that a copy reads and writes, beyond the caches."""
     clock = CudaClock(device) if device.type == "cuda" else CpuClock()
-    source, target = (
-        torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device).fill_(1)
-        for _ in range(2)
-    )
+    source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
+    target = source.clone()
     return 2 * source.nbytes / min(clock.time(target.copy_, source)[1] for _ in range(COPIES))
 
 

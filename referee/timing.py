@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +22,6 @@ UNSEEN = 0.1  # the part of a call that device events may miss before they are c
 LEAST_JUDGED = 3  # rounds, below which chance decides between a median and a fastest time
 RESAMPLES = 2000
 
-T = TypeVar("T")
 Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
 
 
@@ -41,7 +40,7 @@ class Names(NamedTuple):
 class Rate(NamedTuple):
     """The speed that limits a problem."""
 
-    unit: str  # one of `report.schema.SCALE`
+    unit: str  # one of `report.SCALE`
     work: str  # what the work of a call is called in the JSON file
     yardstick: str  # the contestant that shows what the device can do
     floor: str  # what takes as long as the fastest yardstick, as part of a sentence
@@ -99,15 +98,14 @@ def trim(*parts: Timings) -> int:
 
 
 def rounds(
-    one_round: Callable[[], T], wanted: Rounds, device: torch.device, what: str, progress: Progress
-) -> Iterator[T]:
+    one_round: Callable, wanted: Rounds, device: torch.device, what: str, progress: Progress
+) -> Iterator:
     """The results of the rounds after the warm-up."""
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
-    most, limit = wanted.trials or MOST[device.type], math.inf
-    if device.type == "cpu" and not wanted.trials:
-        limit = wanted.cpu_seconds
+    most = wanted.trials or MOST[device.type]
+    limit = wanted.cpu_seconds if device.type == "cpu" and not wanted.trials else math.inf
     started = perf_counter()
     for done in range(most):
         seconds = perf_counter() - started
@@ -126,9 +124,7 @@ def _time_left(done: int, seconds: float, most: int, limit: float) -> str:
 
 def spread(times: list[float]) -> tuple[float, float]:
     """The 10th and the 90th percentile."""
-    if len(times) < 2:
-        return times[0], times[0]
-    tenths = quantiles(times, n=10, method="inclusive")
+    tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
     return tenths[0], tenths[-1]
 
 
@@ -147,13 +143,11 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
 def judge(timings: Timings, fastest: float, what: str) -> tuple[list[str], list[str]]:
     """Times of the solution that no honest run gives, in words, and why that cannot be told.
 
-    They are faster than the device, or mostly outside the timed stream. Baselines are torch's own
-    code: their times are never wrong, and show what the device can do. But a busy host delays some
-    calls and not others, and it may do to any two contestants as it does to eager, timed twice:
-    where that breaks the floor of its own slow calls, there is no floor.
-
-    Args:
-        fastest: seconds that the work of a call takes at the highest rate measured.
+    They are faster than the device, of which `fastest` is what the work of a call takes at the
+    highest rate measured, or mostly outside the timed stream. Baselines are torch's own code: their
+    times are never wrong, and show what the device can do. But a busy host delays some calls and
+    not others, and it may do to any two contestants as it does to eager, timed twice: where that
+    breaks the floor of its own slow calls, there is no floor.
     """
     timings.floor, names, name = fastest, timings.names, timings.names.solution
     too_noisy, done = f"too noisy to judge the times of {what}", len(timings.seconds[name])
@@ -170,27 +164,27 @@ def judge(timings: Timings, fastest: float, what: str) -> tuple[list[str], list[
     fastest = min(fastest, *map(min, baselines))
     typical = median(timings.seconds[name])
     if typical < fastest / margin - GRAIN:
-        problems.append(
-            f"{name} took {typical * 1e3:.3f} ms, and {timings.rate.floor} "
-            f"takes {fastest * 1e3:.3f} ms: not credible"
-        )
-    beyond = {
-        who: [w - s for s, w in zip(seconds, timings.wall[who], strict=True)]
-        for who, seconds in timings.seconds.items()
-    }
+        times = f"{typical * 1e3:.3f} ms, and {timings.rate.floor} takes {fastest * 1e3:.3f} ms"
+        problems.append(f"{name} took {times}: not credible")
+    beyond = {}
+    for who, seconds in timings.seconds.items():
+        beyond[who] = [w - s for s, w in zip(seconds, timings.wall[who], strict=True)]
     calls = list(zip(timings.seconds[name], beyond[name], strict=True))
     hidden = concealed(calls, typical, beyond[names.eager] + beyond[names.again])
     if hidden > 4 * GRAIN + UNSEEN * typical:  # never on a CPU, which has one clock
-        problems.append(
-            f"{name} took {typical * 1e3:.3f} ms by device events, but the device was busy "
-            f"{hidden * 1e3:.3f} ms longer than after eager: work on another stream, or a changed "
-            "timer"
+        times = (
+            f"{typical * 1e3:.3f} ms by device events, but the device was busy {hidden * 1e3:.3f}"
         )
+        reason = "ms longer than after eager: work on another stream, or a changed timer"
+        problems.append(f"{name} took {times} {reason}")
     return problems, notes
 
 
 def concealed(calls: list[tuple[float, float]], typical: float, usual: list[float]) -> float:
     """The seconds that another clock saw of the solution's calls beyond those that they report.
+
+    `calls` has both of each call; `typical` is the reported median, `usual` has the seconds beyond
+    those that eager's calls report.
 
     The reported median depends on the calls that are not slower than it: these alone are looked at,
     and all but a quarter of them must conceal something. A clock that is wrong in fewer is wrong in
@@ -199,11 +193,6 @@ def concealed(calls: list[tuple[float, float]], typical: float, usual: list[floa
     Where other programs have the device or the CPU, calls wait, those of eager too: the lower
     quartile is compared with the upper one of eager's. That is no less than nothing: where a thread
     waited within a call, the wait is in the seconds, but may be taken off those beyond.
-
-    Args:
-        calls: the seconds that each reports, and those beyond them.
-        typical: the reported median.
-        usual: seconds beyond those that eager's calls report.
     """
     deciding = sorted(hidden for seconds, hidden in calls if seconds <= typical)
     *_, upper = quantiles(usual, n=4, method="inclusive")

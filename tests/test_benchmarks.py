@@ -11,7 +11,7 @@ from documents import HEADLINE, document, record
 
 from model import LinearReluDivide, Model
 from referee import benchmark
-from referee.report import markdown
+from referee.report import tables
 from referee.timing import speed_up
 
 TEXT = """<!-- cpu: python -c "print(6 * 7)" -->
@@ -78,8 +78,8 @@ def test_readmes_block_gets_tables_and_a_picture(pages, tmp_path):
     benchmark.README.write_text(readme)
     benchmark.BENCHMARKS.write_text(text)
     assert benchmark.measure("cpu", "shutil") == []
-    tables = markdown.tables({**content, "command": f'python -c "{code}"'})
-    assert benchmark.README.read_text() == readme.replace("<!-- end", tables + "<!-- end")
+    table = tables.markdown({**content, "command": f'python -c "{code}"'})
+    assert benchmark.README.read_text() == readme.replace("<!-- end", table + "<!-- end")
     assert benchmark.BENCHMARKS.read_text() == text.replace("old", "```\n42\n```")
     assert benchmark.PICTURE.read_text().startswith("<?xml")
 
@@ -113,5 +113,5 @@ def test_identical_code_takes_the_same_time_after_memory_was_freed():
         torch.cuda.empty_cache()
         torch.relu(x)
         both = {"candidate": torch.relu, "reference": torch.relu}
-        candidate, reference = benchmark.alternate(benchmark.samplers_of(both, x)).values()
+        candidate, reference = benchmark.alternate(both, x).values()
         assert speed_up(reference, candidate)[0] == pytest.approx(1, abs=0.005)

@@ -21,7 +21,7 @@ from referee import records, relu, session, timing
 from referee.child.yardsticks import COMPILED
 from referee.console import Progress
 from referee.judge.verdict import CORRECT, LEFT_OUT, Run
-from referee.report import markdown, plot, tables
+from referee.report import plot, tables
 
 OPTIONS = ["--device", "cpu", "--trials", "3"]
 
@@ -100,7 +100,7 @@ def test_markdown():
     times = "1.500 ms, {} | 3.000 ms | 2.500 ms | 2.000 ms, {} | **2.000** (2.000 to 2.000) | {}"
     ours, both = times.format("4 GB/s", "copy", "1.500"), ("0.004 TFLOP/s", "product alone", "")
     note = " Interrupted: not all of it was measured."
-    assert markdown.tables({**document(found), "complete": False}).splitlines() == [
+    assert tables.markdown({**document(found), "complete": False}).splitlines() == [
         f"a | GPU, torch 2.13, CUDA 13.0; `python run.py`, now.{note}",
         "",
         f"| x | {titles} |",

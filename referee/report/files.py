@@ -9,15 +9,11 @@ from pathlib import Path
 
 
 def check_writable(path: Path) -> None:
-    """Finds out before the work begins. Opens nothing, for a FIFO would block.
-
-    Raises:
-        OSError: `write` would fail.
-    """
-    there, target = _status(path), Path(os.path.realpath(path))
+    """Raises OSError if `write` would fail. Opens nothing, for a FIFO would block."""
+    (there, stream), target = _status(path), Path(os.path.realpath(path))
     if there and stat.S_ISDIR(there.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if _standard_stream(there) is not None:
+    if stream is not None:
         return
     if there and not os.access(path, os.W_OK, effective_ids=True):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -35,18 +31,14 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, text: str | bytes) -> None:
-    """Writes a file.
+    """Writes a file, or raises OSError and leaves what it was to replace as it was.
 
     A new file, flushed to disk, takes the place of the old one; it gets its mode and, as far as
     permitted, its owner. Symbolic links are followed and kept. Devices, pipes and the file that is
     stdout or stderr already are written to.
-
-    Raises:
-        OSError: it cannot be written; what it was to replace is as it was.
     """
     data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
-    there = _status(path)
-    stream = _standard_stream(there)
+    there, stream = _status(path)
     if stream is not None:
         with os.fdopen(os.dup(stream), "wb") as file:
             file.write(data)
@@ -74,19 +66,17 @@ def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-def _status(path: Path) -> os.stat_result | None:
-    with suppress(FileNotFoundError):
-        return path.stat()
-    return None
-
-
-def _standard_stream(there: os.stat_result | None) -> int | None:
-    """The descriptor of stdout or stderr if this is its file, as /dev/stdout is.
+def _status(path: Path) -> tuple[os.stat_result | None, int | None]:
+    """A file's, and the descriptor of stdout or stderr if it is theirs, as /dev/stdout is.
 
     Opened a second time, a file is written from its beginning, and a socket cannot be.
     """
-    for descriptor in (1, 2) if there else ():
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return None, None
+    for descriptor in (1, 2):
         with suppress(OSError):
             if os.path.samestat(there, os.fstat(descriptor)):
-                return descriptor
-    return None
+                return there, descriptor
+    return there, None

@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from referee import console
-from referee.report import files
-from referee.report.markdown import milliseconds
-from referee.report.schema import SCALE, by_role, load
+from referee.report import SCALE, by_role, files, load
+from referee.report.tables import milliseconds
 
 # By role; a yardstick is a copy, or the product alone. Readable on light and on dark ground.
 STYLES = {
@@ -41,11 +40,7 @@ BARS = {"eager": "eager", "compiled": "torch.compile", "solution": "this project
 
 
 def check(path: Path) -> None:
-    """Finds out before the work begins.
-
-    Raises:
-        ValueError: it is neither an SVG nor a PNG, or matplotlib is missing.
-    """
+    """Raises ValueError if it is neither an SVG nor a PNG, or matplotlib is missing."""
     if path.suffix not in (".svg", ".png"):
         raise ValueError(f"{path} ends neither in .svg nor in .png")
     if importlib.util.find_spec("matplotlib") is None:
@@ -53,16 +48,11 @@ def check(path: Path) -> None:
 
 
 def draw(content: dict, suffix: str) -> bytes:
-    """The picture of a sweep or of comparisons, as a file with this suffix.
-
-    Raises:
-        ValueError: no size was timed, or a bar's result is missing or wrong.
-    """
+    """The picture as a file with this suffix; ValueError if a bar or all sizes have no result."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    about = content["environment"]
-    what = f"{about['device']}, torch {about['torch']}"
+    what = "{device}, torch {torch}".format(**content["environment"])
     with mpl.rc_context(dict.fromkeys(COLOURED, INK) | PLAIN):
         figure = Figure(layout="constrained")
         if content["kind"] == "comparison":
@@ -132,9 +122,8 @@ def _lines(forwards: list[dict]) -> Iterator[tuple[list[float], dict]]:
     for name, role in ((row["name"], row["role"]) for row in forwards[0]["summary"]):
         if role == "control" or (role == "yardstick" and not name.startswith(yardstick)):
             continue
-        style = {**STYLES[role], "label": name, "markersize": 3}
-        if name != yardstick and role == "yardstick":
-            style["linestyle"] = ":"
+        dotted = {"linestyle": ":"} if role == "yardstick" and name != yardstick else {}
+        style = {**STYLES[role], **dotted, "label": name, "markersize": 3}
         medians = [{row["name"]: row["median_ms"] for row in f["summary"]} for f in forwards]
         yield [of.get(name, math.nan) * 1e-3 for of in medians], style
     yield [forward["roofline_seconds"] or math.nan for forward in forwards], ROOFLINE

@@ -1,9 +1,8 @@
-"""What run.py prints, from the records that `--json` writes."""
+"""What run.py prints and `--markdown` writes, from the records that `--json` writes."""
 
-import math
-from collections.abc import Sequence
+from statistics import geometric_mean
 
-from referee.report.schema import by_role, machine
+from referee.report import by_role, machine
 
 TIMES = ["median ms", "p10 - p90 ms"]
 ERRORS = ["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]
@@ -12,9 +11,8 @@ WIDTH, NUMBERS = 30, "{:>12}  {:>10}  {}"  # columns of a sweep
 
 
 def headline(about: dict, device: object, why: str) -> str:
-    """The device, and why it is not a GPU, or ""; the versions."""
+    """The device, after a semicolon why it is not a GPU, or ""; the versions."""
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
-    why = why and f"; {why}"
     return f"{device}: {machine(about)}{why}; torch {about['torch']}, {cuda}"
 
 
@@ -31,9 +29,8 @@ def details(record: dict) -> str:
     count = "none" if is_fine else 1
     lines = [f"{record['cases']} cases compared with the reference, {count} wrong"]
     if record["errors"]:
-        rows = [
-            [row["name"], *(f"{v:.2g}" for v in [*row.values()][1:])] for row in record["errors"]
-        ]
+        errors = (row.values() for row in record["errors"])
+        rows = [[name, *(f"{value:.2g}" for value in values)] for name, *values in errors]
         lines.append(f"\n{table([ERRORS, *rows])}")
     lines += [f"\n{results(run)}" for run in record["runs"]] or ["nothing was timed"]
     # Where a dispatch mode looks on, as for the note on calls, our modules leave it to torch.
@@ -53,11 +50,10 @@ def results(run: dict) -> str:
     rows = [[f"forward{setting}", *TIMES, *speeds, title, ""]]
     for row in forward["summary"]:
         speed = [f"{row['rate']:.{digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
-        rows.append(_row("", row, speed))
-    about = (
-        f"{len(forward['seconds'][eager['name']])} rounds; ratios are medians over rounds with a "
-        f"95% interval, and the same code timed twice gave {interval(control)}"
-    )
+        rows.append(_row("", row, *speed))
+    rounds = len(forward["seconds"][eager["name"]])
+    about = f"{rounds} rounds; ratios are medians over rounds with a 95% interval, and the same "
+    about += f"code timed twice gave {interval(control)}"
     parts = [table(rows), about, *forward["notes"]]
     if step:
         rows = [[f"training step{setting}", *TIMES, title, ""]]
@@ -76,7 +72,7 @@ def results(run: dict) -> str:
     return "\n".join(parts)
 
 
-def _row(half: str, row: dict, speed: Sequence[str] = ()) -> list[str]:
+def _row(half: str, row: dict, *speed: str) -> list[str]:
     times = [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
     is_tie = row["role"] != "eager" and row["ratio_low"] <= 1 <= row["ratio_high"]
     return [half + row["name"], *times, *speed, interval(row), "a tie" * is_tie]
@@ -115,7 +111,7 @@ def line(record: dict) -> str:
     if step := record["runs"][0]["step"]:
         ours, eager = (by_role(step["summary"]["step"], role) for role in ("solution", "eager"))
         times += f"; training step {interval(ours)}"
-        if (kept := step["kept_bytes"]) and ours["name"] in kept:
+        if ours["name"] in (kept := step["kept_bytes"]):
             times += f", keeps {kept[ours['name']]:,} bytes, eager {kept[eager['name']]:,}"
     return f"{record['file']}: correct ({'; '.join(facts)}), {times}"
 
@@ -125,12 +121,12 @@ def ranking(records: list[dict]) -> str:
     that are correct and more than p times as fast as eager.
     """
     rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", "of the limit"]]
-    for record in sorted(records, key=lambda record: -_speed_up(record) or math.inf):
+    for record in sorted(records, key=_speed_up, reverse=True):
         cells = _cells(record) if record["runs"] else [""] * 4
         rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
     ratios = list(filter(None, map(_speed_up, records)))
     surely = [_speed_up(r) for r in records if r["runs"] and r["runs"][0]["time"] != "a tie"]
-    mean = f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "none"
+    mean = f"{geometric_mean(ratios):.3f}" if ratios else "none"
     fast = (f"fast_{p} {sum(r > p for r in surely) / len(records):.2f}" for p in (1, 2))
     scores = f"{', '.join(fast)}; geometric mean of {len(ratios)} ratios: {mean}"
     return f"{table(rows)}\n{scores}"
@@ -146,8 +142,72 @@ def _cells(record: dict) -> list[str]:
 
 def _speed_up(record: dict) -> float:
     """Under the first setting, if the file is correct; 0 if there is none that means anything."""
-    if record["verdict"] != "correct" or not record["runs"]:
-        return 0.0
-    run = record["runs"][0]
-    is_noisy = run["time"] == "too noisy"
-    return 0.0 if is_noisy else by_role(run["forward"]["summary"], "solution")["ratio"]
+    for run in record["runs"][:1]:
+        if record["verdict"] == "correct" and run["time"] != "too noisy":
+            return by_role(run["forward"]["summary"], "solution")["ratio"]
+    return 0.0
+
+
+def markdown(content: dict) -> str:
+    """What `--markdown` writes: a table as README has it, below a line on what was measured."""
+    about = content["environment"]
+    cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
+    state = "" if content["complete"] else " Interrupted: not all of it was measured."
+    what = f"{machine(about)}, torch {about['torch']}{cuda}; `{content['command']}`"
+    make = _ranking_rows if content["kind"] == "grading" else _comparison_rows
+    head, *rows = make(content["records"])
+    lines = [f"{what}, {content['date']}.{state}\n", _line(head), "|" + "---|" * len(head)]
+    return "\n".join([*lines, *map(_line, rows), ""])
+
+
+def _line(row: list[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _comparison_rows(records: list[dict]) -> list[list[str]]:
+    """A row for each problem, shape, dtype and setting."""
+    titles = ["ours", "eager", "`torch.compile`", "fastest yardstick", "eager / ours"]
+    rows = [["x", *titles, "training step"]]
+    for record in records:
+        label = f"{record['problem']} `{record['shape']}` {record['dtype']}"
+        if record["verdict"] != "correct":
+            what = f"**{record['verdict']}** {record['reason']}".rstrip()
+            rows.append([label, what, *[""] * 5])
+        for run in record["runs"]:
+            setting = run["setting"] and f", `{run['setting']}`"
+            summary = run["forward"]["summary"]
+            roles = ("eager", "compiled", "yardstick", "solution")
+            eager, compiled, yardstick, ours = (by_role(summary, role) for role in roles)
+            row = [label + setting, _median_and_speed(run), milliseconds(eager)]
+            row.append(milliseconds(compiled) if compiled else "")
+            row.append(f"{milliseconds(yardstick)}, {yardstick['name']}")
+            row.append("**{ratio:.3f}** ({ratio_low:.3f} to {ratio_high:.3f})".format(**ours))
+            step = by_role(run["step"]["summary"]["step"], "solution") if run["step"] else {}
+            rows.append([*row, f"{step['ratio']:.3f}" if step else ""])
+    return rows
+
+
+def _ranking_rows(records: list[dict]) -> list[list[str]]:
+    """A row for each file, the fastest first."""
+    found = []
+    for record in records:
+        reason = f": {record['reason']}" if record["reason"] else ""
+        row, ours = [f"`{record['file']}`", record["verdict"] + reason, record["accuracy"]], {}
+        for run in record["runs"][:1]:
+            ours = by_role(run["forward"]["summary"], "solution")
+            ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
+            row += [_median_and_speed(run), ratio, run["time"]]
+        found.append((ours.get("ratio", 0.0), row if ours else [*row, "", "", ""]))
+    titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
+    return [titles, *(row for _, row in sorted(found, key=lambda pair: -pair[0]))]
+
+
+def _median_and_speed(run: dict) -> str:
+    row = by_role(run["forward"]["summary"], "solution")
+    return f"{milliseconds(row)}, {row['rate']:.4g} {run['forward']['unit']}"
+
+
+def milliseconds(row: dict) -> str:
+    """A row's median with three digits behind the point, or three that count."""
+    value = row["median_ms"]
+    return f"{value:.3f} ms" if value >= 0.1 else f"{value:.3g} ms"
