@@ -1,13 +1,11 @@
 """The requests that a process of a solution, or of eager, answers."""
 
 import importlib
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -77,12 +75,7 @@ class Worker(Feed):
         sys.path.insert(0, str(Path(path).parent))
         start = _perf_counter()
         with self.caught.tracing(self.caught.note_import):
-            loader = SourceFileLoader("solution", path)
-            spec = importlib.util.spec_from_file_location("solution", path, loader=loader)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules["solution"] = module
-            loader.exec_module(module)
-        self.solution = module
+            self.solution = reference_file.import_file("solution", path)
         self.kind = self._kind(problem)
         return {"seconds": _perf_counter() - start}
 

@@ -12,12 +12,12 @@ from torch import nn
 from referee import cases
 from referee.cases import dtype_name
 from referee.compare import first_mismatch
-from referee.error_line import LONGEST_LINE
 from referee.judge.baselines import Baselines
 from referee.judge.budget import WORST, Found, Output, grade
 from referee.judge.feeding import Renewal, pieces, send
 from referee.judge.oracle import DIFFERENT, SEEDS, difference, form_of, parameters_of
 from referee.judge.verdict import CHEATING, WRONG, FoundError, Task, Verdict, of_exception
+from referee.reference_file import LONGEST_LINE
 from referee.remote import HALF, RaisedError, Remote, pack
 
 LATENESS = 0.2  # s, after which what a thread still had to write is there

@@ -11,13 +11,13 @@ import torch
 
 from referee import timing
 from referee.child.yardsticks import COMPILED, COPY, COPY_REUSED
-from referee.error_line import LONGEST_LINE
 from referee.judge.checks import LATENESS
 from referee.judge.feeding import Renewal, name_source
 from referee.judge.oracle import SEEDS
 from referee.judge.turns import Turns
 from referee.judge.verdict import CHEATING, FoundError, Run
 from referee.processes import busy_seconds
+from referee.reference_file import LONGEST_LINE
 from referee.remote import RaisedError, Remote, pack
 from referee.timing import Rate, Rounds, Samples, Step, Timings
 
