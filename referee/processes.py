@@ -42,7 +42,7 @@ def busy_seconds(without: set[int]) -> float:
 
 def standing(pid: int) -> tuple:
     """How a process is scheduled and limited, which another one may change; () if it has ended."""
-    try:
+    with suppress(ProcessLookupError):
         return (
             os.sched_getaffinity(pid),
             os.getpriority(os.PRIO_PROCESS, pid),
@@ -50,8 +50,7 @@ def standing(pid: int) -> tuple:
             os.sched_getscheduler(pid),
             _stat(pid)[:1] == ["T"],  # stopped
         )
-    except ProcessLookupError:
-        return ()
+    return ()
 
 
 def restore(was: tuple) -> None:
@@ -92,7 +91,6 @@ def _end_descendants(known: set[int]) -> None:
 
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/pid/stat after the name: state, parent and so on; empty if it is gone."""
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
+    return []

@@ -59,7 +59,10 @@ class ReferenceFile:
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
         if self.is_ours:
             return found
-        return [_dense(x, device) if isinstance(x, torch.Tensor) else x for x in found]
+        for i, x in enumerate(found):
+            if isinstance(x, torch.Tensor):  # without gaps and overlaps, which the copy has not
+                found[i] = torch.empty_like(x, device=device).copy_(x.detach())
+        return found
 
     def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
         """The module under a seed, on the device."""
@@ -159,12 +162,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             random.setstate(state)
             if numpy:
                 numpy.random.set_state(numpy_state)
-
-
-def _dense(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Without gaps and overlaps; permuted dimensions stay permuted."""
-    x = x.detach()
-    return torch.empty_like(x, device=device).copy_(x)
 
 
 def first_error_line(text: str) -> str:

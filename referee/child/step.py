@@ -7,8 +7,6 @@ from torch.autograd import grad
 from referee import cases
 from referee.child.feed import MOST_PARTS
 
-_grad = grad
-
 
 def is_differentiable(x: object) -> bool:
     """Whether x can have a gradient."""
@@ -42,7 +40,7 @@ def differentiate(
     if not recorded or not asked:
         return [None for _ in wanted]
     ys, theirs = zip(*recorded, strict=True)
-    found = iter(_grad(ys, asked, theirs, allow_unused=True))
+    found = iter(grad(ys, asked, theirs, allow_unused=True))
     return [next(found) if x.requires_grad else None for x in wanted]
 
 

@@ -2,11 +2,11 @@
 
 import importlib
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 
 import torch
@@ -18,14 +18,12 @@ from referee import cases, clock, compare, reference_file
 from referee.child import watch, yardsticks
 from referee.child.caught import Caught
 from referee.child.feed import Feed, flat, flat_bytes, unpack
-from referee.child.results import PLAIN, form_of, take_apart
+from referee.child.results import PLAIN, take_apart
 from referee.child.step import change_late, differentiate, draw_gradients, record
 
 CLOCKS = (clock.CpuClock, clock.CudaClock)
-PRECISION = "the matrix product's precision"
 
-_perf_counter, _recording = time.perf_counter, torch.enable_grad
-_set_precision = torch.set_float32_matmul_precision
+_recording, _set_precision = torch.enable_grad, torch.set_float32_matmul_precision
 share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
 
 
@@ -73,16 +71,16 @@ class Worker(Feed):
         self.before = watch.state(self.device)
         self.file, self.caught = path, Caught(path)
         sys.path.insert(0, str(Path(path).parent))
-        start = _perf_counter()
+        start = perf_counter()
         with self.caught.tracing(self.caught.note_import):
             self.solution = reference_file.import_file("solution", path)
         self.kind = self._kind(problem)
-        return {"seconds": _perf_counter() - start}
+        return {"seconds": perf_counter() - start}
 
     def set_precision(self, setting: str) -> dict:
         """Of float32 products, for all that follows."""
         _set_precision(setting)
-        self.before[PRECISION] = setting
+        self.before["the matrix product's precision"] = setting
         return {}
 
     def new(self, args: str, seed: int, dtype: str) -> dict:
@@ -166,7 +164,8 @@ class Worker(Feed):
         structure, facts, self.results = take_apart(results)
         for fact, x in zip(facts, self.results, strict=True):
             if x is not None:
-                fact |= form_of(x)
+                fact |= {"dtype": cases.dtype_name(x.dtype), "device": str(x.device)}
+                fact["shape"] = list(x.shape)
         return {"structure": structure, "results": facts}
 
     def derive(self, names: list[str], seed: int, size: int) -> dict:
@@ -191,20 +190,18 @@ class Worker(Feed):
             synchronize(self.device)
         return self.keep([*(y.detach() for y in outputs), *gradients])
 
-    def read(self, index: int, start: int, stop: int) -> dict:
-        """Elements of a result or a gradient, in order."""
-        x = self.results[index] = self.results[index].contiguous()
+    def read(self, index: int, start: int, stop: int, is_input: bool = False) -> dict:
+        """Elements of a result or a gradient, in order; or bytes of an input's memory."""
+        if is_input:
+            x = flat_bytes(self.ring[0][index])
+        else:
+            x = self.results[index] = self.results[index].contiguous()
         self.send(x.view(-1)[start:stop], 0)
         return {}
 
-    def read_input(self, index: int, start: int, stop: int) -> dict:
-        """Bytes of the memory of an input in the first slot."""
-        self.send(flat_bytes(self.ring[0][index])[start:stop], 0)
-        return {}
-
-    def probe(self, slot: int) -> dict:
+    def probe(self) -> dict:
         """Whether the results of an input are finite."""
-        _, _, leaves = take_apart(self._forward(self.ring[slot], None))
+        _, _, leaves = take_apart(self._forward(self.ring[0], None))
         floats = [leaf for leaf in leaves if leaf is not None and leaf.is_floating_point()]
         return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
 
@@ -213,7 +210,7 @@ class Worker(Feed):
         self.calls, notes = {"module": lambda inputs: self.module(*inputs)}, []
         for name in wanted:
             try:
-                self.calls |= yardsticks.MAKE[name](self.module, self.ring[0], copied)
+                self.calls |= yardsticks.make(name, self.module, self.ring[0], copied)
             except Exception as error:  # no Triton, no such function: a yardstick is missing
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 notes.append(f"{name} is left out: {reason[0]}")

@@ -238,7 +238,7 @@ class Checks:
         for i, x in enumerate(self.inputs):
             for start, mine in pieces(x, HALF) if isinstance(x, torch.Tensor) else ():
                 stop = start + len(mine)
-                self.remote.ask("read_input", index=i, start=start, stop=stop)
+                self.remote.ask("read", index=i, start=start, stop=stop, is_input=True)
                 changed |= not torch.equal(self.remote.take(0, [len(mine)], torch.uint8), mine)
         if changed:
             raise FoundError(CHEATING, f"changes its input: {name}")
