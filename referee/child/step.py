@@ -23,11 +23,9 @@ def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, lis
 
 def draw_gradients(outputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """A gradient for each output of floats, whether or not it has been recorded."""
-    return [
-        cases.draw(torch.empty(y.shape, dtype=y.dtype, device=y.device), seed + turn)
-        for turn, y in enumerate(outputs)
-        if y.is_floating_point()
-    ]
+    floats = (y for y in outputs if y.is_floating_point())
+    blanks = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in floats)
+    return [cases.draw(x, seed + turn) for turn, x in enumerate(blanks)]
 
 
 def differentiate(

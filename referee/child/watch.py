@@ -143,14 +143,13 @@ def left_on() -> list[str]:
 
 
 class Seen(TorchDispatchMode):
-    """Notes the names of the operators that are called, and for those that are called while an
-    exception is handled its type.
+    """Notes the names of the operators that are called, with the type of an exception that is
+    handled meanwhile, or "".
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
-        self.handled: dict[str, str] = {}
+        self.names: dict[str, str] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -161,8 +160,6 @@ class Seen(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        name = func._schema.name
-        self.names.add(name)
-        if error := _exc_info()[0]:
-            self.handled[name] = error.__name__
+        name, error = func._schema.name, _exc_info()[0]
+        self.names[name] = error.__name__ if error else self.names.get(name, "")
         return func(*args, **(kwargs or {}))

@@ -28,7 +28,7 @@ share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
 
 
 class Worker(Feed):
-    """Each method is a request, by its name; the dictionary that it returns is the reply."""
+    """Each method is a request, by its name; the reply is the dictionary that it may return."""
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
         super().__init__(arena, device)
@@ -41,13 +41,12 @@ class Worker(Feed):
         self.before: dict[str, object] = {}
         self.was_on = watch.left_on()
 
-    def build(self, names: list[str]) -> dict:
+    def build(self, names: list[str]) -> None:
         """Builds this project's kernels of several problems at the same time."""
         sys.path.insert(0, str(Path(model.__file__).parent))
         importlib.import_module("kernels").build_together(*names)
-        return {}
 
-    def name_source(self, path: str | None, problem: str, shape: list[int], dtype: str) -> dict:
+    def name_source(self, path: str | None, problem: str, shape: list[int], dtype: str) -> None:
         """Takes the inputs, and for now the module, of a reference file, or of a problem."""
         if path is None:
             known = model.PROBLEMS[problem]
@@ -55,7 +54,6 @@ class Worker(Feed):
         else:
             self.source = reference_file.load(Path(path))
         self.kind = self.source.model if self.solution is None else self._kind(problem)
-        return {}
 
     def _kind(self, problem: str) -> Callable:
         """The solution's class for a problem."""
@@ -77,11 +75,10 @@ class Worker(Feed):
         self.kind = self._kind(problem)
         return {"seconds": perf_counter() - start}
 
-    def set_precision(self, setting: str) -> dict:
+    def set_precision(self, setting: str) -> None:
         """Of float32 products, for all that follows."""
         _set_precision(setting)
         self.before["the matrix product's precision"] = setting
-        return {}
 
     def new(self, args: str, seed: int, dtype: str) -> dict:
         """Constructs the module under a seed, in its own dtype if none is named; its state."""
@@ -98,8 +95,7 @@ class Worker(Feed):
 
     def attribute(self, name: str, value: float) -> dict:
         """Assigns an attribute that the module has; whether it has."""
-        there = hasattr(self.module, name)
-        if there:
+        if there := hasattr(self.module, name):
             setattr(self.module, name, value)
         return {"there": there}
 
@@ -112,8 +108,8 @@ class Worker(Feed):
         called = [op for op in ops if op in seen.names]
         if all_of_them and len(called) < len(ops):
             called = []
-        handled = [seen.handled[op] for op in called if op in seen.handled]
-        return {"library": called, "swallowed": handled + self.caught.behind_calls()}
+        handled = filter(None, map(seen.names.get, called))
+        return {"library": called, "swallowed": [*handled, *self.caught.behind_calls()]}
 
     def changes(self) -> dict:
         """The names of what the solution changed that is not its own."""
@@ -190,14 +186,13 @@ class Worker(Feed):
             synchronize(self.device)
         return self.keep([*(y.detach() for y in outputs), *gradients])
 
-    def read(self, index: int, start: int, stop: int, is_input: bool = False) -> dict:
+    def read(self, index: int, start: int, stop: int, is_input: bool = False) -> None:
         """Elements of a result or a gradient, in order; or bytes of an input's memory."""
         if is_input:
             x = flat_bytes(self.ring[0][index])
         else:
             x = self.results[index] = self.results[index].contiguous()
         self.send(x.view(-1)[start:stop], 0)
-        return {}
 
     def probe(self) -> dict:
         """Whether the results of an input are finite."""
@@ -239,14 +234,13 @@ class Worker(Feed):
                 kept.pop(there.untyped_storage().data_ptr(), None)
         return {"bytes": sum(kept.values())}
 
-    def prepare_step(self, seed: int) -> dict:
+    def prepare_step(self, seed: int) -> None:
         """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick."""
         self.output, self.given, self.seed = None, [], seed
         if self.device.type == "cuda":
             self.ring, kept = self.ring[:1], ("module", yardsticks.COMPILED)
             self.calls = {n: c for n, c in self.calls.items() if n in kept}
             torch.cuda.empty_cache()
-        return {}
 
     def time_step(self, call: str, names: list[str], at: float) -> dict:
         """Times a forward that autograd records, and its backward; `at` as of `change_late`."""
@@ -288,11 +282,11 @@ class Worker(Feed):
         """
         reply = self.keep(self.output)
         results, self.output, self.results = self.results, None, []
-        pairs = zip(results, sizes, strict=False)
-        is_right = all(not size or (x is not None and x.numel() == size) for x, size in pairs)
+        pairs = [pair for pair in zip(results, sizes, strict=False) if pair[1]]
+        is_right = all(x is not None and x.numel() == size for x, size in pairs)
         if not is_right or len(results) != len(sizes):
             return reply
-        looked = [x.contiguous().view(-1) for x, size in zip(results, sizes, strict=True) if size]
+        looked = [x.contiguous().view(-1) for x, _ in pairs]
         looked += [flat(self.ring[slot][index]) for index in inputs]
         places, end = self.incoming.view(torch.int64), 0
         for turn, x in enumerate(looked):
