@@ -16,9 +16,8 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 
 @contextmanager
 def reaping() -> Iterator[set[int]]:
-    """Within it, orphans become ours, and at its end all descendants that came since are killed.
-
-    The set that it gives may be added to: processes that are to live on.
+    """Within it, orphans become ours, and at its end all descendants that came since are killed,
+    but for those whose ids are added to the set that it gives.
     """
     prctl = ctypes.CDLL(None).prctl
     known = set(_descendants(set()))
@@ -33,9 +32,7 @@ def reaping() -> Iterator[set[int]]:
 
 
 def busy_seconds(without: set[int]) -> float:
-    """The processor time so far of the processes below this one, and of those that they waited
-    for, but for some.
-    """
+    """Processor time of the processes below this one, waited-for ones too, but for some."""
     ticks = [int(field) for pid in _descendants(without) for field in _stat(pid)[11:15]]
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 

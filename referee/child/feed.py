@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from referee import cases
+from referee.compare import INTEGERS
 
 PART = 16  # what changes last before a timed call is a sixteenth of a tensor, or as much as fits in
 LARGEST_PART = 1 << 22  # bytes
@@ -57,8 +58,7 @@ class Feed:
 
     def sums(self) -> dict:
         """The sum of each tensor of the state, in order."""
-        values = self.module.state_dict().values()
-        return {"sums": [value.double().sum().item() for value in values]}
+        return {"sums": [x.double().sum().item() for x in self.module.state_dict().values()]}
 
     def load_state(self, names: list[str]) -> None:
         """Loads what is staged, or nothing; keeps it, that other parameters can be made of it."""
@@ -151,11 +151,9 @@ def flat_bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of_bits(x: torch.Tensor) -> int:
-    """The sum of the bytes of a dense tensor, as whole numbers where they fill some."""
-    every = flat_bytes(x)
-    words = len(every) // 4 * 4
-    rest = every[words:].sum(dtype=torch.int64)
-    return (every[:words].view(torch.int32).sum(dtype=torch.int64) + rest).item()
+    """The sum of the elements under x, whose bits are taken for those of whole numbers."""
+    whole = flat_bytes(x).view(INTEGERS[min(x.element_size(), 8)])  # a complex one has 16 bytes
+    return whole.sum(dtype=torch.int64).item()
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

@@ -123,12 +123,11 @@ class Worker(Feed):
         return {"changed": changed[:5]}
 
     def forward(self, bait: list | None, size: int, fill: bool) -> dict:
-        """One forward on the first inputs.
+        """One forward on the first inputs, while torch fills new memory if `fill`.
 
         Args:
             bait: shape, dtype and seed of what a program finds that looks for the expected result.
             size: bytes of the outputs, where poison is to lie.
-            fill: while torch fills new memory.
         """
         earlier, inputs = self.results, self.ring[0]
         self.results, expected = [], None
@@ -166,11 +165,7 @@ class Worker(Feed):
 
     def derive(self, names: list[str], seed: int, size: int) -> dict:
         """One forward that autograd records, and its backward: results, then gradients of inputs,
-        and of parameters by name.
-
-        Args:
-            seed: of the outputs' gradients, where none are staged.
-            size: bytes of the outputs, where poison is to lie.
+        and of parameters by name. The outputs' gradients are staged, or else drawn from the seed.
         """
         watch.poison(size, self.device)
         arguments, wanted = record(self.module, self.ring[0], names)
