@@ -102,10 +102,9 @@ def load(path: Path) -> ReferenceFile:
     sys.path.append(str(path.resolve().parent))
     file = ReferenceFile(path, *[None] * 3)
     module = file.attempt("the import", lambda: import_file("reference", str(path)))
-    found = [getattr(module, name, None) for name in NAMES]
-    if missing := [name for name, value in zip(NAMES, found, strict=True) if not callable(value)]:
+    if missing := [name for name in NAMES if not callable(getattr(module, name, None))]:
         raise file.bad(f"defines no {', no '.join(missing)}")
-    return ReferenceFile(path, *found)
+    return ReferenceFile(path, *(getattr(module, name) for name in NAMES))
 
 
 def import_file(name: str, path: str) -> ModuleType:

@@ -218,8 +218,7 @@ class Worker(Feed):
         kept: dict[int, int] = {}
 
         def pack(saved: torch.Tensor) -> torch.Tensor:
-            storage = saved.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
             return saved
 
         with _recording(), saved_tensors_hooks(pack, lambda saved: saved):
