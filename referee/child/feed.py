@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from referee import cases
-from referee.compare import INTEGERS
 
 PART = 16  # what changes last before a timed call is a sixteenth of a tensor, or as much as fits in
 LARGEST_PART = 1 << 22  # bytes
@@ -114,10 +113,6 @@ class Feed:
         old.copy_(new)
         self.writes.append(partial(old[part].copy_, late))
 
-    def digest(self) -> dict:
-        """The sum of the bits of each input in the first slot."""
-        return {"sums": [sum_of_bits(x) for x in self.ring[0] if isinstance(x, torch.Tensor)]}
-
     def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> None:
         """Triples an element of each parameter late; that of the first input, None, is negated."""
         state = self.module.state_dict() if any(names) else {}
@@ -148,12 +143,6 @@ class Feed:
 def flat_bytes(x: torch.Tensor) -> torch.Tensor:
     """The memory under x, with what a view skips."""
     return flat(x).view(torch.uint8)
-
-
-def sum_of_bits(x: torch.Tensor) -> int:
-    """The sum of the elements under x, whose bits are taken for those of whole numbers."""
-    whole = flat_bytes(x).view(INTEGERS[min(x.element_size(), 8)])  # a complex one has 16 bytes
-    return whole.sum(dtype=torch.int64).item()
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

@@ -87,9 +87,10 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device, 
 
 def _describe(error: BaseException, file: str) -> dict:
     """An exception in words: its type, its message, the line of the solution that it left."""
-    text = ""
-    with suppress(Exception):  # of a __str__ of the solution's
+    try:
         text = str(error)
+    except Exception:  # a __str__ of the solution's
+        text = ""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     return {
         "type": type(error).__name__[:100],
