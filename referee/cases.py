@@ -113,7 +113,7 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
     other = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
     if other.count_nonzero() == other.numel():
         return other
-    size = values.abs().amax() if values.numel() else values.new_ones(())
+    size = values.abs().amax()
     noise = torch.empty_like(values).normal_(generator=generator)
     noise *= 0.1 * torch.where(size > 0, size, 1)
     return torch.where(values == 0, noise, other)

@@ -38,11 +38,8 @@ class CudaClock:
         """The output, the seconds between two events, the wall-clock seconds around both.
 
         The L2 is flushed while the host is launching, so that the events measure the device and
-        not the launch; the wall-clock seconds are without the flush.
-
-        Args:
-            write: alters what the call reads. It comes after the flush, so that a call which works
-                on another stream meanwhile reads old values.
+        not the launch; the wall-clock seconds are without the flush. After it `write` alters what
+        the call reads: one that works on another stream meanwhile reads old values.
         """
         synchronize()
         began = perf_counter()

@@ -16,9 +16,8 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 
 @contextmanager
 def reaping() -> Iterator[set[int]]:
-    """Within it, orphans become ours, and at its end all descendants that came since are killed.
-
-    The set that it gives may be added to: processes that are to live on.
+    """Within it, orphans become ours, and at its end all descendants that came since are killed,
+    but for those whose ids are added to the set that it gives.
     """
     prctl = ctypes.CDLL(None).prctl
     known = set(_descendants(set()))
@@ -33,16 +32,14 @@ def reaping() -> Iterator[set[int]]:
 
 
 def busy_seconds(without: set[int]) -> float:
-    """The processor time so far of the processes below this one, and of those that they waited
-    for, but for some.
-    """
+    """Processor time of the processes below this one, waited-for ones too, but for some."""
     ticks = [int(field) for pid in _descendants(without) for field in _stat(pid)[11:15]]
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def standing(pid: int) -> tuple:
     """How a process is scheduled and limited, which another one may change; () if it has ended."""
-    try:
+    with suppress(ProcessLookupError):
         return (
             os.sched_getaffinity(pid),
             os.getpriority(os.PRIO_PROCESS, pid),
@@ -50,8 +47,7 @@ def standing(pid: int) -> tuple:
             os.sched_getscheduler(pid),
             _stat(pid)[:1] == ["T"],  # stopped
         )
-    except ProcessLookupError:
-        return ()
+    return ()
 
 
 def restore(was: tuple) -> None:
@@ -92,7 +88,6 @@ def _end_descendants(known: set[int]) -> None:
 
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/pid/stat after the name: state, parent and so on; empty if it is gone."""
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
+    return []

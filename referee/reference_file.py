@@ -1,13 +1,15 @@
 """Problem files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
 
-import importlib.util
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import torch
@@ -15,12 +17,13 @@ from torch import nn
 
 from model import Problem
 from referee import cases
-from referee.error_line import first_error_line
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 MOST_LEAVES = 1000  # of an output's nesting
+LONGEST_LINE = 200
+COMPILER_ERROR = re.compile(r"(?:^|[\s:)])(?:fatal )?error\s*:|undefined (?:reference|symbol)")
 
 _manual_seed = torch.manual_seed
 
@@ -56,7 +59,10 @@ class ReferenceFile:
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
         if self.is_ours:
             return found
-        return [_dense(x, device) if isinstance(x, torch.Tensor) else x for x in found]
+        for i, x in enumerate(found):
+            if isinstance(x, torch.Tensor):  # without gaps and overlaps, which the copy has not
+                found[i] = torch.empty_like(x, device=device).copy_(x.detach())
+        return found
 
     def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
         """The module under a seed, on the device."""
@@ -93,17 +99,20 @@ def load(path: Path) -> ReferenceFile:
     Raises:
         BadReferenceError: it does not import, or a name is missing.
     """
-    loader = SourceFileLoader("reference", str(path))
-    spec = importlib.util.spec_from_file_location("reference", str(path), loader=loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reference"] = module
     sys.path.append(str(path.resolve().parent))
     file = ReferenceFile(path, *[None] * 3)
-    file.attempt("the import", lambda: loader.exec_module(module))
-    found = [getattr(module, name, None) for name in NAMES]
-    if missing := [name for name, value in zip(NAMES, found, strict=True) if not callable(value)]:
+    module = file.attempt("the import", lambda: import_file("reference", str(path)))
+    if missing := [name for name in NAMES if not callable(getattr(module, name, None))]:
         raise file.bad(f"defines no {', no '.join(missing)}")
-    return ReferenceFile(path, *found)
+    return ReferenceFile(path, *(getattr(module, name) for name in NAMES))
+
+
+def import_file(name: str, path: str) -> ModuleType:
+    """Imports a file, whatever it is called, as a module of this name."""
+    loader = SourceFileLoader(name, path)
+    module = sys.modules[name] = module_from_spec(spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
 
 
 def of_problem(problem: Problem, shape: tuple[int, ...], dtype: torch.dtype) -> ReferenceFile:
@@ -154,7 +163,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
                 numpy.random.set_state(numpy_state)
 
 
-def _dense(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Without gaps and overlaps; permuted dimensions stay permuted."""
-    x = x.detach()
-    return torch.empty_like(x, device=device).copy_(x)
+def first_error_line(text: str) -> str:
+    """The first error of a compiler in a message, else its first line; printable, and short."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    line = next((line for line in lines if COMPILER_ERROR.search(line)), lines[0])
+    line = re.sub(r"(?<![\w.])/(?:[^\s/:()'\"]+/)+", "", line)  # folders
+    return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_LINE]

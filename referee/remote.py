@@ -169,9 +169,7 @@ class Remote:
         return there.view(dtype).view(shape)
 
     def waited(self) -> float:
-        """Seconds that the child's and this process's main thread were ready but without a CPU; 0
-        where the kernel does not say so.
-        """
+        """Seconds that the child and this main thread waited for a CPU; 0 if that is not known."""
         paths = [Path(f"/proc/{pid}/schedstat") for pid in (self.pid, os.getpid())]
         with suppress(OSError, IndexError):
             return sum(int(path.read_text().split()[1]) for path in paths) * 1e-9

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from referee import cases, clock, compare
 from referee.child import results, watch
 from referee.child.worker import Worker
-from referee.error_line import first_error_line
 from referee.judge import budget
+from referee.reference_file import first_error_line
 
 CPU = torch.device("cpu")
 INF, NAN, LARGEST = math.inf, math.nan, torch.finfo(torch.float32).max

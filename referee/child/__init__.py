@@ -1,6 +1,5 @@
 """The process in which a solution runs: it does what `remote` asks for, and judges nothing.
 
-Requests and replies are lines of JSON; tensors travel through a mapped file, the first half of
-which holds what comes in, the second what goes out. Whatever the solution may want to replace is
-bound, or its identity noted, before the solution is loaded.
+Tensors come in the first half of the mapped file, and go in the second. Whatever the solution may
+want to replace is bound, or its identity noted, before the solution is loaded.
 """

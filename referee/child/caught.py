@@ -104,10 +104,5 @@ def _is_of_a_build(trace: TracebackType | None) -> bool:
 
 def _takes_a_tensor(call: ast.Call, known: dict[str, object]) -> bool:
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    for name in (name for value in given for name in _walk(value, ast.Name)):
-        value = known.get(name.id)
-        if type(value) is tuple and value:
-            value = value[0]
-        if type(value) in PLAIN:
-            return True
-    return False
+    values = [known.get(name.id) for part in given for name in _walk(part, ast.Name)]
+    return any(type(x[0] if type(x) is tuple and x else x) in PLAIN for x in values)

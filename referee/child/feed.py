@@ -37,7 +37,7 @@ class Feed:
         self.results: list[torch.Tensor | None] = []  # of the last other call, and gradients
         self.given: list[torch.Tensor] = []  # gradients of the outputs of timed steps
 
-    def allocate(self, slots: int, inputs: str) -> dict:
+    def allocate(self, slots: int, inputs: str) -> None:
         """A ring of inputs, which are packed as of `oracle.form_of`."""
         self.output, self.results, self.ring = None, [], []
         self.given, self.writes = [], []
@@ -45,25 +45,21 @@ class Feed:
             torch.cuda.empty_cache()
         for _ in range(slots):
             self.ring.append([self._blank(spec, self.device) for spec in unpack(inputs)])
-        return {}
 
-    def stage(self, tensors: str) -> dict:
+    def stage(self, tensors: str) -> None:
         """Room for a state, or for inputs, that come in, as `allocate` has it."""
         self.staged = [self._blank(spec, torch.device("cpu")) for spec in unpack(tensors)]
-        return {}
 
-    def feed(self, slot: int | None, index: int, start: int, size: int) -> dict:
+    def feed(self, slot: int | None, index: int, start: int, size: int) -> None:
         """Bytes of an input's memory, or of what is staged; no version tells of them."""
         into = self.staged if slot is None else self.ring[slot]
         flat_bytes(into[index])[start : start + size].copy_(self.incoming[:size])
-        return {}
 
     def sums(self) -> dict:
         """The sum of each tensor of the state, in order."""
-        values = self.module.state_dict().values()
-        return {"sums": [value.double().sum().item() for value in values]}
+        return {"sums": [x.double().sum().item() for x in self.module.state_dict().values()]}
 
-    def load_state(self, names: list[str]) -> dict:
+    def load_state(self, names: list[str]) -> None:
         """Loads what is staged, or nothing; keeps it, that other parameters can be made of it."""
         state, there = dict(zip(names, self.staged, strict=False)), self.module.state_dict()
         if state:
@@ -72,11 +68,10 @@ class Feed:
         there = state or there
         self.base = {name: there[name].detach().to(self.device, copy=True) for name in names}
         self.staged = []
-        return {}
 
     def renew(
         self, slot: int, draw: int | None, names: list, seed: int, at: float, is_timed: bool
-    ) -> dict:
+    ) -> None:
         """Gives the inputs of a slot, and the parameters, values that no version tells of.
 
         Args:
@@ -98,7 +93,6 @@ class Feed:
             self.write()
         if self.device.type == "cuda":
             _synchronize(self.device)
-        return {}
 
     def _replace(self, x: torch.Tensor, values: torch.Tensor, at: float) -> None:
         """Overwrites x, a part of it not before `write`: after the flush of a GPU's L2.
@@ -119,17 +113,12 @@ class Feed:
         old.copy_(new)
         self.writes.append(partial(old[part].copy_, late))
 
-    def digest(self) -> dict:
-        """The sum of the bits of each input in the first slot."""
-        return {"sums": [sum_of_bits(x) for x in self.ring[0] if isinstance(x, torch.Tensor)]}
-
-    def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> dict:
+    def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> None:
         """Triples an element of each parameter late; that of the first input, None, is negated."""
         state = self.module.state_dict() if any(names) else {}
         for name, place in zip(names, places, strict=True):
             x, factor = (state[name], TRIPLED) if name else (self.ring[slot][0], -1)
             self.writes.append(partial(x.data[tuple(place)].mul_, factor))
-        return {}
 
     def write(self) -> None:
         """Alters what the timed call reads."""
@@ -154,14 +143,6 @@ class Feed:
 def flat_bytes(x: torch.Tensor) -> torch.Tensor:
     """The memory under x, with what a view skips."""
     return flat(x).view(torch.uint8)
-
-
-def sum_of_bits(x: torch.Tensor) -> int:
-    """The sum of the bytes of a dense tensor, as whole numbers where they fill some."""
-    every = flat_bytes(x)
-    words = len(every) // 4 * 4
-    rest = every[words:].sum(dtype=torch.int64)
-    return (every[:words].view(torch.int32).sum(dtype=torch.int64) + rest).item()
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

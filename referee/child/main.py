@@ -76,7 +76,7 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device, 
         for line in lines:
             request = _loads(line)
             try:
-                reply = getattr(worker, request["op"])(**request["arguments"])
+                reply = getattr(worker, request["op"])(**request["arguments"]) or {}
             except BaseException as error:  # the solution's, SystemExit too
                 reply = {"raised": _describe(error, worker.file)}
             data = _dumps(reply | {"token": request["token"]}).encode() + b"\n"

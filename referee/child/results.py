@@ -7,7 +7,6 @@ nothing but their values, and nothing about their values is still to be computed
 import torch
 from torch import nn
 
-from referee.cases import dtype_name
 from referee.reference_file import MOST_LEAVES
 
 PLAIN = (torch.Tensor, nn.Parameter)  # the types that an output may have
@@ -51,11 +50,6 @@ def _walk(value: object, keeps_record: bool, facts: list, tensors: list) -> str:
     is_plain = not fault and kind in PLAIN and _layout(value) == torch.strided
     tensors.append(None if not is_plain else value if keeps_record else _detach(value))
     return "*"
-
-
-def form_of(x: torch.Tensor) -> dict:
-    """What a plain tensor says of itself, for a reply."""
-    return {"dtype": dtype_name(x.dtype), "device": str(x.device), "shape": list(x.shape)}
 
 
 def is_container(kind: type) -> bool:

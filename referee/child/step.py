@@ -7,8 +7,6 @@ from torch.autograd import grad
 from referee import cases
 from referee.child.feed import MOST_PARTS
 
-_grad = grad
-
 
 def is_differentiable(x: object) -> bool:
     """Whether x can have a gradient."""
@@ -25,11 +23,9 @@ def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, lis
 
 def draw_gradients(outputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """A gradient for each output of floats, whether or not it has been recorded."""
-    return [
-        cases.draw(torch.empty(y.shape, dtype=y.dtype, device=y.device), seed + turn)
-        for turn, y in enumerate(outputs)
-        if y.is_floating_point()
-    ]
+    floats = (y for y in outputs if y.is_floating_point())
+    blanks = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in floats)
+    return [cases.draw(x, seed + turn) for turn, x in enumerate(blanks)]
 
 
 def differentiate(
@@ -42,7 +38,7 @@ def differentiate(
     if not recorded or not asked:
         return [None for _ in wanted]
     ys, theirs = zip(*recorded, strict=True)
-    found = iter(_grad(ys, asked, theirs, allow_unused=True))
+    found = iter(grad(ys, asked, theirs, allow_unused=True))
     return [next(found) if x.requires_grad else None for x in wanted]
 
 

@@ -62,27 +62,24 @@ def state(device: torch.device) -> dict[str, object]:
             if callable(value) and f"{space}.{name}" != WRAPPED_LATER:
                 found[f"{space}.{name}"] = value
     found["torch.nn.Module.__call__"] = nn.Module.__call__
+    named: dict[str, object] = {}
     for name, module in list(sys.modules.items()):
         if name in ("model", "reference") or name.split(".")[0] == "referee":
             found[f"sys.modules[{name!r}]"] = module
             for own, value in list(vars(module).items()):
                 if not own.startswith("__"):
-                    _note(found, f"{name}.{own}", value)
+                    named[f"{name}.{own}"] = value
                     if isinstance(value, type) and value.__module__ == name:
                         for method in vars(value):
-                            _note(found, f"{name}.{own}.{method}", getattr_static(value, method))
+                            named[f"{name}.{own}.{method}"] = getattr_static(value, method)
+    functions = {name: value for name, value in named.items() if isinstance(value, FunctionType)}
+    found |= named | {f"{name}'s code": value.__code__ for name, value in functions.items()}
     # The kernels of the operators by which the referee draws inputs and reads results, as texts.
     # Those for meta tensors, which only compute shapes, are registered when they are needed.
     for name in torch._C._dispatch_get_all_op_names():
         if name.partition(".")[0].removeprefix("aten::") in OPERATORS:
             found[name] = META.sub("", torch._C._dispatch_dump(name))
     return found
-
-
-def _note(found: dict[str, object], name: str, value: object) -> None:
-    found[name] = value
-    if isinstance(value, FunctionType):
-        found[f"{name}'s code"] = value.__code__
 
 
 def differs(was: object, now: object) -> bool:
@@ -143,14 +140,13 @@ def left_on() -> list[str]:
 
 
 class Seen(TorchDispatchMode):
-    """Notes the names of the operators that are called, and for those that are called while an
-    exception is handled its type.
+    """Notes the names of the operators that are called, with the type of an exception that is
+    handled meanwhile, or "".
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
-        self.handled: dict[str, str] = {}
+        self.names: dict[str, str] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -161,8 +157,6 @@ class Seen(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        name = func._schema.name
-        self.names.add(name)
-        if error := _exc_info()[0]:
-            self.handled[name] = error.__name__
+        name, error = func._schema.name, _exc_info()[0]
+        self.names[name] = error.__name__ if error else self.names.get(name, "")
         return func(*args, **(kwargs or {}))

@@ -1,14 +1,12 @@
 """The requests that a process of a solution, or of eager, answers."""
 
 import importlib
-import importlib.util
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 
 import torch
@@ -20,19 +18,17 @@ from referee import cases, clock, compare, reference_file
 from referee.child import watch, yardsticks
 from referee.child.caught import Caught
 from referee.child.feed import Feed, flat, flat_bytes, unpack
-from referee.child.results import PLAIN, form_of, take_apart
+from referee.child.results import PLAIN, take_apart
 from referee.child.step import change_late, differentiate, draw_gradients, record
 
 CLOCKS = (clock.CpuClock, clock.CudaClock)
-PRECISION = "the matrix product's precision"
 
-_perf_counter, _recording = time.perf_counter, torch.enable_grad
-_set_precision = torch.set_float32_matmul_precision
+_recording, _set_precision = torch.enable_grad, torch.set_float32_matmul_precision
 share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
 
 
 class Worker(Feed):
-    """Each method is a request, by its name; the dictionary that it returns is the reply."""
+    """Each method is a request, by its name; the reply is the dictionary that it may return."""
 
     def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
         super().__init__(arena, device)
@@ -45,13 +41,12 @@ class Worker(Feed):
         self.before: dict[str, object] = {}
         self.was_on = watch.left_on()
 
-    def build(self, names: list[str]) -> dict:
+    def build(self, names: list[str]) -> None:
         """Builds this project's kernels of several problems at the same time."""
         sys.path.insert(0, str(Path(model.__file__).parent))
         importlib.import_module("kernels").build_together(*names)
-        return {}
 
-    def name_source(self, path: str | None, problem: str, shape: list[int], dtype: str) -> dict:
+    def name_source(self, path: str | None, problem: str, shape: list[int], dtype: str) -> None:
         """Takes the inputs, and for now the module, of a reference file, or of a problem."""
         if path is None:
             known = model.PROBLEMS[problem]
@@ -59,7 +54,6 @@ class Worker(Feed):
         else:
             self.source = reference_file.load(Path(path))
         self.kind = self.source.model if self.solution is None else self._kind(problem)
-        return {}
 
     def _kind(self, problem: str) -> Callable:
         """The solution's class for a problem."""
@@ -75,22 +69,16 @@ class Worker(Feed):
         self.before = watch.state(self.device)
         self.file, self.caught = path, Caught(path)
         sys.path.insert(0, str(Path(path).parent))
-        start = _perf_counter()
+        start = perf_counter()
         with self.caught.tracing(self.caught.note_import):
-            loader = SourceFileLoader("solution", path)
-            spec = importlib.util.spec_from_file_location("solution", path, loader=loader)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules["solution"] = module
-            loader.exec_module(module)
-        self.solution = module
+            self.solution = reference_file.import_file("solution", path)
         self.kind = self._kind(problem)
-        return {"seconds": _perf_counter() - start}
+        return {"seconds": perf_counter() - start}
 
-    def set_precision(self, setting: str) -> dict:
+    def set_precision(self, setting: str) -> None:
         """Of float32 products, for all that follows."""
         _set_precision(setting)
-        self.before[PRECISION] = setting
-        return {}
+        self.before["the matrix product's precision"] = setting
 
     def new(self, args: str, seed: int, dtype: str) -> dict:
         """Constructs the module under a seed, in its own dtype if none is named; its state."""
@@ -107,8 +95,7 @@ class Worker(Feed):
 
     def attribute(self, name: str, value: float) -> dict:
         """Assigns an attribute that the module has; whether it has."""
-        there = hasattr(self.module, name)
-        if there:
+        if there := hasattr(self.module, name):
             setattr(self.module, name, value)
         return {"there": there}
 
@@ -121,8 +108,8 @@ class Worker(Feed):
         called = [op for op in ops if op in seen.names]
         if all_of_them and len(called) < len(ops):
             called = []
-        handled = [seen.handled[op] for op in called if op in seen.handled]
-        return {"library": called, "swallowed": handled + self.caught.behind_calls()}
+        handled = filter(None, map(seen.names.get, called))
+        return {"library": called, "swallowed": [*handled, *self.caught.behind_calls()]}
 
     def changes(self) -> dict:
         """The names of what the solution changed that is not its own."""
@@ -136,12 +123,11 @@ class Worker(Feed):
         return {"changed": changed[:5]}
 
     def forward(self, bait: list | None, size: int, fill: bool) -> dict:
-        """One forward on the first inputs.
+        """One forward on the first inputs, while torch fills new memory if `fill`.
 
         Args:
             bait: shape, dtype and seed of what a program finds that looks for the expected result.
             size: bytes of the outputs, where poison is to lie.
-            fill: while torch fills new memory.
         """
         earlier, inputs = self.results, self.ring[0]
         self.results, expected = [], None
@@ -173,16 +159,13 @@ class Worker(Feed):
         structure, facts, self.results = take_apart(results)
         for fact, x in zip(facts, self.results, strict=True):
             if x is not None:
-                fact |= form_of(x)
+                fact |= {"dtype": cases.dtype_name(x.dtype), "device": str(x.device)}
+                fact["shape"] = list(x.shape)
         return {"structure": structure, "results": facts}
 
     def derive(self, names: list[str], seed: int, size: int) -> dict:
         """One forward that autograd records, and its backward: results, then gradients of inputs,
-        and of parameters by name.
-
-        Args:
-            seed: of the outputs' gradients, where none are staged.
-            size: bytes of the outputs, where poison is to lie.
+        and of parameters by name. The outputs' gradients are staged, or else drawn from the seed.
         """
         watch.poison(size, self.device)
         arguments, wanted = record(self.module, self.ring[0], names)
@@ -198,20 +181,17 @@ class Worker(Feed):
             synchronize(self.device)
         return self.keep([*(y.detach() for y in outputs), *gradients])
 
-    def read(self, index: int, start: int, stop: int) -> dict:
-        """Elements of a result or a gradient, in order."""
-        x = self.results[index] = self.results[index].contiguous()
+    def read(self, index: int, start: int, stop: int, is_input: bool = False) -> None:
+        """Elements of a result or a gradient, in order; or bytes of an input's memory."""
+        if is_input:
+            x = flat_bytes(self.ring[0][index])
+        else:
+            x = self.results[index] = self.results[index].contiguous()
         self.send(x.view(-1)[start:stop], 0)
-        return {}
 
-    def read_input(self, index: int, start: int, stop: int) -> dict:
-        """Bytes of the memory of an input in the first slot."""
-        self.send(flat_bytes(self.ring[0][index])[start:stop], 0)
-        return {}
-
-    def probe(self, slot: int) -> dict:
+    def probe(self) -> dict:
         """Whether the results of an input are finite."""
-        _, _, leaves = take_apart(self._forward(self.ring[slot], None))
+        _, _, leaves = take_apart(self._forward(self.ring[0], None))
         floats = [leaf for leaf in leaves if leaf is not None and leaf.is_floating_point()]
         return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
 
@@ -220,7 +200,7 @@ class Worker(Feed):
         self.calls, notes = {"module": lambda inputs: self.module(*inputs)}, []
         for name in wanted:
             try:
-                self.calls |= yardsticks.MAKE[name](self.module, self.ring[0], copied)
+                self.calls |= yardsticks.make(name, self.module, self.ring[0], copied)
             except Exception as error:  # no Triton, no such function: a yardstick is missing
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 notes.append(f"{name} is left out: {reason[0]}")
@@ -238,8 +218,7 @@ class Worker(Feed):
         kept: dict[int, int] = {}
 
         def pack(saved: torch.Tensor) -> torch.Tensor:
-            storage = saved.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
             return saved
 
         with _recording(), saved_tensors_hooks(pack, lambda saved: saved):
@@ -249,14 +228,13 @@ class Worker(Feed):
                 kept.pop(there.untyped_storage().data_ptr(), None)
         return {"bytes": sum(kept.values())}
 
-    def prepare_step(self, seed: int) -> dict:
+    def prepare_step(self, seed: int) -> None:
         """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick."""
         self.output, self.given, self.seed = None, [], seed
         if self.device.type == "cuda":
             self.ring, kept = self.ring[:1], ("module", yardsticks.COMPILED)
             self.calls = {n: c for n, c in self.calls.items() if n in kept}
             torch.cuda.empty_cache()
-        return {}
 
     def time_step(self, call: str, names: list[str], at: float) -> dict:
         """Times a forward that autograd records, and its backward; `at` as of `change_late`."""
@@ -298,11 +276,11 @@ class Worker(Feed):
         """
         reply = self.keep(self.output)
         results, self.output, self.results = self.results, None, []
-        pairs = zip(results, sizes, strict=False)
-        is_right = all(not size or (x is not None and x.numel() == size) for x, size in pairs)
+        pairs = [pair for pair in zip(results, sizes, strict=False) if pair[1]]
+        is_right = all(x is not None and x.numel() == size for x, size in pairs)
         if not is_right or len(results) != len(sizes):
             return reply
-        looked = [x.contiguous().view(-1) for x, size in zip(results, sizes, strict=True) if size]
+        looked = [x.contiguous().view(-1) for x, _ in pairs]
         looked += [flat(self.ring[slot][index]) for index in inputs]
         places, end = self.incoming.view(torch.int64), 0
         for turn, x in enumerate(looked):

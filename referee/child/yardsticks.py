@@ -14,9 +14,36 @@ THREE = "3 float16 products"  # in one call, concatenated along K: no split, no 
 Calls = dict[str, Callable[[list], object]]
 
 
-def copies(module: nn.Module, inputs: list, size: int) -> Calls:
-    """Copies of so many bytes; on a CPU also one that pays the page faults of fresh memory."""
-    x = next(x for x in inputs if isinstance(x, torch.Tensor))
+def make(name: str, module: nn.Module, inputs: list, size: int) -> Calls:
+    """The calls of a yardstick; none where it is not for the dtype. Copies are of `size` bytes."""
+    if name == COPY:
+        return _copies(next(x for x in inputs if isinstance(x, torch.Tensor)), size)
+    if name == COMPILED:
+        # The compiler forgets what it has seen, or it would make one program for all shapes, and
+        # none after the eighth.
+        torch.compiler.reset()
+        made = torch.compile(module)
+        calls = {name: lambda inputs: made(*inputs)}
+    else:
+        weight, divisor = module.linear.weight.data, module.divisor
+        if name == PRODUCT:
+            return {name: lambda inputs: inputs[0] @ weight.T}
+        if name == LIBRARY:  # relu(z / divisor)
+            if not (divisor > 0 and math.frexp(divisor)[0] == 0.5):
+                raise ValueError("1 / divisor is not exact")
+            bias, scale = module.linear.bias.data / divisor, 1 / divisor
+            calls = {name: lambda x: torch._addmm_activation(bias, x[0], weight.T, alpha=scale)}
+        elif inputs[0].dtype == torch.float32:
+            left, right = (torch.cat([t.half()] * 3, dim=1) for t in (inputs[0], weight))
+            calls = {name: lambda inputs: torch.mm(left, right.T, out_dtype=torch.float32)}
+        else:
+            return {}
+    calls[name](inputs)
+    return calls
+
+
+def _copies(x: torch.Tensor, size: int) -> Calls:
+    """On a CPU also one that pays the page faults of fresh memory."""
     source = flat_bytes(x)[:size]  # of the headline's input there is no room for another
     if len(source) < size:
         source = torch.zeros(size, dtype=torch.uint8, device=x.device)
@@ -24,43 +51,3 @@ def copies(module: nn.Module, inputs: list, size: int) -> Calls:
     if x.is_cuda:
         return {COPY: lambda inputs: target.copy_(source)}
     return {COPY: lambda inputs: source.clone(), COPY_REUSED: lambda inputs: target.copy_(source)}
-
-
-def compiled(module: nn.Module, inputs: list, size: int) -> Calls:
-    """The compiled module. The compiler forgets what it has seen, or it would make one program for
-    all shapes, and none after the eighth.
-    """
-    torch.compiler.reset()
-    made = torch.compile(module)
-    made(*inputs)
-    return {COMPILED: lambda inputs: made(*inputs)}
-
-
-def product(module: nn.Module, inputs: list, size: int) -> Calls:
-    """x weight^T."""
-    weight = module.linear.weight.data
-    return {PRODUCT: lambda inputs: inputs[0] @ weight.T}
-
-
-def library(module: nn.Module, inputs: list, size: int) -> Calls:
-    """cuBLASLt's epilogue, which is relu(z / divisor)."""
-    weight, divisor = module.linear.weight.data, module.divisor
-    if not (divisor > 0 and math.frexp(divisor)[0] == 0.5):
-        raise ValueError("1 / divisor is not exact")
-    bias = module.linear.bias.data / divisor
-    calls = {LIBRARY: lambda x: torch._addmm_activation(bias, x[0], weight.T, alpha=1 / divisor)}
-    calls[LIBRARY](inputs)
-    return calls
-
-
-def three(module: nn.Module, inputs: list, size: int) -> Calls:
-    """Three float16 products in one."""
-    if inputs[0].dtype != torch.float32:
-        return {}
-    operands = inputs[0], module.linear.weight.data
-    left, right = (torch.cat([t.half()] * 3, dim=1) for t in operands)
-    torch.mm(left, right.T, out_dtype=torch.float32)
-    return {THREE: lambda inputs: torch.mm(left, right.T, out_dtype=torch.float32)}
-
-
-MAKE = {COPY: copies, COMPILED: compiled, PRODUCT: product, LIBRARY: library, THREE: three}

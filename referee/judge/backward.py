@@ -14,13 +14,12 @@ import torch
 from torch import nn
 
 from referee.child.step import differentiate, draw_gradients, is_differentiable, record
-from referee.error_line import LONGEST_LINE
 from referee.judge.budget import GROSS, Found, Output
 from referee.judge.checks import Checks
 from referee.judge.feeding import send
 from referee.judge.oracle import SEEDS, parameters_of
 from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
-from referee.reference_file import flatten
+from referee.reference_file import LONGEST_LINE, flatten
 from referee.remote import RaisedError
 
 CHANCE = 0.01  # that one element is wrong in all draws, and it is no fault

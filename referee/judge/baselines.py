@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-from referee.error_line import LONGEST_LINE
 from referee.judge.verdict import ERROR, FoundError
 from referee.processes import restore, standing
+from referee.reference_file import LONGEST_LINE
 from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server
 
 

@@ -29,6 +29,16 @@ def send(process: Remote, slot: int | None, values: list) -> None:
             process.ask("feed", slot=slot, index=i, start=start, size=len(piece))
 
 
+def holds(process: Remote, values: list) -> bool:
+    """Whether the inputs in the first slot of a process's ring are these, to the last bit."""
+    for i, x in enumerate(values):
+        for start, mine in pieces(x, HALF):
+            process.ask("read", index=i, start=start, stop=start + len(mine), is_input=True)
+            if not torch.equal(process.take(0, [len(mine)], torch.uint8), mine):
+                return False
+    return True
+
+
 def name_source(process: Remote, task: Task) -> None:
     """Tells a process where the inputs, and the reference's module, come from."""
     oracle, file = task.oracle, task.oracle.file

@@ -11,13 +11,13 @@ import torch
 
 from referee import timing
 from referee.child.yardsticks import COMPILED, COPY, COPY_REUSED
-from referee.error_line import LONGEST_LINE
 from referee.judge.checks import LATENESS
-from referee.judge.feeding import Renewal, name_source
+from referee.judge.feeding import Renewal, holds, name_source
 from referee.judge.oracle import SEEDS
 from referee.judge.turns import Turns
 from referee.judge.verdict import CHEATING, FoundError, Run
 from referee.processes import busy_seconds
+from referee.reference_file import LONGEST_LINE
 from referee.remote import RaisedError, Remote, pack
 from referee.timing import Rate, Rounds, Samples, Step, Timings
 
@@ -144,10 +144,11 @@ class Judge(Turns):
             eager.ask("load_state", names=[name for name, _ in oracle.parameters])
             eager.has = self._subject
         eager.ask("allocate", slots=oracle.slots, inputs=pack(oracle.form))
-        if oracle.repeats is None and (digest := oracle.digest(seed)):
+        if oracle.repeats is None and (drawn := oracle.draw_alike(seed)):
             about = {"slot": 0, "names": [], "seed": 0, "at": 0.0, "is_timed": False}
             eager.ask("renew", draw=seed, **about)
-            oracle.repeats = eager.ask("digest")["sums"] == digest
+            oracle.repeats = holds(eager, drawn)
+            del drawn
         for slot in range(oracle.slots):
             Renewal(oracle, oracle.parameters, True).give(eager, slot, is_timed=False)
         wanted = [] if again else list(self.task.yardsticks)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from referee import cases
-from referee.child.feed import LARGEST_PART, PART, flat_bytes, sum_of_bits
+from referee.child.feed import LARGEST_PART, PART, flat_bytes
 from referee.compare import first_mismatch, share_memory
 from referee.judge.budget import Output, Terms
 from referee.memory import LARGEST_SHARE, RING, free_bytes
@@ -87,14 +87,13 @@ class Oracle:
         """Inputs on the device, as its processes draw them too."""
         return self.file.draw(seed, self.device)
 
-    def digest(self, seed: int) -> list[int] | None:
-        """The sums of bits of what is drawn on the device; None where that can't be."""
+    def draw_alike(self, seed: int) -> list:
+        """Inputs that are drawn on the device; none where that can't be, or gives another form."""
         try:
             inputs = self.draw(seed)
         except BadReferenceError:
-            return None
-        is_alike = form_of(inputs) == self.form
-        return [sum_of_bits(x) for x in inputs if _is_tensor(x)] if is_alike else None
+            return []
+        return inputs if form_of(inputs) == self.form else []
 
     def make_unlike(self, name: str) -> list:
         """Such inputs, on the CPU: of two kinds, both of the first draw's."""

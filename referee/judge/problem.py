@@ -201,7 +201,7 @@ class Reference(Judge):
             eager = self.baselines.remotes[0]
             with suppress(FoundError):  # the baselines start again when they are needed
                 send(eager, 0, inputs)
-                if eager.ask("probe", slot=0)["finite"] is True:
+                if eager.ask("probe")["finite"] is True:
                     oracle.unlike[name] = inputs
                 send(eager, 0, oracle.inputs(0))
         return oracle.unlike[name]

@@ -12,12 +12,12 @@ from referee.cases import dtype_name
 from referee.child.feed import TRIPLED
 from referee.child.step import change_late
 from referee.compare import first_mismatch
-from referee.error_line import LONGEST_LINE
 from referee.judge.backward import Backward
 from referee.judge.budget import Output
 from referee.judge.feeding import Renewal
 from referee.judge.oracle import difference
 from referee.judge.verdict import CHEATING, FoundError
+from referee.reference_file import LONGEST_LINE
 from referee.remote import ForgedError, Remote
 from referee.timing import Names
 

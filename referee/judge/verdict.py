@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from referee.console import Progress
-from referee.error_line import first_error_line
 from referee.judge.oracle import Oracle
+from referee.reference_file import first_error_line
 from referee.remote import EndedError, ForgedError, RaisedError
 from referee.timing import LEAST_JUDGED, Rounds, Step, Timings, speed_up
 
