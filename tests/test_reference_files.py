@@ -222,6 +222,14 @@ def test_many_inputs_and_outputs(tmp_path):
 
 
 @ONLY
+def test_inputs_that_cannot_be_drawn_each_time(tmp_path):
+    inputs = "[torch.rand(3, 5)] if CALLS.append(1) or len(CALLS) < 6 else 1 / 0"
+    problem = "CALLS = []\n" + reference("return torch.relu(x)", inputs)
+    table = {"plain": (PLAIN, "error", "get_inputs raises ZeroDivisionError")}
+    grade(problem, table, tmp_path)
+
+
+@ONLY
 def test_clean_files(device, tmp_path):
     own = FOLDER / "solutions" / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
     table = {"plain": (PLAIN, "correct", f"^{OWN}; exact"), "own": (own, "correct", "exact")}

@@ -10,8 +10,18 @@ import torch
 from referee import linear_relu_divide, relu
 from referee.judge.baselines import Baselines
 from referee.judge.problem import Reference
-from referee.judge.verdict import CORRECT, INTERRUPTED, LATE, FoundError, Task, Verdict, outcome
+from referee.judge.verdict import (
+    CORRECT,
+    ERROR,
+    INTERRUPTED,
+    LATE,
+    FoundError,
+    Task,
+    Verdict,
+    outcome,
+)
 from referee.processes import reaping
+from referee.reference_file import BadReferenceError
 from referee.remote import EndedError, ForgedError, LateError, RaisedError, Remote
 from referee.timing import trim
 
@@ -105,6 +115,8 @@ def _grade(
         judge.grade(file if is_new else None)
     except FoundError as found:
         verdict.word, verdict.reason = found.args
+    except BadReferenceError as bad:  # for some seeds alone
+        verdict.word, verdict.reason = ERROR, str(bad)
     except LateError:
         verdict.word, verdict.reason = LATE, f"{task.timeout:g} s, while {stage}"
     except (EndedError, ForgedError, RaisedError) as error:

@@ -179,7 +179,8 @@ class Reference(Judge):
                 there = oracle.there(inputs)
                 self.check(name, there, required=False, again=True, may_differ=True)
         differs = any(note.startswith(DIFFERS) for note in self.verdict.notes)
-        self.relies_on_inputs = differs or not any(oracle.unlike.values())
+        is_unlike = oracle.file.is_ours or any(oracle.unlike.values())
+        self.relies_on_inputs = differs or not is_unlike
         if oracle.trivial is None:
             oracle.trivial = oracle.find_trivial()
         self.verdict.accuracy = "exact" if self.equal else grade(self.relative)
