@@ -13,7 +13,7 @@ import torch
 from referee.console import Progress
 
 WARM_UP = {"cpu": 1, "cuda": 2}
-MOST = {"cpu": 50, "cuda": 12}  # rounds
+MOST = {"cpu": 50, "cuda": 10}  # rounds
 # On a CPU as many rounds as fit in the time. On two slow cores, where a round of ReLU's steps takes
 # 3.4 s, all of run.py is then done in two minutes.
 CPU_SECONDS, CPU_LEAST = 16.0, 3
