@@ -1,5 +1,8 @@
 """The gradient: bit for bit torch's, from one bit an element."""
 
+from itertools import permutations, product
+from math import prod
+
 import pytest
 import torch
 from compare import assert_same_bits, unpacked, watched
@@ -39,6 +42,20 @@ def test_layouts(device, dtype):
         assert_same_gradient(
             x, draw(x.shape[::-1], dtype, device).permute(tuple(range(x.dim()))[::-1])
         )
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 2, 2), (2, 1, 3), (2, 3, 1, 2)], ids=str)
+def test_strides_where_a_size_is_1(device, shape):
+    """These say nothing: in every order of dimensions, also 1 and 5, and 0 of the gradient."""
+    every = []
+    for order, odd in product(permutations(range(len(shape))), [None, 1, 5]):
+        dense = [prod(shape[d] for d in order[: order.index(i)]) for i in range(len(shape))]
+        pairs = zip(dense, shape, strict=True)
+        every.append([odd if odd and size == 1 else stride for stride, size in pairs])
+    values, grad_output = draw((99,), torch.float32, device), draw((99,), torch.float32, device)
+    for of_x, of_grad in product(every, [*every, [0] * len(shape)]):
+        x = values.as_strided(shape, of_x)
+        assert_same_gradient(x, grad_output.as_strided(shape, of_grad))
 
 
 def test_several_threads_and_huge_pages(three_threads):

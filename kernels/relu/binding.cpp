@@ -1,5 +1,6 @@
 // ReLU for torch: the operator relu(x). Autograd keeps one bit an element, in memory order.
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 
@@ -36,7 +37,9 @@ std::optional<GradientLayout> layout_of(const Tensor& grad, at::IntArrayRef stri
     layout.sizes[last] = grad.size(d), layout.strides[last] = grad.stride(d);
     layout.dimensions = last + 1;
   }
-  if (layout.is_constant() || (layout.is_dense() && is_aligned(grad))) return layout;
+  const bool is_alike = grad.strides() == strides || grad.is_contiguous() ||
+                        grad.is_contiguous(at::MemoryFormat::ChannelsLast);
+  if (layout.is_constant() || (layout.is_dense() && is_alike && is_aligned(grad))) return layout;
   const bool has_ones = static_cast<int64_t>(order.size()) < grad.dim();
   const bool is_served = grad.is_cuda() && grad.numel() < int64_t{1} << 31 && !has_ones;
   return is_served ? std::optional(layout) : std::nullopt;
@@ -98,7 +101,11 @@ struct ReluBackward : Node {
     if (!is_differentiated && is_plain(mask.key_set() | grad_output.key_set()) &&
         !has_tangent(grad_output)) {
       if (const auto layout = layout_of(grad_output, strides)) {
-        const Tensor out = layout->is_dense() ? allocate_like(grad_output) : allocate_grad();
+        const Tensor out =
+            layout->is_dense()
+                ? allocate_like(grad_output)
+                : allocate_output(mask, sizes, grad_output.scalar_type(),
+                                  at::IntArrayRef(at::infer_dense_strides(sizes, strides)));
         select_by_mask(mask, grad_output.const_data_ptr(), *layout, out);
         return {out};
       }
