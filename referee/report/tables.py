@@ -189,17 +189,16 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
 
 def _ranking_rows(records: list[dict]) -> list[list[str]]:
     """A row for each file, the fastest first."""
-    found = []
-    for record in records:
+    rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
+    for record in sorted(records, key=_speed_up, reverse=True):
         reason = f": {record['reason']}" if record["reason"] else ""
-        row, ours = [f"`{record['file']}`", record["verdict"] + reason, record["accuracy"]], {}
+        cells = [""] * 3
         for run in record["runs"][:1]:
             ours = by_role(run["forward"]["summary"], "solution")
             ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
-            row += [_median_and_speed(run), ratio, run["time"]]
-        found.append((ours.get("ratio", 0.0), row if ours else [*row, "", "", ""]))
-    titles = ["file", "verdict", "accuracy", "time", "ratio to eager", ""]
-    return [titles, *(row for _, row in sorted(found, key=lambda pair: -pair[0]))]
+            cells = [_median_and_speed(run), ratio, run["time"]]
+        rows.append([f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], *cells])
+    return rows
 
 
 def _median_and_speed(run: dict) -> str:
