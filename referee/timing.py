@@ -14,8 +14,7 @@ from referee.console import Progress
 
 WARM_UP = {"cpu": 1, "cuda": 2}
 MOST = {"cpu": 50, "cuda": 10}  # rounds
-# On a CPU as many rounds as fit in the time. On two slow cores, where a round of ReLU's steps takes
-# 3.4 s, all of run.py is then done in two minutes.
+# On a CPU as many rounds as fit in the time: all of run.py takes 76 s on two cores.
 CPU_SECONDS, CPU_LEAST = 16.0, 3
 GRAIN = 50e-6  # s; a launch and the clock's own cost, within which nothing is judged
 UNSEEN = 0.1  # the part of a call that device events may miss before they are called wrong

@@ -128,7 +128,7 @@ class Judge(Turns):
 
     def prepare_baselines(self) -> None:
         """Gives eager the inputs, parameters and yardsticks of what is timed."""
-        self.baselines.prepare((*self._subject, self.setting), self._prepare_eager)
+        self.baselines.prepare((*self._subject, self.precision), self._prepare_eager)
 
     @property
     def _subject(self) -> tuple:
