@@ -17,6 +17,7 @@ if not hasattr(kernels, "read_sources"):
         f"from {list(kernels.__path__)}: put this project's folder first on sys.path"
     )
 
+from kernels.binding import direct
 from kernels.build.extension import load
 from kernels.linear import (
     is_number,
@@ -42,8 +43,7 @@ def _load_inline(**arguments: object) -> None:
 
 if "relu" in kernels.problems():  # a bundle has one problem's kernels
     load("relu", kernels.read_sources("relu"), _load_inline)
-    _operator = torch.ops.relu_divide_kernels.relu.default
-    _relu = getattr(_operator, "_op", _operator)  # without a Python frame: a tenth of a small call
+    _relu = direct(torch.ops.relu_divide_kernels.relu.default)
 
 
 class ModelNew(_reference.Model):
@@ -120,27 +120,32 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         """
         if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
             return self.linear(x).relu() / self.divisor
-        linear, divisor = self.linear, self.divisor
+        # Out of the dicts where nn.Module would look last: in a fifth less time for a small call.
+        linear, divisor = self._modules.get("linear"), self.divisor
         # Whoever hooked, wrapped or replaced `linear` expects it to be called.
         if not is_plain_linear(linear):
-            return torch.relu(linear(x)) / divisor
-        fused = torch.ops.relu_divide_kernels.linear_relu_divide.default
+            return torch.relu(self.linear(x)) / divisor
         if _is_traced():
-            return linear_in_graph(linear, x, divisor, fused)
+            return linear_in_graph(linear, x, divisor, _linear_operator)
         if not is_number(divisor):
             return torch.relu(linear(x)) / divisor
-        weight, bias = linear.weight, linear.bias
+        parameters = linear._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
         if (
             type(x) is _Tensor
             and type(weight) is _Parameter
+            and "bias" in parameters
             and not has_torch_function_variadic(x, weight, bias)
         ):
-            return fused(x, weight, bias, divisor)
-        return linear_of_others(linear, x, divisor, fused)
+            return _linear(x, weight, bias, divisor)
+        return linear_of_others(linear, x, divisor, _linear)
 
 
 def _load_linear() -> None:
+    global _linear_operator, _linear
     load("linear_relu_divide", kernels.read_sources("linear_relu_divide"), _load_inline)
+    _linear_operator = torch.ops.relu_divide_kernels.linear_relu_divide.default
+    _linear = direct(_linear_operator)
     register_flops()
 
 

@@ -38,6 +38,13 @@ def replace_by_function(module):
     module.base, module.linear = base, lambda x: base(x) + 1
 
 
+def move(module, name, put):
+    """A parameter to another home, as wrappers that shard, tie or freeze do."""
+    tensor = getattr(module.linear, name).detach() + 1
+    delattr(module.linear, name)
+    put(module.linear, name, tensor)
+
+
 CHANGES = {
     "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
     "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
@@ -46,6 +53,12 @@ CHANGES = {
     "subclass": double,
     "patched forward": patch,
     "function": replace_by_function,
+    "bias as an attribute": lambda m: move(m, "bias", setattr),
+    "bias as a buffer": lambda m: move(m, "bias", nn.Module.register_buffer),
+    "weight as an attribute": lambda m: move(m, "weight", setattr),
+    "weight after bias": lambda m: move(
+        m, "weight", lambda module, name, t: setattr(module, name, nn.Parameter(t))
+    ),
     "sequential": lambda m: setattr(m, "linear", nn.Sequential(m.linear, nn.Tanh())),
 }
 
@@ -64,6 +77,18 @@ def test_what_is_done_to_linear_is_done(device, modules, change, is_compiled):
         mine = torch.compile(mine, backend="aot_eager")
     out, *_ = both((mine, theirs), lambda module: step(module, x))
     assert not torch.equal(out, plain)
+
+
+def test_a_parameter_that_was_deleted_is_missed(device, modules):
+    x = samples(device)
+    for name in ("bias", "weight"):
+        for module in modules:
+            delattr(module.linear, name)
+            with pytest.raises(AttributeError, match=name):
+                module(x)
+            setattr(module.linear, name, nn.Parameter(torch.ones(10, 6, device=device)))
+            module.linear.bias = None
+        both(modules, lambda module: module(x))
 
 
 def test_backward_hooks_and_global_hooks(device, modules):

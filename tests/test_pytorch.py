@@ -8,6 +8,7 @@ import pytest
 import torch
 from beside_torch import assert_same, both, samples, step
 from compare import assert_same_bits
+from processes import printed
 from tensors import FLOATING, OPERATORS, captured, linear_modules, linear_path, targets_of
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -231,6 +232,21 @@ def test_flops_are_counted(kind):
         with FlopCounterMode(display=False) as counter:
             call(x).sum().backward()
         assert counter.get_total_flops() == (kind == "linear") * 3 * 2 * 10 * x.numel()
+
+
+@pytest.mark.parametrize("first", ["model_new", "torch.utils.flop_counter"])
+def test_flops_are_counted_in_any_order_of_imports(first, tmp_path):
+    code = f"""
+        import sys, torch, {first}, model_new
+        module = model_new.LinearReluDivideNew(8, 16, 2.0)
+        print("torch.utils.flop_counter" in sys.modules)
+        from torch.utils.flop_counter import FlopCounterMode
+        operator = torch.ops.relu_divide_kernels.linear_relu_divide
+        with FlopCounterMode(display=False) as counter:
+            operator(torch.ones(4, 8), *module.parameters(), 2.0)
+        print(counter.get_total_flops())
+    """
+    assert printed(code, tmp_path).split() == [str(first != "model_new"), str(2 * 4 * 8 * 16)]
 
 
 def test_reentrant_dispatch(kind):

@@ -1,13 +1,17 @@
 """Linear -> ReLU -> divide."""
 
 import math
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from kernels.binding import DEVICE, PLAIN, TRACERS, is_dtensor, is_plain, is_watched
+
+FLOP_COUNTER = "torch.utils.flop_counter"
 
 _modules = nn.modules.module
 _torch_functions = nn.Linear.forward, functional.linear, torch.relu
@@ -39,8 +43,24 @@ def is_number(divisor: object) -> bool:
     return type(divisor) is float or (type(divisor) is int and abs(divisor) < 2**53)
 
 
+class FlopFormulas:
+    """Finds torch's counter when somebody imports it, and Triton with it, which takes longer than
+    all else in a warm start; registers the formulas then."""
+
+    def find_spec(self, name: str, path: list | None, target: object = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == FLOP_COUNTER else None
+        if spec is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), register_flops())
+        return spec
+
+
 def register_flops() -> None:
-    """Tells `torch.utils.flop_counter` what the operators' products take."""
+    """Tells torch's counter what the operators' products take, now or when it is imported."""
+    if FLOP_COUNTER not in sys.modules:
+        if not any(isinstance(finder, FlopFormulas) for finder in sys.meta_path):
+            sys.meta_path.insert(0, FlopFormulas())
+        return
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
     operators = torch.ops.relu_divide_kernels

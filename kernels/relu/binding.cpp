@@ -131,7 +131,8 @@ Tensor relu_forward(const Tensor& x) {
 }
 
 Tensor relu_autograd(const Tensor& x) {
-  if (!serves(x) || !wants_gradient(x)) return relu_forward(x);
+  if (!serves(x)) return relu_composite(x);
+  if (!wants_gradient(x)) return compute_relu(x, Tensor());
   const DeviceOf device(x);
   auto node = make_node<ReluBackward>(x);
   const Tensor mask = allocate_output(x, {(x.numel() + 7) / 8}, at::kByte, std::nullopt);
