@@ -1,7 +1,6 @@
 """Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
 
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -133,10 +132,12 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
     Both lists hold one time a round, so that what slows a whole round cancels in the pair. The
     interval is a percentile bootstrap of the median.
     """
-    ratios = [b / t for b, t in zip(baseline, times, strict=True)]
-    draw = random.Random(0)  # the same report for the same times
-    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return median(ratios), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
+    ratios = torch.tensor([b / t for b, t in zip(baseline, times, strict=True)], dtype=torch.double)
+    draw = torch.Generator().manual_seed(0)  # the same report for the same times
+    drawn = ratios[torch.randint(len(ratios), (RESAMPLES, len(ratios)), generator=draw)]
+    medians = drawn.quantile(0.5, dim=1)
+    parts = ratios.quantile(0.5), medians.quantile(0.025), medians.quantile(0.975)
+    return tuple(part.item() for part in parts)
 
 
 def judge(timings: Timings, fastest: float, what: str) -> tuple[list[str], list[str]]:
