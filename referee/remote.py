@@ -105,6 +105,7 @@ class Remote:
     def __init__(self, server: Server, device: torch.device, deadline: float = inf) -> None:
         self.deadline, self._device = deadline, device
         self._replied, self._printed, self._has_ended = b"", b"", False
+        self._token = ""  # of the request that is not answered yet
         memory = os.memfd_create("referee", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.truncate(memory, ARENA)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -133,10 +134,21 @@ class Remote:
         Raises:
             EndedError, ForgedError, LateError, RaisedError: there is no answer.
         """
-        token = secrets.token_hex(8)
-        line = json.dumps({"op": op, "arguments": arguments, "token": token}).encode() + b"\n"
+        if self._token:
+            self._reply()
+        self.begin(op, **arguments)
+        return self._reply()
+
+    def begin(self, op: str, **arguments: object) -> None:
+        """As `ask`, which will wait for this first; what it returns is lost."""
+        self._token = secrets.token_hex(8)
+        request = {"op": op, "arguments": arguments, "token": self._token}
         with suppress(BrokenPipeError):  # it ended, which the reading finds out
-            os.write(self._requests, line)
+            os.write(self._requests, json.dumps(request).encode() + b"\n")
+
+    def _reply(self) -> dict:
+        """What the worker returns to the latest request."""
+        token, self._token = self._token, ""
         while b"\n" not in self._replied:
             if self._replies not in self._selector.get_map():
                 raise EndedError(self._end(), self._printed.decode(errors="replace"))

@@ -1,8 +1,10 @@
 """The referee's parts: cases, comparisons, errors, and what it sees of a solution's process."""
 
 import math
+import os
 import signal
 import sys
+from contextlib import closing
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from referee import cases, clock, compare
 from referee.child import results, watch
 from referee.child.worker import Worker
 from referee.judge import budget
+from referee.judge.baselines import Baselines
+from referee.judge.verdict import FoundError
+from referee.processes import reaping
 from referee.reference_file import first_error_line
 
 CPU = torch.device("cpu")
@@ -61,6 +66,18 @@ def test_what_is_left_on_is_noticed():
 @pytest.fixture
 def worker():
     return Worker(torch.empty(64, dtype=torch.uint8), CPU)
+
+
+def test_a_request_waits_for_one_that_was_begun():
+    with reaping() as spared, closing(Baselines(CPU)) as baselines:
+        spared |= baselines.start()
+        eager = baselines.remotes[0]
+        eager.begin("changes")
+        assert eager.ask("left_on") == {"names": []}
+        os.kill(eager.pid, signal.SIGKILL)
+        eager.begin("left_on")
+        with pytest.raises(FoundError, match="eager itself could not be timed"):
+            eager.ask("left_on")
 
 
 def test_a_timed_result_is_taken_away(worker):

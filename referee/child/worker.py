@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -45,6 +45,11 @@ class Worker(Feed):
         """Builds this project's kernels of several problems at the same time."""
         sys.path.insert(0, str(Path(model.__file__).parent))
         importlib.import_module("kernels").build_together(*names)
+
+    def warm_compiler(self) -> None:
+        """Compiles something, for the first time takes seconds; `prepare` tells where it fails."""
+        with suppress(Exception):
+            torch.compile(torch.relu)(torch.ones(8, device=self.device))
 
     def name_source(self, path: str | None, problem: str, shape: list[int], dtype: str) -> None:
         """Takes the inputs, and for now the module, of a reference file, or of a problem."""

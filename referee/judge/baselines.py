@@ -57,6 +57,11 @@ class Baselines:
         self._standing = self._standing or self._stand()
         return {process.pid for process in self._processes()}
 
+    def warm_compiler(self) -> None:
+        """Gets torch.compile ready, while other things are asked, where it is a yardstick."""
+        if self._device.type == "cuda":
+            self.remotes[0].begin("warm_compiler")
+
     def prepare(self, what: object, prepare: Callable[[Remote, bool], dict]) -> None:
         """Gives them what is timed, unless they have it: `prepare` gives it to a process, the
         yardsticks only if it is not the one for "again".

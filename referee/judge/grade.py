@@ -54,6 +54,7 @@ def build(names: list[str], baselines: Baselines) -> float:
     start = monotonic()
     with reaping() as spared:
         spared |= baselines.start()
+        baselines.warm_compiler()
         remote = Remote(baselines.server, torch.device("cpu"))
         try:
             remote.ask("build", names=names)
