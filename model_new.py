@@ -120,7 +120,7 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         """
         if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
             return self.linear(x).relu() / self.divisor
-        # Out of the dicts where nn.Module would look last: in a fifth less time for a small call.
+        # From the dicts, as nn.Module searches them last: a fifth of a small call.
         linear, divisor = self._modules.get("linear"), self.divisor
         # Whoever hooked, wrapped or replaced `linear` expects it to be called.
         if not is_plain_linear(linear):

@@ -44,8 +44,8 @@ def is_number(divisor: object) -> bool:
 
 
 class FlopFormulas:
-    """Finds torch's counter when somebody imports it, and Triton with it, which takes longer than
-    all else in a warm start; registers the formulas then."""
+    """Registers the formulas when somebody imports torch's counter. Importing it here would import
+    Triton, which takes longer than all else in a warm start."""
 
     def find_spec(self, name: str, path: list | None, target: object = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == FLOP_COUNTER else None

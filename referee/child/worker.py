@@ -47,7 +47,7 @@ class Worker(Feed):
         importlib.import_module("kernels").build_together(*names)
 
     def warm_compiler(self) -> None:
-        """Compiles something, for the first time takes seconds; `prepare` tells where it fails."""
+        """Compiles something, because the first time takes seconds. `prepare` reports failures."""
         with suppress(Exception):
             torch.compile(torch.relu)(torch.ones(8, device=self.device))
 

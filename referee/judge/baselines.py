@@ -58,7 +58,7 @@ class Baselines:
         return {process.pid for process in self._processes()}
 
     def warm_compiler(self) -> None:
-        """Gets torch.compile ready, while other things are asked, where it is a yardstick."""
+        """Has torch.compile get ready, where it is a yardstick, while others are asked."""
         if self._device.type == "cuda":
             self.remotes[0].begin("warm_compiler")
 
