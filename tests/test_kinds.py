@@ -56,6 +56,8 @@ CHANGES = {
     "bias as an attribute": lambda m: move(m, "bias", setattr),
     "bias as a buffer": lambda m: move(m, "bias", nn.Module.register_buffer),
     "weight as an attribute": lambda m: move(m, "weight", setattr),
+    "attribute over weight": lambda m: m.linear.__dict__.update(weight=m.linear.weight * 2),
+    "attribute over linear": lambda m: m.__dict__.update(linear=nn.Sequential(m.linear, nn.Tanh())),
     "weight after bias": lambda m: move(
         m, "weight", lambda module, name, t: setattr(module, name, nn.Parameter(t))
     ),
@@ -79,16 +81,23 @@ def test_what_is_done_to_linear_is_done(device, modules, change, is_compiled):
     assert not torch.equal(out, plain)
 
 
-def test_a_parameter_that_was_deleted_is_missed(device, modules):
-    x = samples(device)
-    for name in ("bias", "weight"):
-        for module in modules:
-            delattr(module.linear, name)
-            with pytest.raises(AttributeError, match=name):
-                module(x)
-            setattr(module.linear, name, nn.Parameter(torch.ones(10, 6, device=device)))
-            module.linear.bias = None
-        both(modules, lambda module: module(x))
+def test_a_class_that_is_changed(device, modules):
+    """A subclass may have a `linear` of its own."""
+    x, module = samples(device), Model()
+    module.__class__ = ModelNew
+    assert_same_bits(module(x), torch.relu(x))
+    own = property(lambda self: lambda x: self._modules["linear"](x) + 9)
+    for module in modules:
+        module.__class__ = type("Subclass", (type(module),), {"linear": own})
+    assert both(modules, lambda module: module(x)).min() > 0
+
+
+@pytest.mark.parametrize("name", ["bias", "weight"])
+def test_a_parameter_that_was_deleted_is_missed(device, modules, name):
+    for module in modules:
+        delattr(module.linear, name)
+        with pytest.raises(AttributeError, match=name):
+            module(samples(device))
 
 
 def test_backward_hooks_and_global_hooks(device, modules):
@@ -99,6 +108,8 @@ def test_backward_hooks_and_global_hooks(device, modules):
     with register(lambda module, args, out: seen.append(type(module))):
         modules[0](samples(device))
     assert seen == ["backward", nn.Linear, LinearReluDivideNew]
+    modules[0].linear._compiled_call_impl = lambda x: x.new_zeros(4, 10)
+    assert not modules[0](samples(device)).any()
 
 
 def pairs(device="cpu"):

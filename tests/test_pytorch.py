@@ -130,11 +130,22 @@ def test_make_fx(kind, mode):
 
 
 def test_symbolic_trace(kind):
-    mine, theirs = modules_of(kind)
+    modules = modules_of(kind)
     x = samples()
-    graph = torch.fx.symbolic_trace(nn.Sequential(mine))
-    assert torch.relu in [n.target for n in graph.graph.nodes if n.op == "call_function"]
-    assert_same(graph(x), theirs(x), kind == "relu")
+    graphs = [torch.fx.symbolic_trace(module) for module in modules]
+    mine, theirs = ([(n.op, n.target) for n in graph.graph.nodes] for graph in graphs)
+    assert mine == theirs
+    assert ("call_function", torch.relu) in mine
+    assert_same(graphs[0](x), modules[1](x), kind == "relu")
+
+
+def test_results_are_no_views(device, kind):
+    x = samples(device).reshape(2, 2, 6).transpose(0, 1)
+    for module in modules_of(kind, device):
+        assert not module(x)._is_view()
+        with torch.no_grad():
+            out = module(x)
+        out.mul_(torch.ones_like(out, requires_grad=True))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

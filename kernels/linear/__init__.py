@@ -24,16 +24,22 @@ def is_plain_linear(linear: nn.Module) -> bool:
     wrapper (quantized, low-rank, parametrized) has taken its place: these must be called. Nor where
     somebody has put a function of their own in the place of torch's.
     """
-    return type(linear) is nn.Linear and not (
-        linear._forward_hooks
-        or linear._forward_pre_hooks
-        or linear._backward_hooks
-        or linear._backward_pre_hooks
+    if type(linear) is not nn.Linear:
+        return False
+    own = linear.__dict__
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
         or _modules._global_forward_hooks
         or _modules._global_forward_pre_hooks
         or _modules._global_backward_hooks
         or _modules._global_backward_pre_hooks
-        or "forward" in linear.__dict__
+        or "forward" in own
+        or "_call_impl" in own
+        or "_compiled_call_impl" in own
+        or type(own["_parameters"]) is not dict
         or (nn.Linear.forward, functional.linear, torch.relu) != _torch_functions
     )
 
@@ -56,10 +62,10 @@ class FlopFormulas:
 
 
 def register_flops() -> None:
-    """Tells torch's counter what the operators' products take, now or when it is imported."""
+    """Tells torch's counter what the operators' products take, now and when it is imported."""
+    if not any(isinstance(finder, FlopFormulas) for finder in sys.meta_path):
+        sys.meta_path.insert(0, FlopFormulas())
     if FLOP_COUNTER not in sys.modules:
-        if not any(isinstance(finder, FlopFormulas) for finder in sys.meta_path):
-            sys.meta_path.insert(0, FlopFormulas())
         return
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
@@ -83,8 +89,11 @@ def linear_of_others(
 ) -> object:
     """Of operands that are no plain tensors, or where somebody watches: the reference, but for
     DTensors."""
+    blind = DEVICE + TRACERS
+    if is_watched(x, blind=blind):  # FX's would record the reading of the parameters
+        return torch.relu(linear(x)) / divisor
     operands = [x, linear.weight] + ([] if linear.bias is None else [linear.bias])
-    if not is_watched(*operands, blind=DEVICE + TRACERS):
+    if not is_watched(*operands, blind=blind):
         if all(is_plain(t) for t in operands):
             return linear_relu_divide(x, linear.weight, linear.bias, divisor)
         if all(is_dtensor(t) for t in operands):

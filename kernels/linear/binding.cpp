@@ -12,6 +12,7 @@
 // Traces (torch.compile, torch.export) hold the first three.
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -402,7 +403,7 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (way == Way::kTorch) return linear_composite(in);
   if (in.x.dim() > 2 && !in.x.is_contiguous()) {  // rows of a matrix, a copy where there is no view
     const Tensor out = linear_autograd({as_matrix(in.x), in.weight, in.bias, in.divisor});
-    return out.view_symint(with_last(in.x.sym_sizes(), in.weight.sym_size(0)));
+    return at::_unsafe_view_symint(out, with_last(in.x.sym_sizes(), in.weight.sym_size(0)));
   }
   if (!any(in, wants_gradient)) {
     if (way == Way::kOurs) return compute_linear(in, Tensor());
