@@ -1,7 +1,4 @@
-"""Faults of the kernels are named, by `run.py` alone and by `run.py --solution`.
-
-Each is one replacement in a copy of the project.
-"""
+"""Faults in copies of the kernels are named, by `run.py` alone and by `run.py --solution`."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""Kinds of files that public reports tell of, and backwards: what `run.py` says of them.
-
-KERNELS_GRADING=1 runs these, for some minutes.
-"""
+"""Kinds of files that public reports tell of, and backwards: what `run.py` says of them."""
 
 import pytest
 from grading import ONLY, cheating, correct, grade, linear, module, reference, wrong

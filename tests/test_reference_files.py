@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from cheats import LINEAR, RELU
-from grading import IMPORTS, ONLY, PLAIN, grade, reference
+from grading import IMPORTS, ONLY, PLAIN, correct, grade, module, reference
 from test_solutions import FOLDER, SHORT
 
 import run
@@ -227,6 +227,20 @@ def test_inputs_that_cannot_be_drawn_each_time(tmp_path):
     problem = "CALLS = []\n" + reference("return torch.relu(x)", inputs)
     table = {"plain": (PLAIN, "error", "get_inputs raises ZeroDivisionError")}
     grade(problem, table, tmp_path)
+
+
+EMBEDDING = "self.e = nn.Embedding(99, 16, sparse=True)"
+FLOAT8 = "[torch.randn(64, 64).to(torch.float8_e4m3fn)]"
+
+
+@ONLY
+@pytest.mark.parametrize("forward, inputs, init", [
+    ("return x[x > 0]", "[torch.randn(64, 256)]", ""),
+    ("return self.e(x).sum(1)", "[torch.randint(99, (64, 8))]", EMBEDDING),
+    ("return x.float() * 2", FLOAT8, ""),
+])  # fmt: skip
+def test_references_whose_gradients_cannot_be_judged(forward, inputs, init, tmp_path):
+    grade(reference(forward, inputs, init), {"same": correct(module(forward, init))}, tmp_path)
 
 
 @ONLY

@@ -1,8 +1,5 @@
 """Files graded by `run.py --solution`: cheats are named, honest ones pass, hostile ones end.
-
-KERNELS_GRADING=1 runs these, for some minutes; KERNELS_GRADING_RUNS=10 grades every clean file that
-often, and that often again beside two busy loops.
-"""
+KERNELS_GRADING_RUNS=10 grades every clean file that often, and again beside two busy loops."""
 
 import os
 import subprocess

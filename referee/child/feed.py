@@ -32,6 +32,7 @@ class Feed:
         self.ring: list[list] = []
         self.staged: list[torch.Tensor] = []
         self.base: dict[str, torch.Tensor] = {}  # parameters, of which others are made
+        self.there: dict[str, torch.Tensor] = {}  # the module's state, looked up before calls
         self.writes: list[Callable[[], object]] = []  # what is altered in the next timed call
         self.output: object = None  # of the last timed call
         self.results: list[torch.Tensor | None] = []  # of the last other call, and gradients
@@ -67,7 +68,7 @@ class Feed:
             self.module.load_state_dict(state, **more)
         there = state or there
         self.base = {name: there[name].detach().to(self.device, copy=True) for name in names}
-        self.staged = []
+        self.staged, self.there = [], self.module.state_dict(keep_vars=True)
 
     def renew(
         self, slot: int, draw: int | None, names: list, seed: int, at: float, is_timed: bool
@@ -86,9 +87,8 @@ class Feed:
         for x, values in zip(self.ring[slot], fresh, strict=False):
             if isinstance(x, torch.Tensor):
                 self._replace(x.data, values.to(self.device), at)
-        there = self.module.state_dict() if names else {}
         for name, turn in names:
-            self._replace(there[name].data, cases.redraw(self.base[name], seed + turn), at)
+            self._replace(self.there[name].data, cases.redraw(self.base[name], seed + turn), at)
         if not is_timed:
             self.write()
         if self.device.type == "cuda":
@@ -115,9 +115,8 @@ class Feed:
 
     def touch(self, slot: int, names: list[str | None], places: list[list[int]]) -> None:
         """Triples an element of each parameter late; that of the first input, None, is negated."""
-        state = self.module.state_dict() if any(names) else {}
         for name, place in zip(names, places, strict=True):
-            x, factor = (state[name], TRIPLED) if name else (self.ring[slot][0], -1)
+            x, factor = (self.there[name], TRIPLED) if name else (self.ring[slot][0], -1)
             self.writes.append(partial(x.data[tuple(place)].mul_, factor))
 
     def write(self) -> None:

@@ -1,7 +1,6 @@
 """A forward that autograd records, and its backward, of a solution and of the reference alike."""
 
 import torch
-from torch import nn
 from torch.autograd import grad
 
 from referee import cases
@@ -13,10 +12,9 @@ def is_differentiable(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 0
 
 
-def record(module: nn.Module, inputs: list, names: list[str]) -> tuple[list, list[torch.Tensor]]:
+def record(state: dict, inputs: list, names: list[str]) -> tuple[list, list[torch.Tensor]]:
     """Arguments that autograd records, and what gradients are wanted of: these, and parameters."""
     arguments = [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
-    state = module.state_dict(keep_vars=True)
     wanted = [x for x in arguments if is_differentiable(x)]
     return arguments, wanted + [state[name] for name in names]
 

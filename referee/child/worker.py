@@ -173,7 +173,7 @@ class Worker(Feed):
         and of parameters by name. The outputs' gradients are staged, or else drawn from the seed.
         """
         watch.poison(size, self.device)
-        arguments, wanted = record(self.module, self.ring[0], names)
+        arguments, wanted = record(self.there, self.ring[0], names)
         with _recording():
             output = self.module(*arguments)
             _, _, outputs = take_apart(output, keeps_record=True)
@@ -219,7 +219,7 @@ class Worker(Feed):
 
     def kept(self, names: list[str]) -> dict:
         """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
-        arguments, _ = record(self.module, self.ring[0], names)
+        arguments, _ = record(self.there, self.ring[0], names)
         kept: dict[int, int] = {}
 
         def pack(saved: torch.Tensor) -> torch.Tensor:
@@ -243,7 +243,7 @@ class Worker(Feed):
 
     def time_step(self, call: str, names: list[str], at: float) -> dict:
         """Times a forward that autograd records, and its backward; `at` as of `change_late`."""
-        arguments, wanted = record(self.module, self.ring[0], names)
+        arguments, wanted = record(self.there, self.ring[0], names)
         with _recording():
             forward = self.clocked(call, arguments)
             _, _, outputs = take_apart(self.output, keeps_record=True)

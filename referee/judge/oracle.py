@@ -46,7 +46,8 @@ class Oracle:
         self.tensors = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensors:
             raise file.bad("get_inputs gives no tensor")
-        self.floats = [i for i in self.tensors if inputs[i].is_floating_point()]
+        wide = [i for i in self.tensors if inputs[i].itemsize > 1]  # float8 can't be drawn
+        self.floats = [i for i in wide if inputs[i].is_floating_point()]
         shapes = [tuple(inputs[i].shape) for i in self.tensors]
         self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
         self.dtype = inputs[self.tensors[0]].dtype

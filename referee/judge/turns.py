@@ -24,6 +24,7 @@ from referee.timing import Names
 # Elements of each output and input that are looked at after a timed forward, and of each result
 # and gradient after a step, by `Turns.is_step`.
 LOOKED_AT = {False: 1 << 12, True: 1 << 10}
+MOST_SOUGHT = 1 << 23  # elements, of which those are sought that are not like most
 ROWS = 3  # of a large input, that are looked at where these alone count
 STALE = 0.25  # relative error of gradients that ReLU's side does not explain
 
@@ -145,6 +146,9 @@ class Turns(Backward):
         """Random elements of a tensor; those that differ from earlier ones, if any do."""
         flat = x.reshape(-1)
         places = torch.randint(max(len(flat), 1), (LOOKED_AT[self.is_step] * bool(len(flat)),))
+        if budget and before is None and 0 < len(flat) <= MOST_SOUGHT:  # half where few are alike
+            rare = (flat != flat[len(flat) // 2]).nonzero().view(-1).cpu()
+            places[::2] = rare[places[::2] % len(rare)] if len(rare) else places[::2]
         if before is not None:
             there = (flat != before.reshape(-1)).nonzero().view(-1).cpu()
             places = there[places % len(there)] if len(there) else places

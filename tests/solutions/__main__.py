@@ -1,7 +1,4 @@
-"""Grades the five starting designs and their repairs: `python tests/solutions [OPTION ...]`.
-
-The options are run.py's. Exit status: 1, for some designs are wrong on purpose.
-"""
+"""Grades the five designs and their repairs: `python tests/solutions [run.py's OPTION ...]`."""
 
 import sys
 from pathlib import Path

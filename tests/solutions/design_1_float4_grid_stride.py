@@ -1,7 +1,4 @@
-"""float4 in a grid-stride loop, and an operator registered in the CUDA source: does not build.
-
-No header declares TORCH_LIBRARY there, and a pointer to const loses its const.
-"""
+"""float4 in a grid-stride loop; TORCH_LIBRARY is undeclared and a const lost: does not build."""
 
 from common import register, relu_module
 
