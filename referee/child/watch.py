@@ -41,8 +41,6 @@ META = re.compile(r"^Meta.*\n", re.MULTILINE)
 
 _exc_info = sys.exc_info
 _getprofile, _gettrace, _getitimer = sys.getprofile, sys.gettrace, signal.getitimer
-_getsignal, _SIGNALS = signal.getsignal, [*signal.Signals]
-_PLAIN = (signal.Handlers, int, type(None), type(signal.default_int_handler))
 _monitoring = getattr(sys, "monitoring", None)
 
 
@@ -137,7 +135,6 @@ def left_on() -> list[str]:
     found += ["a trace function"] * (_gettrace() is not None)
     timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
     found += ["a timer"] * any(_getitimer(timer)[0] for timer in timers)
-    found += [f"a handler of {n.name}" for n in _SIGNALS if type(_getsignal(n)) not in _PLAIN]
     found += ["a callback of the garbage collector"] * len(gc.callbacks)
     if _monitoring:  # from Python 3.12 on
         found += ["a monitoring function"] * any(map(_monitoring.get_tool, range(6)))

@@ -143,15 +143,14 @@ class Turns(Backward):
     def _want(
         self, x: torch.Tensor, budget: Output | None = None, before: torch.Tensor | None = None
     ) -> Want:
-        """Random elements of a tensor; those that differ from earlier ones, if any do."""
-        flat = x.reshape(-1)
+        """Random elements of a tensor; those that differ from earlier ones, if any do, or else half
+        of them where they differ from one, for an output may be of one value almost everywhere."""
+        flat, other, part = x.reshape(-1), before, slice(None)
         places = torch.randint(max(len(flat), 1), (LOOKED_AT[self.is_step] * bool(len(flat)),))
-        if budget and before is None and 0 < len(flat) <= MOST_SOUGHT:  # half where few are alike
-            rare = (flat != flat[len(flat) // 2]).nonzero().view(-1).cpu()
-            places[::2] = rare[places[::2] % len(rare)] if len(rare) else places[::2]
-        if before is not None:
-            there = (flat != before.reshape(-1)).nonzero().view(-1).cpu()
-            places = there[places % len(there)] if len(there) else places
+        if budget and before is None and 0 < len(flat) <= MOST_SOUGHT:
+            other, part = flat[len(flat) // 2], slice(None, None, 2)
+        if other is not None and len(there := (x != other).reshape(-1).nonzero().view(-1)):
+            places[part] = there[(places[part] % len(there)).to(there.device)].cpu()
         return Want(budget, list(x.shape), places, flat[places.to(self.device)])
 
     def _forward_wants(self, inputs: list, before: list | None = None) -> list[Want]:
