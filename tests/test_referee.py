@@ -1,6 +1,5 @@
 """The referee's parts: cases, comparisons, errors, and what it sees of a solution's process."""
 
-import gc
 import math
 import signal
 import sys
@@ -49,7 +48,8 @@ class Mode(TorchFunctionMode):
     pass
 
 
-def test_what_is_left_on_is_noticed():
+def test_what_is_left_on_is_noticed(monkeypatch):
+    monkeypatch.setattr(watch, "_callbacks", [])  # Hypothesis has one
     with torch.device("cpu"):  # the default device is a mode
         assert watch.left_on() == []
     with Mode(), watch.Seen():
@@ -60,10 +60,8 @@ def test_what_is_left_on_is_noticed():
     sys.setprofile(None)
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     assert found == ["a profile function", "a timer"]
-    gc.callbacks.append(lambda *_: None)
-    found = watch.left_on()
-    gc.callbacks.pop()
-    assert found == ["a callback of the garbage collector"]
+    monkeypatch.setattr(watch, "_callbacks", [len])
+    assert watch.left_on() == ["a callback of the garbage collector"]
 
 
 @pytest.fixture
