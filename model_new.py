@@ -132,7 +132,8 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
             return torch.relu(linear(x)) / divisor
         own = linear.__dict__  # by nn.Module's search, parameters take a sixth of a small call
         parameters = own["_parameters"]
-        weight, bias = parameters.get("weight"), parameters.get("bias", NotImplemented)
+        weight = parameters.get("weight")
+        bias = parameters.get("bias", NotImplemented)  # None says that there is none to add
         if (
             type(x) is _Tensor
             and type(weight) is _Parameter

@@ -140,7 +140,7 @@ class Remote:
         return self._reply()
 
     def begin(self, op: str, **arguments: object) -> None:
-        """As `ask`, which will wait for this first; what it returns is lost."""
+        """Sends a request. The next `ask` first waits for its reply, which is lost."""
         self._token = secrets.token_hex(8)
         request = {"op": op, "arguments": arguments, "token": self._token}
         with suppress(BrokenPipeError):  # it ended, which the reading finds out

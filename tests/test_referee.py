@@ -15,6 +15,7 @@ from referee.child import results, watch
 from referee.child.worker import Worker
 from referee.judge import budget
 from referee.judge.baselines import Baselines
+from referee.judge.turns import Turns
 from referee.processes import reaping
 from referee.reference_file import first_error_line
 
@@ -89,6 +90,12 @@ def test_a_timed_result_is_taken_away(worker):
     x = torch.ones(9)
     worker.take_away(x[1:], [x])
     assert x.untyped_storage().nbytes() == 36
+
+
+def test_rare_elements_are_looked_at(worker):
+    worker.is_step = False
+    x = torch.zeros(1 << 20).index_fill(0, torch.tensor(77), 1)
+    assert (Turns._want(worker, x, budget=True).places == 77).sum() >= 1 << 11
 
 
 def test_what_a_timed_call_reads_changes_last(worker):

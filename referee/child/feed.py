@@ -32,7 +32,7 @@ class Feed:
         self.ring: list[list] = []
         self.staged: list[torch.Tensor] = []
         self.base: dict[str, torch.Tensor] = {}  # parameters, of which others are made
-        self.there: dict[str, torch.Tensor] = {}  # the module's state, looked up before calls
+        self.there: dict[str, torch.Tensor] = {}  # the module's state, which no call looks up again
         self.writes: list[Callable[[], object]] = []  # what is altered in the next timed call
         self.output: object = None  # of the last timed call
         self.results: list[torch.Tensor | None] = []  # of the last other call, and gradients
@@ -62,13 +62,12 @@ class Feed:
 
     def load_state(self, names: list[str]) -> None:
         """Loads what is staged, or nothing; keeps it, that other parameters can be made of it."""
-        state, there = dict(zip(names, self.staged, strict=False)), self.module.state_dict()
-        if state:
-            more = {} if len(state) == len(there) else {"strict": False}
+        if state := dict(zip(names, self.staged, strict=False)):
+            more = {} if len(state) == len(self.module.state_dict()) else {"strict": False}
             self.module.load_state_dict(state, **more)
-        there = state or there
-        self.base = {name: there[name].detach().to(self.device, copy=True) for name in names}
         self.staged, self.there = [], self.module.state_dict(keep_vars=True)
+        loaded = state or self.there
+        self.base = {name: loaded[name].detach().to(self.device, copy=True) for name in names}
 
     def renew(
         self, slot: int, draw: int | None, names: list, seed: int, at: float, is_timed: bool

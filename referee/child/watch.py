@@ -135,7 +135,7 @@ def left_on() -> list[str]:
     found += ["a trace function"] * (_gettrace() is not None)
     timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
     found += ["a timer"] * any(_getitimer(timer)[0] for timer in timers)
-    found += ["a callback of the garbage collector"] * len(_callbacks)
+    found += ["a callback of the garbage collector"] * bool(_callbacks)
     if _monitoring:  # from Python 3.12 on
         found += ["a monitoring function"] * any(map(_monitoring.get_tool, range(6)))
     return found

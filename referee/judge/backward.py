@@ -144,12 +144,11 @@ class Backward(Checks):
         self.quantities = self.quantities or list(map(Quantity, names))
         for quantity, x, y in zip(self.quantities, eager, exact, strict=True):
             was, quantity.want = quantity.want, None
-            if x is not None and x.layout != torch.strided:
-                return False
-            if x is not None:
-                quantity.want = self.budget(x, y, terms)
-            if was and quantity.want and was.shape != quantity.want.shape:  # it is by values
-                return False
+            if x is None:
+                continue
+            if x.layout != torch.strided or (was and was.shape != list(x.shape)):
+                return False  # sparse, or of a size that depends on values
+            quantity.want = self.budget(x, y, terms)
         return any(x is not None for x in eager[self.results :])
 
     def _ask_gradients(self) -> bool:

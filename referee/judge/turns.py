@@ -24,7 +24,7 @@ from referee.timing import Names
 # Elements of each output and input that are looked at after a timed forward, and of each result
 # and gradient after a step, by `Turns.is_step`.
 LOOKED_AT = {False: 1 << 12, True: 1 << 10}
-MOST_SOUGHT = 1 << 23  # elements, of which those are sought that are not like most
+MOST_SOUGHT = 1 << 23  # elements of a result that is searched for rare ones
 ROWS = 3  # of a large input, that are looked at where these alone count
 STALE = 0.25  # relative error of gradients that ReLU's side does not explain
 
@@ -143,8 +143,8 @@ class Turns(Backward):
     def _want(
         self, x: torch.Tensor, budget: Output | None = None, before: torch.Tensor | None = None
     ) -> Want:
-        """Random elements of a tensor; those that differ from earlier ones, if any do, or else half
-        of them where they differ from one, for an output may be of one value almost everywhere."""
+        """Random elements of a tensor: those that differ from earlier ones, if any do. Half of a
+        result's are unlike the one in its middle, as almost all of them may be alike."""
         flat, other, part = x.reshape(-1), before, slice(None)
         places = torch.randint(max(len(flat), 1), (LOOKED_AT[self.is_step] * bool(len(flat)),))
         if budget and before is None and 0 < len(flat) <= MOST_SOUGHT:
