@@ -173,7 +173,8 @@ class Checks:
         for turn, output in enumerate(expected):
             results.append(found := output.compare(self.read(turn, output)))
             if found.problem:
-                if may_differ and found.gross and not self._cheat(turn, output):
+                got = self._whole(turn, output)
+                if may_differ and found.gross and not self._cheat(turn, output, got):
                     self.verdict.notes.append(f"{DIFFERS} for {name}")
                     return found
                 raise FoundError(*self._diagnose(name, turn, output, found, bait))
@@ -251,10 +252,14 @@ class Checks:
         if is_late or first_mismatch(self._whole(turn, output), got, exact=True):
             return CHEATING, f"background work: writes its result after the call returned: {name}"
         if output.dtype.is_floating_point:
-            unwritten = (got.isnan() & ~output.eager.isnan()).double().mean().item()
+            filled = got
+            if not got.count_nonzero():  # zeros are also what memory from the system holds
+                self.remote.ask("forward", bait=None, size=0, fill=True)
+                filled = self._whole(turn, output)
+            unwritten = (filled.isnan() & ~output.eager.isnan()).double().mean().item()
             if unwritten > 0.5:
                 return WRONG, f"returns memory that it has not written: {name}"
-        if cheat := self._cheat(turn, output):
+        if cheat := self._cheat(turn, output, got):
             return cheat[0], f"{cheat[1]}: {name}"
         reached = grade(found.relative)
         if output.dtype == torch.float32 and not found.gross and reached != WORST:
@@ -262,9 +267,8 @@ class Checks:
             return WRONG, reason
         return WRONG, f"{name}: {found.problem}"
 
-    def _cheat(self, turn: int, output: Output) -> tuple[str, str] | None:
+    def _cheat(self, turn: int, output: Output, got: torch.Tensor) -> tuple[str, str] | None:
         """What gives this wrong result: the verdict's word, and in words."""
-        got = self._whole(turn, output)
         guesses = {"returns zeros": (CHEATING, torch.zeros_like(output.eager))}
         for i in self.oracle.tensors:
             guesses[f"returns a copy of its input {i}"] = CHEATING, self.inputs[i]
