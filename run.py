@@ -34,6 +34,7 @@ from referee.timing import CPU_LEAST, MOST
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 OURS = Path(__file__).resolve().parent / "model_new.py"
+LARGEST_SOLUTION = 64 << 20  # bytes
 
 
 class Parser(argparse.ArgumentParser):
@@ -210,12 +211,14 @@ def _parser() -> Parser:
 def _solution_file(text: str) -> Path:
     path = Path(text)
     try:
-        path.stat()
+        size = path.stat().st_size
         if not path.is_file():  # a FIFO's opening would wait
             raise argparse.ArgumentTypeError(f"{path} is no file")
         path.open("rb").close()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
+    if size > LARGEST_SOLUTION:
+        raise argparse.ArgumentTypeError(f"{path} has {size:,} bytes: no program")
     return path
 
 

@@ -8,6 +8,7 @@ import torch
 
 from referee.compare import INTEGERS
 
+# torch.relu takes the last three from torch 2.15 on, see `served`.
 NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NAMES.split()}
 
@@ -18,6 +19,7 @@ SHAPES = [
     (3, 4097), (300_007,),
 ]  # fmt: skip
 
+Make = Callable[[], torch.Tensor]  # an input, new each time
 # A name, the shape of the dense tensor underneath, and the view taken of it.
 LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
     ("x[::2]", (257,), lambda x: x[::2]),
@@ -62,8 +64,8 @@ def served(device: torch.device) -> dict[str, torch.dtype]:
     return taken
 
 
-def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, Callable]]:
-    """All small inputs, new each time, of every dtype, for a function of any shape and layout."""
+def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, Make]]:
+    """All small inputs, of every dtype, for a function of one tensor of any shape and layout."""
     views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
     for name, dtype in served(device).items():
         for k in range(3):

@@ -1,7 +1,7 @@
 """Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter
@@ -52,7 +52,8 @@ class Rounds(NamedTuple):
     cpu_seconds: float = CPU_SECONDS
 
 
-# Of times that are not credible: other programs can delay the few calls that decide a median.
+# Other programs can delay the few calls that decide a median: incredible times are taken again, and
+# count if they are incredible again.
 CONFIRMATION = Rounds()
 
 
@@ -70,6 +71,11 @@ class Timings:
     notes: list[str] = field(default_factory=list)  # what was left out, and why
     moved: int = 0  # bytes that a call reads and writes at least, 0 where nobody asks
     floor: float = 0.0  # s that the work takes at the highest rate measured
+
+    def start(self, names: Iterable[str]) -> None:
+        """Makes room for the times of these contestants, in this order; there are none yet."""
+        for name in names:
+            self.seconds[name], self.wall[name] = [], []
 
     def add(self, samples: Samples) -> None:
         """Appends the times of one round."""

@@ -77,7 +77,7 @@ def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
-    made.seconds, made.wall = ({name: [] for name in typical} for _ in range(2))
+    made.start(typical)
     for _ in range(20):
         made.add({k: (v * draw.uniform(1, 1 + noise), v) for k, v in typical.items()})
     return made

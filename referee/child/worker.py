@@ -168,10 +168,9 @@ class Worker(Feed):
                 fact["shape"] = list(x.shape)
         return {"structure": structure, "results": facts}
 
-    def derive(self, names: list[str], seed: int, size: int, by_columns: bool) -> dict:
+    def derive(self, names: list[str], seed: int, size: int) -> dict:
         """One forward that autograd records, and its backward: results, then gradients of inputs,
         and of parameters by name. The outputs' gradients are staged, or else drawn from the seed.
-        With `by_columns` their last two dimensions lie in memory the other way round.
         """
         watch.poison(size, self.device)
         arguments, wanted = record(self.there, self.ring[0], names)
@@ -182,8 +181,6 @@ class Worker(Feed):
                 return self.keep(output)
             given = [g.to(self.device) for g in self.staged] or draw_gradients(outputs, seed)
             self.staged = []
-            if by_columns:
-                given = [g.mT.contiguous().mT if g.dim() > 1 else g for g in given]
             gradients = differentiate(outputs, wanted, given)
         if self.device.type == "cuda":
             synchronize(self.device)

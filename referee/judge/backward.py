@@ -17,7 +17,7 @@ from referee.child.step import differentiate, draw_gradients, is_differentiable,
 from referee.judge.budget import GROSS, Found, Output
 from referee.judge.checks import Checks
 from referee.judge.feeding import send
-from referee.judge.oracle import DIFFERENT, SEEDS, difference, parameters_of
+from referee.judge.oracle import SEEDS, parameters_of
 from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
 from referee.reference_file import LONGEST_LINE, flatten
 from referee.remote import RaisedError
@@ -115,25 +115,10 @@ class Backward(Checks):
         of_inputs = {q.what for q in self.quantities[self.results : first]}
         if not wrong:
             self.has_backward = True
-            if clear is None:
-                self._check_order()
         elif wrong.keys() <= of_inputs and self.relies_on_inputs:
             self.verdict.notes.append(f"forward only: another {', another '.join(wrong)}")
         else:
             raise FoundError(WRONG, "; ".join(wrong.values())[:LONGEST_LINE])
-
-    def _check_order(self) -> None:
-        """Of gradients of outputs whose columns are contiguous, which a solution may refuse."""
-        name, every = "gradients that are not contiguous", enumerate(self.quantities)
-        wants = {turn: q.want for turn, q in every if q.want and q.want.numel}
-        first = [self._whole(*want) for want in wants.items()]
-        try:
-            self.remote.ask("derive", **self.about, by_columns=True)
-        except RaisedError as raised:
-            return self.refuse(name, raised, required=False)
-        for (turn, want), was in zip(wants.items(), first, strict=True):
-            if difference(self._whole(turn, want), was) > DIFFERENT:
-                raise FoundError(WRONG, f"{self.quantities[turn].what}: another for {name}")
 
     def _expect(self, inputs: list, clear: torch.Tensor | None) -> bool:
         """Sets what the `quantities` are for inputs; whether there are gradients."""
@@ -170,9 +155,9 @@ class Backward(Checks):
         """Has the child compute the `quantities`; whether the solution has a backward."""
         wants = [quantity.want for quantity in self.quantities]
         size = sum(want.numel * want.dtype.itemsize for want in wants[: self.results])
-        self.about = {"names": [*self.operands().values()], "seed": self.step_seed, "size": size}
+        about = {"names": [*self.operands().values()], "seed": self.step_seed, "size": size}
         try:
-            reply = self.remote.ask("derive", **self.about, by_columns=False)
+            reply = self.remote.ask("derive", **about)
         except RaisedError as raised:
             word, line = of_exception(raised, "checking the backward")
             if word == CHEATING:

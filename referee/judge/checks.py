@@ -1,6 +1,5 @@
 """Asks a solution for results, compares them with the reference's, and says what is wrong."""
 
-import copy
 import math
 import random
 from collections import deque
@@ -97,7 +96,7 @@ class Checks:
 
     def load(self, names: list[str], values: list[torch.Tensor] | None = None) -> None:
         """Other parameters, that can change again, for both: these, or made of their own."""
-        self.stale["old parameters"] = copy.deepcopy(self.module)
+        self.stale["old parameters"] = self.oracle.copy(self.module)
         own, there = parameters_of(self.module), self.module.state_dict()
         if values is None:
             self.base = {name: there[name].clone() for name, _ in own}
@@ -115,7 +114,7 @@ class Checks:
         """Other parameters, for both, that no version tells of, and the same inputs."""
         renewal = Renewal(self.oracle, self.parameters, inputs=False)
         renewal.give(self.remote, 0, is_timed=False)
-        self.stale["old parameters"] = copy.deepcopy(self.module)
+        self.stale["old parameters"] = self.oracle.copy(self.module)
         self.redraw(renewal.seed)
 
     def redraw(self, seed: int) -> None:

@@ -199,7 +199,7 @@ class Judge(Turns):
             self.verdict.notes.append("no memory for the training step")
 
     def _measure(self, whole: Timings, *halves: Timings) -> None:
-        """Adds the times of all contestants; those that are not credible are taken once more."""
+        """Adds the times of all contestants; those that cannot be believed are taken once more."""
         what = "the training step" if self.is_step else "the forward"
         what += self.setting and f" at {self.setting}"
         judged = halves or (whole,)
@@ -220,7 +220,7 @@ class Judge(Turns):
         called = dict.fromkeys((names.solution, names.eager, names.again), "module")
         called |= {n: n for n in self.baselines.names if n == COMPILED or not self.is_step}
         for timings in every:
-            timings.seconds, timings.wall = ({name: [] for name in called} for _ in range(2))
+            timings.start(called)
         hidden: Hidden = {name: [] for name in called}
         own, busy, start = 0.0, busy_seconds(self.spared), monotonic()
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from referee import cases
-from referee.child.feed import LARGEST_PART, PART, flat, flat_bytes
+from referee.child.feed import LARGEST_PART, PART, flat_bytes
 from referee.compare import first_mismatch, share_memory
 from referee.judge.budget import Output, Terms
 from referee.memory import LARGEST_SHARE, RING, free_bytes
@@ -55,7 +55,7 @@ class Oracle:
         torch.cuda.empty_cache()
         self.output_bytes = sum(x.nbytes for x in self._look(module, inputs))
         if self.parameters:  # each time that these change, a copy keeps the old ones
-            file.attempt("a copy of Model", lambda: copy.deepcopy(module))
+            self.copy(module)
         del inputs
         self.slots = self._count_slots(sum(p.nbytes for p in module.parameters()))
         self.note = "" if file.is_ours else self._float64_note(module)
@@ -69,6 +69,10 @@ class Oracle:
         args = copy.deepcopy(self.args if args is None else args)
         module, dtype = self.file.construct(args, seed, self.device), self.file.dtype
         return module.to(dtype) if dtype and dtype.is_floating_point else module
+
+    def copy(self, module: nn.Module) -> nn.Module:
+        """A copy of the module."""
+        return self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
 
     def inputs(self, draw: int) -> list:
         """Those of one of the DRAWS seeds, on the device."""
@@ -218,7 +222,8 @@ def _is_tensor(x: object) -> bool:
 
 
 def _spec(x: torch.Tensor) -> tuple:
-    return tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), len(flat(x))
+    size = x.untyped_storage().nbytes() // x.element_size()
+    return tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), size
 
 
 def parameters_of(module: nn.Module) -> list[tuple[str, int]]:

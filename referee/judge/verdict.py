@@ -104,4 +104,4 @@ def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
         return CHEATING, f"exits with status 0 while {stage}"
     name, text = (first_error_line(str(about.get(key))) for key in ("type", "text"))
     where = f", line {about['line']}" if isinstance(about.get("line"), int) else ""
-    return ERROR, f"{name}{text and ': '}{text}{where}"
+    return ERROR, f"{name}: {text}{where}"

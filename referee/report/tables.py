@@ -195,7 +195,8 @@ def _ranking_rows(records: list[dict]) -> list[list[str]]:
         cells = [""] * 3
         for run in record["runs"][:1]:
             ours = by_role(run["forward"]["summary"], "solution")
-            cells = [_median_and_speed(run), interval(ours), run["time"]]
+            ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
+            cells = [_median_and_speed(run), ratio, run["time"]]
         rows.append([f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], *cells])
     return rows
 
