@@ -112,6 +112,10 @@ KINDS = {
         "negative": cheating(NEGATIVE, "values are not in memory yet"),
         "named": correct(two("return Both(y, y.sum(1))")),
     }),
+    # 36 MiB, which the C library maps afresh: zeros, and not what the referee left in free blocks.
+    "new memory": (reference("return torch.relu(x)", "[torch.rand(9, 1 << 20)]"), {
+        "unwritten": wrong(module("return torch.empty_like(x)"), "memory that it has not written"),
+    }),
     "the order of dimensions": (OF_FC, {
         "columns": correct(module("return torch.relu(self.fc(x)).mT.contiguous().mT", FC)),
     }),
@@ -245,12 +249,10 @@ class Own(torch.autograd.Function):
         return HERE
 
 KEPT = {}
-
 def kept(g, y):
     if g.numel() < 1 << 18 or g.shape not in KEPT:
         KEPT[g.shape] = g * (y > 0)
     return KEPT[g.shape].clone()
-
 """
 OWN_RELU += module("return Own.apply(x)")
 OWN_LINEAR = """
@@ -267,7 +269,6 @@ class Own(torch.autograd.Function):
         x, weight, y = ctx.saved_tensors
         g = g * (y != 0) / ctx.divisor
         return g @ weight, g.t() @ x, HERE, None
-
 """
 IN_A_FILE = OWN_LINEAR.replace("HERE", "g.sum(0)") + module("""
 y = Own.apply(x, self.fc.weight, self.fc.bias, 1.0) * HERE
