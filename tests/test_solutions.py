@@ -7,16 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from cheats import HOST, LINEAR, ON_GPU, RELU
 from grading import ONLY, PLAIN, PLAIN_LINEAR, cheating, error, grade, linear, module, wrong
 from test_run import interrupted
 
 import run
-from referee import timing
+from referee import memory, timing
 from referee.judge import judge
 
 pytestmark = ONLY
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).with_name("solutions")
 RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # of every clean file; twice as many in all
 
 
@@ -75,7 +76,7 @@ def grade_clean(device: str, problem: str, folder: Path, some: bool = False) -> 
     names = CLEAN[device if problem == "relu" else problem]
     if some and not RUNS:
         names = [name for name in names if name.startswith("clean_plain") or name == "ours"]
-    files = {name: SHORT.get(name, FOLDER / "solutions" / f"{name}.py") for name in names}
+    files = {name: SHORT.get(name, FOLDER / f"{name}.py") for name in names}
     table = {name: (text, "correct", ACCURACY[problem]) for name, text in files.items()}
     return grade(problem, table, folder, "--trials", "5", "--timeout", "600", device=device)
 
@@ -146,22 +147,21 @@ BROKEN = """
 from torch.utils.cpp_extension import load_inline
 load_inline('broken', 'int f() { return y; }', functions=['f'], no_implicit_headers=True)
 """
-SLEEPS = "import time\ntime.sleep(999)"
-AT_ZERO = "import ctypes\nctypes.string_at(0)"
 FLOOD = "import os\nfor _ in range(300):\n    os.write(1, b'correct ' * 100_000)\nos._exit(4)\n"
 UNPRINTABLE = "class E(Exception):\n    def __str__(self):\n        raise SystemError\nraise E\n"
 NO_NAN = module("return torch.where(x > 0, x, 0 * x.nan_to_num(0, 0, 0))")
+FREE = memory.free_bytes(torch.device("cpu"))  # the system would give it; the limit is a part
 # A file's text, the verdict, and what its reason must name.
 HOSTILE = {
     "endless loop": ("while True:\n    pass\n", "time limit", "^; 6 s, while importing"),
-    "sleeps in forward": (module(SLEEPS), "time limit", "6 s, while checking"),
+    "sleeps in forward": (module("import time\ntime.sleep(999)"), "time limit", "while checking"),
     "exit at import": cheating("import sys\nsys.exit(0)\n", "exits with status 0"),
     "exit 3": error("import os\nos._exit(3)\n", "exits with status 3 while importing"),
     "exit in words": error("raise SystemExit('no more')\n", "SystemExit: no more, line 5"),
-    "segmentation fault": error(module(AT_ZERO), r"crashes \(SIGSEGV\) while check"),
+    "reads at 0": error(module("import ctypes\nctypes.string_at(0)"), r"crashes \(SIGSEGV\) while"),
     "abort": error("import os\nos.abort()\n", r"crashes \(SIGABRT\) while importing"),
-    "100 GB": error("x = [torch.ones(25 << 30) for _ in range(99)]\n", "can't allocate memory"),
-    "100 GB of Python": error("x = bytearray(100 << 30)\n" * 9, "MemoryError"),
+    "all memory": error(f"x = torch.empty({FREE}, dtype=torch.int8)\n", "can't allocate memory"),
+    "all memory, in Python": error(f"x = bytearray({FREE})\n", "MemoryError"),
     "NUL": error("x = '\0'\n", "null bytes"),
     "no ModelNew": error("x = 1\n", "AttributeError: the file defines no ModelNew"),
     "ModelNew is no class": error("ModelNew = 3\n", "defines no ModelNew"),
