@@ -16,7 +16,7 @@ from referee.judge.budget import Output
 from referee.reference_file import BadReferenceError, flatten, load
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
-OF_LINEAR = (FOLDER / "solutions" / "linear_reference.py").read_text()
+OF_LINEAR = (FOLDER / "linear_reference.py").read_text()
 OF_LINEAR = OF_LINEAR.replace("1024, 4096", "33, 96").replace("4096, 4096", "96, 80")
 MANY = """
 class Model(nn.Module):
@@ -241,7 +241,7 @@ def test_references_whose_gradients_cannot_be_judged(forward, inputs, init, tmp_
 
 @ONLY
 def test_clean_files(device, tmp_path):
-    own = FOLDER / "solutions" / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
+    own = FOLDER / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
     table = {"plain": (PLAIN, "correct", f"^{OWN}; exact"), "own": (own, "correct", "exact")}
     for name in ("clean_compiled", "ours"):
         table[name] = SHORT[name], "correct", "exact"
@@ -265,7 +265,7 @@ DESIGNS = {
 def test_the_starting_designs(device):
     if device == "cpu" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = [sys.executable, str(FOLDER / "solutions"), "--device", device, "--timeout", "600"]
+    command = [sys.executable, str(FOLDER), "--device", device, "--timeout", "600"]
     done = subprocess.run([*command, "--trials", "30"], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     lines = [line.partition(".py: ") for line in done.stdout.splitlines() if ".py: " in line]
