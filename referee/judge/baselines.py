@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from referee.judge.verdict import ERROR, FoundError
+from referee.judge.verdict import ERROR, FoundError, outcome
 from referee.processes import restore, standing
-from referee.reference_file import LONGEST_LINE
 from referee.remote import EndedError, ForgedError, RaisedError, Remote, Server
 
 
@@ -27,9 +26,8 @@ class Eager(Remote):
             return super().ask(op, **arguments)
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail()
-            said = " ".join(map(str, error.args))
-            reason = f"eager itself could not be timed: {type(error).__name__} {said}"
-            raise FoundError(ERROR, reason[:LONGEST_LINE]) from None
+            _, why = outcome(error, "being timed")
+            raise FoundError(ERROR, f"eager itself could not be timed: {why}") from None
 
 
 class Baselines:
