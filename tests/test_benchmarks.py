@@ -106,6 +106,7 @@ def test_blocks_are_commands_of_this_project(page):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow  # by default two tests share the GPU
 def test_identical_code_takes_the_same_time_after_memory_was_freed():
     x = torch.rand(2**29, device="cuda")
     for _ in range(2):
