@@ -111,12 +111,11 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
     other = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
-    if other.count_nonzero() == other.numel():
-        return other
-    size = values.abs().amax()
-    noise = torch.empty_like(values).normal_(generator=generator)
-    noise *= 0.1 * torch.where(size > 0, size, 1)
-    return torch.where(values == 0, noise, other)
+    if values.count_nonzero() < values.numel():
+        zeros, size = values == 0, max(map(abs, values.aminmax()))
+        noise = torch.empty_like(values[zeros]).normal_(generator=generator)
+        other[zeros] = noise * 0.1 * torch.where(size > 0, size, 1)
+    return other
 
 
 def random(

@@ -163,7 +163,8 @@ def cpu_runs(folder: Path) -> list[Run] | str:
     if missing:
         return f"g++ has no {missing[0]} (Debian and Ubuntu: apt-get install libgcc-12-dev)"
     compiler = folder / "sanitizing-g++"
-    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1"
+    # -O1 builds in three quarters of the time.
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1 -O1"
     compiler.write_text(f'#!/bin/sh\nexec {gcc} "$@" {flags}\n')
     compiler.chmod(0o755)
     environment = {
