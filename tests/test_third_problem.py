@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from processes import ROOT, copy_project
+from processes import ROOT, copy_builds, copy_project
 from test_run import run_it
 
-pytestmark = pytest.mark.slow  # it builds the kernels twice
+pytestmark = pytest.mark.slow  # it builds kernels twice
 
 ADDED = ROOT / "tests" / "third_problem"
 HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
@@ -23,6 +23,7 @@ def project(tmp_path_factory):
     """A copy of the project, with the problem."""
     folder = tmp_path_factory.mktemp("project")
     copy_project(folder)
+    copy_builds(folder / "extensions")
     shutil.copytree(ADDED / "kernels", folder / "kernels", dirs_exist_ok=True)
     for name in ("model.py", "model_new.py"):
         (folder / name).write_text((ROOT / name).read_text() + "\n\n" + (ADDED / name).read_text())

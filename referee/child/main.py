@@ -16,6 +16,7 @@ from contextlib import suppress
 from time import sleep
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # which every process's first backward imports
 
 from referee.child.worker import Worker
 
