@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
@@ -21,17 +20,6 @@ def copy_project(folder):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model.py", "model_new.py", "run.py"):
         shutil.copy(ROOT / name, folder)
-
-
-def copy_builds(folder):
-    """What these tests have built, where copies of the project with the same sources find it."""
-    import model_new
-
-    assert model_new.SOLUTIONS  # built
-    for library in torch.ops.loaded_libraries:
-        place = Path(library).parent.parent
-        if place.name.startswith("kernels_"):
-            shutil.copytree(place, folder / place.name, dirs_exist_ok=True)
 
 
 def python(code, folder, path=(ROOT,), **environment):

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from processes import ROOT, copy_builds, copy_project
+from processes import ROOT, copy_project
 from test_run import run_it
 
-pytestmark = pytest.mark.slow  # it builds kernels twice
+pytestmark = pytest.mark.slow  # it builds its kernels twice
 
 ADDED = ROOT / "tests" / "third_problem"
 HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
@@ -23,7 +23,6 @@ def project(tmp_path_factory):
     """A copy of the project, with the problem."""
     folder = tmp_path_factory.mktemp("project")
     copy_project(folder)
-    copy_builds(folder / "extensions")
     shutil.copytree(ADDED / "kernels", folder / "kernels", dirs_exist_ok=True)
     for name in ("model.py", "model_new.py"):
         (folder / name).write_text((ROOT / name).read_text() + "\n\n" + (ADDED / name).read_text())
@@ -32,8 +31,7 @@ def project(tmp_path_factory):
 
 def run(folder, *arguments, status=0):
     """What `python run.py gelu` prints."""
-    built = {"TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
-    done = run_it("gelu", *arguments, folder=folder, cwd=folder, **built)
+    done = run_it("gelu", *arguments, folder=folder, cwd=folder)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
