@@ -68,6 +68,7 @@ def test_opcheck_of_linear(device, bias):
             continue
         out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, b, 3.0)
         torch.library.opcheck(OPERATORS.linear_relu_divide_with_mask, (x, weight, b, 3.0))
+        # Without a bias these would be the same calls again.
         for grad_output in (torch.randn_like(out), torch.randn_like(out).requires_grad_()) * bias:
             for wanted in range(8):
                 of_x, of_weight = x if wanted & 2 else None, weight if wanted & 1 else None

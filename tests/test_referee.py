@@ -159,6 +159,7 @@ def test_other_values_have_the_same_signs():
     assert torch.equal(other[:2].sign(), values[:2].sign())
     assert 0 < other[2].abs() < 2
     assert (other != values).all()
+    assert cases.redraw(torch.zeros(9), 3).all()
 
 
 def test_cases_are_of_the_dtypes_that_torch_takes():
