@@ -61,10 +61,10 @@ class Worker(Feed):
         self.kind = self.source.model if self.solution is None else self._kind(problem)
 
     def _kind(self, problem: str) -> Callable:
-        """The solution's class for a problem."""
-        kinds = getattr(self.solution, "SOLUTIONS", None)
-        kind = kinds.get(problem) if isinstance(kinds, dict) else None
-        kind = kind or getattr(self.solution, "ModelNew", None)
+        """The solution's class for a problem, which has the reference's name, or ModelNew."""
+        known = model.PROBLEMS.get(problem)
+        name = f"{known.reference.__name__}New" if known else "ModelNew"
+        kind = getattr(self.solution, name, None) or getattr(self.solution, "ModelNew", None)
         if not callable(kind):
             raise AttributeError("the file defines no ModelNew")
         return kind

@@ -10,9 +10,3 @@ class GeluNew(_reference.Gelu):
         if type(x) is not torch.Tensor or _is_traced():
             return torch.nn.functional.gelu(x)
         return torch.ops.relu_divide_kernels.gelu(x)
-
-
-def __getattr__(name: str, _others=__getattr__) -> object:
-    if name == "SOLUTIONS":
-        _others(name)["gelu"] = GeluNew
-    return _others(name)
