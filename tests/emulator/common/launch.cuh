@@ -37,23 +37,32 @@ namespace emulator {
 constexpr int kMostThreads = 1024, kWarp = 32;
 constexpr size_t kStackBytes = 64 << 10;
 
+using Place = void* [5];  // of __builtin_setjmp; swapcontext takes two system calls
+
 struct Fiber {
-  ucontext_t context;
   bool has_ended = false;
   unsigned barriers = 0, exchanges = 0;  // that it has reached
 };
 
-inline std::vector<Fiber> fibers;  // of the block that runs
-inline ucontext_t scheduler;
-inline int current;                          // the fiber that runs
-inline uint64_t exchanged[2][kMostThreads];  // of this exchange of each thread, and of the next
+inline std::vector<Fiber> fibers;              // of the block that runs
+inline Place places[kMostThreads], scheduler;  // where each goes on
+inline int current;                            // the fiber that runs
+inline uint64_t exchanged[2][kMostThreads];    // of this exchange of each thread, and of the next
 inline void (*kernel)(void*);
 inline void* arguments;
 
-inline void run_kernel() {
-  kernel(arguments);
-  fibers[current].has_ended = true;
-  swapcontext(&fibers[current].context, &scheduler);
+[[gnu::noinline]] inline void go_to(Place& other) { __builtin_longjmp(other, 1); }
+[[gnu::noinline]] inline void switch_to(Place& other, Place& own) {
+  if (__builtin_setjmp(own) == 0) go_to(other);
+}
+
+// A fiber: the same thread of one block after the other.
+inline void run_threads() {
+  for (;;) {
+    kernel(arguments);
+    fibers[current].has_ended = true;
+    switch_to(scheduler, places[current]);
+  }
 }
 
 // Lets others run until all those from `first` to `last` have ended or have_reached(fiber).
@@ -62,7 +71,7 @@ void wait(int first, int last, const Reached& has_reached) {
   const int own = current;
   const auto is_there = [&](const Fiber& fiber) { return fiber.has_ended || has_reached(fiber); };
   while (!std::all_of(fibers.begin() + first, fibers.begin() + last, is_there)) {
-    swapcontext(&fibers[own].context, &scheduler);
+    switch_to(scheduler, places[own]);
   }
   threadIdx.x = own;
 }
@@ -84,24 +93,30 @@ inline uint64_t given_by(int lane) {
   return exchanged[reached % 2][thread];
 }
 
-inline void run_block(int threads) {
+[[gnu::noinline]] inline void start(int thread) {
   static const std::unique_ptr<char[]> stacks(new char[kMostThreads * kStackBytes]);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stacks.get() + thread * kStackBytes;
+  context.uc_stack.ss_size = kStackBytes;
+  makecontext(&context, run_threads, 0);
+  if (__builtin_setjmp(scheduler) == 0) setcontext(&context);
+}
+
+inline void run_block(int threads) {
+  static int started = 0;
   fibers.assign(threads, Fiber());
-  for (int i = 0; i < threads; ++i) {
-    ucontext_t& context = fibers[i].context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = stacks.get() + i * kStackBytes;
-    context.uc_stack.ss_size = kStackBytes;
-    context.uc_link = nullptr;
-    makecontext(&context, run_kernel, 0);
-  }
   for (bool runs = true; runs;) {
     runs = false;
     for (int i = 0; i < threads; ++i) {
       if (fibers[i].has_ended) continue;
       runs = true;
       current = i, threadIdx.x = i;
-      swapcontext(&scheduler, &fibers[i].context);
+      if (i < started) {
+        switch_to(places[i], scheduler);
+      } else {
+        start(started++);
+      }
     }
   }
 }
