@@ -12,7 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # The tests run linear/sm80 on every GPU; builds for users have it only where it is the best.
-os.environ["NVCC_APPEND_FLAGS"] = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -DKERNELS_ALL_PATHS"
+if torch.version.cuda:
+    flags = os.environ.get("NVCC_APPEND_FLAGS", "")
+    os.environ["NVCC_APPEND_FLAGS"] = f"{flags} -DKERNELS_ALL_PATHS"
 
 with suppress(ImportError):  # properties.py skips what needs hypothesis
     from hypothesis import HealthCheck, Phase, settings
@@ -28,6 +30,7 @@ with suppress(ImportError):  # properties.py skips what needs hypothesis
     settings.register_profile("long", max_examples=5000, **options)
     settings.load_profile("short")
 
+SERVERS = {}  # by the environment that they have
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -72,6 +75,23 @@ def served(request):
     params = getattr(getattr(request.node, "callspec", None), "params", {})
     if params.get("path") == "sm80" and params.get("precision", "highest") != "highest":
         pytest.skip("sm80 makes three products")
+
+
+@pytest.fixture(autouse=True)
+def one_server(monkeypatch):
+    """Commands in this process share the server of theirs, which imports torch before it forks."""
+    from referee import processes
+    from referee.judge import baselines
+
+    def start(start_one=baselines.Server):
+        environment = str({**os.environ, "PYTEST_CURRENT_TEST": ""})
+        if environment not in SERVERS or SERVERS[environment].poll() is not None:
+            SERVERS[environment] = server = start_one()
+            stood, close = processes.standing(server.pid), server.close
+            server.close = lambda: processes.standing(server.pid) == stood or close()
+        return SERVERS[environment]
+
+    monkeypatch.setattr(baselines, "Server", start)
 
 
 @pytest.fixture

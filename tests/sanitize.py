@@ -111,11 +111,6 @@ class Run:
         return self
 
 
-def summary_of(output: str) -> str:
-    """The first and the last of what a run printed; a sanitizer repeats itself between."""
-    return output if len(output) < 12000 else f"{output[:6000]}\n...\n{output[-6000:]}"
-
-
 def pytest(files: str, *options: str) -> list[str]:
     """pytest of this interpreter on files of tests."""
     paths = [f"tests/test_{file}.py" for file in files.split()]
@@ -198,7 +193,8 @@ def main() -> int:
                 failed = "" if run.passed else "  FAILED"
                 print(f"{run.tool:20} {run.subset:12} {counts}{failed}", flush=True)
                 if not run.passed:
-                    print(summary_of(run.output))
+                    first, rest = run.output[:6000], run.output[6000:]
+                    print(first, rest[-6000:], sep="\n...\n" * (len(rest) > 6000))
     return 0 if all(run.passed for run in runs) else 1
 
 

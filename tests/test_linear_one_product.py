@@ -49,14 +49,9 @@ WIDE_ROWS_OF = {
 WIDE = [(side, name) for side in WIDE_ROWS_OF for name in WIDE_ROWS_OF[side]]
 
 
-def draw_plain(m, n, k):
-    """x, weight and bias."""
-    return [torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,))]
-
-
 def draw_wide(side, name, rows, m=700, n=1100, k=1030):
     """The same with such rows."""
-    x, weight, bias = draw_plain(m, n, k)
+    x, weight, bias = (torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,)))
     operand = x if side == "x" else weight
     for i in range(len(operand))[rows] if isinstance(rows, slice) else rows:
         operand[i] = WIDE_ROWS_OF[side][name](operand[i].clone())
