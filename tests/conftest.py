@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take other tests' time
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # The tests run linear/sm80 on every GPU; builds for users have it only where it is the best.
 if torch.version.cuda:
-    flags = os.environ.get("NVCC_APPEND_FLAGS", "")
-    os.environ["NVCC_APPEND_FLAGS"] = f"{flags} -DKERNELS_ALL_PATHS"
+    os.environ["NVCC_APPEND_FLAGS"] = f"{os.getenv('NVCC_APPEND_FLAGS', '')} -DKERNELS_ALL_PATHS"
 
 with suppress(ImportError):  # properties.py skips what needs hypothesis
     from hypothesis import HealthCheck, Phase, settings
@@ -80,15 +81,14 @@ def served(request):
 @pytest.fixture(autouse=True)
 def one_server(monkeypatch):
     """Commands in this process share the server of theirs, which imports torch before it forks."""
-    from referee import processes
     from referee.judge import baselines
 
     def start(start_one=baselines.Server):
         environment = str({**os.environ, "PYTEST_CURRENT_TEST": ""})
         if environment not in SERVERS or SERVERS[environment].poll() is not None:
             SERVERS[environment] = server = start_one()
-            stood, close = processes.standing(server.pid), server.close
-            server.close = lambda: processes.standing(server.pid) == stood or close()
+            stood, close = baselines.standing(server.pid), server.close
+            server.close = lambda: baselines.standing(server.pid) == stood or close()
         return SERVERS[environment]
 
     monkeypatch.setattr(baselines, "Server", start)
