@@ -31,7 +31,7 @@ with suppress(ImportError):  # properties.py skips what needs hypothesis
     settings.register_profile("long", max_examples=5000, **options)
     settings.load_profile("short")
 
-SERVERS = {}  # by the environment that they have
+SERVERS = {}  # of `one_server`, by their environment
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -80,7 +80,7 @@ def served(request):
 
 @pytest.fixture(autouse=True)
 def one_server(monkeypatch):
-    """Commands in this process share the server of theirs, which imports torch before it forks."""
+    """Commands in this process share a server, until one of them harms it: it imports torch."""
     from referee.judge import baselines
 
     def start(start_one=baselines.Server):

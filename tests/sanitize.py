@@ -193,7 +193,7 @@ def main() -> int:
                 failed = "" if run.passed else "  FAILED"
                 print(f"{run.tool:20} {run.subset:12} {counts}{failed}", flush=True)
                 if not run.passed:
-                    first, rest = run.output[:6000], run.output[6000:]
+                    first, rest = run.output[:6000], run.output[6000:]  # it repeats itself
                     print(first, rest[-6000:], sep="\n...\n" * (len(rest) > 6000))
     return 0 if all(run.passed for run in runs) else 1
 

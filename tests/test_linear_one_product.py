@@ -50,7 +50,7 @@ WIDE = [(side, name) for side in WIDE_ROWS_OF for name in WIDE_ROWS_OF[side]]
 
 
 def draw_wide(side, name, rows, m=700, n=1100, k=1030):
-    """The same with such rows."""
+    """x, weight and bias; some rows of x or of the weight are such."""
     x, weight, bias = (torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,)))
     operand = x if side == "x" else weight
     for i in range(len(operand))[rows] if isinstance(rows, slice) else rows:

@@ -61,7 +61,7 @@ class Worker(Feed):
         self.kind = self.source.model if self.solution is None else self._kind(problem)
 
     def _kind(self, problem: str) -> Callable:
-        """The solution's class for a problem, which has the reference's name, or ModelNew."""
+        """The solution's class: with the name of the problem's reference and New, or ModelNew."""
         known = model.PROBLEMS.get(problem)
         name = f"{known.reference.__name__}New" if known else "ModelNew"
         kind = getattr(self.solution, name, None) or getattr(self.solution, "ModelNew", None)
