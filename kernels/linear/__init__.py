@@ -14,7 +14,7 @@ from kernels.binding import DEVICE, PLAIN, TRACERS, is_dtensor, is_plain, is_wat
 FLOP_COUNTER = "torch.utils.flop_counter"
 
 _modules = nn.modules.module
-_torch_functions = nn.Linear.forward, functional.linear, torch.relu
+_forward, _linear, _relu = nn.Linear.forward, functional.linear, torch.relu
 
 
 def is_plain_linear(linear: nn.Module) -> bool:
@@ -40,7 +40,9 @@ def is_plain_linear(linear: nn.Module) -> bool:
         or "_call_impl" in own
         or "_compiled_call_impl" in own
         or type(own["_parameters"]) is not dict
-        or (nn.Linear.forward, functional.linear, torch.relu) != _torch_functions
+        or nn.Linear.forward is not _forward
+        or functional.linear is not _linear
+        or torch.relu is not _relu
     )
 
 
@@ -113,8 +115,10 @@ def linear_in_graph(
     """
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
+    if not is_plain_linear(linear) or type(divisor) not in (float, int):
+        return torch.relu(linear(x)) / divisor
     operands = [x, linear.weight] + ([] if linear.bias is None else [linear.bias])
-    if type(divisor) not in (float, int) or any(type(t) not in PLAIN for t in operands):
+    if any(type(t) not in PLAIN for t in operands):
         return torch.relu(linear(x)) / divisor
     if has_static_value(divisor):
         return linear_relu_divide(x, linear.weight, linear.bias, divisor)
