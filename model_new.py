@@ -76,10 +76,10 @@ class ModelNew(_reference.Model):
             NotImplementedError: torch has no ReLU for the dtype, such as complex ones.
             TypeError: x is no tensor.
         """
-        if _is_scripted() or _is_traced():  # a graph holds torch's own op, which compilers fuse
-            return x.relu_() if self.inplace else x.relu()
         if self.inplace:
             return torch.relu_(x)
+        if _is_scripted() or _is_traced():  # a graph holds torch's own op, which compilers fuse
+            return torch.relu(x)
         if type(x) is _Tensor and not has_torch_function_unary(x) and torch.relu is _torch_relu:
             return _relu(x)
         return relu_of_others(x, _relu)
@@ -123,14 +123,14 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
             return self.linear(x).relu() / self.divisor
         if _is_traced():
-            return linear_in_graph(self.linear, x, self.divisor, _linear_operator)
+            return linear_in_graph(self, x, _linear_operator)
         # By nn.Module's search, `linear` and its parameters take a fourth of a small call.
         own, divisor = self.__dict__, self.divisor
         is_found = type(self) is __class__ and "linear" not in own
         linear = (is_found and own["_modules"].get("linear")) or self.linear
         # Whoever hooked, wrapped or replaced `linear` expects it to be called.
         if not (is_plain_linear(linear) and is_number(divisor)):
-            return torch.relu(linear(x)) / divisor
+            return torch.relu(linear(x)) / self.divisor  # which a hook may change
         own = linear.__dict__
         parameters = own["_parameters"]
         weight = parameters.get("weight")

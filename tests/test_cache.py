@@ -131,13 +131,11 @@ def start(tmp_path, root, load_inline):
 
 @pytest.fixture
 def load(start):
-    """Loads the extension in a process of its own; returns the library."""
     return lambda *arguments, **options: start(*arguments, **options).library()
 
 
 @pytest.fixture
 def fail(start):
-    """The same where that fails; returns the error."""
     return lambda *arguments, **options: start(*arguments, **options).error()
 
 

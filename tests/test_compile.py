@@ -102,6 +102,15 @@ def test_strides(compile, device, view):
     assert relu.stride() == torch.relu(x).stride()
 
 
+def test_rows_that_data_choose(compile, device):
+    """Their number is known to no guard."""
+    mine, theirs = linear_modules(6, 8, 3.0, device=device)
+    x, keep = torch.randn(8, 4, 6, device=device), torch.arange(8, device=device) > 2
+    choose = {m: lambda x, m=m: m(x[keep].transpose(0, 1)) for m in (mine, theirs)}
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_same_step(step(mine, x, compile(choose[mine])), step(theirs, x, choose[theirs]))
+
+
 @pytest.mark.slow
 def test_reduce_overhead(device):
     """On a GPU, CUDA graphs, which are recorded in the second step and replayed from the third."""
@@ -124,12 +133,11 @@ def test_checkpoint(device, is_module_compiled):
     """Inside a compiled function the forward is made again in the backward's graph."""
     mine, theirs = networks(device)
     x, graphs = torch.randn(4, 6, device=device), []
-    backend = recording(graphs)
+    compile = partial(torch.compile, fullgraph=True, backend=recording(graphs))
 
     def run(module):
         return lambda x: checkpoint(module, x, use_reentrant=False)
 
-    compile = partial(torch.compile, fullgraph=True, backend=backend)
     compiled = run(compile(mine)) if is_module_compiled else compile(run(mine))
     leaf = x.clone().requires_grad_()
     out = compiled(leaf)
@@ -146,11 +154,7 @@ def test_autocast(compile, device, inside):
     x = torch.randn(4, 6, device=device)
 
     def run(module):
-        def call(x):
-            with torch.autocast(device, dtype=torch.bfloat16):
-                return module(x)
-
-        return call
+        return torch.autocast(device, dtype=torch.bfloat16)(module.forward)
 
     compiled = compile(run(mine) if inside else mine)
     compiled = compiled if inside else run(compiled)

@@ -48,6 +48,7 @@ def move(module, name, put):
 CHANGES = {
     "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
     "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
+    "divisor": lambda m: m.linear.register_forward_hook(lambda *_: setattr(m, "divisor", 7.0)),
     "parametrization": lambda m: register_parametrization(m.linear, "weight", nn.Softplus()),
     "pruning": lambda m: prune.l1_unstructured(m.linear, "weight", 0.5),
     "subclass": double,

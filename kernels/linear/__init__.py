@@ -106,17 +106,18 @@ def linear_of_others(
 
 
 def linear_in_graph(
-    linear: nn.Linear, x: torch.Tensor, divisor: object, linear_relu_divide: Callable
+    module: nn.Module, x: torch.Tensor, linear_relu_divide: Callable
 ) -> torch.Tensor:
-    """As Dynamo traces it.
+    """The module's forward as Dynamo traces it.
 
     A divisor that changed between calls is a symbol there. The operator takes numbers only, so the
     graph would be compiled anew for each: its division is left to torch.
     """
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
+    linear, divisor = module.linear, module.divisor
     if not is_plain_linear(linear) or type(divisor) not in (float, int):
-        return torch.relu(linear(x)) / divisor
+        return torch.relu(linear(x)) / module.divisor
     operands = [x, linear.weight] + ([] if linear.bias is None else [linear.bias])
     if any(type(t) not in PLAIN for t in operands):
         return torch.relu(linear(x)) / divisor

@@ -262,22 +262,8 @@ ThreeTensors gradients_composite(const LinearGradients& in, const Tensor& signs)
   return multiply_out(in, {grad_z, in.wants_bias ? as_matrix(grad_z).sum(0) : Tensor()});
 }
 
+// Operands may come from any graph, or from a hook for saved tensors.
 ThreeTensors compute_gradients(const LinearGradients& in) {
-  const DeviceOf device(in.grad_output);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return multiply_out(in, run_epilogue_backward(in));
-}
-
-// Operators return no undefined tensors, but empty ones.
-ThreeTensors with_empty(ThreeTensors gradients, const Tensor& like) {
-  const auto defined = [&](const Tensor& t) {
-    return t.defined() ? t : at::empty_symint({0}, like.options());
-  };
-  auto& [x, weight, bias] = gradients;
-  return {defined(x), defined(weight), defined(bias)};
-}
-
-ThreeTensors linear_gradients_forward(const LinearGradients& in) {
   const Tensor &grad = in.grad_output, &mask = in.mask;
   const auto is_like_grad = [&](const Tensor& t) {
     return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
@@ -295,6 +281,22 @@ ThreeTensors linear_gradients_forward(const LinearGradients& in) {
          std::to_string(rows_of(grad)) + " rows of " +
          std::to_string(mask_row_bytes(grad.size(-1))));
   }
+  const DeviceOf device(grad);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return multiply_out(in, run_epilogue_backward(in));
+}
+
+// Operators return no undefined tensors, but empty ones.
+ThreeTensors with_empty(ThreeTensors gradients, const Tensor& like) {
+  const auto defined = [&](const Tensor& t) {
+    return t.defined() ? t : at::empty_symint({0}, like.options());
+  };
+  auto& [x, weight, bias] = gradients;
+  return {defined(x), defined(weight), defined(bias)};
+}
+
+ThreeTensors linear_gradients_forward(const LinearGradients& in) {
+  const Tensor& grad = in.grad_output;
   // Whoever runs a graph may have autocast or gradients on that were off in the forward.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
@@ -401,7 +403,7 @@ struct LinearReluDivideBackward : Node {
 Tensor linear_autograd(const LinearInputs& in) {
   const Way way = way_of(in);
   if (way == Way::kTorch) return linear_composite(in);
-  if (in.x.dim() > 2 && !in.x.is_contiguous()) {  // rows of a matrix, a copy where there is no view
+  if (way == Way::kOurs && in.x.dim() > 2 && !in.x.is_contiguous()) {  // as a matrix, or a copy
     const Tensor out = linear_autograd({as_matrix(in.x), in.weight, in.bias, in.divisor});
     return at::_unsafe_view_symint(out, with_last(in.x.sym_sizes(), in.weight.sym_size(0)));
   }

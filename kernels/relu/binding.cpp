@@ -93,6 +93,10 @@ struct ReluBackward : Node {
     if (!grad_output.defined()) return {Tensor()};
     const std::lock_guard<std::mutex> lock(mutex_);
     const Tensor mask = unpack_saved_mask(saved_mask);
+    const int64_t bytes = (c10::multiply_integers(sizes) + 7) / 8;
+    if (mask.numel() != bytes || mask.device() != grad_output.device()) {  // a hook's
+      fail("mask must have " + std::to_string(bytes) + " elements on the gradient's device");
+    }
     const DeviceOf device(mask);
     const auto allocate_grad = [&] {
       return allocate_output(mask, sizes, grad_output.scalar_type(), strides);
