@@ -175,6 +175,10 @@ def _check(args: argparse.Namespace, parser: Parser) -> None:
         parser.error("--reference goes with --solution, and without the name of a problem")
     if args.reference and (args.rows or args.dtype):
         parser.error("--rows and --dtype are for this project's problems, not for --reference")
+    read = {path.resolve() for path in (*(args.solution or ()), args.reference or OURS)}
+    for path in filter(None, (args.json, args.markdown, args.plot, args.bundle)):
+        if path.resolve() in read:
+            parser.error(f"{path} is read: the results need another file")
     if args.plot:
         try:
             plot.check(args.plot)
@@ -231,8 +235,8 @@ def _dtypes(text: str) -> list[str]:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:20]} is not a whole number from 1 to 999999999")
     return int(text)
 
 

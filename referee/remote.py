@@ -28,9 +28,9 @@ import torch
 from referee.memory import free_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from referee.child.main import start; "
-    "sys.path.remove(sys.argv[1]); start(int(sys.argv[2]))"
+BOOT = (  # files of the current folder are not taken for Python's own modules
+    "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
+    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]))"
 )
 ARENA = 256 << 20  # bytes of the mapped file; pages that nobody touches take no memory
 HALF = ARENA // 2

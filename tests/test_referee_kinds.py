@@ -323,14 +323,18 @@ WEIGHT = "self.w = nn.Parameter(torch.randn(32))"
 BACKWARDS[reference(SIDES, "[torch.randn(64, 32), torch.randn(32)]", WEIGHT)] = (
     module(ONE_SIDE, WEIGHT), {"more": ("", "correct", STEP)},
 )  # fmt: skip
+ROW = "y = x * x.sigmoid()\nreturn y + (y - y.detach()) * (x.new_ones(64, 1).cumsum(0) > 63) / 8"
+BACKWARDS[reference("return x * x.sigmoid()", "[torch.randn(64, 1024)]")] = (
+    module(ROW), {"an eighth more": ("", "wrong", "gradient of x: ")},
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", BACKWARDS, ids=["relu", "linear", "file", "noise", "sides"])
-def test_backwards(problem, device, tmp_path, small):
-    text, files = BACKWARDS[problem]
+@pytest.mark.parametrize("task", BACKWARDS, ids=["relu", "linear", "file", "norm", "sides", "row"])
+def test_backwards(task, device, tmp_path, small):
+    text, files = BACKWARDS[task]
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
-    records = grade(problem, table, tmp_path, device=device)
-    if problem == "relu":
+    records = grade(task, table, tmp_path, device=device)
+    if task == "relu":
         kept = records["right"]["runs"][0]["step"]["kept_bytes"]
         assert kept.keys() == {"ModelNew", "torch.relu"}
 

@@ -52,7 +52,7 @@ relu --bundle /no/such/folder/file | relu --bundle a.py --solution {file}
 --solution {file} | relu --solution | relu --solution /no/such/file | relu --solution /dev/zero
 relu --solution / | relu --solution {fifo} | relu --solution a\0b | relu --timeout 3
 relu --solution {file} --timeout 0 | relu --solution {file} --sweep
-relu --solution {file} --dtype float32,float16
+relu --solution {file} --dtype float32,float16 | relu --solution {file} --json {file}
 linear_relu_divide --solution {file} --dtype int8 | --reference {file}
 --reference /no/such/file --solution {file} | relu --reference {file} --solution {file}
 --reference {file} --solution {file} --rows 3 | --reference {file} --solution {file} --device tpu
@@ -254,6 +254,7 @@ def test_interrupts_that_were_switched_off():
 @pytest.mark.parametrize("optimize", ["", pytest.param("2", marks=pytest.mark.slow)])
 def test_from_end_to_end(optimize, tmp_path):
     options = ["relu", "--device", "cpu", "--rows", "1", "--trials", "3", "--json", "result.json"]
+    (tmp_path / "random.py").write_text("raise ImportError('not Python's own')")
     done = run_it(*options, cwd=tmp_path, PYTHONOPTIMIZE=optimize)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "building the kernels" in done.stderr

@@ -22,7 +22,7 @@ from referee.judge.verdict import CHEATING, WRONG, FoundError, of_exception
 from referee.reference_file import LONGEST_LINE, flatten
 from referee.remote import RaisedError
 
-CHANCE = 0.01  # that one element is wrong in all draws, and it is no fault
+CHANCE = 0.01  # at most, that so many elements are wrong in all draws, and it is no fault
 STRAYS = 0.02  # of elements, that may be wrong in every draw
 
 
@@ -58,7 +58,7 @@ class Quantity:
         """What is wrong whatever the inputs, in words."""
         is_wrong = self.is_wrong
         if self.wrong is not None:
-            is_placed = bool(self.wrong.any()) and self.chance * len(self.wrong) < CHANCE
+            is_placed = self.chance * len(self.wrong) < CHANCE * int(self.wrong.sum())
             is_wrong = is_placed or self.share > STRAYS or self.relative > GROSS
         return f"{self.what}: {self.first}" if is_wrong else None
 
