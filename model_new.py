@@ -124,7 +124,7 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
             return self.linear(x).relu() / self.divisor
         if _is_traced():
             return linear_in_graph(self, x, _linear_operator)
-        # By nn.Module's search, `linear` and its parameters take a fourth of a small call.
+        # By nn.Module's search, `linear` and its parameters take a third of a small call.
         own, divisor = self.__dict__, self.divisor
         is_found = type(self) is __class__ and "linear" not in own
         linear = (is_found and own["_modules"].get("linear")) or self.linear

@@ -116,11 +116,14 @@ def linear_in_graph(
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     linear, divisor = module.linear, module.divisor
-    if not is_plain_linear(linear) or type(divisor) not in (float, int):
+    if not (
+        is_plain_linear(linear)
+        and type(divisor) in (float, int)
+        and type(x) in PLAIN
+        and type(linear.weight) in PLAIN
+        and type(linear.bias) in (*PLAIN, type(None))
+    ):
         return torch.relu(linear(x)) / module.divisor
-    operands = [x, linear.weight] + ([] if linear.bias is None else [linear.bias])
-    if any(type(t) not in PLAIN for t in operands):
-        return torch.relu(linear(x)) / divisor
     if has_static_value(divisor):
         return linear_relu_divide(x, linear.weight, linear.bias, divisor)
     return linear_relu_divide(x, linear.weight, linear.bias, 1.0) / divisor

@@ -281,6 +281,7 @@ ThreeTensors compute_gradients(const LinearGradients& in) {
          std::to_string(rows_of(grad)) + " rows of " +
          std::to_string(mask_row_bytes(grad.size(-1))));
   }
+  if (grad.numel() == 0) return gradients_composite(in, signs_of(in));
   const DeviceOf device(grad);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return multiply_out(in, run_epilogue_backward(in));
@@ -296,12 +297,10 @@ ThreeTensors with_empty(ThreeTensors gradients, const Tensor& like) {
 }
 
 ThreeTensors linear_gradients_forward(const LinearGradients& in) {
-  const Tensor& grad = in.grad_output;
   // Whoever runs a graph may have autocast or gradients on that were off in the forward.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
-  if (grad.numel() == 0) return with_empty(gradients_composite(in, signs_of(in)), grad);
-  return with_empty(compute_gradients(in), grad);
+  return with_empty(compute_gradients(in), in.grad_output);
 }
 
 ThreeTensors linear_gradients_composite(const LinearGradients& in) {
@@ -405,7 +404,7 @@ Tensor linear_autograd(const LinearInputs& in) {
   if (way == Way::kTorch) return linear_composite(in);
   if (way == Way::kOurs && in.x.dim() > 2 && !in.x.is_contiguous()) {  // as a matrix, or a copy
     const Tensor out = linear_autograd({as_matrix(in.x), in.weight, in.bias, in.divisor});
-    return at::_unsafe_view_symint(out, with_last(in.x.sym_sizes(), in.weight.sym_size(0)));
+    return at::_unsafe_view(out, with_last(in.x.sizes(), in.weight.size(0)));
   }
   if (!any(in, wants_gradient)) {
     if (way == Way::kOurs) return compute_linear(in, Tensor());
