@@ -17,7 +17,7 @@ if not hasattr(kernels, "read_sources"):
         f"from {list(kernels.__path__)}: put this project's folder first on sys.path"
     )
 
-from kernels.binding import direct
+from kernels.watchers import direct
 from kernels.build.extension import load
 from kernels.linear import (
     is_number,

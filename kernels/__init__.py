@@ -15,8 +15,8 @@ _FOLDER = Path(__file__).resolve().parent
 
 
 def problems() -> list[str]:
-    """The folders of the problems: those with a `binding.cpp`."""
-    return sorted(path.parent.name for path in _FOLDER.glob("*/binding.cpp"))
+    """The folders of the problems: those with operators for torch."""
+    return sorted(path.parent.name for path in _FOLDER.glob("*/*_op.cpp"))
 
 
 def read_sources(problem: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ enum class Precision { kHigh, kHighest };
 //
 // Masks of these kernels have a row of (n + 7) / 8 bytes for each row of out; bit j % 8 of byte j /
 // 8 is !(z <= 0) for the z that relu of column j sees. The bits behind column n - 1 are 0.
-struct Linear {
+struct LinearArguments {
   DType dtype;          // of everything: float32, float16 or bfloat16
   Precision precision;  // of float32
   int64_t m, n, k;      // none is 0
@@ -78,15 +78,15 @@ int relu_backward(DType dtype, const void* grad_output, const GradientLayout& la
 
 // Tensor-core kernels, for compute capability 9.0 (wgmma) and for 8.0 and newer (mma.sync).
 // `serves` tells whether a problem meets a kernel's demands, `workspace` how many bytes it needs.
-bool linear_sm90_serves(const Linear& linear);
-size_t linear_sm90_workspace(const Linear& linear);
-int linear_sm90(const Linear& linear, CUstream_st* stream);
-bool linear_sm80_serves(const Linear& linear);
-size_t linear_sm80_workspace(const Linear& linear);
-int linear_sm80(const Linear& linear, CUstream_st* stream);
+bool linear_sm90_supports(const LinearArguments& linear);
+size_t linear_sm90_workspace(const LinearArguments& linear);
+int linear_sm90(const LinearArguments& linear, CUstream_st* stream);
+bool linear_sm80_supports(const LinearArguments& linear);
+size_t linear_sm80_workspace(const LinearArguments& linear);
+int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
 // Few rows of x in float32, for compute capability 9.0: no tensor cores, no workspace.
-bool linear_skinny_serves(const Linear& linear);
-int linear_skinny(const Linear& linear, CUstream_st* stream);
+bool linear_skinny_supports(const LinearArguments& linear);
+int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
 
 // Copies nothing where is_needed, which may be null, points to a 0 in the GPU's memory.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);

@@ -12,7 +12,7 @@ TESTS = Path(__file__).resolve().parent
 # By the name of the program in `emulator/`: the sources of its kernels, and the number of cases.
 PROGRAMS = {
     "relu": ("kernels/relu/relu.cu", 400),
-    "linear_epilogue": ("kernels/linear/epilogue.cu", 250),
+    "fused_pass": ("kernels/linear/fused_pass.cu", 250),
     "split": ("tests/emulator/split.cpp", 250),
 }
 

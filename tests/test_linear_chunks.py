@@ -15,7 +15,7 @@ PROGRAM = r"""
 
 int main(int, char** arguments) {
   const auto number = [&](int i) { return atoll(arguments[i]); };
-  kernels::Linear linear{};
+  kernels::LinearArguments linear{};
   linear.dtype = number(1) == 4 ? kernels::DType::kFloat32 : kernels::DType::kFloat16;
   linear.m = number(2), linear.n = number(3), linear.x_stride = number(4);
   const int64_t fixed = number(5), row = number(6);
@@ -27,7 +27,7 @@ int main(int, char** arguments) {
   });
   printf("%lld", static_cast<long long>(rows));
   const auto place = [](const void* pointer) { return reinterpret_cast<long long>(pointer); };
-  kernels::for_chunks(linear, rows, [&](const kernels::Linear& chunk, bool is_first) {
+  kernels::for_chunks(linear, rows, [&](const kernels::LinearArguments& chunk, bool is_first) {
     printf(" %lld %lld %lld %lld %d", place(chunk.x), place(chunk.out), place(chunk.mask),
            static_cast<long long>(chunk.m), is_first);
   });

@@ -8,7 +8,7 @@ from processes import compiled
 PROGRAM = r"""
 #include <cstdio>
 
-#include "linear/binding/paths.h"
+#include "linear/choose_path.h"
 
 int main() {
   using namespace kernels;
@@ -16,7 +16,7 @@ int main() {
   Gpu gpu;
   while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld %d %d", &bits, &highest, &m, &n, &k, &relu,
                &has_vectors, &is_transposed, &gpu.capability, &gpu.multiprocessors) == 10) {
-    Linear linear{};
+    LinearArguments linear{};
     linear.dtype = bits == 64   ? DType::kFloat64
                    : bits == 32 ? DType::kFloat32
                                 : DType::kFloat16;

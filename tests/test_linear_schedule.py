@@ -7,14 +7,14 @@ import pytest
 from processes import KERNELS, compiled
 
 WIDE, NARROW = 176, 160
-LEAST, SLIVER, WORTH, OVERHEAD, ADDING = 2, 2, 3, 80, 2  # as in linear/sm90/schedule.cuh
+LEAST, SLIVER, WORTH, OVERHEAD, ADDING = 2, 2, 3, 80, 2  # as in linear/sm90/stream_k.cuh
 
 # Prints how many clusters have work, the whole waves, and where each cluster's range begins.
 PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear/sm90/schedule.cuh"
+#include "linear/sm90/stream_k.cuh"
 
 int main(int, char** arguments) {
   const int tiles = atoi(arguments[1]), rounds = atoi(arguments[2]), clusters = atoi(arguments[3]);
@@ -102,10 +102,10 @@ using namespace kernels::sm90;
 
 int main(int, char** arguments) {
   const int m = atoi(arguments[1]), n = atoi(arguments[2]), k = atoi(arguments[3]), clusters = 66;
-  const SplitTiles tiles = choose_tiles(m, n, k, clusters);
-  const int rows = tiles.wide > 0 ? Split::kXRows : tiles.rows;
+  const GemmTiles tiles = choose_tiles(m, n, k, clusters);
+  const int rows = tiles.wide > 0 ? GemmFp16x3Config::kXRows : tiles.rows;
   Schedule schedule;
-  const int used = schedule.plan(tiles.count(), Split::rounds(k), clusters, rows,
+  const int used = schedule.plan(tiles.count(), GemmFp16x3Config::rounds(k), clusters, rows,
                                  [=](int) { return rows; });
   printf("%d %d %d", rows, tiles.count(), used);
 }

@@ -15,7 +15,7 @@ ROWS = {"cpu": "24", "cuda": "1024"}  # from these on, kernels work as at the he
 RELU_CPU, BLOCK, BITS = "relu/relu_cpu.cpp", "relu_block<E>(from, made);", "mask_of_block(made)"
 TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
 NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
-LINEAR_CPU, RUNS = "linear/epilogue_cpu.cpp", "run < linear_epilogue_backward_runs(m)"
+LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "run < linear_epilogue_backward_runs(m)"
 RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
 # It waits for the timed stream, which does not wait for it.
 STREAM = """if constexpr (S::kIsLarge && !kMask) {
@@ -26,7 +26,7 @@ STREAM = """if constexpr (S::kIsLarge && !kMask) {
   stream = other;
 }
 """
-SM90, FEW = "linear/sm90/three_products", "(j > 0 || threadIdx.x % 128 > 0)"
+SM90, FEW = "linear/sm90/gemm_fp16x3", "(j > 0 || threadIdx.x % 128 > 0)"
 DIFFER, NO_NAN = "wrong: .* elements differ", "wrong: .*got 0, expected nan"
 STEP = "cheating: a timed step's gradient of x was wrong: .* elements differ"
 X, BIAS = (f"wrong: gradient of {x}: .* beyond the error budget" for x in ("x", "linear.bias"))
@@ -42,8 +42,8 @@ FAULTS = {
     "gpu_large_mask": (RELU, "8, bits, policy", "8, i % 128 ? bits : bits & 254, policy", STEP),
     "gpu_stream": (RELU, LAUNCH, STREAM + LAUNCH, UNSEEN),
     "gpu_linear_mask": (f"{SM90}_epilogue.cuh", "mask_bit(z)", f"mask_bit(z) && {FEW}", X),
-    "gpu_bias": ("linear/epilogue.cu", "row < count;", "row < count - 1;", BIAS),
-    "gpu_tf32": (f"{SM90}.cuh", "1 / split::kLowScale", "0.0f", "wrong: lower precision .*TF32"),
+    "gpu_bias": ("linear/fused_pass.cu", "row < count;", "row < count - 1;", BIAS),
+    "gpu_tf32": (f"{SM90}.cuh", "1 / fp16x3::kLowScale", "0.0f", "wrong: lower precision .*TF32"),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.binding import DEVICE, PLAIN, TRACERS, is_dtensor, is_plain, is_watched
+from kernels.watchers import DEVICE, PLAIN, TRACERS, is_dtensor, is_plain, is_watched
 
 FLOP_COUNTER = "torch.utils.flop_counter"
 

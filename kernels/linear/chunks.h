@@ -38,7 +38,7 @@ class WorkspaceSlices {
   size_t bytes_ = 0;
 };
 
-inline Linear with_rows(Linear linear, int64_t m) {
+inline LinearArguments with_rows(LinearArguments linear, int64_t m) {
   linear.m = m;
   return linear;
 }
@@ -70,10 +70,10 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
 
 // launch(chunk, is_first) on each chunk of so many rows.
 template <typename Launch>
-void for_chunks(const Linear& linear, int64_t rows, const Launch& launch) {
+void for_chunks(const LinearArguments& linear, int64_t rows, const Launch& launch) {
   const int64_t size = linear.dtype == DType::kFloat32 ? 4 : 2;
   for (int64_t begin = 0; begin < linear.m; begin += rows) {
-    Linear chunk = with_rows(linear, std::min(rows, linear.m - begin));
+    LinearArguments chunk = with_rows(linear, std::min(rows, linear.m - begin));
     chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * size;
     chunk.out = static_cast<char*>(linear.out) + begin * linear.n * size;
     if (linear.mask != nullptr) chunk.mask = linear.mask + begin * ((linear.n + 7) / 8);

@@ -62,10 +62,10 @@ struct Epilogue {
   Divisor<float> divisor;
   // Whether rows are aligned, and the division is an exact multiplication of sum and bias one by
   // one: nothing overflows, and only subnormal results come from subnormal terms.
-  bool is_direct;
+  bool is_fast;
 
   // `together` elements of a row are stored at once.
-  explicit Epilogue(const Linear& linear, int64_t together = 1)
+  explicit Epilogue(const LinearArguments& linear, int64_t together = 1)
       : bias(static_cast<const T*>(linear.bias)),
         out(static_cast<T*>(linear.out)),
         mask(linear.mask),
@@ -73,12 +73,12 @@ struct Epilogue {
         n(static_cast<int>(linear.n)),
         floor(linear.relu ? 0.0f : -INFINITY),
         divisor(linear.divisor),
-        is_direct(linear.n % together == 0 && divisor.is_exact && divisor.scale <= 1 &&
-                  divisor.scale >= 0x1p-32f) {}
+        is_fast(linear.n % together == 0 && divisor.is_exact && divisor.scale <= 1 &&
+                divisor.scale >= 0x1p-32f) {}
 
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
-  // Where is_direct.
-  __device__ float finish_direct(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
+  // Where is_fast.
+  __device__ float finish_fast(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
 
   __device__ T* out_at(int row, int column) const {
     return out + static_cast<int64_t>(row) * n + column;

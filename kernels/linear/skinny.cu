@@ -289,7 +289,7 @@ int count_clusters(int log_ranks) {
 }
 
 template <int kM>
-void launch(const Linear& linear, cudaStream_t stream) {
+void launch(const LinearArguments& linear, cudaStream_t stream) {
   Problem problem{static_cast<const float*>(linear.x),
                   static_cast<const float*>(linear.weight),
                   linear.x_stride,
@@ -327,7 +327,7 @@ void launch(const Linear& linear, cudaStream_t stream) {
 
 namespace kernels::cuda {
 
-bool linear_skinny_serves(const Linear& linear) {
+bool linear_skinny_supports(const LinearArguments& linear) {
   constexpr int64_t kMostK = skinny::kMostRanks * (skinny::kBytes / sizeof(skinny::Sum<1>) -
                                                    2 * skinny::kClusterFeatures - skinny::kStageK);
   return linear.dtype == DType::kFloat32 && linear.k <= kMostK &&
@@ -336,7 +336,7 @@ bool linear_skinny_serves(const Linear& linear) {
          has_aligned_rows(linear.weight, 4 * linear.weight_stride);
 }
 
-int linear_skinny(const Linear& linear, CUstream_st* stream) {
+int linear_skinny(const LinearArguments& linear, CUstream_st* stream) {
   const auto launch = linear.m > 8   ? skinny::launch<16>
                       : linear.m > 4 ? skinny::launch<8>
                       : linear.m > 2 ? skinny::launch<4>

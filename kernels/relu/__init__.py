@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.binding import PLAIN, is_dtensor, is_watched
+from kernels.watchers import PLAIN, is_dtensor, is_watched
 
 _torch_relu = torch.relu
 

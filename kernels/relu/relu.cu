@@ -30,8 +30,8 @@ struct Shape {
 // Loads and then stores a thread's vectors u. They are a constant `before` elements after `start`,
 // so that all accesses are off one address. Only the last block tests them: the shorter code comes
 // earlier from memory, as L2 may have lost it (4% of the time of 1 MiB). There, elements after the
-// last whole kGroup have a thread each. All threads store, for they exchange bits.
-template <typename S, int kSize, int kGroup, typename Load, typename Store, typename LoadRest,
+// last whole kVector have a thread each. All threads store, for they exchange bits.
+template <typename S, int kSize, int kVector, typename Load, typename Store, typename LoadRest,
           typename StoreRest>
 __device__ void for_elements(typename S::Index n, const Load& load, const Store& store,
                              const LoadRest& load_rest, const StoreRest& store_rest) {
@@ -46,7 +46,7 @@ __device__ void for_elements(typename S::Index n, const Load& load, const Store&
     for (int u = 0; u < kVectors; ++u) store(u, start, u * kStep, true);
     return;
   }
-  const Index whole = n - n % kGroup, last = whole + threadIdx.x;
+  const Index whole = n - n % kVector, last = whole + threadIdx.x;
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     if (start + u * kStep < whole) load(u, start, u * kStep);

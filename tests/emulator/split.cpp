@@ -2,21 +2,22 @@
 // `split SEED CASES`. Compares every piece, every exponent and state; and the results of rows that
 // hold infinity or NaN. Prints the kernels that ran.
 
+#include "linear/fp16x3/split.cuh"
+
 #include <cmath>
 
-#include "linear/split/nonfinite.cuh"
-#include "linear/split/pieces.cuh"
+#include "linear/fp16x3/nonfinite.cuh"
 #include "operands.h"
 
 namespace {
 
-__global__ void split_row_kernel(split::SplitMatrix matrix, int64_t k, split::Splitter splitter) {
-  const bool is_warp = splitter == split::Splitter::kWarp;
+__global__ void split_row_kernel(fp16x3::SplitMatrix matrix, int64_t k, fp16x3::Splitter splitter) {
+  const bool is_warp = splitter == fp16x3::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  if (row < matrix.rows) split::split_row(matrix, row, k, splitter, matrix.low != nullptr);
+  if (row < matrix.rows) fp16x3::split_row(matrix, row, k, splitter, matrix.lo != nullptr);
 }
 
-__global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix weight, int64_t k,
+__global__ void nonfinite_rows_kernel(fp16x3::SplitMatrix x, fp16x3::SplitMatrix weight, int64_t k,
                                       Epilogue<float> epilogue, const unsigned* has_nonfinite) {
   nonfinite::nonfinite_kernel(x, weight, k, epilogue, has_nonfinite);
 }
@@ -36,46 +37,46 @@ std::vector<float> draw_row(int64_t n) {
   return row;
 }
 
-int split(split::Splitter splitter, const split::SplitMatrix& matrix, int64_t k) {
-  const int rows = static_cast<int>(matrix.rows), threads = split::threads_of_row(k);
-  const int blocks = splitter == split::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
+int split(fp16x3::Splitter splitter, const fp16x3::SplitMatrix& matrix, int64_t k) {
+  const int rows = static_cast<int>(matrix.rows), threads = fp16x3::threads_of_row(k);
+  const int blocks = splitter == fp16x3::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
   return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 
-// The place of element i among its row's high pieces; low ones are half a step behind.
-int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool is_pair,
-                 bool is_stepwise) {
+// The place of element i among its row's hi pieces; lo ones are half a step behind.
+int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool has_lo,
+                 bool is_k_tiled) {
   constexpr int kOrder[] = {0, 4, 1, 5, 2, 6, 3, 7};  // of the pairs 0 to 7 of each 16
-  if (!is_stepwise) return row * padded_k + i;
-  if (!is_pair) return (i / 64 * rows + row) * 64 + i % 64;
+  if (!is_k_tiled) return row * padded_k + i;
+  if (!has_lo) return (i / 64 * rows + row) * 64 + i % 64;
   return (i / 32 * rows + row) * 64 + i % 32 / 16 * 16 + kOrder[i % 16 / 2] * 2 + i % 2;
 }
 
-void check_split(bool is_pair) {
-  const auto splitter = one_in(2) ? split::Splitter::kWarp : split::Splitter::kBlock;
-  const int64_t longest = splitter == split::Splitter::kWarp ? split::kKeptByWarp : 20000;
+void check_split(bool has_lo) {
+  const auto splitter = one_in(2) ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
+  const int64_t longest = splitter == fp16x3::Splitter::kWarp ? fp16x3::kKeptByWarp : 20000;
   const int64_t k = draw(1, one_in(3)   ? longest
                             : one_in(2) ? std::min(longest, int64_t{2500})
                                         : 300);
   const int64_t rows = draw(1, 9), stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
-  const int64_t padded_k = split::padded(k);
-  const bool is_stepwise = !one_in(4);
+  const int64_t padded_k = fp16x3::padded(k);
+  const bool is_k_tiled = !one_in(4);
   Buffer memory(rows * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
-  Buffer pieces((is_pair ? 2 : 1) * rows * padded_k * 2, 0);
+  Buffer pieces((has_lo ? 2 : 1) * rows * padded_k * 2, 0);
   Buffer exponents(rows * 4, 0), states(rows * 4, 0);
   float* const x = reinterpret_cast<float*>(memory.data);
-  __half* const high = reinterpret_cast<__half*>(pieces.data);
-  __half* const low = high + (is_stepwise ? split::kStepwise / 2 : rows * padded_k);
+  __half* const hi = reinterpret_cast<__half*>(pieces.data);
+  __half* const lo = hi + (is_k_tiled ? fp16x3::kKTileWidth / 2 : rows * padded_k);
   std::vector<std::vector<float>> elements;
   for (int64_t row = 0; row < rows; ++row) {
     elements.push_back(draw_row(k));
     std::copy(elements[row].begin(), elements[row].end(), x + row * stride);
   }
-  split::SplitMatrix matrix{x, rows, stride};
-  matrix.high = high, matrix.low = is_pair ? low : nullptr;
+  fp16x3::SplitMatrix matrix{x, rows, stride};
+  matrix.hi = hi, matrix.lo = has_lo ? lo : nullptr;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
   matrix.state = reinterpret_cast<int*>(states.data);
-  matrix.is_stepwise = is_stepwise;
+  matrix.is_k_tiled = is_k_tiled;
   note_launch(split(splitter, matrix, k));
 
   for (int64_t row = 0; row < rows; ++row) {
@@ -86,25 +87,25 @@ void check_split(bool is_pair) {
       is_finite &= std::isfinite(v), largest = std::max(largest, std::abs(v));
     }
     const int needed = is_finite && largest > 0 ? 14 - std::ilogb(largest) : 0;
-    const bool is_carried = is_finite && (is_pair || needed <= 126);
+    const bool is_carried = is_finite && (has_lo || needed <= 126);
     const int exponent = is_carried ? needed : 0;
     int64_t nonzeros = 0, subnormals = 0;
     for (int64_t i = 0; i < padded_k; ++i) {
       const float v = i < k && is_carried ? elements[row][i] : 0;
       const float scaled = std::ldexp(v, exponent);
       nonzeros += v != 0, subnormals += v != 0 && std::abs(scaled) < 0x1p-14f;
-      const __half of_high = __float2half_rn(scaled);
-      const __half of_low = __float2half_rn((scaled - __half2float(of_high)) * 2048);
-      const int64_t place = place_of(row, rows, i, padded_k, is_pair, is_stepwise);
+      const __half of_hi = __float2half_rn(scaled);
+      const __half of_lo = __float2half_rn((scaled - __half2float(of_hi)) * 2048);
+      const int64_t place = place_of(row, rows, i, padded_k, has_lo, is_k_tiled);
       const auto is_same = [](__half a, __half b) { return memcmp(&a, &b, sizeof(a)) == 0; };
-      require(is_same(high[place], of_high), "high", DType::kFloat32, k, i);
-      if (is_pair) require(is_same(low[place], of_low), "low", DType::kFloat32, k, i);
+      require(is_same(hi[place], of_hi), "hi", DType::kFloat32, k, i);
+      if (has_lo) require(is_same(lo[place], of_lo), "lo", DType::kFloat32, k, i);
     }
-    const bool is_lost = !is_pair && (!is_carried || subnormals * 32 > nonzeros);
-    require(matrix.exponent[row] == (is_lost ? split::kUncarried : exponent), "exponent",
+    const bool is_lost = !has_lo && (!is_carried || subnormals * 32 > nonzeros);
+    require(matrix.exponent[row] == (is_lost ? fp16x3::kNeedsTf32 : exponent), "exponent",
             DType::kFloat32, k, row);
-    const int state = is_carried ? split::kCarried : split::kNonfinite;
-    if (is_pair) require(matrix.state[row] == state, "state", DType::kFloat32, k, row);
+    const int state = is_carried ? fp16x3::kExact : fp16x3::kNonfinite;
+    if (has_lo) require(matrix.state[row] == state, "state", DType::kFloat32, k, row);
   }
   require(pieces.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
           DType::kFloat32, k);
@@ -126,16 +127,16 @@ struct Rows {
       std::copy(drawn.begin(), drawn.end(), elements() + row * stride);
       const bool is_finite = std::all_of(drawn.begin(), drawn.end(),
                                          [](float element) { return std::isfinite(element); });
-      matrix().state[row] = is_finite ? split::kCarried : split::kNonfinite;
+      matrix().state[row] = is_finite ? fp16x3::kExact : fp16x3::kNonfinite;
     }
   }
   float* elements() const { return reinterpret_cast<float*>(memory.data); }
-  split::SplitMatrix matrix() const {
-    split::SplitMatrix matrix{elements(), rows, stride};
+  fp16x3::SplitMatrix matrix() const {
+    fp16x3::SplitMatrix matrix{elements(), rows, stride};
     matrix.state = reinterpret_cast<int*>(states.data);
     return matrix;
   }
-  bool is_marked(int64_t row) const { return matrix().state[row] == split::kNonfinite; }
+  bool is_marked(int64_t row) const { return matrix().state[row] == fp16x3::kNonfinite; }
 };
 
 // Results of marked rows alone are made, and infinite or NaN as their elements demand.
@@ -145,7 +146,7 @@ void check_nonfinite() {
   const int64_t mask_bytes = (n + 7) / 8;
   Buffer out(m * n * 4, 0), mask(m * mask_bytes, 0), bias(n * 4, 0);
   for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(bias.data)[i] = draw(-9, 9);
-  Linear linear{};
+  LinearArguments linear{};
   linear.m = m, linear.n = n, linear.k = k, linear.divisor = -2, linear.relu = one_in(2);
   linear.bias = one_in(2) ? bias.data : nullptr;
   linear.out = out.data, linear.mask = one_in(2) ? mask.data : nullptr;
@@ -180,7 +181,7 @@ void check_nonfinite() {
 int main(int, char** arguments) {
   generator.seed(atoi(arguments[1]));
   for (int cases = atoi(arguments[2]); cases > 0; --cases) {
-    check_split(/*is_pair=*/one_in(2));
+    check_split(/*has_lo=*/one_in(2));
     if (one_in(4)) check_nonfinite();
   }
   print_launched();

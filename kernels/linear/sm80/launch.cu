@@ -1,6 +1,6 @@
 // Linear -> ReLU -> divide in float32 at `highest`, on GPUs from sm_80 on: both operands are split
-// into pairs of fp16 (split/pieces.cuh), multiplied (product.cuh), and results that infinity or NaN
-// decides are made again (split/nonfinite.cuh).
+// into pairs of fp16 (linear/fp16x3/split.cuh), multiplied (gemm_fp16x3.cuh), and results that
+// infinity or NaN decides are made again (linear/fp16x3/nonfinite.cuh).
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
 
@@ -11,9 +11,9 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm80/product.cuh"
-#include "linear/split/nonfinite.cuh"
-#include "linear/split/pieces.cuh"
+#include "linear/fp16x3/nonfinite.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm80/gemm_fp16x3.cuh"
 
 namespace kernels::sm80 {
 
@@ -32,29 +32,29 @@ constexpr bool is_built() {
 
 // A row a block, first's before second's. Templates are not compiled where is_built is false.
 template <typename Matrix>
-__global__ void __launch_bounds__(split::kThreads)
+__global__ void __launch_bounds__(fp16x3::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    split::split_row(is_first ? first : second, is_first ? index : index - first.rows, k,
-                     split::Splitter::kBlock, /*is_pair=*/true);
+    fp16x3::split_row(is_first ? first : second, is_first ? index : index - first.rows, k,
+                      fp16x3::Splitter::kBlock, /*has_lo=*/true);
     __syncthreads();  // all have read what the next row overwrites in shared memory
   }
 }
 
 // The weight's slices come first: their places do not depend on the rows of x.
 struct Workspace {
-  split::SplitMatrix weight, x;
+  fp16x3::SplitMatrix weight, x;
   size_t bytes;
 
-  explicit Workspace(const Linear& linear) {
+  explicit Workspace(const LinearArguments& linear) {
     WorkspaceSlices slices(linear.workspace);
     const auto add = [&](const void* from, int64_t rows, int64_t stride) {
-      split::SplitMatrix matrix{static_cast<const float*>(from), rows, stride};
-      const int64_t size = rows * split::padded(linear.k);
-      matrix.high = slices.add<__half>(size);
-      matrix.low = slices.add<__half>(size);
+      fp16x3::SplitMatrix matrix{static_cast<const float*>(from), rows, stride};
+      const int64_t size = rows * fp16x3::padded(linear.k);
+      matrix.hi = slices.add<__half>(size);
+      matrix.lo = slices.add<__half>(size);
       matrix.exponent = slices.add<int>(rows);
       matrix.state = slices.add<int>(rows);
       return matrix;
@@ -65,7 +65,7 @@ struct Workspace {
   }
 };
 
-int64_t rows_of_chunk(const Linear& linear) {
+int64_t rows_of_chunk(const LinearArguments& linear) {
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const Tiling tiling{kBlockM, divide_up(linear.n, kBlockN), std::max(multiprocessors, 1)};
   return kernels::rows_of_chunk(
@@ -74,7 +74,7 @@ int64_t rows_of_chunk(const Linear& linear) {
 
 // A chunk of a product; the first splits the weight for all.
 template <typename Matrix>
-void launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
+void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t stream) {
   const Workspace workspace(linear);
   const Matrix &x = workspace.x, &weight = workspace.weight;
   const Epilogue<float> epilogue(linear);
@@ -84,25 +84,25 @@ void launch_chunk(const Linear& linear, bool is_first, cudaStream_t stream) {
   if (!is_first) unsplit.rows = 0;
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int rows = static_cast<int>(std::min(x.rows + unsplit.rows, kMaxBlocks));
-  launch_grid({rows, split::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Matrix>, x,
+  launch_grid({rows, fp16x3::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Matrix>, x,
               unsplit, linear.k);
 
   // multiply
-  const auto kernel = linear_kernel<Matrix>;
+  const auto kernel = gemm_fp16x3_kernel<Matrix>;
   allow_shared_memory(kernel, kBytes);
   const TileOrder tiles{blocks_of(linear.m, kBlockM), blocks_of(linear.n, kBlockN)};
-  const int k = static_cast<int>(split::padded(linear.k));
+  const int k = static_cast<int>(fp16x3::padded(linear.k));
   launch_grid({tiles.count(), kThreads, kBytes, stream, /*has_pdl=*/false}, kernel, x, weight, k,
               tiles, epilogue);
-  nonfinite::multiply(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
-                      /*has_pdl=*/false);
+  nonfinite::launch(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
+                    /*has_pdl=*/false);
 }
 
 }  // namespace kernels::sm80
 
 namespace kernels::cuda {
 
-bool linear_sm80_serves(const Linear& linear) {
+bool linear_sm80_supports(const LinearArguments& linear) {
   constexpr int64_t kMaxSize = INT32_MAX - 1024;  // the last tile and step fit, too
   return sm80::is_built() && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= sm80::kBytes &&
@@ -111,17 +111,18 @@ bool linear_sm80_serves(const Linear& linear) {
          divide_up(linear.m, sm80::kBlockM) * divide_up(linear.n, sm80::kBlockN) <= kMaxSize;
 }
 
-size_t linear_sm80_workspace(const Linear& linear) {
+size_t linear_sm80_workspace(const LinearArguments& linear) {
   return sm80::Workspace(with_rows(linear, sm80::rows_of_chunk(linear))).bytes;
 }
 
-int linear_sm80(const Linear& linear, CUstream_st* stream) {
+int linear_sm80(const LinearArguments& linear, CUstream_st* stream) {
   return status_of([&] {
-    for_chunks(linear, sm80::rows_of_chunk(linear), [&](const Linear& chunk, bool is_first) {
-      if constexpr (sm80::is_built()) {
-        sm80::launch_chunk<split::SplitMatrix>(chunk, is_first, stream);
-      }
-    });
+    for_chunks(linear, sm80::rows_of_chunk(linear),
+               [&](const LinearArguments& chunk, bool is_first) {
+                 if constexpr (sm80::is_built()) {
+                   sm80::launch_chunk<fp16x3::SplitMatrix>(chunk, is_first, stream);
+                 }
+               });
   });
 }
 

@@ -3,13 +3,13 @@
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
-//   float16, bfloat16     one_product.cuh: transposed ones too; gradients make [n, m]
+//   float16, bfloat16     gemm_single.cuh: transposed ones too; gradients make [n, m]
 //   float32, one product  the same; other warps round the weight to scaled fp16, just ahead of the
-//                         product (convert.cuh). Tiles that fp16 does not carry are made again,
-//                         TF32
-//   float32, three        three_products.cuh: warps split the weight that they multiply
+//                         product (convert_weight.cuh). Tiles that fp16 does not carry are made
+//                         again, TF32
+//   float32, three        gemm_fp16x3.cuh: warps split the weight that they multiply
 //
-// For float32, a kernel before splits x and samples the weight (prepare.cuh; docs/SPLIT.md).
+// For float32, a kernel before splits x and samples the weight (split_x.cuh; docs/SPLIT.md).
 
 #include <cudaTypedefs.h>
 
@@ -20,13 +20,13 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/convert.cuh"
-#include "linear/sm90/one_product.cuh"
+#include "linear/fp16x3/nonfinite.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/convert_weight.cuh"
+#include "linear/sm90/gemm_fp16x3.cuh"
+#include "linear/sm90/gemm_single.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/prepare.cuh"
-#include "linear/sm90/three_products.cuh"
-#include "linear/split/nonfinite.cuh"
-#include "linear/split/pieces.cuh"
+#include "linear/sm90/split_x.cuh"
 
 namespace kernels::sm90 {
 
@@ -63,8 +63,9 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
   return map;
 }
 
-inline CUtensorMap make_map(const split::SplitMatrix& matrix, int64_t steps, int box_rows) {
-  return make_map(matrix.high, matrix.rows, split::kStepwise, split::kStepwise, box_rows, steps);
+inline CUtensorMap make_map(const fp16x3::SplitMatrix& matrix, int64_t steps, int box_rows) {
+  return make_map(matrix.hi, matrix.rows, fp16x3::kKTileWidth, fp16x3::kKTileWidth, box_rows,
+                  steps);
 }
 
 template <typename Kernel>
@@ -73,13 +74,13 @@ int count_clusters(Kernel* kernel, size_t bytes) {
                                  {kClusterSize, kThreads, bytes, nullptr, /*has_pdl=*/false});
 }
 
-inline TileOrder product_tiles(const Linear& linear) {
+inline TileOrder product_tiles(const LinearArguments& linear) {
   return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
 }
 
 // For float32: counters, which are 0 at first, the split x, and what the weight becomes.
 struct Workspace {
-  split::SplitMatrix x, weight;
+  fp16x3::SplitMatrix x, weight;
   size_t zeros, bytes;
   // Three products.
   unsigned *has_overflowed, *has_nonfinite;
@@ -89,14 +90,14 @@ struct Workspace {
   TileList redo;
   Transposition weight_copy{};
 
-  explicit Workspace(const Linear& linear)
+  explicit Workspace(const LinearArguments& linear)
       : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
         weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
     WorkspaceSlices slices(linear.workspace);
-    const bool is_pair = linear.precision == Precision::kHighest;
-    const int64_t padded_k = split::padded(linear.k), steps = padded_k / kStepK;
+    const bool has_lo = linear.precision == Precision::kHighest;
+    const int64_t padded_k = fp16x3::padded(linear.k), steps = padded_k / kStepK;
     const TileOrder tiles = product_tiles(linear);
-    if (is_pair) {
+    if (has_lo) {
       partials.counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
       has_overflowed = slices.add<unsigned>(2);
       has_nonfinite = has_overflowed + 1;
@@ -109,17 +110,17 @@ struct Workspace {
       redo.is_listed = redo.count + 1;
     }
     zeros = slices.bytes();
-    x.is_stepwise = weight.is_stepwise = true;
-    x.high = slices.add<__half>((is_pair ? 2 : 1) * x.rows * padded_k);
-    for (split::SplitMatrix* matrix : {&x, &weight}) {
+    x.is_k_tiled = weight.is_k_tiled = true;
+    x.hi = slices.add<__half>((has_lo ? 2 : 1) * x.rows * padded_k);
+    for (fp16x3::SplitMatrix* matrix : {&x, &weight}) {
       matrix->exponent = slices.add<int>(matrix->rows);
-      if (is_pair) matrix->state = slices.add<int>(matrix->rows);
+      if (has_lo) matrix->state = slices.add<int>(matrix->rows);
     }
-    if (is_pair) {
-      x.low = x.high + split::kStepwise / 2;
+    if (has_lo) {
+      x.lo = x.hi + fp16x3::kKTileWidth / 2;
       partials.sums = slices.add<PartialSums::Sums>(Schedule::kMostClusters);
     } else {
-      weight.high = slices.add<__half>(weight.rows * padded_k);
+      weight.hi = slices.add<__half>(weight.rows * padded_k);
       redo.tiles = slices.add<int>(tiles.count());
       conversion.weight = weight;
     }
@@ -132,20 +133,20 @@ struct Workspace {
 };
 
 // Splits x, samples the weight, and clears the counters.
-void prepare(const Linear& linear, const Workspace& workspace, cudaStream_t stream) {
-  const int threads = split::threads_of_row(linear.k);
-  const bool is_short = linear.k <= split::kKeptByWarp;
+void prepare(const LinearArguments& linear, const Workspace& workspace, cudaStream_t stream) {
+  const int threads = fp16x3::threads_of_row(linear.k);
+  const bool is_short = linear.k <= fp16x3::kKeptByWarp;
   const int sampling = blocks_of(linear.n, threads / 32 * kSampledRows);
   const int blocks = sampling + blocks_of(linear.m, is_short ? threads / 32 : 1);
-  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, prepare_kernel, workspace.x,
+  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, split_x_kernel, workspace.x,
               workspace.weight, linear.weight_is_transposed, linear.k, sampling,
-              is_short ? split::Splitter::kWarp : split::Splitter::kBlock,
+              is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock,
               static_cast<unsigned*>(linear.workspace),
               static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
 }
 
 template <typename Kind>
-Product<Kind> make_product(const Linear& linear, int64_t together) {
+Product<Kind> make_product(const LinearArguments& linear, int64_t together) {
   return {Epilogue<typename Kind::Out>(linear, together), static_cast<int>(linear.k),
           product_tiles(linear), linear.x_is_transposed, linear.weight_is_transposed};
 }
@@ -154,12 +155,12 @@ template <typename Kind>
 void launch_product(const Product<Kind>& product, int clusters, const CUtensorMap& x,
                     const CUtensorMap& weight, const CUtensorMap& out, cudaStream_t stream) {
   launch_grid({clusters * kClusterSize, kThreads, sizeof(Memory<Kind>), stream, /*has_pdl=*/true},
-              product_kernel<Kind>, x, weight, out, product);
+              gemm_single_kernel<Kind>, x, weight, out, product);
 }
 
 // The same of operands as they lie in memory.
 template <typename Kind>
-void launch_product(const Product<Kind>& product, int clusters, const Linear& linear,
+void launch_product(const Product<Kind>& product, int clusters, const LinearArguments& linear,
                     cudaStream_t stream) {
   const auto make = [&](const void* operand, int64_t rows, int64_t stride, bool is_transposed) {
     const auto matrix = static_cast<const typename Kind::Element*>(operand);
@@ -178,23 +179,23 @@ void launch_product(const Product<Kind>& product, int clusters, const Linear& li
 }
 
 template <typename Kind>
-void launch_half(const Linear& linear, cudaStream_t stream) {
+void launch_half(const LinearArguments& linear, cudaStream_t stream) {
   const int64_t together = linear.mask != nullptr ? kFeatures : 16 / sizeof(typename Kind::Out);
   auto product = make_product<Kind>(linear, together);
-  product.epilogue.is_direct &= linear.relu;  // or else the results are staged
+  product.epilogue.is_fast &= linear.relu;  // or else the results are staged
   // As few clusters as the waves need: 0.3% less time on an H200 than with all.
-  const int clusters = count_clusters(product_kernel<Kind>, sizeof(Memory<Kind>));
+  const int clusters = count_clusters(gemm_single_kernel<Kind>, sizeof(Memory<Kind>));
   const int tiles = product.tiles.count(), waves = blocks_of(tiles, clusters);
   launch_product(product, blocks_of(tiles, waves), linear, stream);
 }
 
-void launch_rounded(const Linear& linear, cudaStream_t stream) {
+void launch_converted(const LinearArguments& linear, cudaStream_t stream) {
   const Workspace workspace(linear);
   prepare(linear, workspace, stream);
   const int64_t together = linear.mask != nullptr ? 8 : 4;
   auto product = make_product<Rounded>(linear, together);
   const int tiles = product.tiles.count();
-  const int most = count_clusters(product_kernel<Rounded>, sizeof(Memory<Rounded>));
+  const int most = count_clusters(gemm_single_kernel<Rounded>, sizeof(Memory<Rounded>));
   const int clusters = std::min(most, tiles);
   product.redo = workspace.redo;
   product.conversion = workspace.conversion;
@@ -206,7 +207,7 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
                  make_map(workspace.weight, steps, kWeightRows), CUtensorMap{}, stream);
 
   // The tiles that fp16 does not carry. TF32 is not read transposed.
-  Linear again = linear;
+  LinearArguments again = linear;
   if (linear.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
     check(static_cast<cudaError_t>(cuda::transpose(copy, workspace.redo.count, stream)));
@@ -215,13 +216,13 @@ void launch_rounded(const Linear& linear, cudaStream_t stream) {
   }
   auto redo = make_product<Redo>(again, together);
   redo.redo = workspace.redo;
-  const int most_again = count_clusters(product_kernel<Redo>, sizeof(Memory<Redo>));
+  const int most_again = count_clusters(gemm_single_kernel<Redo>, sizeof(Memory<Redo>));
   launch_product(redo, std::min(most_again, tiles), again, stream);
 }
 
 // All tiles have fewer rows where that saves time.
-inline SplitTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
-  using S = Split;
+inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
+  using S = GemmFp16x3Config;
   const auto tiles_of = [&](int rows) {
     return TileOrder{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
   };
@@ -239,7 +240,7 @@ inline SplitTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   int wide =
       k < kLongK ? order.x_tiles : blocks_of(m, kMore) - order.x_tiles * (S::kNarrow / kMore);
   wide = std::clamp(wide, 0, order.x_tiles);
-  SplitTiles best{{order}, wide, S::kNarrow};
+  GemmTiles best{{order}, wide, S::kNarrow};
   double least = time(order, S::kNarrow + kMore * wide / order.x_tiles);
   for (const int rows : {S::kMiddle, S::kSmall}) {
     order = tiles_of(rows);
@@ -249,44 +250,44 @@ inline SplitTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   return best;
 }
 
-void launch_split(const Linear& linear, cudaStream_t stream) {
-  using S = Split;
+void launch_fp16x3(const LinearArguments& linear, cudaStream_t stream) {
+  using S = GemmFp16x3Config;
   const Workspace workspace(linear);
-  const split::SplitMatrix &x = workspace.x, &weight = workspace.weight;
+  const fp16x3::SplitMatrix &x = workspace.x, &weight = workspace.weight;
   const int k = static_cast<int>(linear.k);
   prepare(linear, workspace, stream);
-  const auto kernel = k < kShortK  ? split_kernel<32>
-                      : k < kLongK ? split_kernel<64>
-                                   : split_kernel<128>;
-  int clusters = std::min(count_clusters(kernel, sizeof(SplitMemory)), Schedule::kMostClusters);
-  const SplitTiles tiles = choose_tiles(linear.m, linear.n, k, clusters);
-  SplitProblem problem{Epilogue<float>(linear, 2), x,    weight, k, workspace.has_overflowed,
-                       workspace.has_nonfinite,
-                       /*is_second_run=*/false,    tiles};
+  const auto kernel = k < kShortK  ? gemm_fp16x3_kernel<32>
+                      : k < kLongK ? gemm_fp16x3_kernel<64>
+                                   : gemm_fp16x3_kernel<128>;
+  int clusters = std::min(count_clusters(kernel, sizeof(GemmMemory)), Schedule::kMostClusters);
+  const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, clusters);
+  GemmArguments problem{Epilogue<float>(linear, 2), x,    weight, k, workspace.has_overflowed,
+                        workspace.has_nonfinite,
+                        /*is_second_run=*/false,    tiles};
   problem.partials = workspace.partials;
   const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   clusters =
       problem.schedule.plan(tiles.count(), S::rounds(k), clusters, tiles.rows_at_once(), rows_of);
   const CUtensorMap x_map =
-      make_map(x, split::padded(k) / S::kK, tiles.rows_at_once() / kClusterSize);
+      make_map(x, fp16x3::padded(k) / S::kK, tiles.rows_at_once() / kClusterSize);
   const CUtensorMap weight_map =
       make_map(weight.from, linear.n, k, weight.row_stride, S::kWeightRows);
   for (const bool is_second_run : {false, true}) {
     problem.is_second_run = is_second_run;
     if (is_second_run) problem.partials.counts += Schedule::kMostClusters;
-    launch_grid({clusters * kClusterSize, kThreads, sizeof(SplitMemory), stream, /*has_pdl=*/true},
+    launch_grid({clusters * kClusterSize, kThreads, sizeof(GemmMemory), stream, /*has_pdl=*/true},
                 kernel, x_map, weight_map, problem);
   }
-  nonfinite::multiply(x, weight, k, problem.epilogue, problem.has_nonfinite, stream,
-                      /*has_pdl=*/true);
+  nonfinite::launch(x, weight, k, problem.epilogue, problem.has_nonfinite, stream,
+                    /*has_pdl=*/true);
 }
 
 template <typename T>
-void launch_half_of(const Linear& linear, cudaStream_t stream) {
+void launch_half_of(const LinearArguments& linear, cudaStream_t stream) {
   // A gradient's rows are operand A, for they have zeros: 2% of an H200's time, through power.
   const bool has_epilogue = linear.relu || linear.bias != nullptr || linear.divisor != 1;
   if (!has_epilogue && linear.n % 8 == 0) {
-    Linear transposed = linear;  // weight x^T
+    LinearArguments transposed = linear;  // weight x^T
     std::swap(transposed.x, transposed.weight);
     std::swap(transposed.x_stride, transposed.weight_stride);
     std::swap(transposed.x_is_transposed, transposed.weight_is_transposed);
@@ -296,24 +297,24 @@ void launch_half_of(const Linear& linear, cudaStream_t stream) {
   launch_half<Half<T>>(linear, stream);
 }
 
-void launch_chunk(const Linear& linear, cudaStream_t stream) {
+void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
   if (linear.dtype == DType::kFloat16) return launch_half_of<__half>(linear, stream);
   if (linear.dtype == DType::kBFloat16) return launch_half_of<__nv_bfloat16>(linear, stream);
-  if (linear.precision == Precision::kHighest) return launch_split(linear, stream);
-  launch_rounded(linear, stream);
+  if (linear.precision == Precision::kHighest) return launch_fp16x3(linear, stream);
+  launch_converted(linear, stream);
 }
 
-int64_t rows_of_chunk(const Linear& linear) {
+int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   // Clusters share the last tiles of three products; those of one product make whole tiles.
-  Tiling tiling{Split::kXRows, 1, 1};
+  Tiling tiling{GemmFp16x3Config::kXRows, 1, 1};
   if (linear.precision == Precision::kHigh) {
     const int clusters = device_attribute(cudaDevAttrMultiProcessorCount) / kClusterSize;
     tiling = {kXRows, product_tiles(linear).weight_tiles, std::max(clusters, 1)};
   }
   // The copy of a transposed weight is in the workspace and not in its limit, as other copies are.
   return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {
-    Linear chunk = with_rows(linear, rows);
+    LinearArguments chunk = with_rows(linear, rows);
     chunk.weight_is_transposed = false;
     return Workspace(chunk).bytes;
   });
@@ -324,28 +325,28 @@ int64_t rows_of_chunk(const Linear& linear) {
 namespace kernels::cuda {
 
 // The copy engine reads rows that begin at multiples of 16 bytes. Three products split x first.
-bool linear_sm90_serves(const Linear& linear) {
+bool linear_sm90_supports(const LinearArguments& linear) {
   if (linear.dtype == DType::kFloat64) return false;
   const bool is_float32 = linear.dtype == DType::kFloat32;
-  const bool is_split = is_float32 && linear.precision == Precision::kHighest;
+  const bool is_fp16x3 = is_float32 && linear.precision == Precision::kHighest;
   if (is_float32 && linear.x_is_transposed) return false;
-  if (is_split && linear.weight_is_transposed) return false;
+  if (is_fp16x3 && linear.weight_is_transposed) return false;
   const int64_t size = is_float32 ? 4 : 2;
   constexpr int64_t kMost = int64_t{1} << 30;
-  return (is_split || has_aligned_rows(linear.x, size * linear.x_stride)) &&
+  return (is_fp16x3 || has_aligned_rows(linear.x, size * linear.x_stride)) &&
          has_aligned_rows(linear.weight, size * linear.weight_stride) && linear.m < kMost &&
          linear.n < kMost && linear.k < (is_float32 ? sm90::kMostK : kMost);
 }
 
-size_t linear_sm90_workspace(const Linear& linear) {
+size_t linear_sm90_workspace(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return 0;
   return sm90::Workspace(with_rows(linear, sm90::rows_of_chunk(linear))).bytes;
 }
 
-int linear_sm90(const Linear& linear, CUstream_st* stream) {
+int linear_sm90(const LinearArguments& linear, CUstream_st* stream) {
   return status_of([&] {
     for_chunks(linear, sm90::rows_of_chunk(linear),
-               [&](const Linear& chunk, bool) { sm90::launch_chunk(chunk, stream); });
+               [&](const LinearArguments& chunk, bool) { sm90::launch_chunk(chunk, stream); });
   });
 }
 

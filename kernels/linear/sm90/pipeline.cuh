@@ -25,7 +25,7 @@ constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (kConsumers + 1),
               "a block is launched with 168 registers a thread");
 // Scales of such exponents can be multiplied with each other and with a divisor's, down to 2^-32.
-[[maybe_unused]] constexpr int kModestExponent = 40;
+[[maybe_unused]] constexpr int kMaxFastExponent = 40;
 
 // The next stage of a pipeline, and the parity of its barrier's phase.
 template <int kStages>

@@ -9,15 +9,15 @@
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
+#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/schedule.cuh"
-#include "linear/split/pieces.cuh"
-#include "linear/tiles.cuh"
+#include "linear/sm90/stream_k.cuh"
+#include "linear/tile_order.cuh"
 
 namespace kernels::sm90 {
 
 // With operand A in registers, its rows are those of the weight. Operand B is the split x.
-struct Split {
+struct GemmFp16x3Config {
   static constexpr int kWeightRows = 64 * kConsumers;
   // With so many rows, both the accumulators and the promoted sums fit into the registers.
   static constexpr int kXRows = 176, kSums = kXRows / 2;
@@ -29,9 +29,9 @@ struct Split {
   static_assert(kXRows % (kSlabBlocks * 8) == 0, "slabs are whole");
   static constexpr int kRowBytes = kK * 4;  // of the weight, and of x
   static constexpr int kWeightBytes = kWeightRows * kRowBytes, kXBytes = kXRows * kRowBytes;
-  // A row of x has its high pieces and then the low ones, whose descriptor is so much larger.
-  static constexpr uint64_t kDescriptorLow = kRowBytes / 2 >> 4;
-  static_assert(2 * kK == split::kStepwise, "x is split stepwise");
+  // A row of x has its hi pieces and then the lo ones, whose descriptor is so much larger.
+  static constexpr uint64_t kDescriptorLo = kRowBytes / 2 >> 4;
+  static_assert(2 * kK == fp16x3::kKTileWidth, "x is split stepwise");
 
   // Steps go in rounds. Past k the copies are zeros.
   static constexpr int kRound = 4;
@@ -39,13 +39,13 @@ struct Split {
 };
 
 struct TileEpilogue {
-  int x_exponent[Split::kXRows];
+  int x_exponent[GemmFp16x3Config::kXRows];
   struct alignas(8) Feature {
     int exponent;
     float bias;
-  } features[Split::kWeightRows];
+  } features[GemmFp16x3Config::kWeightRows];
   int row, end, column;  // rows of x: the first, and one past the last; the first feature
-  int is_direct;         // whether store_direct serves
+  int is_fast;           // whether store_fast serves
 };
 
 // Sums are promoted every 32 of K below kShortK, every 64 below kLongK, then every 128: the longer
@@ -68,18 +68,19 @@ __device__ inline void meet_consumers() {
 
 // The partial sums of tiles that clusters share.
 struct PartialSums {
-  using Sums = float4[kClusterSize][Split::kSums / 4][128 * kConsumers];  // of each thread
+  using Sums =
+      float4[kClusterSize][GemmFp16x3Config::kSums / 4][128 * kConsumers];  // of each thread
   using Counts = unsigned[kClusterSize][4 * kConsumers];  // how often each warp has stored
   Sums* sums;                                             // [clusters]
   Counts* counts;                                         // [clusters], 0 at first
 };
 
-struct SplitTiles : TileOrder {
+struct GemmTiles : TileOrder {
   int wide;  // tiles of x that have kXRows rows
   int rows;  // that the other tiles have: kNarrow, or all kMiddle or kSmall
 
   __host__ __device__ int rows_at_once() const {
-    return rows == Split::kNarrow ? Split::kXRows : rows;
+    return rows == GemmFp16x3Config::kNarrow ? GemmFp16x3Config::kXRows : rows;
   }
 
   struct Rows {
@@ -92,31 +93,31 @@ struct SplitTiles : TileOrder {
       return i / tiles * all_wide + min(i % tiles, all_wide);
     };
     const unsigned more = wide_before(shift + tile.x) - wide_before(shift);
-    return {static_cast<int>(tile.x * rows + more * (Split::kXRows - rows)),
-            (shift + tile.x) % tiles < all_wide ? Split::kXRows : rows};
+    return {static_cast<int>(tile.x * rows + more * (GemmFp16x3Config::kXRows - rows)),
+            (shift + tile.x) % tiles < all_wide ? GemmFp16x3Config::kXRows : rows};
   }
 };
 
 // The kernel runs twice. The second run makes again the tiles whose sums are not all finite, as a
 // sample misjudged a row of the weight, and scales these rows by their largest.
-struct SplitProblem {
+struct GemmArguments {
   Epilogue<float> epilogue;
-  split::SplitMatrix x, weight;
+  fp16x3::SplitMatrix x, weight;
   int k;
   unsigned* has_overflowed;  // whether a state is kOverflowed; 0 at first
   unsigned* has_nonfinite;   // whether a state is kNonfinite; 0 at first
   bool is_second_run;
-  SplitTiles tiles;
+  GemmTiles tiles;
   Schedule schedule;
   PartialSums partials;
 };
 
 // Stores a work item's sums for the cluster that finishes the tile, of `rows` rows of x.
-__device__ inline void store_partial(const SplitProblem& p, int rows,
-                                     const float (&sums)[Split::kSums]) {
+__device__ inline void store_partial(const GemmArguments& p, int rows,
+                                     const float (&sums)[GemmFp16x3Config::kSums]) {
   const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
 #pragma unroll
-  for (int i = 0; i < Split::kSums / 4; ++i) {
+  for (int i = 0; i < GemmFp16x3Config::kSums / 4; ++i) {
     if (8 * i == rows) break;
     const float* const sum = sums + 4 * i;
     p.partials.sums[cluster][rank][i][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -128,8 +129,8 @@ __device__ inline void store_partial(const SplitProblem& p, int rows,
 
 // Adds the partial sums of a tile by the clusters before this one. They began before it, as blocks
 // begin in the order of their numbers, and store before they wait for anything.
-__device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
-                                    float (&sums)[Split::kSums]) {
+__device__ inline void add_partials(const GemmArguments& p, int tile, int rows,
+                                    float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
 #pragma unroll 1
   for (int c = blockIdx.x / kClusterSize; p.schedule.is_cut_by(c, tile); --c) {
@@ -139,7 +140,7 @@ __device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
     while (!__all_sync(0xffffffff, ptx::load_acquire(stored) != 0)) {
     }
 #pragma unroll
-    for (int i = 0; i < Split::kSums / 4; ++i) {
+    for (int i = 0; i < GemmFp16x3Config::kSums / 4; ++i) {
       if (8 * i == rows) break;
       const float4 more = __ldcg(&p.partials.sums[c - 1][rank][i][threadIdx.x]);
       float* const sum = sums + 4 * i;
@@ -149,19 +150,19 @@ __device__ inline void add_partials(const SplitProblem& p, int tile, int rows,
 }
 
 // Whether a tile is to be made in this run, for all lanes of a warp.
-__device__ inline bool is_wanted(const SplitProblem& p, int weight_tile) {
+__device__ inline bool is_wanted(const GemmArguments& p, int weight_tile) {
   if (!p.is_second_run) return true;
   bool is_found = false;
-  for (int i = threadIdx.x % 32; i < kClusterSize * Split::kWeightRows; i += 32) {
-    const int row = weight_tile * kClusterSize * Split::kWeightRows + i;
-    is_found |= row < p.epilogue.n && __ldcg(p.weight.state + row) != split::kCarried;
+  for (int i = threadIdx.x % 32; i < kClusterSize * GemmFp16x3Config::kWeightRows; i += 32) {
+    const int row = weight_tile * kClusterSize * GemmFp16x3Config::kWeightRows + i;
+    is_found |= row < p.epilogue.n && __ldcg(p.weight.state + row) != fp16x3::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
 }
 
 // Calls body(item, tile) on each of the cluster's work items in this run: all lanes of a warp.
 template <typename Body>
-__device__ __forceinline__ void for_items(const SplitProblem& p, const Body& body) {
+__device__ __forceinline__ void for_items(const GemmArguments& p, const Body& body) {
   for (int i = 0;; ++i) {
     const Schedule::WorkItem item = p.schedule.item(i);
     if (!item.exists()) break;
@@ -171,34 +172,34 @@ __device__ __forceinline__ void for_items(const SplitProblem& p, const Body& bod
 }
 
 // Prefetches the epilogue's data of each tile while it is multiplied: one warp.
-__device__ inline void load_epilogues(const SplitProblem& p, TileEpilogue (&epilogues)[2]) {
-  using S = Split;
+__device__ inline void load_epilogues(const GemmArguments& p, TileEpilogue (&epilogues)[2]) {
+  using S = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
   int tiles = 0;
   for_items(p, [&](const Schedule::WorkItem&, const Tile& at) {
     TileEpilogue& tile = epilogues[tiles++ % 2];
-    const SplitTiles::Rows rows = p.tiles.rows_of(at);
+    const GemmTiles::Rows rows = p.tiles.rows_of(at);
     const int end = min(rows.begin + rows.size, p.epilogue.m);
     const int column = (at.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
-    bool is_direct = p.epilogue.is_direct, has_nonfinite = false;
+    bool is_fast = p.epilogue.is_fast, has_nonfinite = false;
     for (int j = lane; j < S::kXRows; j += 32) {
       const int row = rows.begin + j;
       const int exponent = row < end ? __ldg(p.x.exponent + row) : 0;
-      has_nonfinite |= row < end && __ldg(p.x.state + row) == split::kNonfinite;
-      is_direct &= abs(exponent) <= kModestExponent;
+      has_nonfinite |= row < end && __ldg(p.x.state + row) == fp16x3::kNonfinite;
+      is_fast &= abs(exponent) <= kMaxFastExponent;
       tile.x_exponent[j] = exponent;
     }
     for (int j = lane; j < S::kWeightRows; j += 32) {
       const int row = column + j;
       const int exponent = row < p.epilogue.n ? __ldcg(p.weight.exponent + row) : 0;
-      is_direct &= abs(exponent) <= kModestExponent;
+      is_fast &= abs(exponent) <= kMaxFastExponent;
       const bool has_bias = row < p.epilogue.n && p.epilogue.bias != nullptr;
       tile.features[j] = {exponent, has_bias ? __ldg(p.epilogue.bias + row) : 0.0f};
     }
-    is_direct = __all_sync(0xffffffff, is_direct);
+    is_fast = __all_sync(0xffffffff, is_fast);
     if (has_nonfinite) *p.has_nonfinite = 1;
     if (lane == 0) {
-      tile.row = rows.begin, tile.end = end, tile.column = column, tile.is_direct = is_direct;
+      tile.row = rows.begin, tile.end = end, tile.column = column, tile.is_fast = is_fast;
     }
     // Both warpgroups have read the one that is written next before they arrive.
     meet_consumers();
@@ -212,23 +213,23 @@ __device__ inline int fragment_row(int g, int r) {
 }
 
 // Marks a row of the weight of which a scaled sum is not finite, so that the second run makes it.
-__device__ inline void mark_overflow(const SplitProblem& p, int column) {
+__device__ inline void mark_overflow(const GemmArguments& p, int column) {
   if (p.is_second_run || column >= p.epilogue.n) return;
-  p.weight.state[column] = split::kOverflowed;
+  p.weight.state[column] = fp16x3::kOverflowed;
   *p.has_overflowed = 1;
 }
 
 // Where it is direct and all exponents are modest: `feature` and the next, of all rows.
 template <bool kMask, int kSums>
-__device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, int feature,
-                             const float (&sums)[kSums]) {
+__device__ void store_fast(const GemmArguments& p, const TileEpilogue& tile, int feature,
+                           const float (&sums)[kSums]) {
   const Epilogue<float>& epilogue = p.epilogue;
   const int column = tile.column + feature;
   const bool exists = column < epilogue.n;
   if (!kMask && !exists) return;
   const TileEpilogue::Feature features[2] = {tile.features[feature], tile.features[feature + 1]};
-  const float scale[2] = {split::power_of_two(-features[0].exponent),
-                          split::power_of_two(-features[1].exponent)};
+  const float scale[2] = {fp16x3::power_of_two(-features[0].exponent),
+                          fp16x3::power_of_two(-features[1].exponent)};
   float largest[2] = {};
   const int first = threadIdx.x % 4 * 2;
   int row = tile.row + first;
@@ -239,7 +240,7 @@ __device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, in
     if (j % 2 == 0 && tile.row + 8 * j >= tile.end) break;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float x_scale = split::power_of_two(-tile.x_exponent[8 * j + first + i]);
+      const float x_scale = fp16x3::power_of_two(-tile.x_exponent[8 * j + first + i]);
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -250,7 +251,7 @@ __device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, in
         if constexpr (kMask) {
           bits |= (exists && mask_bit(z)) << (j % 2 * 16 + i * 8 + feature % 8 + r);
         }
-        out[r] = epilogue.finish_direct(z);
+        out[r] = epilogue.finish_fast(z);
       }
       if (exists && row + i < tile.end) {
         *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(epilogue.n)) =
@@ -276,15 +277,15 @@ __device__ void store_direct(const SplitProblem& p, const TileEpilogue& tile, in
 
 // Where a tile is not direct, a thread stages two neighbouring features of rows 2c and 2c + 1 of
 // every 8. A swap with the thread that has the next two makes that four features of one row.
-__device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
-                              float4 (&staging)[Split::kSlabBlocks][128],
-                              const float (&sums)[Split::kSums]) {
-  using S = Split;
+__device__ inline void finish(const GemmArguments& p, const TileEpilogue& tile,
+                              float4 (&staging)[GemmFp16x3Config::kSlabBlocks][128],
+                              const float (&sums)[GemmFp16x3Config::kSums]) {
+  using S = GemmFp16x3Config;
   const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
-  if (tile.is_direct) {
+  if (tile.is_fast) {
     const int feature = local_row + fragment_row(g, 0);
-    if (p.epilogue.mask == nullptr) return store_direct<false>(p, tile, feature, sums);
-    return store_direct<true>(p, tile, feature, sums);
+    if (p.epilogue.mask == nullptr) return store_fast<false>(p, tile, feature, sums);
+    return store_fast<true>(p, tile, feature, sums);
   }
   const int first_feature = local_row + fragment_row(g & ~2, 0);
   const bool is_second = lane & 8;
@@ -308,7 +309,7 @@ __device__ inline void finish(const SplitProblem& p, const TileEpilogue& tile,
         const TileEpilogue::Feature feature = tile.features[first_feature + i];
         const float total = (i < 2) == is_second ? other[i % 2] : keep[i % 2];
         if (!isfinite(total)) mark_overflow(p, tile.column + first_feature + i);
-        z[i] = split::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
+        z[i] = fp16x3::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
       }
       finish_four<4>(p.epilogue, tile.row + row < tile.end, tile.row + row,
                      tile.column + first_feature, z);

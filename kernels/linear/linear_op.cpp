@@ -21,8 +21,8 @@
 
 #include <tuple>
 
-#include "binding/operators.h"
-#include "linear/binding/product.h"
+#include "linear/run_gemm.h"
+#include "torch_support/operators.h"
 
 // From ATen/autocast_mode.h, which includes all of ATen: 2 of 7 s.
 namespace at::autocast {

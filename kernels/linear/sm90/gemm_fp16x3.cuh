@@ -6,8 +6,8 @@
 // before, and the weight as it is. Each of two consumer warpgroups converts 64 rows of the weight
 // in registers, as operand A, and multiplies them with x in shared memory.
 //
-// A round is 128 of K, four stages. The low products of all four come first, 2^11 times too large.
-// They are scaled, and high products follow on top: those of the second half, then those of the
+// A round is 128 of K, four stages. The lo products of all four come first, 2^11 times too large.
+// They are scaled, and hi products follow on top: those of the second half, then those of the
 // next round's first half. Then the accumulators are added to the float32 sums; for shorter K more
 // often (kShortK, kLongK). While products are made, the next stages are converted.
 
@@ -19,33 +19,33 @@
 #include "common/launch.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/gemm_fp16x3_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/prepare.cuh"
-#include "linear/sm90/three_products_epilogue.cuh"
-#include "linear/split/pieces.cuh"
+#include "linear/sm90/split_x.cuh"
 
 namespace kernels::sm90 {
 
-struct SplitMemory {
-  uint8_t x[Split::kStages][Split::kXBytes];
-  uint8_t weight[Split::kStages][Split::kWeightBytes];
-  float4 staging[kConsumers][Split::kSlabBlocks][128];
+struct GemmMemory {
+  uint8_t x[GemmFp16x3Config::kStages][GemmFp16x3Config::kXBytes];
+  uint8_t weight[GemmFp16x3Config::kStages][GemmFp16x3Config::kWeightBytes];
+  float4 staging[kConsumers][GemmFp16x3Config::kSlabBlocks][128];
   TileEpilogue epilogues[2];  // of this tile, and of the next
-  Barriers<Split::kStages> barriers;
+  Barriers<GemmFp16x3Config::kStages> barriers;
 };
-static_assert(sizeof(SplitMemory) <= 227 * 1024, "a block has no more shared memory");
+static_assert(sizeof(GemmMemory) <= 227 * 1024, "a block has no more shared memory");
 
 // The TMA producer: one warp, of which one thread copies.
 __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
-                               const CUtensorMap& weight_map, const SplitProblem& p) {
-  using S = Split;
-  const uint32_t full = base + offsetof(SplitMemory, barriers.full);
-  const uint32_t empty = base + offsetof(SplitMemory, barriers.empty);
+                               const CUtensorMap& weight_map, const GemmArguments& p) {
+  using S = GemmFp16x3Config;
+  const uint32_t full = base + offsetof(GemmMemory, barriers.full);
+  const uint32_t empty = base + offsetof(GemmMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   const int half = p.tiles.rows_at_once() / kClusterSize;  // rows of x that a block loads for both
-  const uint32_t x = base + offsetof(SplitMemory, x) + rank * half * S::kRowBytes;
+  const uint32_t x = base + offsetof(GemmMemory, x) + rank * half * S::kRowBytes;
   const uint32_t bytes = p.tiles.rows_at_once() * S::kRowBytes + S::kWeightBytes;
-  const uint32_t weight = base + offsetof(SplitMemory, weight);
+  const uint32_t weight = base + offsetof(GemmMemory, weight);
   Ring<S::kStages> ring;
   for_items(p, [&](const Schedule::WorkItem& item, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
@@ -64,18 +64,20 @@ __device__ inline void produce(uint32_t base, const CUtensorMap& x_map,
 }
 
 // Scales this block's overflowed rows of the weight by their largest elements, a warp a row.
-__device__ inline void rescale(const SplitProblem& p) {
+__device__ inline void rescale(const GemmArguments& p) {
   for_items(p, [&](const Schedule::WorkItem&, const Tile& tile) {
-    const int first = (tile.weight * kClusterSize + ptx::cluster_ctarank()) * Split::kWeightRows;
-    for (int in_tile = threadIdx.x / 32; in_tile < Split::kWeightRows; in_tile += kThreads / 32) {
+    const int first =
+        (tile.weight * kClusterSize + ptx::cluster_ctarank()) * GemmFp16x3Config::kWeightRows;
+    for (int in_tile = threadIdx.x / 32; in_tile < GemmFp16x3Config::kWeightRows;
+         in_tile += kThreads / 32) {
       const int row = first + in_tile;
-      if (row >= p.epilogue.n || __ldcg(p.weight.state + row) != split::kOverflowed) continue;
+      if (row >= p.epilogue.n || __ldcg(p.weight.state + row) != fp16x3::kOverflowed) continue;
       const float largest = largest_of_row(p.weight.from + row * p.weight.row_stride, p.k, 1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       p.weight.exponent[row] = is_finite ? min(14 - ilogbf(largest), kMostOfPairs) : 0;
       if (is_finite) continue;
-      p.weight.state[row] = split::kNonfinite;
+      p.weight.state[row] = fp16x3::kNonfinite;
       *p.has_nonfinite = 1;
     }
   });
@@ -87,13 +89,13 @@ using Rows = std::integral_constant<int, kRows>;
 
 // A warp's 16 rows of the weight in a stage of K as pairs, operand A.
 struct Fragments {
-  uint32_t high[Split::kSteps16][4], low[Split::kSteps16][4];
+  uint32_t hi[GemmFp16x3Config::kSteps16][4], lo[GemmFp16x3Config::kSteps16][4];
 };
 
 // A consumer warpgroup. Sums are promoted every kSegment of K.
 template <int kSegment>
 struct Consumer {
-  using S = Split;
+  using S = GemmFp16x3Config;
   using Stage = Ring<S::kStages>;
 
   uint32_t base;            // of the block's shared memory
@@ -106,7 +108,7 @@ struct Consumer {
   // A lane reads its first row of a stage and the next. It has four neighbours of each 16 columns,
   // two for each half of the fragment: x is interleaved to match.
   __device__ void convert(Fragments& f, const Stage& at) const {
-    ptx::mbarrier_wait(base + offsetof(SplitMemory, barriers.full) + 8 * at.stage, at.parity);
+    ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * at.stage, at.parity);
     const uint32_t from = weight + at.stage * S::kWeightBytes;
 #pragma unroll
     for (int s = 0; s < S::kSteps16; ++s) {
@@ -116,8 +118,8 @@ struct Consumer {
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // of its columns
-          split::split_pair(scaled[2 * half], scaled[2 * half + 1], &f.high[s][2 * half + r],
-                            &f.low[s][2 * half + r]);
+          fp16x3::split_pair(scaled[2 * half], scaled[2 * half + 1], &f.hi[s][2 * half + r],
+                             &f.lo[s][2 * half + r]);
         }
       }
     }
@@ -128,28 +130,28 @@ struct Consumer {
     return x_descriptor + at.stage * (S::kXBytes >> 4);
   }
 
-  // x_low w_high + x_high w_low, 2^11 times too large.
+  // x_lo w_hi + x_hi w_lo, 2^11 times too large.
   template <int kRows>
-  __device__ void multiply_low(Rows<kRows> rows, const Fragments& f, const Stage& at,
-                               bool accumulates) {
-    const uint64_t x_high = descriptor(at), x_low = x_high + S::kDescriptorLow;
+  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& f, const Stage& at,
+                              bool accumulates) {
+    const uint64_t x_hi = descriptor(at), x_lo = x_hi + S::kDescriptorLo;
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < S::kSteps16; ++s) {
-      ptx::wgmma(rows, d, f.low[s], x_high + s * ptx::kDescriptorK16, accumulates || s > 0);
-      ptx::wgmma(rows, d, f.high[s], x_low + s * ptx::kDescriptorK16, true);
+      ptx::wgmma(rows, d, f.lo[s], x_hi + s * ptx::kDescriptorK16, accumulates || s > 0);
+      ptx::wgmma(rows, d, f.hi[s], x_lo + s * ptx::kDescriptorK16, true);
     }
     ptx::wgmma_commit_group();
   }
 
   template <int kRows>
-  __device__ void multiply_high(Rows<kRows> rows, const Fragments& f, const Stage& at,
-                                bool accumulates) {
-    const uint64_t x_high = descriptor(at);
+  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& f, const Stage& at,
+                              bool accumulates) {
+    const uint64_t x_hi = descriptor(at);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < S::kSteps16; ++s) {
-      ptx::wgmma(rows, d, f.high[s], x_high + s * ptx::kDescriptorK16, accumulates || s > 0);
+      ptx::wgmma(rows, d, f.hi[s], x_hi + s * ptx::kDescriptorK16, accumulates || s > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -163,7 +165,7 @@ struct Consumer {
 
   __device__ void release(const Stage& at) const {
     if constexpr (kSegment == 32) {  // which has no register for an address
-      sm90::release(base + offsetof(SplitMemory, barriers.empty) + 8 * at.stage);
+      sm90::release(base + offsetof(GemmMemory, barriers.empty) + 8 * at.stage);
     } else if (threadIdx.x % 32 < kClusterSize) {
       ptx::mbarrier_arrive_mapped(empty_of_block + 8 * at.stage);
     }
@@ -175,37 +177,37 @@ struct Consumer {
     constexpr bool kIsShort = kSegment == 32;
     Fragments f0, f1;
     Stage a = *ring, b = a.next();
-    // convert and multiply: the first half round's high products
+    // convert and multiply: the first half round's hi products
     convert(f0, a);
-    multiply_high(rows, f0, a, false);
+    multiply_hi(rows, f0, a, false);
     convert(f1, b);
     if (kIsShort) promote(rows);
-    multiply_high(rows, f1, b, !kIsShort);
+    multiply_hi(rows, f1, b, !kIsShort);
     for (int round = 0;;) {
       // promote
       promote(rows);
 
-      // multiply the low products, convert the second half round
+      // multiply the lo products, convert the second half round
       const Stage c = b.next(), e = c.next();
-      multiply_low(rows, f0, a, false);
-      multiply_low(rows, f1, b, true);
+      multiply_lo(rows, f0, a, false);
+      multiply_lo(rows, f1, b, true);
       ptx::wgmma_wait_group<1>();
       convert(f0, c);
-      multiply_low(rows, f0, c, true);
+      multiply_lo(rows, f0, c, true);
       // The warpgroups share the tensor cores best where one begins half a round after the other.
       if (round == 0 && is_first) ptx::barrier_arrive(kSecondStarts, 256);
       ptx::wgmma_wait_group<1>();
       release(a), release(b);
       convert(f1, e);
-      multiply_low(rows, f1, e, true);
+      multiply_lo(rows, f1, e, true);
       ptx::wgmma_wait_group<0>();
 #pragma unroll
-      for (int j = 0; j < kRows / 2; ++j) d[j] *= 1 / split::kLowScale;
+      for (int j = 0; j < kRows / 2; ++j) d[j] *= 1 / fp16x3::kLoScale;
 
-      // multiply the second half round's high products
-      multiply_high(rows, f0, c, true);
+      // multiply the second half round's hi products
+      multiply_hi(rows, f0, c, true);
       if (kIsShort) promote(rows);
-      multiply_high(rows, f1, e, !kIsShort);
+      multiply_hi(rows, f1, e, !kIsShort);
       a = e.next(), b = a.next();
       if (++round == rounds) {
         promote(rows);
@@ -213,25 +215,25 @@ struct Consumer {
         break;
       }
 
-      // convert and multiply: the next half round's high products
+      // convert and multiply: the next half round's hi products
       ptx::wgmma_wait_group<1>();
       convert(f0, a);
       if (kSegment < 128) promote(rows);
-      multiply_high(rows, f0, a, kSegment == 128);
+      multiply_hi(rows, f0, a, kSegment == 128);
       ptx::wgmma_wait_group<1>();
       release(c), release(e);
       convert(f1, b);
       if (kIsShort) promote(rows);
-      multiply_high(rows, f1, b, !kIsShort);
+      multiply_hi(rows, f1, b, !kIsShort);
     }
     *ring = a;
   }
 };
 
 template <int kSegment>
-__device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, SplitMemory& shared,
+__device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base, GemmMemory& shared,
                                         int warpgroup) {
-  using S = Split;
+  using S = GemmFp16x3Config;
   const int lane = threadIdx.x % 32, g = lane / 4;
   const int local_row = threadIdx.x / 32 * 16;  // the warp's first row of the tile of weight
   // The first row is even: the second is the next, whose vectors are swizzled by one bit more.
@@ -239,10 +241,10 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
   Consumer<kSegment> consumer;
   consumer.base = base;
   consumer.weight =
-      base + offsetof(SplitMemory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
+      base + offsetof(GemmMemory, weight) + own_row * S::kRowBytes + (lane % 4 ^ own_row % 8) * 16;
   consumer.empty_of_block =
-      ptx::map_shared(base + offsetof(SplitMemory, barriers.empty), lane % kClusterSize);
-  consumer.x_descriptor = ptx::matrix_descriptor<S::kRowBytes>(base + offsetof(SplitMemory, x));
+      ptx::map_shared(base + offsetof(GemmMemory, barriers.empty), lane % kClusterSize);
+  consumer.x_descriptor = ptx::matrix_descriptor<S::kRowBytes>(base + offsetof(GemmMemory, x));
   Ring<S::kStages> ring;
   int tiles = 0;
   for (int i = 0;; ++i) {
@@ -255,7 +257,7 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int n = min(first_row + fragment_row(g, r), p.epilogue.n - 1);
-      consumer.scale[r] = split::power_of_two(__ldcg(p.weight.exponent + n));
+      consumer.scale[r] = fp16x3::power_of_two(__ldcg(p.weight.exponent + n));
     }
     // multiply; d has values so that its registers are free when the products are made
 #pragma unroll
@@ -287,12 +289,12 @@ __device__ __forceinline__ void consume(const SplitProblem& p, uint32_t base, Sp
 
 template <int kSegment>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
-    split_kernel(const __grid_constant__ CUtensorMap x_map,
-                 const __grid_constant__ CUtensorMap weight_map,
-                 const __grid_constant__ SplitProblem p) {
+    gemm_fp16x3_kernel(const __grid_constant__ CUtensorMap x_map,
+                       const __grid_constant__ CUtensorMap weight_map,
+                       const __grid_constant__ GemmArguments p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  SplitMemory& shared = *reinterpret_cast<SplitMemory*>(dynamic_memory);
+  GemmMemory& shared = *reinterpret_cast<GemmMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = ptx::uniform(threadIdx.x / 128);  // 1% of an H200's time
   start_next_kernel();
@@ -304,8 +306,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  init_barriers<Split::kStages>(base + offsetof(SplitMemory, barriers.full),
-                                base + offsetof(SplitMemory, barriers.empty));
+  init_barriers<GemmFp16x3Config::kStages>(base + offsetof(GemmMemory, barriers.full),
+                                           base + offsetof(GemmMemory, barriers.empty));
   wait_for_previous_kernel();
   if (p.is_second_run) rescale(p);
   if (warpgroup == kConsumers) {

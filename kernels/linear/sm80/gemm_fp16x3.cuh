@@ -3,8 +3,8 @@
 //   x [m, k], weight [n, k] as pairs, k padded to a multiple of 64; out [m, n] float32
 //
 // A block makes a tile of 128 x 128 results; 2 x 4 warps make 64 x 32 each, in steps of 32 of K.
-// The tensor cores truncate when they accumulate, so that they sum up one step alone: low products,
-// then high ones on top. The float32 units add up (promote) these sums, and the next sum begins at
+// The tensor cores truncate when they accumulate, so that they sum up one step alone: lo products,
+// then hi ones on top. The float32 units add up (promote) these sums, and the next sum begins at
 // the rounding error of the last addition.
 
 #pragma once
@@ -17,8 +17,8 @@
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/split/pieces.cuh"
-#include "linear/tiles.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/tile_order.cuh"
 
 namespace kernels::sm80 {
 
@@ -28,9 +28,9 @@ constexpr int kBlockK = 32, kRowBytes = kBlockK * sizeof(__half);  // four vecto
 constexpr int kFragmentsM = kBlockM / 2 / 16;                      // of a warp, 16 rows each
 constexpr int kFragmentsN = kBlockN / kWarpsN / 8;                 // of a warp, 8 columns each
 static_assert(kFragmentsM == 4, "a stage is copied, and fragments of weight loaded, in quarters");
-constexpr int kTileBytes = kBlockM * kRowBytes;  // of one operand's high or low pieces
+constexpr int kTileBytes = kBlockM * kRowBytes;  // of one operand's hi or lo pieces
 static_assert(kBlockM == kBlockN, "the tiles of x and of weight are alike");
-constexpr int kStageBytes = 4 * kTileBytes;  // x high, x low, weight high, weight low
+constexpr int kStageBytes = 4 * kTileBytes;                 // x hi, x lo, weight hi, weight lo
 constexpr int kStages = 4, kBytes = kStages * kStageBytes;  // sm_86, sm_89 and sm_120 have less
 // Fragments whose sums are staged at once. 8 floats more than a row has avoid bank conflicts.
 constexpr int kStagedFragments = 2;
@@ -51,21 +51,21 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
 struct Copies {
   static constexpr int kRowsApart = kThreads / 4, kEach = kBlockM / kRowsApart;
 
-  int64_t stride, low_x, low_weight;
+  int64_t stride, lo_x, lo_weight;
   int rows_x, rows_weight, k_left;
   const __half *x, *weight;
   uint32_t to, stage = 0;
 
-  __device__ Copies(const split::SplitMatrix& operand_x, const split::SplitMatrix& operand_weight,
+  __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
                     int first_m, int first_n, int k, uint32_t shared) {
     stride = k;
-    low_x = operand_x.low - operand_x.high;
-    low_weight = operand_weight.low - operand_weight.high;
+    lo_x = operand_x.lo - operand_x.hi;
+    lo_weight = operand_weight.lo - operand_weight.hi;
     const int row = threadIdx.x / 4, vector = threadIdx.x % 4;
     rows_x = operand_x.rows - first_m - row;
     rows_weight = operand_weight.rows - first_n - row;
-    x = operand_x.high + stride * (first_m + row) + vector * 8;
-    weight = operand_weight.high + stride * (first_n + row) + vector * 8;
+    x = operand_x.hi + stride * (first_m + row) + vector * 8;
+    weight = operand_weight.hi + stride * (first_n + row) + vector * 8;
     to = shared + vector_offset(row, vector);
     k_left = k - vector * 8;
   }
@@ -81,7 +81,7 @@ struct Copies {
       const bool valid = k_left > 0 && row < (is_x ? rows_x : rows_weight);
       const uint32_t at = to + stage + (is_x ? 0 : 2 * kTileBytes) + row * kRowBytes;
       ptx::copy_async(at, from, valid);
-      ptx::copy_async(at + kTileBytes, from + (is_x ? low_x : low_weight), valid);
+      ptx::copy_async(at + kTileBytes, from + (is_x ? lo_x : lo_weight), valid);
     }
     if (quarter < 3) return;
     ptx::commit_copies();
@@ -90,9 +90,9 @@ struct Copies {
   }
 };
 
-// A warp's operands of half a step, 16 of K: of x by half, fragment and piece (high, low), loaded a
-// fragment ahead of their use; of weight by half and piece, half a step ahead. The high ones stay
-// until the low products of the whole step are made.
+// A warp's operands of half a step, 16 of K: of x by half, fragment and piece (hi, lo), loaded a
+// fragment ahead of their use; of weight by half and piece, half a step ahead. The hi ones stay
+// until the lo products of the whole step are made.
 struct Fragments {
   uint32_t a[2][kFragmentsM][2][4];
   uint32_t b[2][2][kFragmentsN][2];
@@ -128,7 +128,7 @@ struct Fragments {
   }
 };
 
-// A warp's results: `sums` of one step, and `total`, 2^11 times as large, as low products are.
+// A warp's results: `sums` of one step, and `total`, 2^11 times as large, as lo products are.
 struct Accumulators {
   float total[kFragmentsM][kFragmentsN][4] = {};
   float sums[kFragmentsM][kFragmentsN][4] = {};
@@ -137,15 +137,15 @@ struct Accumulators {
 #pragma unroll
     for (int j = 0; j < kFragmentsN * 4; ++j) {
       float &sum = sums[fragment][j / 4][j % 4], &of_all = total[fragment][j / 4][j % 4];
-      const float after = fmaf(sum, split::kLowScale, of_all);
-      sum = fmaf(sum, split::kLowScale, of_all - after);  // the rounding error
+      const float after = fmaf(sum, fp16x3::kLoScale, of_all);
+      sum = fmaf(sum, fp16x3::kLoScale, of_all - after);  // the rounding error
       of_all = after;
     }
   }
 
   __device__ static void unscale(float (&fragments)[kFragmentsN][4]) {
 #pragma unroll
-    for (int j = 0; j < kFragmentsN * 4; ++j) fragments[j / 4][j % 4] *= 1 / split::kLowScale;
+    for (int j = 0; j < kFragmentsN * 4; ++j) fragments[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
   }
 
   __device__ void multiply(const Fragments& f, int half, int fragment, int piece_a, int piece_b) {
@@ -156,14 +156,14 @@ struct Accumulators {
   }
 };
 
-// The products of a step: two passes make the low ones of each half, two more the high ones. The
+// The products of a step: two passes make the lo ones of each half, two more the hi ones. The
 // last one copies a stage and loads fragments for the next step.
 __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragments,
                                               Accumulators& accumulators, uint32_t& stage) {
 #pragma unroll
   for (int phase = 0; phase < 4; ++phase) {
     const int half = phase % 2;
-    const bool is_low = phase < 2, is_last = phase == 3;
+    const bool is_lo = phase < 2, is_last = phase == 3;
     uint32_t next = stage;
     if (is_last) {
       next = next_stage(stage);
@@ -176,9 +176,9 @@ __device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragmen
       // load
       if (is_last) copies.copy(i);
       if (phase == 0 || is_last) fragments.load_b(next, 1 - half, i);
-      if (is_low && i + 1 < kFragmentsM) fragments.load_a(stage, half, i + 1);
+      if (is_lo && i + 1 < kFragmentsM) fragments.load_a(stage, half, i + 1);
       if ((phase == 0 || is_last) && i + 1 == kFragmentsM) fragments.load_a(next, 1 - half, 0);
-      if (is_low) {
+      if (is_lo) {
         // promote
         if (phase == 0) accumulators.promote(i);
         // multiply
@@ -229,7 +229,7 @@ __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][
       const int of_x = at < epilogue.m ? x_exponent[at] : 0;
       float z[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) z[i] = split::unscale(sums[i], of_x + exponent[i]) + bias[i];
+      for (int i = 0; i < 4; ++i) z[i] = fp16x3::unscale(sums[i], of_x + exponent[i]) + bias[i];
       finish_four<1>(epilogue, at < epilogue.m, at, column, z);
     }
     __syncwarp();
@@ -238,8 +238,9 @@ __device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][
 
 template <typename Matrix>
 __global__ void __launch_bounds__(kThreads, 1)
-    linear_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight, int k,
-                  const TileOrder tiles, const __grid_constant__ Epilogue<float> epilogue) {
+    gemm_fp16x3_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
+                       int k, const TileOrder tiles,
+                       const __grid_constant__ Epilogue<float> epilogue) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));

@@ -3,9 +3,9 @@
 
 #include <ATen/ops/gelu.h>
 
-#include "binding/elementwise.h"
-#include "binding/operators.h"
 #include "gelu/launchers.h"
+#include "torch_support/elementwise.h"
+#include "torch_support/operators.h"
 
 namespace kernels {
 namespace {

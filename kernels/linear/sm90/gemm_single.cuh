@@ -14,10 +14,10 @@
 #include "common/launch.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/sm90/convert.cuh"
-#include "linear/sm90/one_product_epilogue.cuh"
+#include "linear/sm90/convert_weight.cuh"
+#include "linear/sm90/gemm_single_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/tiles.cuh"
+#include "linear/tile_order.cuh"
 
 namespace kernels::sm90 {
 
@@ -121,7 +121,7 @@ __device__ bool is_made(const Product<Kind>& p, int x_tile) {
 #pragma unroll
   for (int i = threadIdx.x % 32; i < kXRows; i += 32) {
     const int row = x_tile * kXRows + i;
-    is_carried &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != split::kUncarried;
+    is_carried &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != fp16x3::kNeedsTf32;
   }
   return __all_sync(0xffffffff, is_carried);
 }
@@ -189,22 +189,22 @@ struct ThreadScales {
   static constexpr int kEach = kScaled ? kXRows / 128 : 0;  // rows of x
   float bias = 0;
   int weight_exponent = 0, x_exponent[kEach + 1] = {};
-  bool is_direct;  // whether the tile is, as far as this thread sees
+  bool is_fast;  // whether the tile is, as far as this thread sees
 
   __device__ ThreadScales(const Product<Kind>& p, int first_row, int first_feature)
-      : is_direct(p.epilogue.is_direct) {
+      : is_fast(p.epilogue.is_fast) {
     const Epilogue<typename Kind::Out>& epilogue = p.epilogue;
     const int thread = threadIdx.x % 128, feature = first_feature + thread;
     if (thread < kFeatures && feature < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + feature));
       if (Kind::kConverts) weight_exponent = __ldg(p.conversion.weight.exponent + feature);
     }
-    is_direct &= abs(weight_exponent) <= kModestExponent;
+    is_fast &= abs(weight_exponent) <= kMaxFastExponent;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int row = first_row + i * 128 + thread;
       if (Kind::kConverts && row < epilogue.m) x_exponent[i] = __ldg(p.x_exponent + row);
-      is_direct &= abs(x_exponent[i]) <= kModestExponent;
+      is_fast &= abs(x_exponent[i]) <= kMaxFastExponent;
     }
   }
 
@@ -213,19 +213,19 @@ struct ThreadScales {
                         int barrier) const {
     const int thread = threadIdx.x % 128;
     // All have read the scales of the tile before.
-    const bool all_direct = ptx::barrier_and(barrier, 128, is_direct);
+    const bool all_fast = ptx::barrier_and(barrier, 128, is_fast);
     if (thread < kFeatures) {
-      scales->bias[thread] = bias * (all_direct && !kScaled ? p.divisor.scale : 1.0f);
+      scales->bias[thread] = bias * (all_fast && !kScaled ? p.divisor.scale : 1.0f);
       if constexpr (kScaled) {
         scales->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      scales->x_scale[i * 128 + thread] = split::power_of_two(-x_exponent[i]);
+      scales->x_scale[i * 128 + thread] = fp16x3::power_of_two(-x_exponent[i]);
     }
     ptx::barrier_sync(barrier, 128);
-    return all_direct;
+    return all_fast;
   }
 };
 
@@ -310,7 +310,7 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
 
     // multiply
     for (int step = 0; step < steps; ++step) consumer.multiply(d, step);
-    const bool is_direct = own.store(p.epilogue, &scales, barrier);
+    const bool is_fast = own.store(p.epilogue, &scales, barrier);
     consumer.complete();
 
     // epilogue
@@ -319,12 +319,12 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
       if (!__all_sync(0xffffffff, is_finite) && threadIdx.x % 32 == 0) p.redo.add(i);
     }
-    if (!is_direct || Kind::kIsRedo) {  // few tiles are made again, not worth more code
-      store_staged(p.epilogue, row, feature, d, scales, staging.sums, barrier);
+    if (!is_fast || Kind::kIsRedo) {  // few tiles are made again, not worth more code
+      store_general(p.epilogue, row, feature, d, scales, staging.sums, barrier);
     } else if (p.epilogue.mask == nullptr) {
-      store_direct<false>(p.epilogue, row, feature, d, scales, staging, barrier);
+      store_fast<false>(p.epilogue, row, feature, d, scales, staging, barrier);
     } else {
-      store_direct<true>(p.epilogue, row, feature, d, scales, staging, barrier);
+      store_fast<true>(p.epilogue, row, feature, d, scales, staging, barrier);
     }
   }
 }
@@ -358,10 +358,10 @@ __device__ __forceinline__ void consume_gradient(const Product<Kind>& p, const C
 
 template <typename Kind>
 __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
-    product_kernel(const __grid_constant__ CUtensorMap x_map,
-                   const __grid_constant__ CUtensorMap weight_map,
-                   const __grid_constant__ CUtensorMap out_map,
-                   const __grid_constant__ Product<Kind> p) {
+    gemm_single_kernel(const __grid_constant__ CUtensorMap x_map,
+                       const __grid_constant__ CUtensorMap weight_map,
+                       const __grid_constant__ CUtensorMap out_map,
+                       const __grid_constant__ Product<Kind> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   static_assert(sizeof(Memory<Kind>) <= 227 * 1024, "a block has no more shared memory");

@@ -9,15 +9,15 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
+#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/prepare.cuh"
-#include "linear/split/pieces.cuh"
+#include "linear/sm90/split_x.cuh"
 
 namespace kernels::sm90 {
 
 // Warps convert units of 32 rows and 256 of K, in the order in which the product needs them, and
 // count them for each panel, the 128 rows that a block multiplies, and each step, 64 of K.
-constexpr int kStepK = split::kStepwise, kUnitSteps = 4, kUnitRows = 32;
+constexpr int kStepK = fp16x3::kKTileWidth, kUnitSteps = 4, kUnitRows = 32;
 constexpr int kPanelRows = 128, kUnitsOfPanel = kPanelRows / kUnitRows;
 // A warp copies batches of 8 rows and 64 of K to shared memory; transposed, of 32 rows and 16 of K.
 constexpr int kBatches = 4, kBatchRows = 8, kBatchDepth = 16;
@@ -27,7 +27,7 @@ using ConverterMemory = Batches[kConverters];
 constexpr int kLead = 24;  // steps by which a conversion may lead its product, and stays in L2
 
 struct Conversion {
-  split::SplitMatrix weight;
+  fp16x3::SplitMatrix weight;
   unsigned* next;        // unit, 0 at first
   unsigned* ready;       // [panels][steps]: units finished, 0 at first
   unsigned* subnormals;  // [rows]: see count_subnormals, 0 at first
@@ -39,15 +39,16 @@ constexpr uint32_t kNoSubnormal = 0x03ff03ff;  // where no element is subnormal 
 
 // Eight neighbours, scaled and rounded. `least` becomes the least magnitude of subnormals that are
 // not zero, in each half of a pair, less 1: as integers, of which that of a zero is the largest.
-__device__ inline uint4 round_group(const float (&v)[split::kGroup], float scale, uint32_t* least) {
-  uint32_t high[split::kGroup / 2];
+__device__ inline uint4 round_group(const float (&v)[fp16x3::kVector], float scale,
+                                    uint32_t* least) {
+  uint32_t hi[fp16x3::kVector / 2];
 #pragma unroll
-  for (int j = 0; j < split::kGroup / 2; ++j) {
+  for (int j = 0; j < fp16x3::kVector / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
-    high[j] = *reinterpret_cast<const uint32_t*>(&pair);
-    *least = __viaddmin_u16x2(high[j] & 0x7fff7fff, 0xffffffff, *least);
+    hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
+    *least = __viaddmin_u16x2(hi[j] & 0x7fff7fff, 0xffffffff, *least);
   }
-  return make_uint4(high[0], high[1], high[2], high[3]);
+  return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
 // Adds the fraction of subnormals among a row's nonzero elements in a step, in 64ths: eight lanes.
@@ -58,7 +59,7 @@ __device__ inline void count_subnormals(const Conversion& p, int64_t row, const 
   for (const uint32_t bits : pairs) {
     const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
     nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
-    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(split::kSmallHigh)));
+    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(fp16x3::kSmallHi)));
   }
   __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
   for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
@@ -80,10 +81,10 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
   const int lane = threadIdx.x % 32, half = lane / 16;
   const int64_t stride = p.weight.row_stride, of_step = p.weight.rows * kStepK;
   const int64_t k = int64_t{step} * kStepK;
-  __half* const first_of_step = p.weight.high + step * of_step;
+  __half* const first_of_step = p.weight.hi + step * of_step;
   __half* to =  // the place of the lane's first elements
-      kTransposed ? first_of_step + (first_row + lane % 16) * kStepK + half * split::kGroup
-                  : first_of_step + (first_row + lane / 8) * kStepK + lane % 8 * split::kGroup;
+      kTransposed ? first_of_step + (first_row + lane % 16) * kStepK + half * fp16x3::kVector
+                  : first_of_step + (first_row + lane / 8) * kStepK + lane % 8 * fp16x3::kVector;
   const uint64_t policy = ptx::evict_first();
   // Sixteen lanes copy a row; or eight copy 32 rows, adjacent, of a place in K.
   const float* const start =
@@ -104,7 +105,7 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
 #pragma unroll
   for (int i = 0; i < kScales; ++i) {
     const int64_t row = first_row + (kTransposed ? lane % 16 + 16 * i : lane / 8 + 4 * i);
-    scale[i] = split::power_of_two(__ldg(p.weight.exponent + row));
+    scale[i] = fp16x3::power_of_two(__ldg(p.weight.exponent + row));
   }
 #pragma unroll
   for (int batch = 0; batch < kBatches - 1; ++batch) {
@@ -126,11 +127,11 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
       uint32_t least = kNoSubnormal;
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
-        alignas(16) float v[split::kGroup];
+        alignas(16) float v[fp16x3::kVector];
         if constexpr (kTransposed) {
           const float* const column = &loaded[half * kPasses][0].x + (i ^ half) * 16 + lane % 16;
 #pragma unroll
-          for (int j = 0; j < split::kGroup; ++j) v[j] = column[j * kUnitRows];
+          for (int j = 0; j < fp16x3::kVector; ++j) v[j] = column[j * kUnitRows];
           *reinterpret_cast<uint4*>(to + i * 16 * kStepK + in_step * kBatchDepth) =
               round_group(v, scale[i], &least);
         } else {
@@ -154,7 +155,7 @@ __device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, B
     const int batch = __ffs(with_subnormals) - 1;
     const int64_t row = first_row + batch % kOfStep * kBatchRows + lane / 8;
     const __half* const from =
-        first_of_step + batch / kOfStep * of_step + row * kStepK + lane % 8 * split::kGroup;
+        first_of_step + batch / kOfStep * of_step + row * kStepK + lane % 8 * fp16x3::kVector;
     uint4 groups[kPasses];
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
@@ -174,20 +175,20 @@ __device__ bool convert_edge(const Conversion& p, int64_t k, int64_t row, int st
   for (int i = 0; i < kUnitSteps * kUnitRows / 4; ++i) {
     const int64_t at = row + i % (kUnitRows / 4) * 4;
     const int own_step = step + i / (kUnitRows / 4);
-    const int64_t column = int64_t{own_step} * kStepK + threadIdx.x % 8 * split::kGroup;
+    const int64_t column = int64_t{own_step} * kStepK + threadIdx.x % 8 * fp16x3::kVector;
     uint32_t least = kNoSubnormal;
     uint4 group = {};
-    if (at < p.weight.rows && column < split::padded(k)) {
-      float v[split::kGroup];
+    if (at < p.weight.rows && column < fp16x3::padded(k)) {
+      float v[fp16x3::kVector];
       if constexpr (kTransposed) {
-        for (int j = 0; j < split::kGroup; ++j) {
+        for (int j = 0; j < fp16x3::kVector; ++j) {
           v[j] = column + j < k ? p.weight.from[(column + j) * p.weight.row_stride + at] : 0;
         }
       } else {
         load_floats(v, p.weight.from + at * p.weight.row_stride, column, k, /*is_aligned=*/true);
       }
-      group = round_group(v, split::power_of_two(__ldg(p.weight.exponent + at)), &least);
-      __half* const to = p.weight.high + (own_step * p.weight.rows + at) * kStepK;
+      group = round_group(v, fp16x3::power_of_two(__ldg(p.weight.exponent + at)), &least);
+      __half* const to = p.weight.hi + (own_step * p.weight.rows + at) * kStepK;
       *reinterpret_cast<uint4*>(to + column % kStepK) = group;
     }
     if (__any_sync(0xffffffff, least != kNoSubnormal)) {
@@ -234,8 +235,8 @@ __device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int cl
       __syncwarp();  // the counts of all lanes
       const int64_t own = row + lane;
       if (own < p.weight.rows &&
-          split::has_many_subnormals(ptx::load_acquire(p.subnormals + own), k)) {
-        p.weight.high[(step * p.weight.rows + own) * kStepK] = __float2half(INFINITY);
+          fp16x3::has_many_subnormals(ptx::load_acquire(p.subnormals + own), k)) {
+        p.weight.hi[(step * p.weight.rows + own) * kStepK] = __float2half(INFINITY);
       }
     }
     ptx::fence_proxy_async_global();

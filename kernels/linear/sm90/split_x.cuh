@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
-#include "linear/split/pieces.cuh"
+#include "linear/fp16x3/split.cuh"
 
 namespace kernels::sm90 {
 
@@ -19,9 +19,9 @@ constexpr int kSamples = 8, kSampleLanes = 32 / kSamples;
 constexpr int kSampledPairs = 9;
 // With these exponents the limits of fp16, 2^-14 and 2^16 above the scaled unit, are normal floats.
 constexpr int kLeastExponent = -111, kMostOfPairs = 127;
-// A lone high scales the geometric mean of the samples' largest into [2^2, 2^3): a row may have a
+// A lone hi scales the geometric mean of the samples' largest into [2^2, 2^3): a row may have a
 // few elements that are subnormal in fp16, and none that overflows.
-constexpr int kSampledHigh = 2, kMostOfHigh = 126;
+constexpr int kSampledHi = 2, kMostOfHi = 126;
 constexpr int kSampledRows = 4;  // of a warp, which reads them together
 
 // The largest magnitude, infinity where there is infinity or NaN: one warp. It is rarely called,
@@ -37,18 +37,18 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
   }
 #pragma unroll 8
   for (int64_t i = whole + lane; i < k; i += 32) compare(row[i * stride]);
-  largest = split::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  largest = fp16x3::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
   return __uint_as_float(min(largest, 0x7f800000u));
 }
 
 // A warp's samples of kSampledRows rows of the weight: four elements of each a lane.
 struct Samples {
-  const split::SplitMatrix& weight;
+  const fp16x3::SplitMatrix& weight;
   bool is_transposed;
   int64_t first_row, k;
   float largest_of_lane[kSampledRows] = {};
 
-  __device__ Samples(const split::SplitMatrix& weight, bool is_transposed, int64_t first_row,
+  __device__ Samples(const fp16x3::SplitMatrix& weight, bool is_transposed, int64_t first_row,
                      int64_t k)
       : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
     const int lane = threadIdx.x % 32;
@@ -80,14 +80,14 @@ struct Samples {
 
 // The exponent of a warp's row i of the weight.
 __device__ inline int exponent_of_pairs(const Samples& samples, int i) {
-  float largest = split::reduce_warp(samples.largest_of_lane[i], fmaxf);
+  float largest = fp16x3::reduce_warp(samples.largest_of_lane[i], fmaxf);
   if (largest == 0) largest = samples.largest_of_all(i);
   const int needed = largest > 0 && largest < INFINITY ? kSampledPairs - ilogbf(largest) : 0;
   return max(kLeastExponent, min(kMostOfPairs, needed));
 }
 
-// The same for a lone high.
-__device__ inline int exponent_of_high(const Samples& samples, int i) {
+// The same for a lone hi.
+__device__ inline int exponent_of_hi(const Samples& samples, int i) {
   // A sample's exponent in the high half and 1, its number, in the low; then the sums of both.
   const auto exponent_of = [](float largest) {
     return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
@@ -100,14 +100,14 @@ __device__ inline int exponent_of_high(const Samples& samples, int i) {
   for (int bit = kSampleLanes; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
   if (sum == 0) sum = exponent_of(samples.largest_of_all(i));
   const int mean = sum != 0 ? static_cast<int>((sum >> 16) / (sum & 0xffff)) - 127 : 0;
-  return min(kMostOfHigh, kSampledHigh - mean);
+  return min(kMostOfHi, kSampledHi - mean);
 }
 
 // The first `sampling` blocks sample the weight, the others split x.
-__global__ void __launch_bounds__(split::kThreads)
-    prepare_kernel(const __grid_constant__ split::SplitMatrix x,
-                   const __grid_constant__ split::SplitMatrix weight, bool weight_is_transposed,
-                   int64_t k, int sampling, split::Splitter splitter, unsigned* zeros,
+__global__ void __launch_bounds__(fp16x3::kThreads)
+    split_x_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
+                   const __grid_constant__ fp16x3::SplitMatrix weight, bool weight_is_transposed,
+                   int64_t k, int sampling, fp16x3::Splitter splitter, unsigned* zeros,
                    int64_t zeros_size) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
@@ -116,13 +116,13 @@ __global__ void __launch_bounds__(split::kThreads)
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     zeros[i] = 0;
   }
-  const bool is_pair = x.low != nullptr;
+  const bool has_lo = x.lo != nullptr;
   const int x_block = static_cast<int>(blockIdx.x) - sampling;
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (x_block >= 0) {
-    const bool is_warp = splitter == split::Splitter::kWarp;
+    const bool is_warp = splitter == fp16x3::Splitter::kWarp;
     const int64_t row = is_warp ? warp - sampling * (blockDim.x / 32) : x_block;
-    if (row < x.rows) split::split_row(x, row, k, splitter, is_pair);
+    if (row < x.rows) fp16x3::split_row(x, row, k, splitter, has_lo);
     return;
   }
   const Samples samples(weight, weight_is_transposed, warp * kSampledRows, k);
@@ -130,10 +130,10 @@ __global__ void __launch_bounds__(split::kThreads)
   for (int i = 0; i < kSampledRows; ++i) {
     const int64_t row = samples.first_row + i;
     if (row >= weight.rows) break;
-    const int exponent = is_pair ? exponent_of_pairs(samples, i) : exponent_of_high(samples, i);
+    const int exponent = has_lo ? exponent_of_pairs(samples, i) : exponent_of_hi(samples, i);
     if (threadIdx.x % 32 != 0) continue;
     weight.exponent[row] = exponent;
-    if (is_pair) weight.state[row] = split::kCarried;
+    if (has_lo) weight.state[row] = fp16x3::kExact;
   }
 #endif
 }

@@ -18,7 +18,7 @@
 #include <mutex>
 #include <string>
 
-#include "binding/tensor.h"
+#include "torch_support/tensor.h"
 
 namespace kernels {
 

@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "binding/tensor.h"
-#include "linear/binding/paths.h"
+#include "linear/choose_path.h"
+#include "torch_support/tensor.h"
 
 namespace kernels {
 
@@ -133,7 +133,7 @@ inline Gpu gpu_of(const Tensor& x) {
 // the path is torch's product.
 inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mask) {
   if (!in.x.is_cuda()) return {};
-  Linear linear{};
+  LinearArguments linear{};
   linear.dtype = *kernel_dtype(in.x.scalar_type());
   const bool is_float32 = linear.dtype == DType::kFloat32;
   linear.precision = is_float32 ? float32_precision() : Precision::kHigh;
@@ -151,9 +151,9 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   // An x for three products is split first, wherever its rows begin.
   const int64_t size = in.x.element_size(), alignment = path == Path::kSm80 ? size : 16;
   const bool is_sm90 = path == Path::kSm90;
-  const bool is_split = linear.precision == Precision::kHighest && path != Path::kSkinny;
-  const MatrixView x = readable(in.x, is_split ? size : alignment, is_sm90 && !is_float32);
-  const MatrixView weight = readable(in.weight, alignment, is_sm90 && !is_split);
+  const bool is_fp16x3 = linear.precision == Precision::kHighest && path != Path::kSkinny;
+  const MatrixView x = readable(in.x, is_fp16x3 ? size : alignment, is_sm90 && !is_float32);
+  const MatrixView weight = readable(in.weight, alignment, is_sm90 && !is_fp16x3);
   const Tensor bias = in.bias ? in.bias->contiguous() : Tensor();
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
@@ -164,10 +164,11 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(in.divisor);
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  const bool serves = path == Path::kSm80
-                          ? gpu.capability >= 80 && cuda::linear_sm80_serves(linear)
-                          : gpu.capability == 90 && (is_sm90 ? cuda::linear_sm90_serves(linear)
-                                                             : cuda::linear_skinny_serves(linear));
+  const bool serves =
+      path == Path::kSm80
+          ? gpu.capability >= 80 && cuda::linear_sm80_supports(linear)
+          : gpu.capability == 90 && (is_sm90 ? cuda::linear_sm90_supports(linear)
+                                             : cuda::linear_skinny_supports(linear));
   if (!serves) {
     if (demanded_path) fail("the path that set_linear_path chose does not serve this problem");
     return {};

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "binding/elementwise.h"
-#include "binding/operators.h"
+#include "torch_support/elementwise.h"
+#include "torch_support/operators.h"
 
 namespace kernels {
 namespace {

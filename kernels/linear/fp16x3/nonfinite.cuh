@@ -8,7 +8,7 @@
 
 #include "common/launch.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/split/pieces.cuh"
+#include "linear/fp16x3/split.cuh"
 
 namespace kernels::nonfinite {
 
@@ -16,19 +16,19 @@ namespace kernels::nonfinite {
 constexpr int kThreads = 256, kXRows = 4, kWeightRows = 8;
 
 template <int kCount>
-__device__ bool is_marked(const split::SplitMatrix& matrix, int64_t first) {
+__device__ bool is_marked(const fp16x3::SplitMatrix& matrix, int64_t first) {
   bool is_found = false;
 #pragma unroll
   for (int64_t row = first; row < first + kCount; ++row) {
-    is_found |= row < matrix.rows && matrix.state[row] == split::kNonfinite;
+    is_found |= row < matrix.rows && matrix.state[row] == fp16x3::kNonfinite;
   }
   return is_found;
 }
 
 // Runs after the product. has_nonfinite, if not null, tells whether any row is kNonfinite.
 __global__ void __launch_bounds__(kThreads)
-    nonfinite_kernel(const __grid_constant__ split::SplitMatrix x,
-                     const __grid_constant__ split::SplitMatrix weight, int64_t k,
+    nonfinite_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
+                     const __grid_constant__ fp16x3::SplitMatrix weight, int64_t k,
                      const __grid_constant__ Epilogue<float> p, const unsigned* has_nonfinite) {
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
     const int first_m = at / tiles_n * kXRows, first_n = at % tiles_n * kWeightRows;
     double results[kXRows][kWeightRows] = {};  // multiply
     for (int64_t i = threadIdx.x; i < k; i += kThreads) {
-      const auto load = [i](const split::SplitMatrix& matrix, int64_t row) {
+      const auto load = [i](const fp16x3::SplitMatrix& matrix, int64_t row) {
         return double{matrix.from[min(row, matrix.rows - 1) * matrix.row_stride + i]};
       };
       double a[kXRows];
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const double own = results[i / kWeightRows][i % kWeightRows];
-      const double sum = split::reduce_warp(own, [](double a, double b) { return a + b; });
+      const double sum = fp16x3::reduce_warp(own, [](double a, double b) { return a + b; });
       if (lane == i) of_warp[threadIdx.x / 32][i] = sum;
     }
     __syncthreads();
@@ -90,9 +90,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-inline void multiply(const split::SplitMatrix& x, const split::SplitMatrix& weight, int64_t k,
-                     const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
-                     cudaStream_t stream, bool has_pdl) {
+inline void launch(const fp16x3::SplitMatrix& x, const fp16x3::SplitMatrix& weight, int64_t k,
+                   const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
+                   cudaStream_t stream, bool has_pdl) {
   // An odd number, so that tiles of a row of the weight go to different blocks.
   const int blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
   launch_grid({blocks, kThreads, 0, stream, has_pdl}, nonfinite_kernel, x, weight, k, epilogue,

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "binding/tensor.h"
 #include "cpu/large_outputs.h"  // so that large_outputs.cpp is built
+#include "torch_support/tensor.h"
 
 namespace kernels {
 

@@ -2,7 +2,8 @@
 // every element, every bit of a mask and every column's sum, and what lies around results. Prints
 // the kernels that ran, a line each.
 
-#include "linear/epilogue.cu"
+#include "linear/fused_pass.cu"
+
 #include "operands.h"
 
 namespace {

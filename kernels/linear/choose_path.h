@@ -32,13 +32,13 @@ constexpr int64_t kLeastK = 16;
 constexpr int64_t kLargeResult = int64_t{1} << 22;
 
 // The share that the result fills of the waves of tiles that it is made in.
-inline double fill(const Linear& linear, const Gpu& gpu) {
+inline double fill(const LinearArguments& linear, const Gpu& gpu) {
   const int64_t tiles = (linear.m + 255) / 256 * ((linear.n + 255) / 256);
   const int64_t pairs = gpu.multiprocessors / 2, waves = (tiles + pairs - 1) / pairs;
   return static_cast<double>(linear.m) * linear.n / (waves * pairs * 256 * 256);
 }
 
-inline bool is_skinny(const Linear& linear, const Gpu& gpu) {
+inline bool is_skinny(const LinearArguments& linear, const Gpu& gpu) {
   const int64_t m = linear.m, n = linear.n, k = linear.k;
   const int64_t tiles = (m + 15) / 16 * ((n + 31) / 32), sms = gpu.multiprocessors;
   if (m <= 8) return tiles <= 4 * sms || k >= 512;
@@ -51,7 +51,7 @@ inline bool is_skinny(const Linear& linear, const Gpu& gpu) {
 }
 
 // Whether three products of kSm90 take less time than torch's.
-inline bool gains_by_split(const Linear& linear, bool has_vectors) {
+inline bool fp16x3_gains(const LinearArguments& linear, bool has_vectors) {
   const double m = linear.m, n = linear.n, k = linear.k;
   if (k < kLeastK) return false;
   if (!linear.relu) {
@@ -67,7 +67,7 @@ inline bool gains_by_split(const Linear& linear, bool has_vectors) {
 
 // Whether one product of float32 takes less time than torch's TF32. A transposed x is copied first,
 // which few features do not pay for.
-inline bool gains_by_rounding(const Linear& linear) {
+inline bool single_gains(const LinearArguments& linear) {
   const int64_t least = int64_t{linear.relu ? 5 : 10} << 30;
   return linear.m > 512 && (linear.n - 768) * linear.m >= least / linear.k &&
          (!linear.x_is_transposed || linear.n >= 2048);
@@ -75,7 +75,7 @@ inline bool gains_by_rounding(const Linear& linear) {
 
 // The path to try for `linear`, of which dtype, precision, relu, m, n, k and x_is_transposed are
 // set. has_vectors: whether the weight can be read as it is, by 16-byte vectors.
-inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) {
+inline Path choose_path(const LinearArguments& linear, const Gpu& gpu, bool has_vectors) {
   const int64_t k = linear.k;
   const bool is_float32 = linear.dtype == DType::kFloat32, is_hopper = gpu.capability == 90;
   const bool is_large = linear.m * linear.n >= kLargeResult;
@@ -84,12 +84,12 @@ inline Path choose_path(const Linear& linear, const Gpu& gpu, bool has_vectors) 
     return Path::kSkinny;
   }
   if (is_float32 && linear.precision == Precision::kHighest) {
-    if (is_hopper && gains_by_split(linear, has_vectors)) return Path::kSm90;
+    if (is_hopper && fp16x3_gains(linear, has_vectors)) return Path::kSm90;
     return gpu.capability == 80 && is_large && k >= 1024 ? Path::kSm80 : Path::kTorch;
   }
   if (!is_hopper || !is_large || k < (is_float32 || linear.relu ? 1024 : 256)) return Path::kTorch;
   const bool gains =
-      is_float32 ? gains_by_rounding(linear) && fill(linear, gpu) >= 0.6 : fill(linear, gpu) >= 0.9;
+      is_float32 ? single_gains(linear) && fill(linear, gpu) >= 0.6 : fill(linear, gpu) >= 0.9;
   return gains ? Path::kSm90 : Path::kTorch;
 }
 

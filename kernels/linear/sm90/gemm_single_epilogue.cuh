@@ -10,8 +10,8 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
+#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/split/pieces.cuh"
 
 namespace kernels::sm90 {
 
@@ -79,9 +79,9 @@ struct Reader {
 };
 
 template <typename T, int kSums>
-__device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feature,
-                             const float (&sums)[kSums], const Scales<T>& scales,
-                             StagedSums& staging, int barrier) {
+__device__ void store_general(const Epilogue<T>& p, int first_row, int first_feature,
+                              const float (&sums)[kSums], const Scales<T>& scales,
+                              StagedSums& staging, int barrier) {
   const Reader reader{staging};
 #pragma unroll 1
   for (int slab = 0; slab < kSlabs; ++slab) {
@@ -96,7 +96,7 @@ __device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feat
       for (int i = 0; i < 4; ++i) {
         if constexpr (Scales<T>::kScaled) {
           const float x_scale = scales.x_scale[in_tile];
-          const float scale = split::power_of_two(-scales.weight_exponent[reader.feature + i]);
+          const float scale = fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
           // The smaller first: where that overflows, so does the result.
           z[i] = z[i] * fminf(x_scale, scale) * fmaxf(x_scale, scale);
         }
@@ -110,16 +110,16 @@ __device__ void store_staged(const Epilogue<T>& p, int first_row, int first_feat
 
 // For float32 where the epilogue is direct and all exponents are modest.
 template <bool kMask, int kSums>
-__device__ void store_direct(const Epilogue<float>& p, int first_row, int first_feature,
-                             const float (&sums)[kSums], const Scales<float>& scales,
-                             Staging<float>& staging, int barrier) {
+__device__ void store_fast(const Epilogue<float>& p, int first_row, int first_feature,
+                           const float (&sums)[kSums], const Scales<float>& scales,
+                           Staging<float>& staging, int barrier) {
   const Reader reader{staging.sums};
   const int feature = first_feature + reader.feature;
   float scale[4], bias[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     bias[i] = scales.bias[reader.feature + i];
-    scale[i] = split::power_of_two(-scales.weight_exponent[reader.feature + i]);
+    scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
   int rows = feature < p.n ? p.m - first_row - reader.row : 0;
@@ -142,7 +142,7 @@ __device__ void store_direct(const Epilogue<float>& p, int first_row, int first_
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float z = fmaf(out[i], own_scale * scale[i], bias[i]);
-        out[i] = p.finish_direct(z);
+        out[i] = p.finish_fast(z);
         if constexpr (kMask) bits |= mask_bit(z) << i;
       }
       // Non-temporal: L2 is for x and the weight. 3% of an H200's time.
@@ -161,9 +161,9 @@ __device__ void store_direct(const Epilogue<float>& p, int first_row, int first_
 
 // The same for half types. The bias has been divided.
 template <bool kMask, typename T, int kSums>
-__device__ void store_direct(const Epilogue<T>& p, int first_row, int first_feature,
-                             const float (&sums)[kSums], const Scales<T>& scales,
-                             Staging<T>& staging, int barrier) {
+__device__ void store_fast(const Epilogue<T>& p, int first_row, int first_feature,
+                           const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
+                           int barrier) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, c = lane % 4;
   const float scale = p.divisor.scale;
