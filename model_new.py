@@ -17,7 +17,6 @@ if not hasattr(kernels, "read_sources"):
         f"from {list(kernels.__path__)}: put this project's folder first on sys.path"
     )
 
-from kernels.watchers import direct
 from kernels.build.extension import load
 from kernels.linear import (
     is_number,
@@ -27,6 +26,7 @@ from kernels.linear import (
     register_flops,
 )
 from kernels.relu import relu_of_others
+from kernels.watchers import direct
 
 _reference = kernels.load_reference()
 _is_scripted = torch.jit.is_scripting

@@ -136,7 +136,9 @@ def test_sources():
         name for sources in problems.values() for name in sources
     }
     for problem, sources in problems.items():
-        assert {f"{problem.split('_')[0]}/{problem.split('_')[0]}_op.cpp", "launchers.h"} < {*sources}
+        assert {f"{problem.split('_')[0]}/{problem.split('_')[0]}_op.cpp", "launchers.h"} < {
+            *sources
+        }
         text = "\n".join(sources.values())
         assert set(re.findall(r'^#include "(.+)"', text, re.MULTILINE)) <= {*sources}
     assert not any(name.startswith("linear/") for name in problems["relu"])
