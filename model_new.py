@@ -22,7 +22,7 @@ from kernels.watchers import without_python_frame
 __all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 
 
-def load_inline(**arguments: object) -> None:
+def compile_and_load(**arguments: object) -> None:
     """Compile sources and load the result; called only where no finished build is found."""
     # Imported here, because it takes a second that a finished build does not need.
     from torch.utils import cpp_extension
@@ -33,7 +33,7 @@ def load_inline(**arguments: object) -> None:
 # Each problem's sources become one extension, which registers the problem's operators in a
 # namespace of its own, `torch.ops.<namespace>`. Both are compiled at the same time.
 sources = {problem: kernels.read_sources(problem) for problem in kernels.SOURCES}
-namespaces = load_extensions(sources, load_inline)
+namespaces = load_extensions(sources, compile_and_load)
 relu_ops = getattr(torch.ops, namespaces["relu"])
 linear_ops = getattr(torch.ops, namespaces["linear_relu_divide"])
 register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
