@@ -117,7 +117,7 @@ def bundle(problem: str) -> str:
     sources = read_sources(problem)
     module = _replacement_class(where)
     files = [_read(f"kernels/{path}") for path in where.modules] + [_read("model_new.py")]
-    imports, definitions = _needed_by(module, files, provided=where.operators)
+    imports, definitions = _needed_by(module, files, provided={where.operators, "ModelNew"})
     texts = {
         "cpp_source": _join(sources, ".cpp"),
         "cuda_source": _join(sources, ".cu"),
@@ -205,13 +205,13 @@ def _method(text: str, class_name: str, name: str) -> str:
     return ""
 
 
-def _needed_by(module: str, files: list[str], provided: str) -> tuple[str, str]:
+def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, str]:
     """Return the imports and the definitions in these files that a class needs, directly or not.
 
     Args:
         module: the text of the class.
         files: the texts of Python files, in the order in which definitions are to come.
-        provided: a name that is defined elsewhere.
+        provided: names that are defined elsewhere.
     """
     definitions: dict[str, str] = {}
     imports: dict[str, str] = {"load_inline": "from torch.utils.cpp_extension import load_inline"}
@@ -221,7 +221,7 @@ def _needed_by(module: str, files: list[str], provided: str) -> tuple[str, str]:
     needed = {"load_inline", "nn", "torch"}
     waiting = [module]
     while waiting:
-        for name in _names(waiting.pop()) - needed - {provided}:
+        for name in _names(waiting.pop()) - needed - provided:
             if name in definitions:
                 waiting.append(definitions[name])
             if name in definitions or name in imports:
@@ -269,6 +269,8 @@ def _imports(text: str) -> dict[str, str]:
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
             for alias in node.names:
+                if alias.name == "kernels":
+                    continue
                 found[alias.asname or alias.name] = ast.unparse(ast.Import([alias]))
         elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] != "kernels":
             for alias in node.names:
