@@ -17,11 +17,11 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
+from torch.nn import Linear, functional
 from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
 
-PLAIN_TYPES = (torch.Tensor, nn.Parameter)
+PLAIN_TYPES = (Tensor, nn.Parameter)
 
 # These modes see no call that a kernel would hide. `torch.device`, used as a context, changes where
 # new tensors are made. `make_fx` and `torch.export` record our operators as they record torch's.
@@ -77,10 +77,10 @@ def is_linear_replaced() -> bool:
     if (
         torch.relu is not TORCH_RELU
         or functional.linear is not TORCH_LINEAR
-        or torch.Tensor.__truediv__ is not TORCH_DIVIDE
+        or Tensor.__truediv__ is not TORCH_DIVIDE
     ):
         return True
-    methods = (nn.Linear.forward, nn.Linear.__call__, nn.Linear._call_impl)
+    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
     if methods in _TORCHS_OWN_METHODS:
         return False
     forward, call, call_impl = methods
