@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import HEADLINE, document, record
+from documents import ABOUT, HEADLINE, document, record
 
 from model import LinearReluDivide, Model
 from referee import benchmark
@@ -122,6 +122,20 @@ def test_report_says_that_no_command_contains_a_text(project):
     project(program("6.00"))
     with pytest.raises(ValueError, match="no results"):
         benchmark.measure("cpu", "linear")
+
+
+@pytest.mark.parametrize("kind, dtype", HEADLINE)
+def test_the_pages_understand_the_tables_that_run_prints(kind, dtype):
+    """A row of the forward's table has the label of its setting, the times and the ratio."""
+    made = record(kind, dtype)
+    about = f"{made['problem']}: {tables.headline(ABOUT, 'cpu', '')}; {made['shape']} {dtype}"
+    output = pages.parse(f"{about}\n{tables.details(made)}")
+    results = {"device": "cpu", "command": "python run.py", "output": output}
+    lines = pages.view_forward([results], made["problem"]).splitlines()
+    assert lines[0] == "a | GPU, torch 2.13, CUDA 13.0; `python run.py`"
+    for line, run in zip(lines[4:], made["runs"], strict=True):
+        label = f"{dtype}, {run['setting']}".removesuffix(", ")
+        assert line.startswith(f"| {label} | 1.500 | 3.000 | 2.000 [2.000, 2.000] | 1.000 ")
 
 
 @pytest.mark.parametrize("name", RAW)

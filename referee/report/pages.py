@@ -20,6 +20,7 @@ from pathlib import Path
 BLOCK = re.compile(r"(<!-- ([\w ]+): ([\w. -]+\.json) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 SUBJECT = re.compile(r"(\w+): .*?: (.*); (\[.*\]) (\w+)")  # run.py's line above its tables
 KEPT = re.compile(r"kept for backward: \S+ ([\d,]+) bytes, \S+ ([\d,]+) bytes")
+FEWEST_CELLS = 3  # of a table's row; other lines are text
 
 Table = dict[str, list]  # {"columns": names, "rows": cells of each row}
 
@@ -34,7 +35,7 @@ def parse(printed: str) -> list[str | Table]:
     table: Table | None = None
     for line in printed.splitlines():
         cells = re.split(r" {2,}", line.strip())
-        if len(cells) < 3:
+        if len(cells) < FEWEST_CELLS:
             table = None
             if line.strip():
                 output.append(line.strip())
@@ -47,7 +48,7 @@ def parse(printed: str) -> list[str | Table]:
 
 
 def dump(results: dict) -> str:
-    """Write results as JSON with one row of a table a line."""
+    """Return results as JSON, with one row of a table on each line."""
 
     def item(part: str | Table) -> str:
         if isinstance(part, str):
@@ -71,15 +72,19 @@ def fill(page: str, folder: Path) -> str:
     return BLOCK.sub(content, page)
 
 
-def as_markdown(results: dict, columns: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table below a line that names the machine, the versions and the command."""
-    lines = [f"{machine(results)}; `{results['command']}`\n"]
-    lines += [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-    return "\n".join([*lines, ""])
+def as_markdown(heading: str, columns: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table below a line of text."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+    return "\n".join([heading, "", *lines, ""])
+
+
+def heading_of(results: dict) -> str:
+    """Return the line above a table: the machine, the versions and the command."""
+    return f"{machine(results)}; `{results['command']}`"
 
 
 def machine(results: dict) -> str:
-    """The device and the versions of torch and CUDA that a command printed first."""
+    """Return the device, and the versions of torch and CUDA, that a command printed first."""
     first = results["output"][0]
     subject = SUBJECT.fullmatch(first)
     return subject[2].replace("; ", ", ") if subject else first
@@ -89,35 +94,36 @@ def machine(results: dict) -> str:
 
 
 def tables_of(results: dict) -> list[Table]:
+    """Return the tables that a command printed, without the text between them."""
     return [part for part in results["output"] if isinstance(part, dict)]
 
 
 def view_table(results: list[dict]) -> str:
-    """The one table that a command printed, as it is."""
+    """Show the one table that a command printed."""
     [one] = results
     [table] = tables_of(one)
-    return as_markdown(one, table["columns"], table["rows"])
+    return as_markdown(heading_of(one), table["columns"], table["rows"])
 
 
 def view_range(results: list[dict]) -> str:
-    """For each column of each file's table, the least and the largest ratio of its cells.
+    """Show the least and the largest ratio of each column, in a row for each file.
 
-    A cell is a ratio, and ours in microseconds in parentheses: `1.318 (9)`.
+    A cell of a file's table is a ratio, and ours in microseconds in parentheses: `1.318 (9)`.
     """
-    lines = []
+    rows = []
     columns: list[str] = []
     for one in results:
         [table] = tables_of(one)
         columns = ["", *table["columns"][1:]]
-        cells = []
+        device = machine(one).partition(", ")[0]
+        row = [f"{one['output'][1]} ({device})"]
         for column in range(1, len(columns)):
-            ratios = sorted((row[column].split()[0] for row in table["rows"]), key=float)
-            cells.append(f"{ratios[0]} to {ratios[-1]}")
-        lines.append([f"{one['output'][1]} ({machine(one).split(',')[0]})", *cells])
-    commands = ", ".join(f"`{one['command']}`" for one in results)
-    text = as_markdown(results[0], columns, lines)
+            ratios = sorted((cells[column].split()[0] for cells in table["rows"]), key=float)
+            row.append(f"{ratios[0]} to {ratios[-1]}")
+        rows.append(row)
     versions = machine(results[0]).partition(", ")[2]
-    return f"{versions}; {commands}\n{text.partition(chr(10))[2]}"
+    commands = ", ".join(f"`{one['command']}`" for one in results)
+    return as_markdown(f"{versions}; {commands}", columns, rows)
 
 
 # ---------------------------------------------------------------------------- the views of run.py
@@ -137,7 +143,8 @@ class Setting:
 def settings_of(results: dict, problem: str) -> list[Setting]:
     """Collect the tables of a problem, in the order in which run.py printed them."""
     settings: dict[str, Setting] = {}
-    current, dtype, setting = "", "", None
+    current = dtype = ""
+    latest: Setting | None = None
 
     def setting_of(precision: str) -> Setting:
         label = f"{dtype}, {precision}" if precision else dtype
@@ -145,25 +152,28 @@ def settings_of(results: dict, problem: str) -> list[Setting]:
 
     for part in results["output"]:
         if isinstance(part, str):
-            if subject := SUBJECT.fullmatch(part):
-                current, dtype = subject[1], subject[4]
-            elif (kept := KEPT.match(part)) and setting is not None and current == problem:
-                setting.kept = (kept[1], kept[2])
-            continue
-        if current != problem:
-            continue
-        title, columns, rows = part["columns"][0], part["columns"], part["rows"]
-        if title.startswith("error"):
-            _add_errors(rows, setting_of)
-            continue
-        what, _, precision = title.partition(", ")
-        setting = setting_of(precision)
-        by_name = {row[0]: dict(zip(columns, row, strict=False)) for row in rows}
-        if what == "forward":
-            setting.forward = by_name
-        else:
-            setting.step = by_name
+            subject, kept = SUBJECT.fullmatch(part), KEPT.match(part)
+            if subject:
+                current, dtype, latest = subject[1], subject[4], None
+            if kept and latest:
+                latest.kept = (kept[1], kept[2])
+        elif current == problem:
+            what, _, precision = part["columns"][0].partition(", ")
+            if what.startswith("error"):
+                _add_errors(part["rows"], setting_of)
+            else:
+                latest = setting_of(precision)
+                _add_times(part, what, latest)
     return list(settings.values())
+
+
+def _add_times(table: Table, what: str, setting: Setting) -> None:
+    """File the rows of a forward's or a training step's table by their names."""
+    rows = {row[0]: dict(zip(table["columns"], row, strict=False)) for row in table["rows"]}
+    if what == "forward":
+        setting.forward = rows
+    else:
+        setting.step = rows
 
 
 def _add_errors(rows: list[list[str]], setting_of: Callable[[str], Setting]) -> None:
@@ -176,13 +186,13 @@ def _add_errors(rows: list[list[str]], setting_of: Callable[[str], Setting]) -> 
 
 
 def _names(rows: dict[str, dict[str, str]]) -> tuple[str, str]:
-    """The names of this project's module and of eager: the first two rows."""
+    """Return the names of this project's module and of eager, the first two rows."""
     ours, eager, *_ = rows
     return ours, eager
 
 
 def view_forward(results: list[dict], problem: str) -> str:
-    """A line a setting: median milliseconds of the forward, and eager's time / this."""
+    """Show a row for each setting: milliseconds of the forward, and eager's time / this."""
     [one] = results
     settings = settings_of(one, problem)
     ours, eager = _names(settings[0].forward)
@@ -200,11 +210,11 @@ def view_forward(results: list[dict], problem: str) -> str:
         rows[-1] += [times[again][f"{eager} / this"], *cells]
     columns = ["forward", "this, ms", f"{eager}, ms", f"{eager} / this"]
     columns += [f"{eager}, timed again", *(f"{name}, ms" for name in yardsticks)]
-    return as_markdown(one, columns, rows)
+    return as_markdown(heading_of(one), columns, rows)
 
 
 def view_step(results: list[dict], problem: str) -> str:
-    """A line a setting: the training step's milliseconds and ratios, and the bytes kept."""
+    """Show a row for each setting: a training step's milliseconds, ratios and bytes kept."""
     [one] = results
     rows = []
     settings = settings_of(one, problem)
@@ -218,11 +228,11 @@ def view_step(results: list[dict], problem: str) -> str:
         rows.append([*row, f"{setting.kept[0]} / {setting.kept[1]}"])
     columns = ["training step", "this, ms", f"{eager}, ms", "torch.compile, ms"]
     columns += [f"forward: {eager} / this", "backward", "step", f"bytes kept: this / {eager}"]
-    return as_markdown(one, columns, rows)
+    return as_markdown(heading_of(one), columns, rows)
 
 
 def view_errors(results: list[dict], problem: str) -> str:
-    """A line a setting: the relative error in the Frobenius norm, ours / eager's."""
+    """Show a row for each setting: relative errors in the Frobenius norm, ours / eager's."""
     [one] = results
     rows = []
     columns: dict[str, None] = {}
@@ -231,7 +241,7 @@ def view_errors(results: list[dict], problem: str) -> str:
         cells = [f"{ours} / {eager}" for *_, ours, _, _, eager in setting.errors.values()]
         rows.append([setting.label, *cells])
     titles = [f"gradient of {name}" if name else "output" for name in columns]
-    return as_markdown(one, ["relF, this / eager", *titles], rows)
+    return as_markdown(heading_of(one), ["relF, this / eager", *titles], rows)
 
 
 VIEWS = {
