@@ -133,13 +133,13 @@ def _build_all(
     extensions: list[Extension], folder: Path, tools: Toolchain, load_inline: LoadInline
 ) -> None:
     """Build several extensions, a thread each."""
-    cache.remove_leftovers(folder)
     cache.check_executable(folder)
     toolchain.check_tools(tools)
     toolchain.warn_of_ignored_targets()
 
     def build_one(extension: Extension) -> None:
         with cache.turn_to_build(folder, extension.name):
+            cache.remove_leftovers(folder)
             if not _load(extension, folder, tools):  # another process may have built it meanwhile
                 _build(extension, folder, tools, load_inline)
 
