@@ -139,18 +139,18 @@ int transpose(const Transposition& transposition, const unsigned* is_needed, CUs
 
 // In place: out = relu(out) / divisor. out [m, n] comes in as the product plus bias. mask
 // [m, (n + 7) / 8] as in LinearArguments, or null.
-int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
-                    CUstream_st* stream);
+int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
+                      CUstream_st* stream);
 
 // grad_z[i][j] = mask bit ? grad_output[i][j] / divisor : 0, the gradient of z = x weight^T + bias.
 // grad_output, grad_z [m, n]. grad_bias [n] gets the column sums of grad_z; null for none. Then no
 // workspace is needed either.
-int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                             double divisor, void* grad_z, void* grad_bias, void* workspace,
-                             int64_t m, int64_t n, CUstream_st* stream);
+int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                               double divisor, void* grad_z, void* grad_bias, void* workspace,
+                               int64_t m, int64_t n, CUstream_st* stream);
 
 // The bytes of that workspace.
-size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n);
+size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n);
 
 }  // namespace cuda
 
@@ -172,22 +172,23 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool streams);
 
-// As cuda::linear_epilogue, for the bytes begin <= i < end of the mask, each of which belongs to up
-// to eight elements of one row. The ranges count as if there were a mask where it is null.
-void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
-                     int64_t begin, int64_t end);
+// As cuda::linear_fused_pass, for the bytes begin <= i < end of the mask, each of which belongs to
+// up to eight elements of one row. The ranges count as if there were a mask where it is null.
+void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
+                       int64_t begin, int64_t end);
 
-// As cuda::linear_epilogue_backward. The matrix is divided into runs of rows and strips of columns;
-// a range counts the runs * strips blocks where they cross. `sums` [runs, n], double for float64
-// and float otherwise, gets the column sums of each run; null where grad_bias is not wanted.
-int64_t linear_epilogue_backward_runs(int64_t m);
-int64_t linear_epilogue_backward_strips(int64_t n);
-void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                              double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
-                              int64_t begin, int64_t end);
+// As cuda::linear_fused_pass_backward. The matrix is divided into runs of rows and strips of
+// columns; a range counts the runs * strips blocks where they cross. `sums` [runs, n], double for
+// float64 and float otherwise, gets the column sums of each run; null where grad_bias is not
+// wanted.
+int64_t linear_fused_pass_backward_runs(int64_t m);
+int64_t linear_fused_pass_backward_strips(int64_t n);
+void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                                double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
+                                int64_t begin, int64_t end);
 
 // grad_bias [n] = the sums of all runs. It overwrites `sums`.
-void linear_epilogue_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m, int64_t n);
+void linear_fused_pass_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m, int64_t n);
 
 // cpu/large_outputs.cpp: the memory of large outputs. torch_support/elementwise.h makes torch's
 // tensors of it.

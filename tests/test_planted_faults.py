@@ -15,7 +15,7 @@ ROWS = {"cpu": "24", "cuda": "1024"}  # from these on, kernels work as at the he
 RELU_CPU, BLOCK, BITS = "relu/relu_cpu.cpp", "relu_block<E>(from, made);", "mask_of_block(made)"
 TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
 NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
-LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "run < linear_epilogue_backward_runs(m)"
+LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "run < linear_fused_pass_backward_runs(m)"
 RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
 # It waits for the timed stream, which does not wait for it.
 STREAM = """if constexpr (S::kIsLarge && !kMask) {

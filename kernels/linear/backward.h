@@ -72,22 +72,23 @@ inline GradZAndBias run_fused_pass_backward(const LinearGradients& in) {
 
   const auto run_on_gpu = [&](auto stream) {
     int64_t bytes = 0;
-    if (in.wants_bias) bytes = cuda::linear_epilogue_backward_workspace(dtype, m, n);
+    if (in.wants_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
-    return cuda::linear_epilogue_backward(dtype, from, bits, in.divisor, to, bias,
-                                          workspace.mutable_data_ptr(), m, n, stream);
+    return cuda::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, bias,
+                                            workspace.mutable_data_ptr(), m, n, stream);
   };
   const auto run_on_cpu = [&] {
-    const int64_t runs = cpu::linear_epilogue_backward_runs(m);
-    const int64_t blocks = runs * cpu::linear_epilogue_backward_strips(n);
+    const int64_t runs = cpu::linear_fused_pass_backward_runs(m);
+    const int64_t blocks = runs * cpu::linear_fused_pass_backward_strips(n);
     const at::ScalarType sum_type = type == at::kDouble ? at::kDouble : at::kFloat;
     const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, sum_type);
     void* const run_sums = in.wants_bias ? sums.mutable_data_ptr() : nullptr;
     const int64_t blocks_of_a_thread = std::max<int64_t>(kGrain * blocks / (m * n), 1);
     at::parallel_for(0, blocks, blocks_of_a_thread, [&](int64_t begin, int64_t end) {
-      cpu::linear_epilogue_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin, end);
+      cpu::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
+                                      end);
     });
-    if (in.wants_bias) cpu::linear_epilogue_backward_sum(dtype, run_sums, bias, m, n);
+    if (in.wants_bias) cpu::linear_fused_pass_backward_sum(dtype, run_sums, bias, m, n);
   };
   run_on_device(grad_output, run_on_gpu, run_on_cpu);
   return {grad_z, grad_bias};

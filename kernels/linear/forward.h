@@ -44,12 +44,12 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
     m = 1;
   }
   const auto run_on_gpu = [=](auto stream) {
-    return cuda::linear_epilogue(dtype, data, divisor, bits, m, n, stream);
+    return cuda::linear_fused_pass(dtype, data, divisor, bits, m, n, stream);
   };
   const auto run_on_cpu = [=] {
     const int64_t bytes = m * mask_row_bytes(n);
     at::parallel_for(0, bytes, kGrain / 8, [=](int64_t begin, int64_t end) {
-      cpu::linear_epilogue(dtype, data, divisor, bits, n, begin, end);
+      cpu::linear_fused_pass(dtype, data, divisor, bits, n, begin, end);
     });
   };
   run_on_device(out, run_on_gpu, run_on_cpu);

@@ -222,8 +222,8 @@ namespace kernels::cuda {
 
 using namespace epilogue;
 
-int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
-                    CUstream_st* stream) {
+int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
+                      CUstream_st* stream) {
   if (mask == nullptr || n % kMaskColumns == 0) n *= m, m = 1;  // nothing tells the rows apart
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -237,14 +237,14 @@ int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64
   });
 }
 
-size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n) {
+size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n) {
   const int bytes = dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
   return BlockGrid(m, n, bytes).count * n * std::max(bytes, 4);
 }
 
-int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                             double divisor, void* grad_z, void* grad_bias, void* workspace,
-                             int64_t m, int64_t n, CUstream_st* stream) {
+int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                               double divisor, void* grad_z, void* grad_bias, void* workspace,
+                               int64_t m, int64_t n, CUstream_st* stream) {
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
     T* const bias = static_cast<T*>(grad_bias);

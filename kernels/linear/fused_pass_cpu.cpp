@@ -63,8 +63,8 @@ void for_bytes(Byte* mask, int64_t rows, int64_t n, const Body& body) {
 
 }  // namespace
 
-void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
-                     int64_t begin, int64_t end) {
+void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
+                       int64_t begin, int64_t end) {
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
@@ -100,17 +100,17 @@ void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int6
   });
 }
 
-int64_t linear_epilogue_backward_runs(int64_t m) { return (m + kRun - 1) / kRun; }
-int64_t linear_epilogue_backward_strips(int64_t n) { return (n + kStrip - 1) / kStrip; }
+int64_t linear_fused_pass_backward_runs(int64_t m) { return (m + kRun - 1) / kRun; }
+int64_t linear_fused_pass_backward_strips(int64_t n) { return (n + kStrip - 1) / kStrip; }
 
-void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                              double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
-                              int64_t begin, int64_t end) {
+void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                                double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
+                                int64_t begin, int64_t end) {
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
     using Sum = typename E::Sum;
-    const int64_t strips = linear_epilogue_backward_strips(n), row_bytes = (n + 7) / 8;
+    const int64_t strips = linear_fused_pass_backward_strips(n), row_bytes = (n + 7) / 8;
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t run = piece / strips, j = piece % strips * kStrip;
       const int64_t columns = std::min(kStrip, n - j), last = std::min(run * kRun + kRun, m);
@@ -154,11 +154,12 @@ void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_
   });
 }
 
-void linear_epilogue_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m, int64_t n) {
+void linear_fused_pass_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m,
+                                    int64_t n) {
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     auto* const total = static_cast<typename E::Sum*>(sums);
-    for (int64_t run = 1; run < linear_epilogue_backward_runs(m); ++run) {
+    for (int64_t run = 1; run < linear_fused_pass_backward_runs(m); ++run) {
       for (int64_t j = 0; j < n; ++j) total[j] += total[run * n + j];
     }
     for (int64_t j = 0; j < n; ++j) {

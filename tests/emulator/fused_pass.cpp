@@ -1,4 +1,4 @@
-// The passes beside torch's product, on random operands: `linear_epilogue SEED CASES`. Compares
+// The passes beside torch's product, on random operands: `linear_fused_pass SEED CASES`. Compares
 // every element, every bit of a mask and every column's sum, and what lies around results. Prints
 // the kernels that ran, a line each.
 
@@ -36,8 +36,8 @@ void check(DType dtype) {
   Matrix<T> out(m, n);
   Buffer mask(m * row_bytes, 0);
   const bool has_mask = !one_in(3);
-  note_launch(cuda::linear_epilogue(dtype, out.data, divisor, has_mask ? mask.data : nullptr, m, n,
-                                    nullptr));
+  note_launch(cuda::linear_fused_pass(dtype, out.data, divisor, has_mask ? mask.data : nullptr, m,
+                                      n, nullptr));
   for (int64_t i = 0; i < size; ++i) {
     const Wide z = static_cast<Wide>(out.at_before(i));
     const T expected = static_cast<T>((z < 0 ? 0 : z) / static_cast<Wide>(divisor));
@@ -53,11 +53,11 @@ void check(DType dtype) {
 
   // backward
   Matrix<T> grad_output(m, n), grad_z(m, n), grad_bias(1, n);
-  Buffer workspace(cuda::linear_epilogue_backward_workspace(dtype, m, n), 0);
+  Buffer workspace(cuda::linear_fused_pass_backward_workspace(dtype, m, n), 0);
   const bool has_bias = !one_in(3);
-  note_launch(cuda::linear_epilogue_backward(dtype, grad_output.data, mask.data, divisor,
-                                             grad_z.data, has_bias ? grad_bias.data : nullptr,
-                                             workspace.data, m, n, nullptr));
+  note_launch(cuda::linear_fused_pass_backward(dtype, grad_output.data, mask.data, divisor,
+                                               grad_z.data, has_bias ? grad_bias.data : nullptr,
+                                               workspace.data, m, n, nullptr));
   for (int64_t j = 0; j < n; ++j) {
     double sum = 0, magnitudes = 0;
     for (int64_t row = 0; row < m; ++row) {
