@@ -6,10 +6,10 @@
 // (without ReLU). tests/test_linear_paths.py compiles this file alone, so it includes neither torch
 // nor CUDA.
 //
-// Every limit below is the boundary of a region that was measured on an H200: inside it our kernel
-// takes less time than torch's product followed by the fused pass, outside it torch wins or they
-// tie. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has the simpler limits that these
-// replaced, and the sizes on which those lost.
+// Every limit below, except those of kSm80, bounds a region that was measured on an H200: inside
+// the region our kernel takes less time than torch's product followed by the fused pass, outside it
+// torch wins or both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has
+// the simpler limits that these replaced, and the sizes on which those lost.
 
 #pragma once
 
@@ -21,12 +21,15 @@
 namespace kernels {
 
 enum class Path {
-  kSkinny,  // skinny.cu: float32 without tensor cores, for few rows of x; needs ReLU
-  kSm90,    // sm90/launch.cu: wgmma, for compute capability 9.0
-  kSm80,    // sm80/launch.cu: mma.sync, used on compute capability 8.0 alone. It was never timed on
-          // such a GPU: its limits follow from the GPU's arithmetic rates. Tests run its kernels on
-          // other GPUs.
-  kTorch,  // torch's product, then the fused pass in place
+  // skinny.cu: float32 without tensor cores, for few rows of x. It always applies the ReLU.
+  kSkinny,
+  // sm90/launch.cu: wgmma, for compute capability 9.0.
+  kSm90,
+  // sm80/launch.cu: mma.sync. Chosen on compute capability 8.0 alone, though it never ran on such a
+  // GPU: its limits follow from that GPU's arithmetic rates. Tests run its kernels on other GPUs.
+  kSm80,
+  // torch's product, then the fused pass in place.
+  kTorch,
 };
 
 struct Gpu {
@@ -40,8 +43,8 @@ struct Product {
   Precision precision;  // of a float32 product; half types are always kHigh
   bool has_relu;        // true for the forward, false for a gradient
   int64_t m, n, k;
-  // x has no readable rows, only readable columns: it is the transpose of a row-major matrix. For
-  // one-product float32 it has to be copied first.
+  // x is column-major: the elements of its columns are adjacent, and those of its rows are not. In
+  // float32 it is copied first.
   bool x_is_transposed;
   // The weight's rows can be read in place by 16-byte vectors. Otherwise the weight is copied, or
   // read as its transpose.
@@ -73,8 +76,7 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / (waves * clusters * kTile * kTile);
 }
 
-// Returns whether skinny.cu takes less time than every other path: float32, with ReLU, few rows of
-// x.
+// Returns whether skinny.cu takes less time than every other path, for a float32 forward.
 //
 // skinny.cu divides out into tiles of 16 rows by 32 features. With so few rows, the tiles of the
 // tensor-core kernels would consist mostly of padding.
@@ -84,18 +86,19 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const int64_t k = product.k;
   const int64_t tiles = divide_rounding_up(m, 16) * divide_rounding_up(n, 32);
   const int64_t multiprocessors = gpu.multiprocessors;
-  const bool has_at_most_one_tile_each = tiles <= multiprocessors;
-  const bool has_at_most_two_tiles_each = tiles <= 2 * multiprocessors;
-  const bool has_at_most_four_tiles_each = tiles <= 4 * multiprocessors;
+  // At most so many:
+  const bool has_one_tile_per_multiprocessor = tiles <= multiprocessors;
+  const bool has_two_tiles_per_multiprocessor = tiles <= 2 * multiprocessors;
+  const bool has_four_tiles_per_multiprocessor = tiles <= 4 * multiprocessors;
 
   // Up to 8 rows, at either precision, torch's product wins only with many tiles and a short K.
-  if (m <= 8) return has_at_most_four_tiles_each || k >= 512;
+  if (m <= 8) return has_four_tiles_per_multiprocessor || k >= 512;
 
   // With more rows at `high`, one tensor-core product per element pair is faster.
   if (product.precision != Precision::kHighest) return false;
 
   if (m <= 16) {
-    const bool has_few_tiles = k >= 256 && has_at_most_two_tiles_each;
+    const bool has_few_tiles = k >= 256 && has_two_tiles_per_multiprocessor;
     const bool has_long_sums = k >= 512;
     return has_few_tiles || has_long_sums;
   }
@@ -103,10 +106,10 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   // With more than 16 rows, small products alone win: at most two tiles for each multiprocessor,
   // and at most 2^27 multiplications, or 2^28 where the tiles are few or narrow. A tile of fewer
   // than 32 features takes as long as one of 32.
-  if (n < 8 || !has_at_most_two_tiles_each) return false;
-  const bool has_few_or_narrow_tiles = has_at_most_one_tile_each || n < 32;
+  if (n < 8 || !has_two_tiles_per_multiprocessor) return false;
+  const bool has_few_or_narrow_tiles = has_one_tile_per_multiprocessor || n < 32;
   const int64_t most_multiplications = has_few_or_narrow_tiles ? 1 << 28 : 1 << 27;
-  const int64_t least_k = has_at_most_one_tile_each ? kLeastK : 256;
+  const int64_t least_k = has_one_tile_per_multiprocessor ? kLeastK : 256;
   const int64_t multiplications = m * std::max<int64_t>(n, 32) * k;
   return k >= least_k && multiplications <= most_multiplications;
 }
@@ -120,9 +123,9 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
-  const bool has_measured_k = k >= 64;
+  const bool has_long_sums = k >= 64;
   const bool has_large_weight = n * k >= 1 << 17;
-  if (!has_measured_k || !has_large_weight) return false;
+  if (!has_long_sums || !has_large_weight) return false;
   return m * n >= 150 * m + 100 * n + (1 << 29) / (k - 40);
 }
 
@@ -137,9 +140,8 @@ inline bool fp16x3_forward_wins(const Product& product) {
 
   // skinny.cu or torch compute up to 16 rows faster.
   const bool has_enough_rows = m > 16;
-  // A tile is mostly padding with up to 64 features. With up to 128 and a long K, many clusters
-  // share each tile along K, and adding their partial sums costs more than the product saves: x
-  // [160, 13592] and weight [256, 13592] took 230 us where torch took 118.
+  // With up to 64 features, and with up to 128 and a long K, torch's product is faster. Most of a
+  // tile is padding there.
   const bool has_enough_features = n > 64 && (n > 128 || k < 1 << 15);
   if (!has_enough_rows || !has_enough_features) return false;
 
@@ -161,6 +163,7 @@ inline bool fp16x3_forward_wins(const Product& product) {
   return has_rows_for_copy && features_squared_k >= 1 << 26 && work >= 1 << 30;
 }
 
+// Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
 inline bool fp16x3_wins(const Product& product) {
   if (product.k < kLeastK) return false;
   return product.has_relu ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
@@ -202,6 +205,7 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
 
   if (is_float32 && product.precision == Precision::kHighest) {
     if (is_hopper && fp16x3_wins(product)) return Path::kSm90;
+    // By the arithmetic rates of compute capability 8.0, not measured.
     const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= 1024;
     return sm80_wins ? Path::kSm80 : Path::kTorch;
   }

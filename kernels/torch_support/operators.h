@@ -1,18 +1,19 @@
 // What every operator's C++ code needs of torch's dispatcher and of autograd.
 //
-// The dispatcher calls one function of an operator NAME for each dispatch key. Ours are named:
+// An operator NAME has several functions, from which the dispatcher picks one by the dispatch keys
+// of a call:
 //
-//   NAME_forward    on a CPU or a GPU, below autograd, as in inference mode
-//   NAME_autograd   above it: records what the gradient needs, then computes the forward
+//   NAME_autograd   dense tensors, in the usual case: computes the forward, and records what the
+//                   backward needs
+//   NAME_forward    dense tensors where autograd is left out, as in inference mode
 //   NAME_composite  the reference's own torch ops, for every call that our kernels do not support
 //
 // Every operator is registered under two names:
 //
 //   <own namespace>::NAME       this build's operator. Eager calls and torch.compile use it, so two
 //                               versions of the project in one process never mix.
-//   relu_divide_kernels::NAME   the stable name. Programs that torch.export or torch.jit.trace
-//   saved
-//                               use it, whichever build runs them. In a process with several builds
+//   relu_divide_kernels::NAME   the stable name, for programs that torch.export or torch.jit.trace
+//                               saved, whichever build runs them. In a process with several builds
 //                               it is the operator of the build that was loaded first.
 //
 // The compiler gets the own namespace as an identifier, such as
@@ -73,10 +74,14 @@ inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).define
 #ifndef KERNELS_NAMESPACE
 #define KERNELS_NAMESPACE relu_divide_kernels
 #endif
+// Two macros: the first one's argument is expanded before the second one makes it a string.
 #define KERNELS_STRINGIFY_EXPANDED(identifier) #identifier
 #define KERNELS_STRINGIFY(identifier) KERNELS_STRINGIFY_EXPANDED(identifier)
 
-enum class Namespace { kOwn, kStable };
+enum class Namespace {
+  kOwn,     // KERNELS_NAMESPACE, this build's
+  kStable,  // relu_divide_kernels, the same for all builds
+};
 
 inline std::string namespace_name(Namespace where) {
   if (where == Namespace::kOwn) return KERNELS_STRINGIFY(KERNELS_NAMESPACE);
@@ -87,9 +92,12 @@ inline std::string namespace_name(Namespace where) {
 //
 //   const auto relu = Operator("relu(Tensor input) -> Tensor").dense(relu_forward);
 //
-// A full name that is defined already is left alone. Then another build defined it in the stable
-// namespace, or both namespaces are one. Saved programs rely on the schema of the stable operator,
-// so an operator whose schema changes needs a new name.
+// If the operator exists already in a namespace, it stays as it is, and nothing is registered for
+// it there. That happens in the stable namespace when another build was loaded before, and when
+// both namespaces are one.
+//
+// Saved programs rely on the schema of the stable operator, so an operator whose schema changes
+// needs a new name.
 class Operator {
  public:
   explicit Operator(const std::string& signature)
@@ -146,16 +154,18 @@ class Operator {
     library_of(where).impl(definition.full_name.c_str(), torch::dispatch(key, function));
   }
 
-  // Returns the object that keeps a namespace's registrations alive until the process ends.
+  // Returns the object that holds a namespace's registrations until the process ends.
   //
-  // Two builds in one process must not share these static variables, nor any other of an inline
-  // function: the loader would give both builds the first one's. -fvisibility=hidden prevents that.
+  // Two builds in one process must not share these static variables. The loader makes one variable
+  // of all exported variables of inline functions that have the same name (STB_GNU_UNIQUE), so
+  // builds are compiled with -fvisibility=hidden, which exports none.
   static torch::Library& library_of(Namespace where) {
     static torch::Library own = fragment(Namespace::kOwn);
     static torch::Library stable = fragment(Namespace::kStable);
     return where == Namespace::kOwn ? own : stable;
   }
 
+  // Several libraries may each define a fragment of one namespace.
   static torch::Library fragment(Namespace where) {
     return torch::Library(torch::Library::FRAGMENT, namespace_name(where),
                           /*k=*/std::nullopt, __FILE__, __LINE__);
@@ -165,7 +175,8 @@ class Operator {
   Definition stable_;
 };
 
-// Calls an operator through the dispatcher, as Python would. Function is its type in C++.
+// Calls an operator through the dispatcher, as Python would. Function is the operator's type in
+// C++, such as Tensor(const Tensor&).
 template <typename Function, typename... Arguments>
 auto call_operator(Namespace where, const std::string& name, const Arguments&... arguments) {
   const std::string full_name = namespace_name(where) + "::" + name;
@@ -178,7 +189,7 @@ auto call_operator(Namespace where, const std::string& name, const Arguments&...
 
 // Makes an autograd node of type T, whose i-th gradient goes where that of the i-th input goes.
 //
-// Nodes are held by std::shared_ptr up to torch 2.12, and by c10::intrusive_ptr from 2.13 on.
+// torch holds nodes by std::shared_ptr up to version 2.12, and by c10::intrusive_ptr from 2.13 on.
 template <typename T, typename... Inputs>
 auto make_node(const Inputs&... inputs) {
   using Pointer = decltype(torch::autograd::Edge::function);
