@@ -4,6 +4,9 @@ It works imported, and as text given to `exec`: only the package `kernels` besid
 """
 
 import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.jit import is_scripting
 
 import kernels
 
@@ -64,7 +67,7 @@ class ModelNew(reference.Model):
         super().__init__()
         self.inplace = inplace
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Compute max(x, 0) element by element, differentiably. NaN stays NaN.
 
         Args:
@@ -80,9 +83,9 @@ class ModelNew(reference.Model):
         """
         if self.inplace:
             return torch.relu_(x)
-        if torch.jit.is_scripting() or is_relu_watched(x):
+        if is_scripting() or is_relu_watched(x):
             return torch.relu(x)
-        if type(x) is torch.Tensor:
+        if type(x) is Tensor:
             return relu_kernel(x)
         return relu_of_subclass(x, relu_kernel)
 
@@ -107,7 +110,7 @@ class LinearReluDivideNew(reference.LinearReluDivide):
         divisor: the number.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Compute relu(x weight^T + bias) / divisor, differentiably in x, weight and bias.
 
         float32 is as accurate as `torch.set_float32_matmul_precision` and torch's newer settings
@@ -124,9 +127,9 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.
             TypeError: x is no tensor.
         """
-        if torch.jit.is_scripting():  # TorchScript cannot ask whether `linear` is hooked
+        if is_scripting():  # TorchScript cannot ask whether `linear` is hooked
             return self.linear(x).relu() / self.divisor
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_operator, linear_exported)
         operands = operands_unless_watched(self, LinearReluDivideNew, x)
         if operands is not None:

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
+from torch.nn import Linear, functional
 from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
 
-PLAIN_TYPES = (torch.Tensor, nn.Parameter)
+PLAIN_TYPES = (Tensor, nn.Parameter)
 
 # These modes see no call that a kernel would hide. `torch.device`, used as a context, changes where
 # new tensors are made. `make_fx` and `torch.export` record our operators as they record torch's.
@@ -33,8 +33,8 @@ TORCH_RELU = torch._C._VariableFunctions.relu
 TORCH_LINEAR = torch._C._nn.linear
 TORCH_DIVIDE = torch._C.TensorBase.__truediv__
 
-# Triples of `nn.Linear`'s methods that were found to be torch's own: at most a handful.
-_TORCHS_OWN_METHODS: set[tuple[Callable, Callable, Callable]] = set()
+# `nn.Linear`'s forward, __call__ and _call_impl, once they were found to be torch's own.
+_torchs_own_methods: tuple[Callable, ...] = ()
 
 
 def is_plain(x: object) -> bool:
@@ -74,14 +74,15 @@ def is_linear_replaced() -> bool:
     It does not matter whether that happened before or after this module was imported, and a
     function that was put back is torch's own again.
     """
+    global _torchs_own_methods
     if (
         torch.relu is not TORCH_RELU
         or functional.linear is not TORCH_LINEAR
-        or torch.Tensor.__truediv__ is not TORCH_DIVIDE
+        or Tensor.__truediv__ is not TORCH_DIVIDE
     ):
         return True
-    methods = (nn.Linear.forward, nn.Linear.__call__, nn.Linear._call_impl)
-    if methods in _TORCHS_OWN_METHODS:
+    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
+    if methods == _torchs_own_methods:
         return False
     forward, call, call_impl = methods
     is_torchs_own = (
@@ -90,7 +91,7 @@ def is_linear_replaced() -> bool:
         and _is_defined_in(call_impl, nn.modules.module)
     )
     if is_torchs_own:
-        _TORCHS_OWN_METHODS.add(methods)
+        _torchs_own_methods = methods
     return not is_torchs_own
 
 

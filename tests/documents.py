@@ -1,4 +1,4 @@
-"""The shape of the files of results, and results made up for tests."""
+"""The shape of run.py's JSON files (referee/records.py), and results made up for tests."""
 
 import json
 import random
@@ -13,38 +13,92 @@ from referee.judge.verdict import Run, Verdict
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
 DTYPES = ("float32", "float16", "bfloat16")
 HEADLINE = [(kind, dtype) for kind in (relu, linear) for dtype in DTYPES]
-NUMBER, NONE = (int, float), type(None)
+
+# The type of the value of each key, one shape for each level of a file.
+NUMBER = (int, float)
+OR_NONE = type(None)
+Shape = dict[str, type | tuple[type, ...]]
+
+DOCUMENT: Shape = {
+    "schema": int,
+    "command": str,
+    "kind": str,
+    "date": str,
+    "environment": dict,
+    "records": list,
+    "complete": bool,
+}
+RECORD: Shape = {
+    "problem": str,
+    "dtype": str,
+    "shape": list,
+    "verdict": str,
+    "reason": str,
+    "accuracy": str,
+    "cases": int,
+    "import_seconds": NUMBER,
+    "refused": list,
+    "notes": list,
+    "errors": list,
+    "runs": list,
+    "file": (str, OR_NONE),
+}
+ERRORS: Shape = {
+    "name": str,
+    "solution_max": NUMBER,
+    "solution_mean": NUMBER,
+    "solution_relative": NUMBER,
+    "reference_max": NUMBER,
+    "reference_mean": NUMBER,
+    "reference_relative": NUMBER,
+}
+RUN: Shape = {"setting": str, "time": str, "forward": dict, "step": (dict, OR_NONE)}
+STEP: Shape = {
+    "summary": dict,
+    "seconds": dict,
+    "wall_seconds": dict,
+    "kept_bytes": dict,
+    "notes": list,
+}
+FORWARD: Shape = {
+    "unit": str,
+    "work_unit": str,
+    "yardstick": str,
+    "work": int,
+    "moved_bytes": int,
+    "floor_seconds": NUMBER,
+    "roofline_seconds": (float, OR_NONE),
+    "summary": list,
+    "seconds": dict,
+    "wall_seconds": dict,
+    "notes": list,
+}
+ROW: Shape = {
+    "name": str,
+    "role": str,
+    "median_ms": NUMBER,
+    "p10_ms": NUMBER,
+    "p90_ms": NUMBER,
+    "ratio": NUMBER,
+    "ratio_low": NUMBER,
+    "ratio_high": NUMBER,
+}
+RATE: Shape = {**ROW, "rate": NUMBER, "percent_of_yardstick": NUMBER}
 
 
-def typed(**names: str) -> dict:
-    """The type of each key: names of keys by the name of their type."""
-    kinds = {"int": int, "str": str, "list": list, "dict": dict, "number": NUMBER, "bool": bool}
-    return {name: kinds[kind] for kind, of in names.items() for name in of.split()}
-
-
-DOCUMENT = typed(int="schema", str="command kind date", dict="environment", list="records")
-DOCUMENT |= typed(bool="complete")
-RECORD = typed(str="problem dtype verdict reason accuracy", int="cases", number="import_seconds")
-RECORD |= typed(list="shape refused notes errors runs") | {"file": (str, NONE)}
-ERRORS = {f"{who}_{what}": NUMBER for who in ("solution", "reference") for what in ("max", "mean")}
-ERRORS |= typed(str="name", number="solution_relative reference_relative")
-RUN = typed(str="setting time", dict="forward") | {"step": (dict, NONE)}
-STEP = typed(dict="summary seconds wall_seconds kept_bytes", list="notes")
-FORWARD = typed(str="unit work_unit yardstick", int="work moved_bytes", number="floor_seconds")
-FORWARD |= typed(list="summary notes", dict="seconds wall_seconds")
-FORWARD |= {"roofline_seconds": (float, NONE)}
-ROW = typed(number="median_ms p10_ms p90_ms ratio ratio_low ratio_high", str="name role")
-RATE = ROW | typed(number="rate percent_of_yardstick")
-
-
-def check_types(got: dict, wanted: dict) -> None:
-    assert got.keys() == wanted.keys()
-    for key, kind in wanted.items():
-        assert isinstance(got[key], kind), key
+def check_types(values: dict, shape: Shape) -> None:
+    """Assert that the keys are those of the shape, and each value is of its type."""
+    assert values.keys() == shape.keys()
+    for key, kind in shape.items():
+        assert isinstance(values[key], kind), key
 
 
 def check_shape(text: str) -> list[dict]:
-    """The one shape of every JSON file; its records."""
+    """Assert that a JSON file has the one shape of all, and was written just now.
+
+    Returns:
+        The file's records.
+    """
     content = json.loads(text)
     check_types(content, DOCUMENT)
     assert content["schema"] == records.SCHEMA
@@ -56,35 +110,51 @@ def check_shape(text: str) -> list[dict]:
             check_types(row, ERRORS)
         for timed in found["runs"]:
             check_types(timed, RUN)
-            forward, step = timed["forward"], timed["step"]
-            check_types(forward, FORWARD)
-            for row in forward["summary"]:
-                check_types(row, RATE)
-            names = [row["name"] for row in forward["summary"]]
-            assert list(forward["seconds"]) == list(forward["wall_seconds"]) == names
-            assert len({len(seconds) for seconds in forward["seconds"].values()}) == 1
-            if step:
-                check_types(step, STEP)
-                assert [*step["summary"]] == [*step["seconds"]] == ["forward", "backward", "step"]
-                for row in (row for rows in step["summary"].values() for row in rows):
-                    check_types(row, ROW)
+            check_forward(timed["forward"])
+            if timed["step"]:
+                check_step(timed["step"])
     return content["records"]
 
 
+def check_forward(forward: dict) -> None:
+    """Assert that times, wall times and rows are of the same contestants, as many times each."""
+    check_types(forward, FORWARD)
+    for row in forward["summary"]:
+        check_types(row, RATE)
+    names = [row["name"] for row in forward["summary"]]
+    assert list(forward["seconds"]) == list(forward["wall_seconds"]) == names
+    assert len({len(seconds) for seconds in forward["seconds"].values()}) == 1
+
+
+def check_step(step: dict) -> None:
+    """Assert that a training step has rows and times of its two halves and of both."""
+    check_types(step, STEP)
+    assert [*step["summary"]] == [*step["seconds"]] == ["forward", "backward", "step"]
+    for rows in step["summary"].values():
+        for row in rows:
+            check_types(row, ROW)
+
+
 def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
-    """Times of 20 rounds: eager takes 3 ms, the solution that much less."""
-    draw, names, rate = random.Random(0), kind.Judge.names, kind.Judge.rate
+    """Make up the times of 20 rounds: eager takes 3 ms, the solution that divided by the ratio."""
+    draw = random.Random(0)
+    names, rate = kind.Judge.names, kind.Judge.rate
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
     made.start(typical)
     for _ in range(20):
-        made.add({k: (v * draw.uniform(1, 1 + noise), v) for k, v in typical.items()})
+        made.add(
+            {
+                name: (seconds * draw.uniform(1, 1 + noise), seconds)
+                for name, seconds in typical.items()
+            }
+        )
     return made
 
 
 def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> dict:
-    """That of a right solution, unless it is said what else it is."""
+    """Make up the record of a correct solution, or of one that `about` describes otherwise."""
     settings = ["highest", "high"] if (kind, dtype) == (linear, "float32") else [""]
     runs = [Run(setting, timings(kind, ratio)) for setting in settings]
     verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
@@ -93,5 +163,6 @@ def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> di
 
 
 def document(found: list[dict], kind: str = "comparison") -> dict:
+    """Make up a file's content with these records."""
     made = records.document("python run.py", kind, ABOUT)
     return {**made, "records": found, "date": "now"}

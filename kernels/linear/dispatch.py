@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import Linear, Parameter
 from torch.nn.modules import module as global_hooks
 from torch.overrides import has_torch_function_variadic
 
@@ -17,7 +18,7 @@ from kernels.watchers import (
     is_watched,
 )
 
-Operands = tuple[torch.Tensor, torch.Tensor | None, float]
+Operands = tuple[Tensor, Tensor | None, float]
 
 
 def operands_unless_watched(module: nn.Module, kind: type, x: object) -> Operands | None:
@@ -40,16 +41,18 @@ def operands_unless_watched(module: nn.Module, kind: type, x: object) -> Operand
         return None
     linear = attributes["_modules"].get("linear")
     divisor = module.divisor
-    if not is_plain_linear(linear) or not is_number(divisor):
+    if not is_plain_linear(linear):
+        return None
+    if type(divisor) is not float and not is_number(divisor):  # almost always a float
         return None
     attributes = linear.__dict__
     parameters = attributes["_parameters"]
     weight = parameters.get("weight")
     bias = parameters.get("bias", NotImplemented)  # None means that there is no bias to add
     if (
-        type(x) is torch.Tensor
-        and type(weight) is nn.Parameter
-        and (bias is None or type(bias) is nn.Parameter)
+        type(x) is Tensor
+        and type(weight) is Parameter
+        and (bias is None or type(bias) is Parameter)
         and "weight" not in attributes  # an attribute of the instance hides the parameter
         and "bias" not in attributes
         and not has_torch_function_variadic(x, weight, bias)
@@ -65,7 +68,7 @@ def is_plain_linear(linear: object) -> bool:
     has another `forward`, where a wrapper (quantized, low-rank, parametrized) has taken its place,
     and where other code has replaced the functions by which torch calls it.
     """
-    if type(linear) is not nn.Linear:
+    if type(linear) is not Linear:
         return False
     attributes = linear.__dict__
     return not (
@@ -132,8 +135,8 @@ def linear_of_others(
 
 
 def linear_in_graph(
-    module: nn.Module, x: torch.Tensor, operator: Callable, exported: Callable
-) -> torch.Tensor:
+    module: nn.Module, x: Tensor, operator: Callable, exported: Callable
+) -> Tensor:
     """Compute the module's forward as Dynamo traces it.
 
     A divisor that changed between calls is a symbol in the graph. The operator takes numbers only,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
@@ -17,7 +18,7 @@ def is_relu_watched(x: object) -> bool:
     """
     if is_dynamo_compiling() or torch.relu is not TORCH_RELU:
         return True
-    if type(x) is torch.Tensor and not has_torch_function_unary(x):
+    if type(x) is Tensor and not has_torch_function_unary(x):
         return False
     return is_watched(x)
 
