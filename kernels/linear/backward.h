@@ -1,14 +1,14 @@
-// The backward of Linear -> ReLU -> divide. With z = x weight^T + bias, of which the forward kept
-// one bit an element:
+// The backward of Linear -> ReLU -> divide. The ReLU's input is z = x weight^T + bias [..., N]. The
+// forward kept a mask of it: one bit for each element.
 //
 //   grad_z      = mask bit ? grad_output / divisor : 0     [..., N]
 //   grad_x      = grad_z weight                            [..., K]
 //   grad_weight = grad_z^T x                               [N, K]
 //   grad_bias   = the sum of grad_z over its rows          [N]
 //
-// The fused pass computes grad_z and grad_bias. The two products are computed by a GEMM kernel or
-// by torch. Where derivatives of the gradients are wanted, or operands are special, torch's ops
-// compute all of it.
+// The fused pass computes grad_z and grad_bias. A GEMM kernel or torch computes each of the two
+// products. Where gradients of the gradients are wanted, under vmap, and for tensors without
+// memory, torch's ops compute everything.
 
 #pragma once
 
