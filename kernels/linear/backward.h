@@ -94,14 +94,15 @@ inline GradZAndBias run_fused_pass_backward(const LinearGradients& in) {
   return {grad_z, grad_bias};
 }
 
-// Returns true if a GEMM kernel may compute a [I, J] times b [J, K] at all. Half types are read in
-// place or left to torch, for a copy costs more than the kernel gains.
+// Returns true if a GEMM kernel may compute a [I, J] times b [J, K] at all. run_gemm copies float32
+// operands that no kernel reads in place. Half types in such layouts are left to torch.
 inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
   const bool is_cuda = a.is_cuda() && is_plain(a.key_set() | b.key_set());
   if (!is_cuda || at::GradMode::is_enabled()) return false;
   if (a.scalar_type() == at::kFloat) {
-    const bool may_have_one_product = !demanded_path || demanded_path == Path::kSm90;
-    return float32_precision() == Precision::kHighest || may_have_one_product;
+    // At `high`, the sm90 kernel alone can compute a gradient.
+    const bool may_be_sm90 = !demanded_path || demanded_path == Path::kSm90;
+    return float32_precision() == Precision::kHighest || may_be_sm90;
   }
   if (a.element_size() != 2) return false;
   const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
