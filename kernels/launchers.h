@@ -118,27 +118,14 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
 void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                      int64_t begin, int64_t end);
 // As cuda::linear_epilogue_backward, for the pieces begin <= i < end, of which there are as many as
-// runs of rows times strips of columns. sums [runs, n], double for float64 and float for all else,
-// gets the column sums of each run, where it is not null; the last function makes grad_bias of
-// them.
+// runs of rows times strips of columns. sums [runs, n] gets the column sums of each run, where it
+// is not null; the last function makes grad_bias of them.
 int64_t linear_epilogue_backward_runs(int64_t m);
 int64_t linear_epilogue_backward_strips(int64_t n);
 void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                              double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
+                              double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                               int64_t begin, int64_t end);
-void linear_epilogue_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m, int64_t n);
-
-constexpr size_t kHugePage = 2 << 20;
-
-// Uninitialised memory for a large output, in huge pages where the system has them, at a multiple
-// of their size; null where there is none. What is given back is kept for the next output of its
-// size, an eighth of the machine's or the container's memory at most, and marked as free for the
-// system, as fresh memory takes longer than the arithmetic (1 GiB: 50 ms to 1.5 s). Nothing is kept
-// under KERNELS_CPU_POOL=0 or a limited address space.
-void* take_memory(size_t bytes);
-void give_memory(void* data);
-// Returns all that is kept to the system; says whether there was anything.
-bool release_memory();
+void linear_epilogue_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m, int64_t n);
 
 }  // namespace cpu
 

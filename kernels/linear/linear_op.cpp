@@ -194,9 +194,8 @@ TwoTensors run_epilogue_backward(const LinearGradients& in) {
       [&] {
         const int64_t runs = cpu::linear_epilogue_backward_runs(m);
         const int64_t pieces = runs * cpu::linear_epilogue_backward_strips(n);
-        const Tensor workspace =
-            allocate_workspace(runs * n, type == at::kDouble ? at::kDouble : at::kFloat);
-        void* const run_sums = in.wants_bias ? workspace.mutable_data_ptr() : nullptr;
+        const Tensor workspace = allocate_workspace(runs * n, at::kDouble);
+        double* const run_sums = in.wants_bias ? workspace.mutable_data_ptr<double>() : nullptr;
         const int64_t grain = std::max<int64_t>(kGrain * pieces / (m * n), 1);
         at::parallel_for(0, pieces, grain, [&](int64_t begin, int64_t end) {
           cpu::linear_epilogue_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
