@@ -120,7 +120,7 @@ void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int6
 // As cuda::linear_epilogue_backward, for the pieces begin <= i < end, of which there are as many as
 // runs of rows times strips of columns. sums [runs, n] gets the column sums of each run, where it
 // is not null; the last function makes grad_bias of them.
-int64_t linear_epilogue_backward_runs(int64_t m);
+int64_t linear_epilogue_backward_runs(int64_t m, int64_t n);
 int64_t linear_epilogue_backward_strips(int64_t n);
 void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                               double divisor, void* grad_z, double* sums, int64_t m, int64_t n,

@@ -29,12 +29,12 @@ struct Config {
   // The elements that are handled at a time, and that stay in the L1 cache meanwhile: a part of a
   // row, or several whole rows, which are adjacent in memory.
   static constexpr int64_t kStrip = 512;
-  // Backward sums the columns of so many rows at first, a run, and then the sums of the runs. Runs
-  // are fixed, so that the number of threads does not change the order of the additions.
-  static constexpr int64_t kRunRows = 64;
   // The strips of grad_z that backward adds to its sums at a time: each sum is then loaded and
   // stored once for so many terms.
   static constexpr int64_t kStripsAdded = 4;
+  // Backward sums the columns of a run of rows at first, and then the sums of the runs. A run has
+  // so many rows, or kStripsAdded strips of short rows if those are more.
+  static constexpr int64_t kRunRows = 64;
 };
 static_assert(Config::kStrip % kBlock == 0, "only the last block of a strip may be a part of one");
 
@@ -146,6 +146,13 @@ struct Flags {
   }
 };
 
+// to[i] = flags[i] != 0 ? from[i] : 0 for a block, as select_block does it by bits.
+template <typename Bits>
+void select_block_by_flags(const Bits* __restrict__ from, const uint8_t* __restrict__ flags,
+                           Bits* __restrict__ to) {
+  for (int64_t i = 0; i < kBlock; ++i) to[i] = from[i] & ones_if<Bits>(flags[i] != 0);
+}
+
 // ------------------------------------------------------------------------------------- forward
 
 // out = relu(out) / divisor for the `count` adjacent elements of a strip. Fills in `packed` unless
@@ -193,10 +200,7 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
              [&](int64_t i, const Bits* grad_block, Bits* z_block, auto) {
                Bits quotients[kBlock];
                divide_block<E>(grad_block, divisor, quotients);
-               const uint8_t* const block_flags = flags.bytes + i;
-               for (int64_t k = 0; k < kBlock; ++k) {
-                 z_block[k] = quotients[k] & ones_if<Bits>(block_flags[k] != 0);
-               }
+               select_block_by_flags(quotients, flags.bytes + i, z_block);
              });
 }
 
@@ -273,6 +277,20 @@ typename E::Bits element_nearest_to(double x) {
   }
 }
 
+// The rows of a strip of backward: 1 if a row is longer than a strip. A multiple of kBlock rows has
+// whole blocks for any n, which take less time than a part of one.
+int64_t strip_rows(int64_t n) {
+  const int64_t rows = Config::kStrip / n;
+  if (rows >= kBlock) return rows / kBlock * kBlock;
+  return std::max<int64_t>(rows, 1);
+}
+
+// The rows of a run, which depend on nothing but n: the number of threads does not change the order
+// of the additions.
+int64_t run_rows(int64_t n) {
+  return std::max(Config::kRunRows, Config::kStripsAdded * strip_rows(n));
+}
+
 // A thread's unit of work in backward: of the matrix's rows a run, and of its columns a strip.
 //
 //     n = 1300: rows are longer than a strip        n = 200: a strip has two whole rows
@@ -290,17 +308,16 @@ struct Unit {
   int64_t rows;
   int64_t first_column;
   int64_t columns;
-  int64_t strip_rows;  // the rows of a strip; the last strip of a unit may have fewer
+  int64_t rows_of_strip;  // the last strip of a unit may have fewer
 
   Unit(int64_t index, int64_t m, int64_t n) {
     const int64_t units_of_run = linear_epilogue_backward_strips(n);
     run = index / units_of_run;
-    first_row = run * Config::kRunRows;
-    rows = std::min(Config::kRunRows, m - first_row);
+    first_row = run * run_rows(n);
+    rows = std::min(run_rows(n), m - first_row);
     first_column = index % units_of_run * Config::kStrip;
     columns = std::min(Config::kStrip, n - first_column);
-    const bool has_whole_rows = columns == n;
-    strip_rows = has_whole_rows ? std::min(Config::kStrip / n, rows) : 1;
+    rows_of_strip = std::min(strip_rows(n), rows);
   }
 };
 
@@ -335,19 +352,19 @@ struct Backward {
   void write_unit(const Unit& unit, double* sums) const {
     // A sum for each element of a strip: for each column several, if a strip has several rows.
     double strip_sums[Config::kStrip];
-    std::fill_n(strip_sums, unit.strip_rows * unit.columns, 0.0);
-    const int64_t most_rows = Config::kStripsAdded * unit.strip_rows;
+    if (sums != nullptr) std::fill_n(strip_sums, unit.rows_of_strip * unit.columns, 0.0);
+    const int64_t most_rows = Config::kStripsAdded * unit.rows_of_strip;
     const int64_t end = unit.first_row + unit.rows;
     for (int64_t first_row = unit.first_row; first_row < end; first_row += most_rows) {
       const int64_t last_row = std::min(first_row + most_rows, end);
-      for (int64_t row = first_row; row < last_row; row += unit.strip_rows) {
-        const int64_t rows = std::min(unit.strip_rows, last_row - row);
+      for (int64_t row = first_row; row < last_row; row += unit.rows_of_strip) {
+        const int64_t rows = std::min(unit.rows_of_strip, last_row - row);
         write_strip(row, rows, unit.first_column, unit.columns);
       }
       if (sums != nullptr) add_strips(unit, first_row, last_row, strip_sums);
     }
     if (sums == nullptr) return;
-    add_rows(strip_sums, unit.strip_rows, unit.columns);
+    add_rows(strip_sums, unit.rows_of_strip, unit.columns);
     std::copy_n(strip_sums, unit.columns, sums + unit.run * n + unit.first_column);
   }
 
@@ -355,14 +372,14 @@ struct Backward {
   // their sums.
   void add_strips(const Unit& unit, int64_t first_row, int64_t last_row, double* strip_sums) const {
     const Bits* const first = grad_z + first_row * n + unit.first_column;
-    const int64_t stride = unit.strip_rows * n;  // from strip to strip
-    if (last_row - first_row == Config::kStripsAdded * unit.strip_rows) {
-      add_four_strips<E>(first, stride, strip_sums, unit.strip_rows * unit.columns);
+    const int64_t stride = unit.rows_of_strip * n;  // from strip to strip
+    if (last_row - first_row == Config::kStripsAdded * unit.rows_of_strip) {
+      add_four_strips<E>(first, stride, strip_sums, unit.rows_of_strip * unit.columns);
       return;
     }
     const Bits* strip = first;
-    for (int64_t row = first_row; row < last_row; row += unit.strip_rows) {
-      const int64_t rows = std::min(unit.strip_rows, last_row - row);
+    for (int64_t row = first_row; row < last_row; row += unit.rows_of_strip) {
+      const int64_t rows = std::min(unit.rows_of_strip, last_row - row);
       add_strip<E>(strip, strip_sums, rows * unit.columns);
       strip += stride;
     }
@@ -398,8 +415,8 @@ void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int6
   });
 }
 
-int64_t linear_epilogue_backward_runs(int64_t m) {
-  return (m + Config::kRunRows - 1) / Config::kRunRows;
+int64_t linear_epilogue_backward_runs(int64_t m, int64_t n) {
+  return (m + run_rows(n) - 1) / run_rows(n);
 }
 
 int64_t linear_epilogue_backward_strips(int64_t n) {
@@ -424,7 +441,7 @@ void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_
 void linear_epilogue_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m,
                                   int64_t n) {
   const bool is_empty = m == 0;
-  add_rows(sums, linear_epilogue_backward_runs(m), n);
+  add_rows(sums, linear_epilogue_backward_runs(m, n), n);
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     auto* const to = static_cast<typename E::Bits*>(grad_bias);

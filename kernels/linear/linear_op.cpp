@@ -192,7 +192,7 @@ TwoTensors run_epilogue_backward(const LinearGradients& in) {
                                               workspace.mutable_data_ptr(), m, n, stream);
       },
       [&] {
-        const int64_t runs = cpu::linear_epilogue_backward_runs(m);
+        const int64_t runs = cpu::linear_epilogue_backward_runs(m, n);
         const int64_t pieces = runs * cpu::linear_epilogue_backward_strips(n);
         const Tensor workspace = allocate_workspace(runs * n, at::kDouble);
         double* const run_sums = in.wants_bias ? workspace.mutable_data_ptr<double>() : nullptr;
