@@ -16,7 +16,7 @@ RELU_CPU = "relu/relu_cpu.cpp"
 BLOCK, BITS = "relu_block<E>(x_block, out_block);", "mask_of_block(out_block)"
 TAIL = "if (end - begin - i < kBlock) std::copy_n(x_block, kBlock, out_block); else "
 NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(out_block[k]) > 0)) out_block[k] = 0;"
-LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "add_rows(sums, linear_epilogue_backward_runs(m, n)"
+LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "sum_rows(sums, runs"
 RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
 # It waits for the timed stream, which does not wait for it.
 STREAM = """if constexpr (S::kIsLarge && !kMask) {

@@ -30,7 +30,7 @@ namespace {
 //   widen    the value of an element
 //   narrow   the nearest element to a value, ties to even
 
-// Elements that the machine computes with.
+// float32 and float64: the machine computes with the elements as they are in memory.
 template <typename C, typename B>
 struct Native {
   using Bits = B;
@@ -53,7 +53,8 @@ struct BFloat16 {
     constexpr uint16_t kNan = 0x7fc0;
     const uint32_t bits = Float32::narrow(x);
     const uint32_t magnitude = bits & 0x7fffffff;
-    // Less than half of the last place is added to an even upper half, and half to an odd one.
+    // Adding a half of the upper half's last place, and dropping the lower half, rounds to nearest.
+    // 0x7fff is just less than that: only an odd upper half is rounded up from a tie.
     const uint32_t last_place = bits >> 16 & 1;
     const uint32_t rounded = (bits + 0x7fff + last_place) >> 16;
     return static_cast<uint16_t>(magnitude > kInfinity ? kNan : rounded);
@@ -93,10 +94,11 @@ struct Float16 {
     const int32_t above_least = exponent_bits - kLeastNormal;
     const int32_t e_in_float16 = if_positive(above_least, above_least);  // E << 10
     const int32_t magic = (e_in_float16 << 13) + (126 << 23);            // 2^(E - 1)
-    // The number's places, the leading one included, are the last ones of magic's mantissa.
-    const int32_t places = magnitude - e_in_float16;
-    const float value = Float32::widen(magic + places) - Float32::widen(magic);
-    // The bias again for infinity and NaN, which gives them float32's largest exponent.
+    // The mantissa, with the leading 1 of normal numbers. In float32's mantissa of magic, it is in
+    // the places of the same worth: the integer sum has the bits of magic + |x|.
+    const int32_t mantissa = magnitude - e_in_float16;
+    const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
+    // Infinity and NaN have 143 in the exponent so far. 112 more is 255, as in float32.
     const int32_t special = if_positive(magnitude - kMostFinite, 112 << 23);
     const uint32_t sign = uint32_t{x & 0x8000u} << 16;
     return Float32::widen((Float32::narrow(value) + special) | sign);
@@ -115,10 +117,11 @@ struct Float16 {
     const int32_t e_in_float32 = if_positive(above_least, above_least);  // E << 23
     const int32_t magic = e_in_float32 + (126 << 23);                    // 2^(E - 1)
     const float sum = Float32::widen(finite) + Float32::widen(magic);
-    // The number's places, the leading one included, and E << 10.
-    const int32_t places = Float32::narrow(sum) - magic;
-    const int32_t rounded = places + (e_in_float32 >> 13);
-    // The quiet bit, and the upper bits of the payload.
+    // The rounded mantissa, with the leading 1 of normal numbers. That 1 and E add up to the
+    // exponent of a float16, which is E + 1 for normal numbers.
+    const int32_t mantissa = Float32::narrow(sum) - magic;
+    const int32_t rounded = mantissa + (e_in_float32 >> 13);
+    // For a NaN, the quiet bit and the upper bits of the payload.
     const int32_t nan = if_positive(magnitude - kInfinity, 0x200 | (magnitude >> 13 & 0x3ff));
     const int32_t sign = bits >> 16 & 0x8000;
     return static_cast<uint16_t>(rounded | nan | sign);

@@ -1,17 +1,21 @@
-// The fused pass of Linear -> ReLU -> divide on a CPU, and its backward, of the share that one
-// thread has. launchers.h declares these functions and says what they compute; linear_op.cpp calls
-// them on torch's threads, after torch's own product.
+// The fused pass of Linear -> ReLU -> divide on a CPU, and its backward. Torch's own product, bias
+// included, comes before it. linear_op.cpp calls these functions on torch's threads; each call
+// handles a range of the elements. launchers.h declares the functions.
 //
 //     forward    out [m, n], in place: out = relu(out) / divisor, and a mask of one bit an element
 //     backward   grad_z [m, n] = mask bit ? grad_output / divisor : 0
 //                grad_bias [n] = the sums of grad_z's columns
 //
-// A row of the mask has (n + 7) / 8 whole bytes. Where n is not a multiple of 8, a row therefore
-// ends with unused bits: the elements of adjacent rows are adjacent in memory, and their bits are
-// not.
+// A row of the mask has (n + 7) / 8 whole bytes. If n is not a multiple of 8, a row ends with
+// unused bits, which are 0. The elements of two rows are then adjacent in memory, but their bits
+// are not.
 //
-// The memory's bandwidth is the limit for large matrices: each element is read once, and all of its
-// results are written while it is in the L1 cache.
+// For large matrices, the bandwidth of the memory is the limit. So each element is loaded once, and
+// everything is done with it while it is in the L1 cache. The unit of that is a strip: up to 512
+// adjacent elements, which are a part of one row or several whole rows.
+//
+// grad_bias is summed in double and rounded once, so that it errs at most as much as torch's sum,
+// whatever torch's order of additions.
 
 #include <algorithm>
 #include <cmath>
@@ -26,21 +30,25 @@ namespace kernels::cpu {
 namespace {
 
 struct Config {
-  // The elements that are handled at a time, and that stay in the L1 cache meanwhile: a part of a
-  // row, or several whole rows, which are adjacent in memory.
+  // The most elements of a strip. 512 elements of grad_output, grad_z and the sums in double are 8
+  // KiB in float32, of an L1 cache of 32 KiB or more.
   static constexpr int64_t kStrip = 512;
-  // The strips of grad_z that backward adds to its sums at a time: each sum is then loaded and
-  // stored once for so many terms.
+  // Backward adds the strips of grad_z to their sums four at a time: each sum is then loaded and
+  // stored once for four terms.
   static constexpr int64_t kStripsAdded = 4;
-  // Backward sums the columns of a run of rows at first, and then the sums of the runs. A run has
-  // so many rows, or kStripsAdded strips of short rows if those are more.
+  // Backward first sums the columns of each run of rows, and then the sums of the runs. A run has
+  // 64 rows, or more if they are short: run_rows, below.
   static constexpr int64_t kRunRows = 64;
 };
-static_assert(Config::kStrip % kBlock == 0, "only the last block of a strip may be a part of one");
+static_assert(Config::kStrip % kBlock == 0, "a full strip has whole blocks");
+static_assert(Config::kStrip % 8 == 0, "a part of a row that is a full strip has whole mask bytes");
 
+// How many bytes of a mask hold so many adjacent bits.
 int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
 
 // ------------------------------------------------------------------------- functions of a block
+//
+// E is a dtype's struct of cpu/elements.h.
 
 // out = x / divisor
 template <typename E>
@@ -49,15 +57,15 @@ void divide_block(const typename E::Bits* __restrict__ x, typename E::Compute di
   for (int64_t i = 0; i < kBlock; ++i) out[i] = E::narrow(E::widen(x[i]) / divisor);
 }
 
-// The values of a block's elements.
+// values = x, in the type that arithmetic is done in
 template <typename E>
 void widen_block(const typename E::Bits* __restrict__ x, typename E::Compute* __restrict__ values) {
   for (int64_t i = 0; i < kBlock; ++i) values[i] = E::widen(x[i]);
 }
 
 #ifdef __F16C__
-// The same by the machine's conversions of 8 float16 numbers. They take a fifth of the time (EPYC)
-// of Float16's, of which GCC 12 makes no vectors.
+// The same for float16, by the machine's instructions that convert eight numbers. They take a fifth
+// of the time (EPYC) of the functions of Float16, for which GCC 12 makes no vector instructions.
 typedef float EightFloats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef short EightHalves __attribute__((vector_size(16), aligned(2), may_alias));
 
@@ -84,8 +92,11 @@ void widen_block<Float16>(const uint16_t* x, float* values) {
 
 // --------------------------------------------------------------------------------------- masks
 
-// Calls body(i, byte, bits) for each byte of a mask of rows of n elements: `bits` of the byte's
-// bits, the lowest ones, belong to the elements i, i + 1 ... of the rows' adjacent elements.
+// Calls body(i, byte, bits) for each byte of the mask of `rows` whole rows of n elements. The
+// byte's lowest `bits` bits belong to the elements i, i + 1, ..., counted from the first row's
+// first element. With n = 10, for example, the calls of the first two rows are
+//
+//     body(0, mask, 8)    body(8, mask + 1, 2)    body(10, mask + 2, 8)    body(18, mask + 3, 2)
 template <typename Byte, typename Body>
 void for_mask_bytes(Byte* mask, int64_t rows, int64_t n, const Body& body) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -96,53 +107,56 @@ void for_mask_bytes(Byte* mask, int64_t rows, int64_t n, const Body& body) {
   }
 }
 
-// The bits of a strip's elements, one after another. No unused bits separate rows.
+// The bits of a strip's elements without the unused bits at the ends of rows: element i of the
+// strip has bit i % 8 of byte i / 8.
 struct PackedMask {
-  // A byte more than a strip needs, so that each byte has a next one.
+  // One byte more than a strip's bits: eight_bits reads two bytes.
   uint8_t bytes[Config::kStrip / 8 + 1] = {};
 
-  // Eight bits from any element on.
+  // The bits of the elements i to i + 7. Those beyond the strip's last element are undefined.
   int eight_bits(int64_t i) const {
     const int two_bytes = bytes[i / 8] | bytes[i / 8 + 1] << 8;
     return two_bytes >> i % 8 & 0xff;
   }
 };
 
-// Writes a strip's bits to the mask, to whole bytes for each row. A strip of one row may be a part
-// of a row.
+// Writes a strip's bits to the mask, where each row has bytes of its own. If the strip has one row,
+// `columns` may be a part of it; otherwise the rows are whole.
 void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t* mask) {
   if (rows == 1) {
     std::copy_n(packed.bytes, bytes_of_bits(columns), mask);
     return;
   }
-  if (columns == 1) {  // as below, in less time
+  if (columns == 1) {  // the same as below, but faster
     for (int64_t i = 0; i < rows; ++i) mask[i] = packed.bytes[i / 8] >> i % 8 & 1;
     return;
   }
   for_mask_bytes(mask, rows, columns, [&](int64_t i, uint8_t* byte, int64_t bits) {
-    const int used_bits = (1 << bits) - 1;
-    *byte = static_cast<uint8_t>(packed.eight_bits(i) & used_bits);
+    const int all_used_bits = (1 << bits) - 1;
+    *byte = static_cast<uint8_t>(packed.eight_bits(i) & all_used_bits);
   });
 }
 
-// A byte for each element of a strip, 0 where the gradient is not kept.
+// The bits of a strip's elements as bytes: flag i is 0 if the gradient of element i is not kept.
 struct Flags {
-  // A block more than a strip needs, because the last block that is read may be a part of one, and
-  // because 8 bytes are written at a time.
+  // One block more than a strip: `read` writes up to 7 bytes beyond the last element, and
+  // divide_and_select reads whole blocks.
   uint8_t bytes[Config::kStrip + kBlock];
 
-  // The flags of the elements of whole rows.
+  // Reads the mask of `rows` whole rows of n elements. The flags beyond the last element are 0.
   void read(const uint8_t* mask, int64_t rows, int64_t n) {
-    if (n == 1) {  // a byte of the mask has one bit, and is a flag
+    if (n == 1) {  // each byte of the mask has one bit: it is 0 or 1, as a flag
       std::copy_n(mask, rows, bytes);
     } else {
       for_mask_bytes(mask, rows, n, [&](int64_t i, const uint8_t* byte, int64_t) {
-        // Eight copies of the byte, and bit k of copy k.
+        // Eight copies of the byte, of which copy k keeps bit k alone.
         const uint64_t eight_flags = *byte * 0x0101010101010101u & 0x8040201008040201u;
+        // At the end of a row, this also writes flags of the next row. They are written again.
         memcpy(bytes + i, &eight_flags, sizeof(eight_flags));
       });
     }
-    std::fill_n(bytes + rows * n, kBlock, uint8_t{0});
+    const int64_t count = rows * n;
+    std::fill_n(bytes + count, kBlock, uint8_t{0});
   }
 };
 
@@ -155,8 +169,8 @@ void select_block_by_flags(const Bits* __restrict__ from, const uint8_t* __restr
 
 // ------------------------------------------------------------------------------------- forward
 
-// out = relu(out) / divisor for the `count` adjacent elements of a strip. Fills in `packed` unless
-// it is null.
+// out = relu(out) / divisor, in place, for a strip of `count` elements. Writes their bits to
+// `packed` unless it is null.
 template <typename E>
 void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute divisor,
                      PackedMask* packed) {
@@ -173,10 +187,38 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
              });
 }
 
+// The strip that forward handles next: `rows` rows from `row` on, and `columns` columns from
+// `column` on.
+//
+// Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
+// Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
+// the end of a row. Without a mask, the bytes still number the elements.
+struct ForwardStrip {
+  int64_t row;
+  int64_t rows;
+  int64_t column;
+  int64_t columns;
+
+  // The strip that begins with a byte, and ends before byte `end`.
+  ForwardStrip(int64_t byte, int64_t end, int64_t n) {
+    const int64_t row_bytes = bytes_of_bits(n);
+    row = byte / row_bytes;
+    column = byte % row_bytes * 8;
+    columns = std::min({n - column, Config::kStrip, (end - byte) * 8});
+    rows = 1;
+    if (column == 0) {
+      const int64_t whole_rows = std::min(Config::kStrip / n, (end - byte) / row_bytes);
+      rows = std::max<int64_t>(whole_rows, 1);
+    }
+  }
+
+  int64_t bytes() const { return rows * bytes_of_bits(columns); }
+};
+
 // ------------------------------------------------------------------------------------ backward
 
-// grad_z = mask bit ? grad_output / divisor : 0 for the `count` adjacent elements of a strip whose
-// bits are adjacent, too. The first is the lowest bit of mask[0].
+// grad_z = mask bit ? grad_output / divisor : 0 for a strip of `count` elements whose bits are
+// adjacent, too. The first element has the lowest bit of mask[0].
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {
@@ -191,7 +233,7 @@ void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
              });
 }
 
-// The same by flags, for strips of several rows whose bits are not adjacent.
+// The same by flags, for a strip of several rows whose bits are not adjacent.
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {
@@ -204,8 +246,8 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
              });
 }
 
-// sums[i] += the sum of element i of kStripsAdded strips, which are `stride` elements apart and
-// have `count` elements each.
+// Adds four strips of `count` elements to their sums: sums[i] += element i of each strip. From one
+// strip to the next are `stride` elements.
 template <typename E>
 void add_four_strips(const typename E::Bits* strips, int64_t stride, double* __restrict__ sums,
                      int64_t count) {
@@ -228,7 +270,7 @@ void add_four_strips(const typename E::Bits* strips, int64_t stride, double* __r
   }
 }
 
-// sums[i] += element i of one strip of `count` elements.
+// Adds one strip of `count` elements to its sums: sums[i] += element i.
 template <typename E>
 void add_strip(const typename E::Bits* strip, double* __restrict__ sums, int64_t count) {
   int64_t i = 0;
@@ -240,9 +282,12 @@ void add_strip(const typename E::Bits* strip, double* __restrict__ sums, int64_t
   for (; i < count; ++i) sums[i] += double{E::widen(strip[i])};
 }
 
-// Adds the rows of sums [rows, columns] to its first row, in pairs: the second half of the rows to
-// the first, until one is left. An element's error then grows with log2(rows).
-void add_rows(double* sums, int64_t rows, int64_t columns) {
+// Sums the rows of sums [rows, columns] into its first row, pairwise: adds the lower half of the
+// rows to the upper half until one row is left. The error of a sum then grows with log2(rows)
+// alone, which matters for float64. Five rows, for example:
+//
+//     0 1 2 3 4   ->   0+3 1+4 2   ->   0+3+2 1+4   ->   0+3+2+1+4
+void sum_rows(double* sums, int64_t rows, int64_t columns) {
   while (rows > 1) {
     const int64_t kept_rows = (rows + 1) / 2;
     double* const added = sums + kept_rows * columns;
@@ -252,9 +297,11 @@ void add_rows(double* sums, int64_t rows, int64_t columns) {
   }
 }
 
-// x rounded "to odd": if no float equals x, the one of its two neighbors whose last bit is 1. A
-// float rounded so is never halfway between two half-precision numbers if x is not, so that
-// rounding it again gives the half-precision number that is nearest to x.
+// Rounds x to a float "to odd": if x is between two floats, the result is the one whose last bit is
+// 1. It is the first of two roundings, double to float to half precision. With the usual
+// first rounding, to the nearest float, x = 1 + 2^-11 + 2^-40 would become 1 + 2^-11, which is
+// halfway between the float16 numbers 1 and 1 + 2^-10, and then 1, although 1 + 2^-10 is nearer to
+// x. Rounded to odd, x becomes 1 + 2^-11 + 2^-23, and then 1 + 2^-10.
 float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const bool is_exact = static_cast<double>(nearest) == x;
@@ -262,11 +309,12 @@ float round_to_odd(double x) {
   const uint32_t bits = Float32::narrow(nearest);
   const bool is_odd = (bits & 1) != 0;
   if (is_exact || is_nan || is_odd) return nearest;
+  // The other neighbor of x. The bits of floats of one sign are in the order of their magnitudes.
   const bool is_nearest_smaller = std::abs(static_cast<double>(nearest)) < std::abs(x);
   return Float32::widen(is_nearest_smaller ? bits + 1 : bits - 1);
 }
 
-// The element that is nearest to x, which is rounded once.
+// The element that is nearest to x.
 template <typename E>
 typename E::Bits element_nearest_to(double x) {
   constexpr bool kIsHalfPrecision = sizeof(typename E::Bits) == 2;
@@ -277,21 +325,22 @@ typename E::Bits element_nearest_to(double x) {
   }
 }
 
-// The rows of a strip of backward: 1 if a row is longer than a strip. A multiple of kBlock rows has
-// whole blocks for any n, which take less time than a part of one.
+// The rows of backward's strips: as many as fit, or 1 if a row is longer than a strip. Where 64 or
+// more fit, a multiple of 64: so many rows have whole blocks for every n, which are faster.
 int64_t strip_rows(int64_t n) {
   const int64_t rows = Config::kStrip / n;
   if (rows >= kBlock) return rows / kBlock * kBlock;
   return std::max<int64_t>(rows, 1);
 }
 
-// The rows of a run, which depend on nothing but n: the number of threads does not change the order
-// of the additions.
+// The rows of a run: 64, or four strips if those are more. Runs do not depend on the number of
+// threads, so that the order of the additions does not either.
 int64_t run_rows(int64_t n) {
   return std::max(Config::kRunRows, Config::kStripsAdded * strip_rows(n));
 }
 
-// A thread's unit of work in backward: of the matrix's rows a run, and of its columns a strip.
+// The part of the matrix that one thread handles at a time in backward: the rows of a run, and as
+// many columns as a strip has. Units are numbered along the rows:
 //
 //     n = 1300: rows are longer than a strip        n = 200: a strip has two whole rows
 //
@@ -303,12 +352,12 @@ int64_t run_rows(int64_t n) {
 //      +-------+-------+----+                         +--------------+
 //      a unit has 64 strips of one row                a unit has 32 strips of two rows
 struct Unit {
-  int64_t run;
+  int64_t run;  // the number of the run
   int64_t first_row;
   int64_t rows;
   int64_t first_column;
   int64_t columns;
-  int64_t rows_of_strip;  // the last strip of a unit may have fewer
+  int64_t rows_of_strip;  // of each strip; the last strip of a unit may have fewer
 
   Unit(int64_t index, int64_t m, int64_t n) {
     const int64_t units_of_run = linear_epilogue_backward_strips(n);
@@ -321,7 +370,7 @@ struct Unit {
   }
 };
 
-// The operands of backward, as linear_epilogue_backward has them, with the types of the dtype E.
+// The operands of linear_epilogue_backward, with the types of E.
 template <typename E>
 struct Backward {
   using Bits = typename E::Bits;
@@ -347,39 +396,40 @@ struct Backward {
     divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, count);
   }
 
-  // Writes grad_z of a unit. Unless `sums` [runs, n] is null, writes the sums of the unit's columns
-  // to row unit.run of it.
+  // Writes grad_z of a unit. Also writes the sums of the unit's columns to row unit.run of `sums`
+  // [runs, n], unless it is null.
   void write_unit(const Unit& unit, double* sums) const {
-    // A sum for each element of a strip: for each column several, if a strip has several rows.
+    // strip_sums[i] is the sum of element i of each strip. If a strip has several rows, a column
+    // thus has several sums, one for each row of the strip, until all strips are added.
     double strip_sums[Config::kStrip];
     if (sums != nullptr) std::fill_n(strip_sums, unit.rows_of_strip * unit.columns, 0.0);
-    const int64_t most_rows = Config::kStripsAdded * unit.rows_of_strip;
-    const int64_t end = unit.first_row + unit.rows;
-    for (int64_t first_row = unit.first_row; first_row < end; first_row += most_rows) {
-      const int64_t last_row = std::min(first_row + most_rows, end);
-      for (int64_t row = first_row; row < last_row; row += unit.rows_of_strip) {
-        const int64_t rows = std::min(unit.rows_of_strip, last_row - row);
+    // Four strips of grad_z are written, and then added while they are in the L1 cache.
+    const int64_t rows_at_once = Config::kStripsAdded * unit.rows_of_strip;
+    const int64_t unit_end = unit.first_row + unit.rows;
+    for (int64_t begin = unit.first_row; begin < unit_end; begin += rows_at_once) {
+      const int64_t end = std::min(begin + rows_at_once, unit_end);
+      for (int64_t row = begin; row < end; row += unit.rows_of_strip) {
+        const int64_t rows = std::min(unit.rows_of_strip, end - row);
         write_strip(row, rows, unit.first_column, unit.columns);
       }
-      if (sums != nullptr) add_strips(unit, first_row, last_row, strip_sums);
+      if (sums != nullptr) add_strips(unit, begin, end, strip_sums);
     }
     if (sums == nullptr) return;
-    add_rows(strip_sums, unit.rows_of_strip, unit.columns);
+    sum_rows(strip_sums, unit.rows_of_strip, unit.columns);
     std::copy_n(strip_sums, unit.columns, sums + unit.run * n + unit.first_column);
   }
 
-  // Adds the unit's strips of the rows first_row <= row < last_row, at most kStripsAdded strips, to
-  // their sums.
-  void add_strips(const Unit& unit, int64_t first_row, int64_t last_row, double* strip_sums) const {
-    const Bits* const first = grad_z + first_row * n + unit.first_column;
-    const int64_t stride = unit.rows_of_strip * n;  // from strip to strip
-    if (last_row - first_row == Config::kStripsAdded * unit.rows_of_strip) {
-      add_four_strips<E>(first, stride, strip_sums, unit.rows_of_strip * unit.columns);
+  // Adds the unit's strips of the rows begin <= row < end, at most four strips, to their sums.
+  void add_strips(const Unit& unit, int64_t begin, int64_t end, double* strip_sums) const {
+    const Bits* strip = grad_z + begin * n + unit.first_column;
+    const int64_t stride = unit.rows_of_strip * n;
+    const bool has_four = end - begin == Config::kStripsAdded * unit.rows_of_strip;
+    if (has_four) {
+      add_four_strips<E>(strip, stride, strip_sums, unit.rows_of_strip * unit.columns);
       return;
     }
-    const Bits* strip = first;
-    for (int64_t row = first_row; row < last_row; row += unit.rows_of_strip) {
-      const int64_t rows = std::min(unit.rows_of_strip, last_row - row);
+    for (int64_t row = begin; row < end; row += unit.rows_of_strip) {
+      const int64_t rows = std::min(unit.rows_of_strip, end - row);
       add_strip<E>(strip, strip_sums, rows * unit.columns);
       strip += stride;
     }
@@ -393,24 +443,14 @@ void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int6
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
-    const int64_t row_bytes = bytes_of_bits(n);
-    // One strip in each iteration, by its bytes of the mask. Where there is no mask, they count the
-    // elements all the same.
     for (int64_t byte = begin; byte < end;) {
-      const int64_t row = byte / row_bytes;
-      const int64_t column = byte % row_bytes * 8;
-      int64_t rows = 1;
-      if (column == 0) {
-        const int64_t whole_rows = std::min(Config::kStrip / n, (end - byte) / row_bytes);
-        rows = std::max<int64_t>(whole_rows, 1);
-      }
-      const int64_t columns = std::min({n - column, Config::kStrip, (end - byte) * 8});
+      const ForwardStrip strip(byte, end, n);
       PackedMask packed;
-      relu_and_divide<E>(static_cast<Bits*>(out) + row * n + column, rows * columns,
-                         static_cast<typename E::Compute>(divisor),
+      relu_and_divide<E>(static_cast<Bits*>(out) + strip.row * n + strip.column,
+                         strip.rows * strip.columns, static_cast<typename E::Compute>(divisor),
                          mask == nullptr ? nullptr : &packed);
-      if (mask != nullptr) write_mask(packed, rows, columns, mask + byte);
-      byte += rows * bytes_of_bits(columns);
+      if (mask != nullptr) write_mask(packed, strip.rows, strip.columns, mask + byte);
+      byte += strip.bytes();
     }
   });
 }
@@ -440,12 +480,12 @@ void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_
 
 void linear_epilogue_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m,
                                   int64_t n) {
-  const bool is_empty = m == 0;
-  add_rows(sums, linear_epilogue_backward_runs(m, n), n);
+  const int64_t runs = linear_epilogue_backward_runs(m, n);
+  sum_rows(sums, runs, n);
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     auto* const to = static_cast<typename E::Bits*>(grad_bias);
-    for (int64_t j = 0; j < n; ++j) to[j] = element_nearest_to<E>(is_empty ? 0 : sums[j]);
+    for (int64_t j = 0; j < n; ++j) to[j] = element_nearest_to<E>(runs == 0 ? 0 : sums[j]);
   });
 }
 

@@ -1,8 +1,9 @@
-// What torch's operators of dense tensors share that compute each output element from one input
-// element, as ReLU does: allocation of outputs, and loops over a CPU's threads.
+// For operators of dense tensors that compute each output element from the input element in the
+// same place, as ReLU does: the allocation of outputs, and the loop over the elements on a CPU's
+// threads. relu/relu_op.cpp uses both.
 //
-// Large outputs on a CPU are in huge pages, from a pool (cpu/memory_pool.h), because page faults of
-// fresh memory take longer than the arithmetic.
+// Large outputs on a CPU are in huge pages, from a pool (cpu/memory_pool.h), because the page
+// faults of fresh memory take longer than the arithmetic.
 
 #pragma once
 
@@ -30,7 +31,7 @@ inline c10::Allocator* torch_cpu_allocator() { return c10::GetAllocator(at::kCPU
 class LargeAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    // A tensor keeps its allocator, and calls it again when it is resized, also to a small size.
+    // A tensor keeps its allocator. When it is resized, it calls this again, also for a small size.
     if (bytes < kLargeOutputBytes) return torch_cpu_allocator()->allocate(bytes);
     void* const data = cpu::take_memory(bytes);
     if (data == nullptr) return torch_cpu_allocator()->allocate(bytes);
@@ -92,15 +93,17 @@ inline Tensor allocate_like(const Tensor& like) {
 
 // ------------------------------------------------------------------------- a CPU's threads
 
-// Calls work(begin, end, bypasses_caches) for ranges begin <= i < end that together are all
-// elements of `out`, which work writes. Several of torch's threads call it if there are more than
-// kGrain elements. Each begin is a multiple of kRangeStep, so that no two threads write to one byte
-// of a mask, and that launchers.h's multiple of 8 holds. bypasses_caches tells whether `out` is so
-// large that no cache holds it.
+// Writes all elements of `out` by calls work(begin, end, bypasses_caches), each of which writes the
+// elements begin <= i < end. If there are more than kGrain elements, several of torch's threads
+// make the calls.
 //
-// In a block of the pool, ranges also end where huge pages end, and a page's last byte is touched
-// before work writes to the page. Linux clears a huge page in such an order that the part where it
-// was touched comes last. If it was touched at its end, Linux clears it at ascending addresses,
+// Each `begin` is a multiple of kRangeStep, which is a multiple of 8. So no two threads write to
+// one byte of a mask, and `begin` is one that the functions of launchers.h take. bypasses_caches
+// tells whether `out` is so large that no cache holds it.
+//
+// In a block of the pool, a range also ends where a huge page ends, and its last byte is touched
+// before `work` writes to it. Linux clears a huge page when it is first touched, and clears the
+// touched part of it last. If that is the end of the page, Linux clears it at ascending addresses,
 // which takes half the time (AMD EPYC, Linux 6.18).
 inline void for_elements(const Tensor& out, c10::function_ref<void(int64_t, int64_t, bool)> work) {
   constexpr int64_t kGrain = 32768;  // elements, as at::internal::GRAIN_SIZE
@@ -111,9 +114,10 @@ inline void for_elements(const Tensor& out, c10::function_ref<void(int64_t, int6
   const int64_t element_bytes = out.element_size();
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const bool bypasses_caches = out.nbytes() >= kLargeOutputBytes;
-  // False where the pool had no memory and torch's allocator took its place. A range that ended at
-  // a multiple of kHugePage in such memory could begin at any element, for example at the fourth,
-  // where the memory begins 16 bytes before.
+  // True in a block of the pool. Memory of torch's allocator, which is used if the pool has none,
+  // may begin anywhere, and ranges must not end with huge pages then: if the data begins 16 bytes
+  // before a huge page, for example, the page begins with element 4 of a float32 output, in the
+  // middle of a byte of the mask.
   const bool begins_with_page = reinterpret_cast<uintptr_t>(data) % cpu::kHugePage == 0;
   static_assert(cpu::kHugePage % (kRangeStep * sizeof(double)) == 0,
                 "a range that begins with a huge page begins at a multiple of kRangeStep");
