@@ -145,8 +145,8 @@ void for_floating(DType dtype, const Body& body) {
 
 // ------------------------------------------------------------------- functions of a block
 
-// All ones where the condition holds, else 0. x & ones_if(condition) selects without ?:, of which
-// compilers make branches.
+// All bits 1 if the condition holds, else 0. x & ones_if(condition) selects without ?:, which
+// compilers turn into branches.
 template <typename Bits>
 constexpr Bits ones_if(bool condition) {
   return static_cast<Bits>(-static_cast<Bits>(condition));
@@ -154,14 +154,15 @@ constexpr Bits ones_if(bool condition) {
 
 // out = x < 0 ? 0 : x, which keeps NaN and -0 as they are.
 //
-// x - 1 as a signed integer tells the negative numbers, because SSE and AVX2 compare signed
-// integers. In ascending order (float32):
+// Negative numbers are found by one comparison of signed integers, which SSE and AVX2 have. Their
+// bits less 1, as a signed integer, are less than the bits of -inf, and those of all others are
+// not. In float32, where -inf is 0xff800000:
 //
-//     x                     bits of x                  bits of x, less 1, as a signed integer
-//     -0                    0x80000000                 0x7fffffff, the largest: kept
-//     -2^-149 .. -inf       0x80000001 .. 0xff800000   0x80000000 .. 0xff7fffff: less than -inf
-//     NaN with a sign       0xff800001 .. 0xffffffff   0xff800000 .. 0xfffffffe: kept
-//     0 and all positive    0x00000000 .. 0x7fffffff   -1 .. 0x7ffffffe: kept
+//     x                    its bits                   less 1                     so x is
+//     -2^-149 .. -inf      0x80000001 .. 0xff800000   0x80000000 .. 0xff7fffff   replaced by 0
+//     NaN with a sign      0xff800001 .. 0xffffffff   0xff800000 .. 0xfffffffe   kept
+//     0 .. inf, NaN        0x00000000 .. 0x7fffffff   -1 .. 0x7ffffffe           kept
+//     -0                   0x80000000                 0x7fffffff                 kept
 template <typename E, typename Bits = typename E::Bits>
 void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   using Signed = std::make_signed_t<Bits>;
@@ -173,8 +174,9 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   }
 }
 
-// A block's bits of a mask are loaded and stored in words as wide as an element, so that a vector
-// has one bit in each of its lanes. kBitOfLane[lane] is 1 << lane, for each bit of a word.
+// Masks are made and tested in words as wide as an element. A word has a bit for each of 16, 32 or
+// 64 elements, and each lane of a vector, which holds an element, handles its own bit of the word.
+// kBitOfLane[i] is 1 << i, for each bit i of a word.
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};
@@ -182,16 +184,16 @@ constexpr auto kBitOfLane = [] {
   return bits;
 }();
 
-// The gradient of an element is kept if relu's output is not 0 or -0: adding the output's bits to
-// themselves drops the sign.
+// Whether the gradient of an element is kept: relu's output is neither 0 nor -0. The sum drops the
+// output's sign.
 template <typename Bits>
 constexpr bool is_kept(Bits relu_output) {
   return static_cast<Bits>(relu_output + relu_output) != 0;
 }
 
 #ifdef __SSE2__
-// As mask_of_block, below, by an instruction that takes one bit from each byte. For elements of two
-// bytes, mask_of_block takes 1.8 times as long (EPYC).
+// mask_of_block, below, for elements of two bytes, by an instruction that takes one bit from each
+// byte. The loop of mask_of_block would take 1.8 times as long (EPYC).
 inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
   uint8_t flags[kBlock];
   for (int64_t i = 0; i < kBlock; ++i) flags[i] = is_kept(out[i]) ? 0xff : 0;
@@ -215,7 +217,7 @@ uint64_t mask_of_block(const Bits* out) {
   Bits words[kBlock / kLanes];
   for (int64_t i = 0; i < kBlock; i += kLanes) {
     Bits word = 0;
-    // Unrolled as a whole, this would be no loop to make vectors of.
+    // Compilers would unroll this loop as a whole, and then not make vectors of it.
 #ifdef __clang__
 #pragma clang loop unroll(disable)
 #else
@@ -235,7 +237,7 @@ uint64_t mask_of_block(const Bits* out) {
 // to[i] = bit i of mask ? from[i] : 0. A selection and not a product, because a gradient may be NaN
 // or infinite where its bit is 0.
 //
-// A word of the mask goes to all lanes of a vector, and each lane tests its own bit.
+// Each lane has a copy of the word of the mask, and tests its own bit of it.
 template <typename Bits>
 void select_block(const Bits* __restrict__ from, uint64_t mask, Bits* __restrict__ to) {
   constexpr int64_t kLanes = kBitOfLane<Bits>.size();

@@ -32,6 +32,7 @@ struct Matrix : Buffer {
   }
 };
 
+// A case: kernels for matrices [m, n] of type T, run and checked.
 template <typename T>
 struct Checks {
   using Wide = epilogue::Compute<T>;
@@ -43,16 +44,18 @@ struct Checks {
   int64_t size = m * n;
   int64_t row_bytes = divide_up(n, 8);  // of the mask
 
+  // The value of x, exactly.
   static double wide(T x) { return static_cast<double>(static_cast<Wide>(x)); }
 
+  // x / divisor as the kernels compute it, in Wide, and then rounded to T.
   T divided(Wide x) const { return static_cast<T>(x / static_cast<Wide>(divisor)); }
 
-  // Whether the mask has the bit of an element. Columns n and above are a row's unused bits.
+  // An element's bit of the mask. The columns from n on are unused bits.
   bool bit(const Buffer& mask, int64_t row, int64_t column) const {
     return (mask.data[row * row_bytes + column / 8] >> column % 8 & 1) != 0;
   }
 
-  // Runs the kernel, and fills in the mask if has_mask.
+  // Runs and checks the forward kernel. It writes the mask if has_mask.
   void forward(Buffer& mask, bool has_mask) const {
     Matrix<T> out(m, n);
     note_launch(cuda::linear_epilogue(dtype, out.data, divisor, has_mask ? mask.data : nullptr, m,
@@ -74,6 +77,7 @@ struct Checks {
     require(out.has_guards() && mask.has_guards(), "written beyond the result", dtype, size);
   }
 
+  // Runs and checks the backward kernels on a mask that `forward` has filled in.
   void backward(const Buffer& mask) const {
     Matrix<T> grad_output(m, n);
     Matrix<T> grad_z(m, n);
@@ -102,8 +106,8 @@ struct Checks {
             "written beyond the gradients", dtype, size);
   }
 
-  // Of a column's sum: the terms are added in Wide, with at most 80 roundings of each, and the sum
-  // is rounded once more, to T.
+  // The most that a column's sum may err. The terms are added in Wide, where each goes through at
+  // most 80 roundings, and the sum is then rounded to T. `magnitudes` is the sum of |term|.
   static double error_bound(double sum, double magnitudes) {
     const bool is_double = sizeof(T) == 8;
     const double unit_of_wide = is_double ? 0x1p-53 : 0x1p-24;
@@ -114,7 +118,7 @@ struct Checks {
   }
 };
 
-// A random case: a matrix that is low or high, and narrow or wide, and a divisor.
+// Checks a random case: few or many rows, few or many columns, and one of some divisors.
 template <typename T>
 void check(DType dtype) {
   constexpr double kDivisors[] = {2, -0.5, 3, -7.1, 1e-3};
