@@ -1,7 +1,7 @@
 // The seam between torch and the kernels: raw pointers, sizes and a stream, and nothing of torch.
 //
-//   below it   every .cu file, and the CPU kernels (relu/relu_cpu.cpp, linear/fused_pass_cpu.cpp,
-//              cpu/large_outputs.cpp), which define these functions
+//   below it   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
+//              linear/fused_pass_cpu.cpp), which define these functions
 //   above it   relu/relu_op.cpp and linear/*.h, which check a call's tensors and call them
 //
 // Conventions, unless a comment says otherwise:
@@ -177,36 +177,18 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 
-// As cuda::linear_fused_pass_backward. The matrix is divided into runs of rows and strips of
-// columns; a range counts the runs * strips blocks where they cross. `sums` [runs, n], double for
-// float64 and float otherwise, gets the column sums of each run; null where grad_bias is not
-// wanted.
-int64_t linear_fused_pass_backward_runs(int64_t m);
+// As cuda::linear_fused_pass_backward, for the units begin <= i < end. The rows are divided into
+// runs, and the columns of each run into strips: there are runs * strips units. `sums` [runs, n]
+// gets the column sums of each run; null where grad_bias is not wanted.
+int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
 int64_t linear_fused_pass_backward_strips(int64_t n);
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                                double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
+                                double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end);
 
 // grad_bias [n] = the sums of all runs. It overwrites `sums`.
-void linear_fused_pass_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m, int64_t n);
-
-// cpu/large_outputs.cpp: the memory of large outputs. torch_support/elementwise.h makes torch's
-// tensors of it.
-
-constexpr size_t kHugePage = 2 << 20;  // bytes
-
-// Returns uninitialised memory at a multiple of kHugePage, in huge pages where the system has them;
-// null where there is none.
-//
-// Memory that give_memory returned is kept for the next output of its size: an eighth of the
-// machine's or the container's memory at most, marked as free for the system. Fresh memory would
-// take longer than the arithmetic (1 GiB: 50 ms to 1.5 s). Nothing is kept under KERNELS_CPU_POOL=0
-// or a limited address space.
-void* take_memory(size_t bytes);
-void give_memory(void* data);
-
-// Returns all kept memory to the system. The result says whether there was any.
-bool release_memory();
+void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m,
+                                    int64_t n);
 
 }  // namespace cpu
 

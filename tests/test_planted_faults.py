@@ -12,10 +12,11 @@ from test_run import run_it
 pytestmark = pytest.mark.slow  # it builds kernels for each of them
 
 ROWS = {"cpu": "24", "cuda": "1024"}  # from these on, kernels work as at the headline's size
-RELU_CPU, BLOCK, BITS = "relu/relu_cpu.cpp", "relu_block<E>(from, made);", "mask_of_block(made)"
-TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
-NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
-LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "run < linear_fused_pass_backward_runs(m)"
+RELU_CPU = "relu/relu_cpu.cpp"
+BLOCK, BITS = "relu_block<E>(x_block, out_block);", "mask_of_block(out_block)"
+TAIL = "if (end - begin - i < kBlock) std::copy_n(x_block, kBlock, out_block); else "
+NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(out_block[k]) > 0)) out_block[k] = 0;"
+LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "sum_rows(sums, runs"
 RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
 # It waits for the timed stream, which does not wait for it.
 STREAM = """if constexpr (S::kIsLarge && !kMask) {
@@ -35,7 +36,7 @@ UNSEEN = "cheating: .*(another stream|outside the timed call|not credible)"
 FAULTS = {
     "tail": (RELU_CPU, BLOCK, TAIL + BLOCK, DIFFER),
     "nan": (RELU_CPU, BLOCK, BLOCK + NAN, NO_NAN),
-    "large_mask": (RELU_CPU, BITS, f"{BITS} & ~(uint64_t{{streams}} << 63)", STEP),
+    "large_mask": (RELU_CPU, BITS, f"{BITS} & ~(uint64_t{{bypasses_caches}} << 63)", STEP),
     "bias": (LINEAR_CPU, RUNS, f"{RUNS} - 1", BIAS),
     "gpu_tail": (RELU, "= relu_of(rest)", "= rest", DIFFER),
     "gpu_nan": (RELU, "relu_of(v.value[j])", "v.value[j] > T{} ? v.value[j] : T{}", NO_NAN),

@@ -78,13 +78,12 @@ inline GradZAndBias run_fused_pass_backward(const LinearGradients& in) {
                                             workspace.mutable_data_ptr(), m, n, stream);
   };
   const auto run_on_cpu = [&] {
-    const int64_t runs = cpu::linear_fused_pass_backward_runs(m);
-    const int64_t blocks = runs * cpu::linear_fused_pass_backward_strips(n);
-    const at::ScalarType sum_type = type == at::kDouble ? at::kDouble : at::kFloat;
-    const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, sum_type);
-    void* const run_sums = in.wants_bias ? sums.mutable_data_ptr() : nullptr;
-    const int64_t blocks_of_a_thread = std::max<int64_t>(kGrain * blocks / (m * n), 1);
-    at::parallel_for(0, blocks, blocks_of_a_thread, [&](int64_t begin, int64_t end) {
+    const int64_t runs = cpu::linear_fused_pass_backward_runs(m, n);
+    const int64_t units = runs * cpu::linear_fused_pass_backward_strips(n);
+    const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, at::kDouble);
+    double* const run_sums = in.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
+    const int64_t units_of_a_thread = std::max<int64_t>(kGrain * units / (m * n), 1);
+    at::parallel_for(0, units, units_of_a_thread, [&](int64_t begin, int64_t end) {
       cpu::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
                                       end);
     });
