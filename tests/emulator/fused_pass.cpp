@@ -25,7 +25,7 @@ struct Matrix : Buffer {
 
 template <typename T>
 void check(DType dtype) {
-  using Wide = epilogue::Compute<T>;
+  using Wide = fused_pass::Compute<T>;
   constexpr double kDivisors[] = {2, -0.5, 3, -7.1, 1e-3};
   const double divisor = kDivisors[draw(0, 4)];
   const int64_t m = draw(1, one_in(2) ? 9 : 700), most = std::max<int64_t>(60000 / m, 1);

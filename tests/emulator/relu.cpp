@@ -27,7 +27,7 @@ struct Expected {
 // Sizes on both sides of that from which a thread has four vectors. The large kernels run for
 // float64.
 int64_t draw_size(int size) {
-  if (one_in(6)) return elementwise::kFourVectorsFrom / size + draw(-300, 9000);
+  if (one_in(6)) return elementwise::SizeLimits::kFourVectorsFrom / size + draw(-300, 9000);
   return one_in(3) ? draw(1, 300) : draw(1, 20000);
 }
 
