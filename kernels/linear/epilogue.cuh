@@ -105,12 +105,13 @@ struct Divisor<float> {
 
   __device__ float quotient(float x) const {
     if (is_power_of_two) return x * scale;
-    const float q = x * reciprocal;
-    // For an infinite x, the remainder would be inf - inf = NaN. NaN takes this branch, too.
-    const bool is_finite = fabsf(q) < INFINITY;
-    if (!is_finite) return q * scale;
-    const float remainder = fmaf(-q, mantissa, x);
-    return fmaf(remainder, reciprocal, q) * scale;
+    float q = x * reciprocal;
+    const bool is_finite = fabsf(q) < INFINITY;  // the remainder of an infinite x would be NaN
+    if (is_finite) {
+      const float remainder = fmaf(-q, mantissa, x);
+      q = fmaf(remainder, reciprocal, q);
+    }
+    return q * scale;
   }
 };
 
