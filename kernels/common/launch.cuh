@@ -9,18 +9,18 @@
 //                                  |                               |
 //   next kernel                    starts ---- set-up ---- wait_for_previous_kernel() ---- work
 //
-//   - The previous kernel calls start_next_kernel(): from then on, blocks of the next kernel may
-//     start where a multiprocessor has room.
-//   - The next kernel is launched with Grid::has_pdl. Until it calls wait_for_previous_kernel(),
+//   - The previous kernel calls start_next_kernel(). When all its blocks have done so, blocks of
 //   the
-//     previous kernel may still be reading and writing memory. Before that call, it only does work
-//     that touches no memory which the previous kernel reads or writes.
+//     next kernel start as soon as a multiprocessor has room for them.
+//   - The next kernel calls wait_for_previous_kernel(). Before that call, the previous kernel may
+//     still be reading and writing memory. So the next kernel reads nothing that the previous one
+//     writes, and writes nothing that the previous one reads or writes.
 //
-// Without Grid::has_pdl on the next launch, start_next_kernel() has no effect, and without a
-// previous kernel, wait_for_previous_kernel() returns at once.
+// The next kernel has to be launched with Grid::has_pdl. Otherwise it starts at the end of the
+// previous kernel as usual, and both functions have no effect.
 //
-// Errors of the CUDA runtime are cudaError_t exceptions within kernels/, from check() to
-// status_of(). The functions of launchers.h return them as numbers.
+// Errors of the CUDA runtime: check() throws them as cudaError_t. status_of() catches them, and the
+// functions of launchers.h return them as numbers.
 
 #pragma once
 
@@ -32,10 +32,9 @@
 
 namespace kernels {
 
-// ------------------------------------------------------------------------------- sizes and
-// addresses
+// ----------------------------------------------------------------------------- sizes and addresses
 
-// a / b, rounded up, of a >= 0 and b > 0.
+// a / b, rounded up to a whole number, for a >= 0 and b > 0.
 __host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How many blocks of `block` elements cover `size` elements.
@@ -43,35 +42,34 @@ constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
 }
 
-// Whether each row of a matrix begins at a multiple of 16 bytes. `stride` is the distance of two
-// rows in bytes. It is 0 for a single row.
+// Returns whether each row of a matrix begins at a multiple of 16 bytes. `stride` is the distance
+// of two rows in bytes. It is 0 for a single row.
 __host__ __device__ inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;
 }
 
 // --------------------------------------------------- programmatic dependent launch, in device code
 
-// Waits until the previous kernel of the stream has ended and all its writes are visible. A kernel
-// that is launched with Grid::has_pdl must call it, in each thread that accesses memory which the
-// previous kernel writes, or which it reads and this kernel writes.
+// griddepcontrol.wait: waits until the previous kernel of the stream has ended and all its writes
+// are visible. In a kernel that is launched with Grid::has_pdl, a thread calls it before it reads
+// what the previous kernel writes, or writes what the previous kernel reads or writes.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Allows the next kernel of the stream to start before this one ends. It starts when all blocks of
-// this kernel have called this function or ended, so that all of them have begun, and when a
-// multiprocessor has room. The call promises nothing about this kernel's writes; that is what
-// wait_for_previous_kernel is for.
+// griddepcontrol.launch_dependents: allows the next kernel of the stream to start before this one
+// ends. It starts when each block of this kernel has called this function or ended, and a
+// multiprocessor has room. The call says nothing about this kernel's writes: the next kernel waits
+// for them with wait_for_previous_kernel.
 __device__ inline void start_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// -------------------------------------------------------------------------------------------
-// errors
+// ------------------------------------------------------------------------------------------ errors
 
 // Throws the status if it is an error.
 inline void check(cudaError_t status) {
@@ -89,8 +87,7 @@ int status_of(const Body& body) {
   return cudaSuccess;
 }
 
-// -----------------------------------------------------------------------------------------
-// launches
+// ---------------------------------------------------------------------------------------- launches
 
 // Launches kKernel<<<grid, block, 0, stream>>>(params...) and returns its cudaError_t. It throws
 // nothing. For kernels without dynamic shared memory, clusters and PDL.

@@ -17,8 +17,7 @@
 
 namespace kernels {
 
-// --------------------------------------------------------------------------------- ReLU, one
-// element
+// ------------------------------------------------------------------------------- ReLU, one element
 
 // max(x, 0) that passes NaN on. The comparison x < 0 is false for NaN and for -0.0, so ReLU returns
 // both unchanged.
@@ -35,8 +34,7 @@ __device__ bool mask_bit(T z) {
   return !(z <= T{});
 }
 
-// -------------------------------------------------------------------------- 16-byte loads and
-// stores
+// ------------------------------------------------------------------------ 16-byte loads and stores
 
 // The elements that one 16-byte access moves: 8 of a half type, 4 floats or 2 doubles.
 template <typename T>

@@ -4,28 +4,24 @@
 //   out = (ReLU or no ReLU of z) / divisor                     float or a half type, rounded once
 //   mask bit = !(z <= 0)                                       one bit an element, for backward
 //
-// All GEMM kernels, and the fused pass after torch's own product, use the definitions of this file.
-// Each GEMM kernel has code of its own that brings its accumulators here and stores the results.
+// The GEMM kernels and the fused pass use the definitions of this file. Each GEMM kernel has code
+// of its own, which moves the sums from its accumulators to the functions below, and stores the
+// results. That code has two forms, the fast epilogue for the common case, and the general epilogue
+// for all calls. A call can take the fast epilogue (Epilogue::is_fast) if both of these hold:
 //
-// Fast and general epilogue
-// -------------------------
-// The fast epilogue is for the common case, and the general one for all others. A call can take the
-// fast epilogue (Epilogue::is_fast) if both of these hold:
-//
-//   - n is a multiple of the number of elements that the kernel stores at once. Each row of out
-//   then
-//     begins at a multiple of that vector, and so no vector is cut off by the end of a row.
+//   - n is a multiple of the number of elements that the kernel stores at once. No such vector is
+//     then cut off by the end of a row, and each row of out begins at a multiple of its size.
 //   - The divisor is a power of two from 1 to 2^32. The division is then an exact multiplication by
-//     scale = 1 / divisor, and kernels may multiply the sum and the bias by it one by one:
+//     scale = 1 / divisor, and kernels may multiply the sum and the bias one by one:
 //     (sum + bias) * scale = sum * scale + bias * scale. The scaled terms never overflow, because
 //     the scale is at most 1. A scaled term loses bits only if it is subnormal, and then only
 //     subnormal results differ. The limit of 2^32 is there for kernels that also multiply by the
-//     scales of a row of x and a row of the weight, which are at least 2^-40 each in the fast
-//     epilogue: the product of all three, at least 2^-112, is still a normal float.
+//     scales of a row of x and of a row of the weight. These are at least 2^-40 each in the fast
+//     epilogue, so the product of all three scales is at least 2^-112, a normal float.
 //
-// Both epilogues apply ReLU or leave it out; `floor` makes the difference. A tile of a fast call
-// still takes the general epilogue if an exponent by which one of its rows was scaled is large
-// (kMaxFastExponent, sm90/pipeline.cuh).
+// ReLU makes no difference: both epilogues apply it or leave it out, as `floor` says. A tile of a
+// fast call still takes the general epilogue if one of its rows of x or of the weight was scaled by
+// a large power of two (kMaxFastExponent, sm90/pipeline.cuh).
 
 #pragma once
 
@@ -61,32 +57,33 @@ struct Divisor {
 // Division of floats without the branches and the slow path of the general division. The divisor is
 // written as
 //
-//   divisor = +-mantissa * 2^exponent, 1 <= mantissa < 2        6 = 1.5 * 2^2
+//   divisor = +-mantissa * 2^exponent, 1 <= mantissa < 2        for example 6 = 1.5 * 2^2
 //
-// and x / divisor = (x / mantissa) * scale, with scale = +-2^-exponent. The multiplication by scale
-// is exact, unless the result is subnormal. The nearest float of x / mantissa takes three steps
-// (Markstein, IBM J. Res. Dev. 34(1), 1990). The example divides 1 by 1.5 with four decimal digits:
+// so that x / divisor = (x / mantissa) * scale, with scale = +-2^-exponent. The multiplication by
+// scale is exact, unless the result is subnormal. The float nearest to x / mantissa takes three
+// steps (Markstein, IBM J. Res. Dev. 34(1), 1990). The example on the right divides 8 by 1.5 in
+// decimal numbers of four digits, with the reciprocal 0.6667:
 //
-//   1. q = x * reciprocal, where reciprocal is the float nearest to 1 / mantissa. Both roundings
-//      together leave q at most about one unit in its last place off.
-//      1 * 0.6667 = 0.6667
-//   2. remainder = x - q * mantissa, by one fma. The remainder is exact: because q is so close, the
-//      leading digits of q * mantissa cancel against x, and the digits that are left fit in a
-//      float. 1 - 0.6667 * 1.5 = -0.00005
-//   3. quotient = q + remainder * reciprocal, by one fma, that is, with one rounding.
-//      0.6667 - 0.00003334 = 0.66666666, rounded 0.6667
+//   1. q = x * reciprocal                        8 * 0.6667 = 5.3336, rounded to 5.334
+//   2. remainder = x - q * mantissa              8 - 5.334 * 1.5 = -0.001
+//   3. quotient = q + remainder * reciprocal     5.334 - 0.001 * 0.6667 = 5.3333333, to 5.333
 //
-// Why the result is the nearest float: before its rounding, the sum of step 3 differs from the true
-// quotient only by the error of the reciprocal times a remainder that is already tiny, about 2^-24
-// units in the last place. Rounding could go the wrong way only if the true quotient were that
-// close to the midpoint of two floats. No quotient of two floats is: x - midpoint * mantissa is a
-// whole number of steps of the product's last digit and is not 0, so the quotient keeps a larger
-// distance from every midpoint. Markstein's theorem makes this exact for a correctly rounded
-// reciprocal.
+// After step 1, two roundings (of the reciprocal and of the product) have left q about one unit in
+// its last place off. Step 2 is one fma, and its result is exact: because q is so close, the
+// leading digits of q * mantissa cancel against those of x, and the digits that are left fit into a
+// float. Step 3 is one fma, too, so its sum is rounded once.
 //
-// Two exceptions. A subnormal result is rounded twice, in step 3 and by scale. If |x| < 2^-102, the
-// remainder can be subnormal and then is not exact: a normal result can differ from the nearest
-// float in its last bit. Of random x around 2^-116, 1 result in 10,000 does.
+// Why that gives the float nearest to x / mantissa: before it is rounded, the sum of step 3 is off
+// by the remainder times the error of the reciprocal, which is about 2^-24 units in the last place.
+// Rounding goes the wrong way only if x / mantissa is that close to a midpoint between two floats.
+// But a quotient of two floats keeps a distance from every midpoint c. The reason is that
+// x - c * mantissa is a multiple of the last digit of the product c * mantissa, and is never 0.
+// Markstein's theorem says that this distance suffices if the reciprocal is correctly rounded.
+//
+// There are three exceptions. A subnormal result is rounded twice, in step 3 and by scale. If |x|
+// is below 2^-102, the remainder may be subnormal and not exact, so that a normal result may differ
+// from the nearest float in its last bit; of random x near 2^-116, about 1 in 10,000 does. And x =
+// -0.0 has the remainder +0.0, so that the quotient has the sign of +0.0 / divisor.
 template <>
 struct Divisor<float> {
   float mantissa;
@@ -115,7 +112,7 @@ struct Divisor<float> {
   }
 };
 
-// ---------------------------------------------------------------------------------- from z to out
+// ----------------------------------------------------------------------------------- from z to out
 
 // What the epilogue of one call needs. T is the element type of bias and out: float or a half type.
 template <typename T>

@@ -1,19 +1,18 @@
 // The fused pass: what this project computes beside torch's own product, where no GEMM kernel of
 // its own is used. linear_op.cpp calls it through launchers.h.
 //
-//   linear_epilogue           Forward, after torch has computed z = x weight^T + bias into out:
-//                             out = relu(out) / divisor in place, and the mask for backward.
-//   linear_epilogue_backward  Backward, before torch's products: grad_z = grad_output / divisor
-//   where
-//                             the mask's bit is 1, else 0; and grad_bias, the column sums of
-//                             grad_z.
+//   linear_epilogue            Forward, after torch has written z = x weight^T + bias to out:
+//                              out = relu(out) / divisor in place, and the mask for backward.
+//   linear_epilogue_backward   Backward, before torch's products: grad_z = grad_output / divisor
+//                              where the mask's bit is 1, else 0. Also grad_bias, the sum of each
+//                              column of grad_z.
 //
 // Shapes: out, grad_output and grad_z [m, n], contiguous, of any floating dtype; grad_bias [n];
-// mask [m, (n + 7) / 8] bytes, so that each row begins with a byte of its own. Bit j % 8 of byte j
-// / 8 of a row belongs to column j.
+// mask [m, (n + 7) / 8] bytes. Each row of the mask begins with a byte of its own, and bit j % 8 of
+// byte j / 8 of a row belongs to column j.
 //
 // Why it is fast: one pass over memory takes the place of torch's two or three elementwise kernels
-// and its column sum. Each matrix is read once or written once, in 16-byte accesses.
+// and of its column sum. Each matrix is read once or written once, in 16-byte accesses.
 
 #include <algorithm>
 #include <type_traits>
@@ -30,6 +29,7 @@ namespace kernels::fused_pass {
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+// How the bits of the mask are stored: each row of n bits is padded to whole bytes.
 struct MaskLayout {
   static constexpr int kColumns = 8;  // of a byte
 
@@ -38,8 +38,8 @@ struct MaskLayout {
   }
 };
 
-// The neighbouring elements of a row that a thread handles: one 16-byte vector, or fewer elements
-// at the end of the row, or none past it. In a row that is not aligned to 16 bytes, they are
+// The neighbouring elements of a row that a thread handles: one 16-byte vector, fewer elements at
+// the end of the row, or none past it. If rows are not aligned to 16 bytes, the elements are
 // accessed one by one.
 template <typename T>
 struct RowVector {
@@ -55,7 +55,7 @@ struct RowVector {
 
   // Loads the elements; `from` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* from) const {
-    // A load with a policy, even the normal one, stays one 16-byte load.
+    // nvcc does not split a load that has an L2 policy, even if it is the policy of ordinary loads.
     if (is_vector) return load_vector(from, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
@@ -93,8 +93,9 @@ struct ForwardConfig {
   }
 };
 
-// The row of a vector, of `all_vectors` of which `row_vectors` make a row. 32-bit division is
-// several times as fast as 64-bit division.
+// Returns the row that vector number `vector` belongs to, in a matrix of all_vectors vectors, of
+// which each row has row_vectors. Where the numbers fit, the division has 32 bits, which is several
+// times as fast as one of 64 bits.
 __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t all_vectors) {
   if (row_vectors == all_vectors) return 0;
   if (all_vectors <= UINT32_MAX) {
@@ -105,15 +106,17 @@ __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t al
 
 // In place: out [rows, n] = relu(out) / divisor. mask [rows, (n + 7) / 8], or null.
 //
-// Each thread handles one vector. Two side by side would read every sector of memory twice: [1024,
-// 8192] and [8192, 8192] with a mask then take 61% and 69% longer in float32. The threads for n =
-// 11 in float32, where a vector has 4 elements and a row is padded to 4 vectors:
+// Each thread handles one vector. With two vectors side by side, a thread would read every sector
+// of memory twice; in float32 and with a mask, [1024, 8192] and [8192, 8192] then take 61% and 69%
+// longer. For n = 11 in float32, a vector has 4 elements, a row is padded to 4 vectors, and the
+// threads have these elements:
 //
-//   thread         0        1        2        3    |    4        5     ...
-//   row            0        0        0        0    |    1        1
-//   columns      0..3     4..7     8..10    none   |  0..3     4..7
-//   mask byte      0        0        1        1    |    2        2
-//                  stored             stored            stored          by the first of its threads
+//   thread        0       1       2       3    |    4       5     ...
+//   row           0       0       0       0    |    1       1
+//   columns      0..3    4..7    8..10   none  |   0..3    4..7
+//   mask byte     0       0       1       1    |    2       2
+//
+// The first thread of a byte of the mask stores it: threads 0, 2 and 4 in the example.
 template <typename T>
 __global__ void __launch_bounds__(ForwardConfig::kThreads)
     forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t n,
@@ -166,7 +169,7 @@ struct BackwardConfig {
   // twice as many, half types take a tenth longer.
   static constexpr int64_t kMultiprocessors = 128;
 
-  // Blocks that a multiprocessor runs at once; the registers allow as many.
+  // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.
   __host__ __device__ static constexpr int blocks_per_multiprocessor(int element_bytes) {
     return element_bytes < 8 ? 4 : 3;
   }
@@ -182,19 +185,21 @@ struct BackwardConfig {
 //   row 1      | t32    t33  ...  t63  |     the threads of warp 1
 //   ...        |                       |
 //   row 7      | t224   t225 ...  t255 |
-//   row 8      | t0     t1   ...  t31  |     and again the first: a thread's rows are 8 apart
+//   row 8      | t0     t1   ...  t31  |     the threads of warp 0 again
 //   ...
 //
-// Narrow matrices have fewer lanes, and then several rows a warp.
+// The rows of a thread are 8 apart here. Narrow matrices have fewer lanes, so that a warp has
+// several rows at once.
 struct BlockGrid {
-  int lanes = 1;    // a power of two up to 32
-  int64_t columns;  // blocks along a row, which is the number of strips
-  int64_t rows;     // of the matrix, in one block
+  int lanes = 1;    // threads side by side in a row: a power of two up to 32
+  int64_t columns;  // blocks along a row: the number of strips
+  int64_t rows;     // rows of the matrix in one block
   int64_t count;    // blocks along a column
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
     const auto strips = [=](int lanes) { return divide_up(n, lanes * 16 / element_bytes); };
-    // Idle threads at the end of a row cost time. A further strip costs as much as 4 threads.
+    // The threads of all strips cost time, idle ones at the end of a row, too. Each strip costs as
+    // much as 4 threads more.
     const auto cost = [=](int lanes) { return strips(lanes) * (lanes + 4); };
     for (int more = 2; more <= 32; more *= 2) {
       if (cost(more) < cost(lanes)) lanes = more;
@@ -210,20 +215,22 @@ struct BlockGrid {
   }
 };
 
-// Sums the columns of a block over its threads, each of which has the sums of its own rows in
-// `total`. Stores a row [n] of `sums`. The order of the additions is always the same, so that equal
-// inputs give equal bits.
+// Adds up the column sums of a block, of which each thread has those of its own rows: total[j] is
+// the sum of element j of its vector. Stores them in row blockIdx.y of sums [gridDim.y, n]. The
+// order of the additions is always the same, so that equal inputs give equal bits.
 //
-//   1. Within a warp, if it has several rows: shuffles add the totals of equal columns. With 8
-//      lanes, thread t has the columns of t ^ 8 and t ^ 16.
-//   2. Across the warps: each stores its sums in shared memory, and warp j adds up element j of
-//      the vectors over all warps.
+//   1. Within a warp that has several rows, shuffles add up the totals of equal columns. With 8
+//      lanes, for example, threads t, t ^ 8, t ^ 16 and t ^ 24 have the same columns.
+//   2. Each warp stores its sums in shared memory. Warp j then adds up element j of the vectors
+//   over
+//      all warps; its thread `lane` does that for the vector of that lane:
 //
-//        partial[warp][j][lane]       j = 0    j = 1    ...
-//          warp 0                       |        |
-//          warp 1                       |        |
-//          ...                          V        V
-//          sums                      by warp 0  by warp 1
+//        partial     element 0   element 1   element 2   ...
+//        warp 0          |           |           |
+//        warp 1          |           |           |
+//        ...             v           v           v
+//        warp 7       added by    added by    added by
+//                      warp 0      warp 1      warp 2
 template <typename T>
 __device__ void store_column_sums(Compute<T> (&total)[Vector<T>::kSize], Compute<T>* sums,
                                   const RowVector<T>& elements, int64_t n, int lanes) {
@@ -247,17 +254,16 @@ __device__ void store_column_sums(Compute<T> (&total)[Vector<T>::kSize], Compute
   sums[blockIdx.y * n + elements.first + j] = sum;
 }
 
-// grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums is
-// not null, row b of sums [gridDim.y, n] gets the column sums of grad_z over the rows of the blocks
-// b. `rows` and `lanes` are BlockGrid's.
+// grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
+// [gridDim.y, n] is not null, row b of it gets the column sums of grad_z over the rows of the
+// blocks with blockIdx.y = b. `rows` and `lanes` are those of BlockGrid.
 template <typename T>
 __global__ void __launch_bounds__(BackwardConfig::kThreads,
                                   BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
     backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
                     T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows, int lanes,
                     bool is_aligned) {
-  // The next kernel may be one of our own products, whose blocks then start beside the last of
-  // ours.
+  // If the next kernel is one of our GEMM kernels, its blocks may start beside the last of these.
   start_next_kernel();
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kBatch = BackwardConfig::kBatch;
@@ -321,10 +327,11 @@ struct AddPartialsConfig {
   static constexpr int kColumns = 32;  // of a block: one a lane
 };
 
-// grad_bias [n] = the sums of the columns of sums [count, n], always added in the same order. A
-// block handles 32 columns, one a lane. Its 8 warps share the rows, warp w adding rows w, w + 8, w
-// + 16 and so on; a narrow matrix has many rows, and each takes a latency of L2. Warp 0 then adds
-// up the warps.
+// grad_bias [n] = the sums of the columns of sums [count, n], always added in the same order.
+//
+// A block handles 32 columns, one a lane. Its 8 warps share the rows: warp w adds up rows w, w + 8,
+// w + 16 and so on, and then warp 0 adds up the sums of the warps. One warp alone would be slow,
+// because sums has many rows if the matrix is narrow, and each row takes a latency of L2.
 template <typename T>
 __global__ void __launch_bounds__(AddPartialsConfig::kThreads)
     add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {

@@ -115,7 +115,7 @@ constexpr size_t shared_bytes(int stages) {
          (2 * Config::kTileFeatures * sizeof(double) + stages * Config::kStageK * sizeof(Sum<kM>));
 }
 
-// ------------------------------------------------------------------------- a row of x in a step
+// ---------------------------------------------------------------------------- a row of x in a step
 
 // How a row of x in a step is stored in shared memory. Each lane has four elements. As floats they
 // are one 16-byte vector. As doubles they are two vectors, each in a line of its own with those of
@@ -178,7 +178,7 @@ __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k,
   }
 }
 
-// ------------------------------------------------------------------------- weights and products
+// ---------------------------------------------------------------------------- weights and products
 
 // The weights that this lane multiplies next: v[step][feature] has 4 elements of K of a feature of
 // the warp. Each step's weights are replaced by those of the next stage as soon as they have been
@@ -244,7 +244,7 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kFeatu
   }
 }
 
-// ------------------------------------------------------------------------------------------- sums
+// -------------------------------------------------------------------------------------------- sums
 
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and leaves
 // the totals spread over the lanes: lane l gets those from i = l * kCount / 32 on in `own`.
@@ -359,7 +359,7 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
   }
 }
 
-// ----------------------------------------------------------------------------------------- kernel
+// ------------------------------------------------------------------------------------------ kernel
 
 // Computes tiles of kM rows of x. Cluster c has the rows of tile c % x_tiles of x, and every
 // (clusters / x_tiles)-th tile of features from c / x_tiles on.
@@ -448,13 +448,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 #endif
 }
 
-// ----------------------------------------------------------------------------------------- launch
+// ------------------------------------------------------------------------------------------ launch
 
 // How many clusters of 1 << log_size blocks run at once on the current device. The CUDA runtime is
 // asked once for each device and size.
 template <int kM>
 int count_clusters(int log_size) {
-  constexpr int kDevices = 64;  // whose answers are kept; of others it is asked each time
+  constexpr int kDevices =
+      64;  // whose numbers are kept; for further devices CUDA is asked each time
   static std::atomic<int> known[kDevices][Config::kLogMaxClusterSize + 1];
   int device;
   check(cudaGetDevice(&device));

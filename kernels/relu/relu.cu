@@ -38,7 +38,7 @@
 
 namespace kernels::elementwise {
 
-// ------------------------------------------------------------------------ how threads share work
+// -------------------------------------------------------------------------- how threads share work
 
 // How the threads of a launch share the elements. A "vector" is the elements of one 16-byte access.
 // A block handles kThreads * kVectors adjacent vectors. The vectors of one thread are kThreads
@@ -89,7 +89,7 @@ struct ThreadElements {
   const Index block_first = static_cast<Index>(blockIdx.x) * kBlock;
   const Index first = block_first + threadIdx.x * kSize;
 
-  // Whether all vectors of all threads of the block exist. That is so in each block but the last.
+  // Returns whether all vectors of all threads of the block exist, as in each block but the last.
   __device__ bool block_is_full(Index n) const { return block_first + kBlock <= n; }
 };
 
@@ -253,8 +253,8 @@ __device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_
 }
 
 // Makes 0 of the elements of v whose mask bit is 0, and stores v at grad_input + first + offset.
-// `byte` is the byte of the mask that has the bits of these elements. It may have those of others,
-// too, in lower or higher bits.
+// `byte` is the byte of the mask that has the bits of these elements, perhaps among those of their
+// neighbours.
 template <typename Index, typename Bits>
 __device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<Bits>& v,
                              uint32_t byte) {
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-// -------------------------------------------------------------- backward, for a strided gradient
+// ---------------------------------------------------------------- backward, for a strided gradient
 
 struct StridedConfig {
   static constexpr int kThreads = 256;  // of a block
@@ -356,7 +356,7 @@ __device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t 
   return offset + i * layout.strides[layout.dimensions - 1];
 }
 
-// Whether the gradient of element i passes.
+// Returns whether the gradient of element i passes.
 __device__ inline bool gradient_passes(const uint8_t* mask, uint32_t i) {
   return mask[i / 8] >> i % 8 & 1;
 }

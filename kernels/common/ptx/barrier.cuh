@@ -10,7 +10,7 @@
 
 namespace kernels::ptx {
 
-// --------------------------------------------------------------------------------- named barriers
+// ---------------------------------------------------------------------------------- named barriers
 
 // In all of these, `threads` is how many threads of the block take part, a multiple of 32.
 
@@ -39,7 +39,7 @@ __device__ inline bool barrier_and(int barrier, int threads, bool predicate) {
   return all != 0;
 }
 
-// -------------------------------------------------------------------------------------- mbarriers
+// --------------------------------------------------------------------------------------- mbarriers
 
 // An mbarrier goes through phases, numbered 0, 1, 2 and so on. A phase completes when the expected
 // number of threads have arrived, and all bytes that they expect have been copied. The next phase

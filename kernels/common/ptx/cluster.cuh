@@ -7,7 +7,7 @@
 
 namespace kernels::ptx {
 
-// ------------------------------------------------------------------------------ special registers
+// ------------------------------------------------------------------------------- special registers
 
 // The functions below read special registers. Their asm is volatile, so that a register is read
 // again at every use: nothing that is derived from it then occupies a register in between.
@@ -31,7 +31,7 @@ KERNELS_SPECIAL_REGISTER(int, nclusterid, "nclusterid.x")
 // all lanes anyway: the compiler then knows that they are, and keeps them in uniform registers.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
-// --------------------------------------------------------------------------- barrier of a cluster
+// ---------------------------------------------------------------------------- barrier of a cluster
 
 // barrier.cluster.arrive: says that this thread has reached the barrier. By all threads of the
 // cluster; `aligned` demands that the threads of a warp call it at once. What a thread has written
@@ -51,8 +51,7 @@ __device__ inline void cluster_sync() {
   cluster_wait();
 }
 
-// ---------------------------------------------------------------- shared memory of a cluster's
-// blocks
+// ------------------------------------------------------------- shared memory of a cluster's blocks
 
 // mapa: takes an address in this block's shared memory, and returns the address of the same place
 // in the shared memory of the block with the given rank, which may be this block.
@@ -69,7 +68,7 @@ __device__ inline double load_shared_cluster(uint32_t mapped) {
   return v;
 }
 
-// ---------------------------------------------------------------------- registers of a warpgroup
+// ------------------------------------------------------------------------ registers of a warpgroup
 
 // setmaxnreg.inc: raises the number of registers of each thread of this warpgroup to kRegisters. It
 // waits until other warpgroups of the block have given up enough of theirs. By all its threads.

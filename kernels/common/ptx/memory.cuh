@@ -7,7 +7,7 @@
 
 namespace kernels::ptx {
 
-// ---------------------------------------------------------------------------------- shared memory
+// ----------------------------------------------------------------------------------- shared memory
 
 // mov of the 32-bit address of a place in shared memory. Because the asm is volatile, the address
 // stays in a register. Otherwise nvcc may compute it again at every use, which costs a loop a
@@ -36,7 +36,7 @@ __device__ inline double2 load_shared_two(uint32_t address) {
   return v;
 }
 
-// ---------------------------------------------------------------------------------- global memory
+// ----------------------------------------------------------------------------------- global memory
 
 // ld.global.cs.v4: loads four floats if the condition is true. Otherwise returns zeros, and does
 // not access the memory. The hint .cs (streaming) says that nobody will read them again. The
@@ -54,8 +54,8 @@ __device__ inline float4 load_global_four_if(bool condition, const float* from) 
   return v;
 }
 
-// st.global.v4: stores 16 bytes at once. Unlike an ordinary store of a uint4, the compiler never
-// splits it or merges it with another store to the same place.
+// st.global.v4: stores 16 bytes at once. The compiler may split an ordinary store of a uint4, or
+// merge it with another store to the same place. It never does that to this one.
 __device__ inline void store_global_four(void* to, const uint4& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
@@ -74,8 +74,7 @@ __device__ inline uint64_t evict_first() {
   return policy;
 }
 
-// --------------------------------------------------------------- matrices in shared memory, by a
-// warp
+// ------------------------------------------------------------ matrices in shared memory, by a warp
 
 // ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements into the registers of a warp, matrix i
 // into r_i. `shared` of lane l is the address of row l % 8 of matrix l / 8. Lane l gets elements
@@ -111,8 +110,7 @@ __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t
       : "memory");
 }
 
-// -------------------------------------------- asynchronous copies from global memory to shared
-// memory
+// ----------------------------------------- asynchronous copies from global memory to shared memory
 
 // cp.async.cg: starts a copy of 16 bytes, past L1. If `valid` is false, the 16 bytes are set to 0
 // instead, and `global` is not read. The thread sees them after wait_copies.
@@ -142,8 +140,7 @@ __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ---------------------------------------------------------------- synchronisation through a
-// counter
+// --------------------------------------------------------------- synchronisation through a counter
 
 // red.release.add: adds to a counter in global memory. Threads of the GPU that see the sum with
 // load_acquire also see everything that this thread has written before.

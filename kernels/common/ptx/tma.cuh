@@ -92,7 +92,7 @@ __device__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// ----------------------------------------------------------------------------------------- fences
+// ------------------------------------------------------------------------------------------ fences
 
 // Bulk copies access memory by another way, the "async proxy", than ordinary loads and stores. A
 // fence orders the two.

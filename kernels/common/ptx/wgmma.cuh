@@ -80,7 +80,7 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
 constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
 constexpr uint64_t kDescriptorLines16 = 16 * 128 >> 4;
 
-// --------------------------------------------------------------------------------------- products
+// ---------------------------------------------------------------------------------------- products
 
 // A thread has n / 2 of the sums d, each of which is an operand of the asm statement. These macros
 // list them: KERNELS_REGISTERS_32(d) is "+f"(d[0]), ..., "+f"(d[31]), and KERNELS_NUMBERS_32 is
