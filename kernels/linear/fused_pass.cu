@@ -222,8 +222,7 @@ struct BlockGrid {
 //   1. Within a warp that has several rows, shuffles add up the totals of equal columns. With 8
 //      lanes, for example, threads t, t ^ 8, t ^ 16 and t ^ 24 have the same columns.
 //   2. Each warp stores its sums in shared memory. Warp j then adds up element j of the vectors
-//   over
-//      all warps; its thread `lane` does that for the vector of that lane:
+//      over all warps; its thread `lane` does that for the vector of that lane:
 //
 //        partial     element 0   element 1   element 2   ...
 //        warp 0          |           |           |
