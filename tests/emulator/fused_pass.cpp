@@ -35,7 +35,7 @@ struct Matrix : Buffer {
 // A case: kernels for matrices [m, n] of type T, run and checked.
 template <typename T>
 struct Checks {
-  using Wide = epilogue::Compute<T>;
+  using Wide = fused_pass::Compute<T>;
 
   DType dtype;
   double divisor;

@@ -49,7 +49,7 @@ int size_of(DType dtype) {
 // both sides of it. That size is in bytes, so that float64 reaches the kernels for large tensors
 // with few elements.
 int64_t draw_size(int size) {
-  if (one_in(6)) return elementwise::kFourVectorsFrom / size + draw(-300, 9000);
+  if (one_in(6)) return elementwise::SizeLimits::kFourVectorsFrom / size + draw(-300, 9000);
   return one_in(3) ? draw(1, 300) : draw(1, 20000);
 }
 
