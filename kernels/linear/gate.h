@@ -58,6 +58,7 @@ inline bool has_supported_kinds(const LinearInputs& in) {
   return has_right_dimensions && has_normal_reciprocal(in.divisor);
 }
 
+// Returns true if K of x and weight, and N of weight and bias, are equal.
 inline bool has_matching_sizes(const LinearInputs& in) {
   const bool matches_bias = !in.bias || in.bias->size(0) == in.weight.size(0);
   return in.x.size(-1) == in.weight.size(1) && matches_bias;
@@ -65,6 +66,7 @@ inline bool has_matching_sizes(const LinearInputs& in) {
 
 inline bool is_empty(const LinearInputs& in) { return in.x.numel() == 0 || in.weight.numel() == 0; }
 
+// Returns which way a call goes.
 inline Route route_of(const LinearInputs& in) {
   if (!has_supported_kinds(in)) return Route::kReference;
   const c10::DispatchKeySet keys = keys_of(in);

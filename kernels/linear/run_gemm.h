@@ -82,6 +82,7 @@ struct OperandRules {
   bool takes_transposed_x, takes_transposed_weight;
 };
 
+// Returns how the path's kernel reads the operands of this product.
 inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
   const bool is_float32 = product.dtype == DType::kFloat32;
   // The fp16x3 kernels: a pass before the product splits x, wherever its rows begin.
@@ -97,6 +98,7 @@ inline OperandRules rules_of(Path path, const Product& product, int64_t element_
   return rules;
 }
 
+// Returns true if the path's kernel can compute the call on this GPU.
 inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
   switch (path) {
     case Path::kSkinny:
@@ -111,6 +113,7 @@ inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
   return false;
 }
 
+// Returns the bytes of workspace that the path's kernel needs.
 inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
   switch (path) {
     case Path::kSm90:
@@ -124,6 +127,7 @@ inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
   return 0;
 }
 
+// Launches the path's kernel, and returns the cudaError_t of that.
 inline int launch_gemm(Path path, const LinearArguments& linear, CUstream_st* stream) {
   switch (path) {
     case Path::kSkinny:
@@ -138,6 +142,7 @@ inline int launch_gemm(Path path, const LinearArguments& linear, CUstream_st* st
   fail("no kernel of ours computes torch's product");
 }
 
+// Describes the product for choose_path.
 inline Product product_of(const LinearInputs& in, bool has_relu) {
   Product product{};
   product.dtype = *kernel_dtype(in.x.scalar_type());
@@ -203,7 +208,7 @@ inline Tensor run_gemm(const LinearInputs& in, bool has_relu, const Tensor& mask
   return out;
 }
 
-#else  // a build without CUDA
+#else  // A build without CUDA: torch computes every product.
 
 inline Tensor run_gemm(const LinearInputs&, bool, const Tensor&) { return {}; }
 
