@@ -31,7 +31,7 @@ SOURCES = {
     "relu": [
         "relu/relu_op.cpp",
         "relu/relu_cpu.cpp",
-        "cpu/large_outputs.cpp",
+        "cpu/memory_pool.cpp",
         "relu/relu.cu",
     ],
     "linear_relu_divide": [
