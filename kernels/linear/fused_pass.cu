@@ -81,6 +81,7 @@ struct RowVector {
 
 // ----------------------------------------------------------------------------------------- forward
 
+// The constants of forward_kernel.
 struct ForwardConfig {
   static constexpr int kThreads = 256;  // of a block
 
@@ -154,6 +155,7 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
 
 // ---------------------------------------------------------------------------------------- backward
 
+// The constants of backward_kernel.
 struct BackwardConfig {
   static constexpr int kThreads = 256;  // of a block
   static constexpr int kWarps = kThreads / 32;
@@ -282,7 +284,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   mask += begin * row_bytes + elements.first / MaskLayout::kColumns;
 
   Compute<T> total[kSize] = {};  // of the runs that are complete
-  Compute<T> run[kSize] = {};
+  Compute<T> run[kSize] = {};    // of the current run
   for (int done = 0; done < count; done += kBatch) {
     Vector<T> grad[kBatch];
     uint32_t bits[kBatch];
@@ -320,6 +322,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   if (sums != nullptr) store_column_sums<T>(total, sums, elements, n, lanes);
 }
 
+// The constants of add_partials_kernel.
 struct AddPartialsConfig {
   static constexpr int kThreads = 256;  // of a block
   static constexpr int kWarps = kThreads / 32;
@@ -360,6 +363,7 @@ __global__ void __launch_bounds__(AddPartialsConfig::kThreads)
 
 // ---------------------------------------------------------------------------------------- launches
 
+// The bytes of an element.
 inline int bytes_of(DType dtype) {
   if (dtype == DType::kFloat64) return 8;
   if (dtype == DType::kFloat32) return 4;

@@ -5,13 +5,14 @@
 // run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names.
 //
 // Why it is fast: with few rows, each element of the weight takes part in few products, so the time
-// is that of reading the weight once from memory. No tensor core is needed. Even 16 rows of float32
-// arithmetic take half of the time in which the weight arrives. The design is about keeping reads
-// of the weight in flight all the time.
+// is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
+// float32 units need half of the time in which the weight arrives. The kernel keeps reads of the
+// weight in flight all the time.
 //
-// A cluster of up to 8 blocks computes a tile of kM rows of x (16 at most) and 32 features, and
-// then goes on to further tiles of features. Its blocks share K: each has its own range of K, and
-// holds its range of x in shared memory all the time. For a cluster of 4 blocks:
+// A feature is a row of the weight and a column of out. A cluster of up to 8 blocks computes a tile
+// of kM rows of x (16 at most) and 32 features, and then goes on to further tiles of features. Its
+// blocks share K: each has its own range of K, and holds that range of x in shared memory all the
+// time. For a cluster of 4 blocks:
 //
 //                                  K
 //              | block 0  | block 1  | block 2  | block 3  |
@@ -58,6 +59,7 @@
 
 namespace kernels::skinny {
 
+// The constants of skinny_kernel and of its launch.
 struct Config {
   static constexpr int kWarps = 8;  // of a block
   static constexpr int kThreads = 32 * kWarps;
@@ -80,14 +82,14 @@ struct Config {
   // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
   static constexpr int kLogMaxClusterSize = 3;
   static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
-  // The most stages over which products should be summed in float, so that few roundings add up.
+  // The most stages over which a lane should sum in float, so that few roundings add up.
   static constexpr int kMaxFloatStages = 4;
   // The time that the end of a tile takes, in stages. If it counts as 2 stages when the cluster
   // size is chosen, 32 rows take 9% longer.
   static constexpr int kTileEndStages = 1;
 };
 
-// The type in which the products of kM rows of x are summed.
+// The type in which a lane sums its products, for tiles of kM rows of x.
 template <int kM>
 using Sum = std::conditional_t<(kM > 4), float, double>;
 
@@ -117,9 +119,10 @@ constexpr size_t shared_bytes(int stages) {
 
 // ---------------------------------------------------------------------------- a row of x in a step
 
-// How a row of x in a step is stored in shared memory. Each lane has four elements. As floats they
-// are one 16-byte vector. As doubles they are two vectors, each in a line of its own with those of
-// the other lanes, so that the accesses of a warp have no bank conflicts:
+// How 128 elements of a row of x, those of one step, are stored in shared memory. Each lane has
+// four elements. As floats they are one 16-byte vector. As doubles they are two vectors, each in a
+// line of its own with those of the other lanes, so that the accesses of a warp have no bank
+// conflicts:
 //
 //              lane 0       lane 1       lane 2      ...
 //   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...          one line of kLineBytes
@@ -131,8 +134,8 @@ struct XStep {
   static constexpr int kLineBytes = 32 * kLaneBytes;
 };
 
-// Stores this lane's four elements of a row, which begins at `step`, as floats or doubles. The
-// value of the last argument is not used; its type chooses.
+// Stores this lane's four elements of a row, which begins at `step`, as floats or as doubles. The
+// type of the last argument chooses between the two; its value is not used.
 __device__ inline void store_step(uint8_t* step, float4 v, float) {
   *reinterpret_cast<float4*>(step + threadIdx.x % 32 * XStep::kLaneBytes) = v;
 }
@@ -454,8 +457,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 // asked once for each device and size.
 template <int kM>
 int count_clusters(int log_size) {
-  constexpr int kDevices =
-      64;  // whose numbers are kept; for further devices CUDA is asked each time
+  constexpr int kDevices = 64;  // Their numbers are kept. For further devices CUDA is always asked.
   static std::atomic<int> known[kDevices][Config::kLogMaxClusterSize + 1];
   int device;
   check(cudaGetDevice(&device));

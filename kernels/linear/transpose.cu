@@ -33,6 +33,7 @@
 
 namespace kernels::transpose_tiles {
 
+// The constants of transpose_kernel and of its launch.
 struct Config {
   static constexpr int kTile = 64;  // elements a side of a tile
   // Floats from one row of the tile to the next in shared memory. The odd number places the
@@ -51,8 +52,8 @@ struct Config {
   static_assert(kTile % kRowsAtOnce == 0, "all threads move equally many rows of a tile");
 };
 
-// Copies nothing if is_needed is not null and points to a 0. A block goes through tiles that are
-// gridDim.x apart.
+// Makes the copy. If is_needed is not null and points to a 0, it makes none: an earlier kernel has
+// found that the copy is not needed. A block handles tiles that are gridDim.x apart.
 __global__ void __launch_bounds__(Config::kThreads)
     transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
   constexpr int kTile = Config::kTile;
@@ -102,6 +103,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
+// Launches the kernel and returns its cudaError_t.
 inline int launch(const Transposition& t, const unsigned* is_needed, CUstream_st* stream) {
   const int64_t tiles = divide_up(t.rows, Config::kTile) * divide_up(t.columns, Config::kTile);
   const bool is_conditional = is_needed != nullptr;

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   // from `whole` on have a thread each. With a mask, `whole` is a multiple of 8, so that these
   // elements share no byte of the mask with a vector. Threads without elements then have zeros,
   // because they take part in the exchange of bits.
-  constexpr int kMultiple = kMask ? 8 : kSize;
+  constexpr int kMultiple = kMask ? 8 : kSize;  // whose multiple `whole` is
   const Index whole = n - n % kMultiple;
   const Index rest = whole + threadIdx.x;
   T rest_value;
@@ -330,6 +330,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 // ---------------------------------------------------------------- backward, for a strided gradient
 
+// The constants of relu_backward_strided_kernel.
 struct StridedConfig {
   static constexpr int kThreads = 256;  // of a block
   // Elements of a thread, kThreads apart, if neighbours in grad_input are neighbours in
@@ -447,6 +448,7 @@ int count_blocks(int64_t n) {
   return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlock);
 }
 
+// Launches forward, with or without a mask. This and the functions below return a cudaError_t.
 template <bool kMask>
 int launch_relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                 CUstream_st* stream) {
@@ -477,6 +479,7 @@ struct UnsignedOf<8> {
   using Type = uint64_t;
 };
 
+// Launches backward for a gradient that is dense and aligned, or constant.
 template <typename Bits>
 int launch_backward(const void* grad_output, bool is_constant, const uint8_t* mask,
                     void* grad_input, int64_t n, CUstream_st* stream) {
@@ -489,6 +492,7 @@ int launch_backward(const void* grad_output, bool is_constant, const uint8_t* ma
   });
 }
 
+// Launches backward for any other gradient.
 inline int launch_backward_strided(const void* grad_output, const GradientLayout& layout,
                                    const uint8_t* mask, void* grad_input, int64_t n,
                                    int element_bytes, CUstream_st* stream) {
