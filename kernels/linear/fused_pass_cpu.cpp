@@ -11,11 +11,12 @@
 // are not.
 //
 // For large matrices, the bandwidth of the memory is the limit. So each element is loaded once, and
-// everything is done with it while it is in the L1 cache. The unit of that is a strip: up to 512
-// adjacent elements, which are a part of one row or several whole rows.
+// everything is done with it while it is in the L1 cache. The kernels do so for one strip after the
+// other: a strip is up to 512 adjacent elements, which are a part of one row or several whole rows.
 //
-// grad_bias is summed in double and rounded once, so that it errs at most as much as torch's sum,
-// whatever torch's order of additions.
+// grad_bias is summed in double and rounded once. It therefore errs at most as much as torch's sum
+// in float32, in any order of torch's additions. For float64, both sum in float64; here the terms
+// are added in groups and in pairs, as torch adds them.
 
 #include <algorithm>
 #include <cmath>
@@ -30,8 +31,8 @@ namespace kernels::cpu {
 namespace {
 
 struct Config {
-  // The most elements of a strip. 512 elements of grad_output, grad_z and the sums in double are 8
-  // KiB in float32, of an L1 cache of 32 KiB or more.
+  // The most elements of a strip. In float32, 512 elements of grad_output and of grad_z and 512
+  // sums in double take 8 KiB. An L1 cache has 32 KiB or more.
   static constexpr int64_t kStrip = 512;
   // Backward adds the strips of grad_z to their sums four at a time: each sum is then loaded and
   // stored once for four terms.
@@ -41,7 +42,7 @@ struct Config {
   static constexpr int64_t kRunRows = 64;
 };
 static_assert(Config::kStrip % kBlock == 0, "a full strip has whole blocks");
-static_assert(Config::kStrip % 8 == 0, "a part of a row that is a full strip has whole mask bytes");
+static_assert(Config::kStrip % 8 == 0, "the next strip of a row begins with a byte of the mask");
 
 // How many bytes of a mask hold so many adjacent bits.
 int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
@@ -64,8 +65,9 @@ void widen_block(const typename E::Bits* __restrict__ x, typename E::Compute* __
 }
 
 #ifdef __F16C__
-// The same for float16, by the machine's instructions that convert eight numbers. They take a fifth
-// of the time (EPYC) of the functions of Float16, for which GCC 12 makes no vector instructions.
+// divide_block and widen_block for float16, by the machine's instructions that convert eight
+// numbers. These take a fifth of the time (EPYC) of the loops above, for which GCC 12 makes no
+// vector instructions.
 typedef float EightFloats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef short EightHalves __attribute__((vector_size(16), aligned(2), may_alias));
 
@@ -113,7 +115,7 @@ struct PackedMask {
   // One byte more than a strip's bits: eight_bits reads two bytes.
   uint8_t bytes[Config::kStrip / 8 + 1] = {};
 
-  // The bits of the elements i to i + 7. Those beyond the strip's last element are undefined.
+  // The bits of the elements i to i + 7. Bits beyond the strip's last element mean nothing.
   int eight_bits(int64_t i) const {
     const int two_bytes = bytes[i / 8] | bytes[i / 8 + 1] << 8;
     return two_bytes >> i % 8 & 0xff;
@@ -160,7 +162,7 @@ struct Flags {
   }
 };
 
-// to[i] = flags[i] != 0 ? from[i] : 0 for a block, as select_block does it by bits.
+// to[i] = flags[i] != 0 ? from[i] : 0 for a block. select_block does the same by a mask's bits.
 template <typename Bits>
 void select_block_by_flags(const Bits* __restrict__ from, const uint8_t* __restrict__ flags,
                            Bits* __restrict__ to) {
@@ -187,8 +189,7 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
              });
 }
 
-// The strip that forward handles next: `rows` rows from `row` on, and `columns` columns from
-// `column` on.
+// A strip of forward: `rows` rows from `row` on, and `columns` columns from `column` on.
 //
 // Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
 // Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
@@ -199,7 +200,7 @@ struct ForwardStrip {
   int64_t column;
   int64_t columns;
 
-  // The strip that begins with a byte, and ends before byte `end`.
+  // The strip that begins with byte `byte` of the mask. The bytes from `end` on are not part of it.
   ForwardStrip(int64_t byte, int64_t end, int64_t n) {
     const int64_t row_bytes = bytes_of_bits(n);
     row = byte / row_bytes;
@@ -282,8 +283,8 @@ void add_strip(const typename E::Bits* strip, double* __restrict__ sums, int64_t
   for (; i < count; ++i) sums[i] += double{E::widen(strip[i])};
 }
 
-// Sums the rows of sums [rows, columns] into its first row, pairwise: adds the lower half of the
-// rows to the upper half until one row is left. The error of a sum then grows with log2(rows)
+// Sums the rows of sums [rows, columns] into its first row, pairwise: adds the second half of the
+// rows to the first half, until one row is left. The error of a sum then grows with log2(rows)
 // alone, which matters for float64. Five rows, for example:
 //
 //     0 1 2 3 4   ->   0+3 1+4 2   ->   0+3+2 1+4   ->   0+3+2+1+4
@@ -298,10 +299,13 @@ void sum_rows(double* sums, int64_t rows, int64_t columns) {
 }
 
 // Rounds x to a float "to odd": if x is between two floats, the result is the one whose last bit is
-// 1. It is the first of two roundings, double to float to half precision. With the usual
-// first rounding, to the nearest float, x = 1 + 2^-11 + 2^-40 would become 1 + 2^-11, which is
-// halfway between the float16 numbers 1 and 1 + 2^-10, and then 1, although 1 + 2^-10 is nearer to
-// x. Rounded to odd, x becomes 1 + 2^-11 + 2^-23, and then 1 + 2^-10.
+// 1. Half precision takes two roundings, from double to float and from float to half precision, and
+// this is the first.
+//
+// The usual rounding, to the nearest float, would be wrong here. x = 1 + 2^-11 + 2^-40, for
+// example, would become 1 + 2^-11, which is halfway between the float16 numbers 1 and 1 + 2^-10,
+// and then 1, although 1 + 2^-10 is nearer to x. Rounded to odd, x becomes 1 + 2^-11 + 2^-23, and
+// then 1 + 2^-10.
 float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const bool is_exact = static_cast<double>(nearest) == x;
@@ -325,16 +329,17 @@ typename E::Bits element_nearest_to(double x) {
   }
 }
 
-// The rows of backward's strips: as many as fit, or 1 if a row is longer than a strip. Where 64 or
-// more fit, a multiple of 64: so many rows have whole blocks for every n, which are faster.
+// The rows of backward's strips: as many as fit, or 1 if a row is longer than a strip. If 64 or
+// more fit, the number is a multiple of 64: the strips then have whole blocks for every n, and
+// whole blocks are faster.
 int64_t strip_rows(int64_t n) {
   const int64_t rows = Config::kStrip / n;
   if (rows >= kBlock) return rows / kBlock * kBlock;
   return std::max<int64_t>(rows, 1);
 }
 
-// The rows of a run: 64, or four strips if those are more. Runs do not depend on the number of
-// threads, so that the order of the additions does not either.
+// The rows of a run: 64, or those of four strips if they are more. Runs do not depend on the number
+// of threads, and so neither does the order of the additions.
 int64_t run_rows(int64_t n) {
   return std::max(Config::kRunRows, Config::kStripsAdded * strip_rows(n));
 }
