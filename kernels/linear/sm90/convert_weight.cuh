@@ -401,86 +401,24 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
   return counts;
 }
 
-// Puts an infinity into the unit's rows that have too many subnormals so far: one warp, a row a
-// lane. The last unit of a row to add its count sees the whole count, so no row is missed.
-__device__ __forceinline__ void mark_rows_for_tf32(const WeightConversion& p, int64_t k,
-                                                   int64_t first_row, int k_tile) {
-  __syncwarp();  // the counts of all lanes are added
-  const int64_t row = first_row + threadIdx.x % 32;
+// Puts an infinity into a row of a unit if the row has too many subnormals so far: one lane. The
+// last unit of a row to add its count sees the whole count, so no row is missed.
+__device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int64_t k, int64_t row,
+                                                  int k_tile) {
   if (row < p.weight.rows &&
       fp16x3::has_many_subnormals(ptx::load_acquire(p.subnormals + row), k)) {
     p.weight.hi[(k_tile * p.weight.rows + row) * fp16x3::kKTileWidth] = __float2half(INFINITY);
   }
 }
 
-// The part of the weight that a unit converts, and its wave (see UnitOrder).
-struct Unit {
-  int wave;
-  int k_tile;   // the first of four
-  int64_t row;  // the first of 32
-};
-
-// The order of the units, which is that in which the clusters need them.
-//
-// Each cluster multiplies one tile at a time, so at any time `weight_tiles_at_once` tiles of the
-// weight are multiplied: a wave. All units of a wave's first four k-tiles come first, then all of
-// its next four, and so on; then the next wave.
-//
-// Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once,
-// and the weight 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
-// are 8 rows of units, and K has 128 k-tiles, which are 32 units.
-//
-//   wave 0: tiles 0 - 16 of the weight, 17 * 8 = 136 rows of units, 136 * 32 = 4352 units
-//   wave 1: tiles 17 - 31,              15 * 8 = 120 rows of units, 120 * 32 = 3840 units
-//
-//   Unit 5000 is number 648 of wave 1, and 648 = 5 * 120 + 48. So it is in row of units 136 + 48,
-//   which is rows 184 * 32 = 5888 to 5919 of the weight, and in k-tiles 5 * 4 = 20 to 23.
-//
-//   17 * 4 = 68 tiles come before wave 1, so each of the 66 clusters has multiplied 68 / 66 = 1 of
-//   them (rounded down), which is 128 k-tiles. A cluster first needs the unit at its k-tile 128 +
-//   20 = 148.
-struct UnitOrder {
-  int units_along_k;
-  int all_rows;   // of units, along the whole weight
-  int wave_rows;  // of units, in a wave; the last wave may have fewer
-
-  __device__ __forceinline__ UnitOrder(const WeightConversion& p, int weight_tiles) {
-    using C = ConvertWeightConfig;
-    constexpr int kRowsPerTile = kClusterSize * C::kUnitsPerPanel;
-    units_along_k = (p.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
-    all_rows = weight_tiles * kRowsPerTile;
-    wave_rows = p.weight_tiles_at_once * kRowsPerTile;
-  }
-
-  __device__ unsigned count() const { return static_cast<unsigned>(all_rows) * units_along_k; }
-
-  __device__ __forceinline__ Unit find(unsigned index) const {
-    using C = ConvertWeightConfig;
-    const int number = static_cast<int>(index);
-    const int wave = number / (wave_rows * units_along_k);
-    const int number_in_wave = number - wave * wave_rows * units_along_k;
-    const int rows = min(wave_rows, all_rows - wave * wave_rows);  // of units, in this wave
-    const int unit_k = number_in_wave / rows;
-    const int unit_row = wave * wave_rows + number_in_wave - unit_k * rows;
-    return {wave, unit_k * C::kUnitKTiles, unit_row * C::kUnitRows};
-  }
-};
-
-// The number of k-tiles that a cluster has begun when it first needs a unit.
-__device__ __forceinline__ int first_use(const WeightConversion& p, const Unit& unit,
-                                         int clusters) {
-  const int tiles_before = unit.wave * p.weight_tiles_at_once * p.x_tiles_at_once;
-  return tiles_before / clusters * p.k_tiles + unit.k_tile;
-}
-
 // Converts a whole unit of a weight of either layout.
 template <bool kTransposed>
-__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, const Unit& unit,
-                                                   BatchRing& ring, int barrier) {
+__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, int64_t first_row,
+                                                   int k_tile, BatchRing& ring, int barrier) {
   if constexpr (kTransposed) {
-    return convert_transposed_unit(p, unit.row, unit.k_tile, ring, barrier);
+    return convert_transposed_unit(p, first_row, k_tile, ring, barrier);
   } else {
-    return convert_row_major_unit(p, unit.row, unit.k_tile, ring, barrier);
+    return convert_row_major_unit(p, first_row, k_tile, ring, barrier);
   }
 }
 
@@ -493,42 +431,77 @@ __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
 // units from one counter, so a warp mostly converts what other blocks multiply.
 //
 // `progress` counts the k-tiles that this block's producer has begun. `is_needed` returns whether
-// any tile reads the fp16 weight at all; it is the same in all blocks.
+// any tile reads the fp16 weight at all; the answer is the same in all blocks.
+//
+// The order of the units is that in which the clusters need them. Each cluster multiplies one tile
+// at a time, so at any time `weight_tiles_at_once` tiles of the weight are multiplied: a wave. All
+// units of a wave's first four k-tiles come first, then all of its next four, and so on; then the
+// next wave.
+//
+// Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once,
+// and the weight 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
+// are 8 unit rows (of 32 rows each), and K has 128 k-tiles, which are 32 units.
+//
+//   wave 0: tiles 0 - 16 of the weight, 17 * 8 = 136 unit rows, 136 * 32 = 4352 units
+//   wave 1: tiles 17 - 31,              15 * 8 = 120 unit rows, 120 * 32 = 3840 units
+//
+//   Unit 5000 is number 648 of wave 1, and 648 = 5 * 120 + 48. So it is in unit row 136 + 48 = 184,
+//   which is rows 5888 to 5919 of the weight, and in k-tiles 5 * 4 = 20 to 23.
+//
+//   17 * 4 = 68 tiles come before wave 1, so each of the 66 clusters has multiplied 68 / 66 = 1 of
+//   them (rounded down), which is 128 k-tiles. A cluster first needs unit 5000 at its k-tile 128 +
+//   20 = 148, and no warp converts it before its block's producer has begun k-tile 148 - 24.
 template <bool kTransposed, typename IsNeeded>
 __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_tiles, int clusters,
                                BatchRing& ring, int barrier, int* progress,
                                const IsNeeded& is_needed) {
   using C = ConvertWeightConfig;
   const int lane = threadIdx.x % 32;
-  const UnitOrder order(p, weight_tiles);
-  const unsigned units = order.count();
+  const int units_along_k = (p.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
+  const int unit_rows = weight_tiles * kClusterSize * C::kUnitsPerPanel;
+  const int unit_rows_of_wave = p.weight_tiles_at_once * kClusterSize * C::kUnitsPerPanel;
+  const unsigned units = static_cast<unsigned>(unit_rows) * units_along_k;
   const unsigned first = take_unit(p);
-  // The atomic operation above and the loads of is_needed are in flight at the same time.
+  // The atomic operation above and the loads of is_needed are in flight at the same time. Asked
+  // after the first unit, for which the producers wait, the kernel takes 249 us instead of 239.
   if (!is_needed()) return;
   unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {
     const unsigned prefetched = take_unit(p);
-    const Unit unit = order.find(index);
+    // Which unit it is: see the example above.
+    const int wave = static_cast<int>(index) / (unit_rows_of_wave * units_along_k);
+    const int in_wave = static_cast<int>(index) - wave * unit_rows_of_wave * units_along_k;
+    const int first_unit_row = wave * unit_rows_of_wave;
+    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);  // of this wave
+    const int unit_k = in_wave / own_unit_rows;
+    const int k_tile = unit_k * C::kUnitKTiles;
+    const int64_t row = (first_unit_row + in_wave - unit_k * own_unit_rows) * C::kUnitRows;
     if (lane == 0) {
-      const int use = first_use(p, unit, clusters);
-      while (atomicAdd(progress, 0) + C::kLead < use) __nanosleep(200);
+      const int tiles_before = wave * p.weight_tiles_at_once * p.x_tiles_at_once;
+      const int first_use = tiles_before / clusters * p.k_tiles + k_tile;
+      while (atomicAdd(progress, 0) + C::kLead < first_use) __nanosleep(200);
     }
     __syncwarp();
-    const bool is_whole = unit.row + C::kUnitRows <= p.weight.rows &&
-                          int64_t{unit.k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
+
+    const bool is_whole = row + C::kUnitRows <= p.weight.rows &&
+                          int64_t{k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
     bool counts;  // whether anything was added to subnormals
     if (is_whole) {
-      counts = convert_whole_unit<kTransposed>(p, unit, ring, barrier);
+      counts = convert_whole_unit<kTransposed>(p, row, k_tile, ring, barrier);
     } else {
-      counts = convert_edge_unit<kTransposed>(p, k, unit.row + lane / 8, unit.k_tile);
+      counts = convert_edge_unit<kTransposed>(p, k, row + lane / 8, k_tile);
     }
-    if (counts) mark_rows_for_tf32(p, k, unit.row, unit.k_tile);
+    if (counts) {
+      __syncwarp();  // all lanes have added their counts
+      mark_row_for_tf32(p, k, row + lane, k_tile);
+    }
+
     // Publishes the unit: see "who synchronises with whom" at the top.
     ptx::fence_proxy_async_global();
     __syncwarp();
-    if (lane < C::kUnitKTiles && unit.k_tile + lane < p.k_tiles) {
-      const int64_t panel = unit.row / Config::kWeightRows;
-      ptx::add_release(p.ready + panel * p.k_tiles + unit.k_tile + lane, 1);
+    if (lane < C::kUnitKTiles && k_tile + lane < p.k_tiles) {
+      const int64_t panel = row / Config::kWeightRows;
+      ptx::add_release(p.ready + panel * p.k_tiles + k_tile + lane, 1);
     }
     index = __shfl_sync(0xffffffff, prefetched, 0);
   }
