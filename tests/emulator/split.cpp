@@ -54,7 +54,7 @@ int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool ha
 
 void check_split(bool has_lo) {
   const auto splitter = one_in(2) ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
-  const int64_t longest = splitter == fp16x3::Splitter::kWarp ? fp16x3::kKeptByWarp : 20000;
+  const int64_t longest = splitter == fp16x3::Splitter::kWarp ? fp16x3::SplitConfig::kKeptByWarp : 20000;
   const int64_t k = draw(1, one_in(3)   ? longest
                             : one_in(2) ? std::min(longest, int64_t{2500})
                                         : 300);

@@ -32,7 +32,7 @@ constexpr bool is_built() {
 
 // A row a block, first's before second's. Templates are not compiled where is_built is false.
 template <typename Matrix>
-__global__ void __launch_bounds__(fp16x3::kThreads)
+__global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
@@ -84,7 +84,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
   if (!is_first) unsplit.rows = 0;
   constexpr int64_t kMaxBlocks = 1 << 20;
   const int rows = static_cast<int>(std::min(x.rows + unsplit.rows, kMaxBlocks));
-  launch_grid({rows, fp16x3::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Matrix>, x,
+  launch_grid({rows, fp16x3::SplitConfig::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Matrix>, x,
               unsplit, linear.k);
 
   // multiply

@@ -135,7 +135,7 @@ struct Workspace {
 // Splits x, samples the weight, and clears the counters.
 void prepare(const LinearArguments& linear, const Workspace& workspace, cudaStream_t stream) {
   const int threads = fp16x3::threads_of_row(linear.k);
-  const bool is_short = linear.k <= fp16x3::kKeptByWarp;
+  const bool is_short = linear.k <= fp16x3::SplitConfig::kKeptByWarp;
   const int sampling = blocks_of(linear.n, threads / 32 * kSampledRows);
   const int blocks = sampling + blocks_of(linear.m, is_short ? threads / 32 : 1);
   launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, split_x_kernel, workspace.x,

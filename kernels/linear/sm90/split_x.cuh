@@ -104,7 +104,7 @@ __device__ inline int exponent_of_hi(const Samples& samples, int i) {
 }
 
 // The first `sampling` blocks sample the weight, the others split x.
-__global__ void __launch_bounds__(fp16x3::kThreads)
+__global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
     split_x_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                    const __grid_constant__ fp16x3::SplitMatrix weight, bool weight_is_transposed,
                    int64_t k, int sampling, fp16x3::Splitter splitter, unsigned* zeros,
