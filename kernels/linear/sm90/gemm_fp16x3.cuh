@@ -75,7 +75,7 @@ __device__ inline void rescale(const GemmArguments& p) {
       const float largest = largest_of_row(p.weight.from + row * p.weight.row_stride, p.k, 1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
-      p.weight.exponent[row] = is_finite ? min(14 - ilogbf(largest), kMostOfPairs) : 0;
+      p.weight.exponent[row] = is_finite ? min(14 - ilogbf(largest), kMaxPairExponent) : 0;
       if (is_finite) continue;
       p.weight.state[row] = fp16x3::kNonfinite;
       *p.has_nonfinite = 1;

@@ -136,7 +136,7 @@ struct Workspace {
 void prepare(const LinearArguments& linear, const Workspace& workspace, cudaStream_t stream) {
   const int threads = fp16x3::threads_of_row(linear.k);
   const bool is_short = linear.k <= fp16x3::SplitConfig::kKeptByWarp;
-  const int sampling = blocks_of(linear.n, threads / 32 * kSampledRows);
+  const int sampling = blocks_of(linear.n, threads / 32 * SampleConfig::kRows);
   const int blocks = sampling + blocks_of(linear.m, is_short ? threads / 32 : 1);
   launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, split_x_kernel, workspace.x,
               workspace.weight, linear.weight_is_transposed, linear.k, sampling,
@@ -335,7 +335,7 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return (is_fp16x3 || has_aligned_rows(linear.x, size * linear.x_stride)) &&
          has_aligned_rows(linear.weight, size * linear.weight_stride) && linear.m < kMost &&
-         linear.n < kMost && linear.k < (is_float32 ? sm90::kMostK : kMost);
+         linear.n < kMost && linear.k < (is_float32 ? sm90::kMaxK : kMost);
 }
 
 size_t linear_sm90_workspace(const LinearArguments& linear) {
