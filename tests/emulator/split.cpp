@@ -152,7 +152,7 @@ void check_nonfinite() {
   linear.out = out.data, linear.mask = one_in(2) ? mask.data : nullptr;
   const unsigned flag = !one_in(5);
   const unsigned* const has_nonfinite = one_in(3) ? nullptr : &flag;
-  note_launch(launch<nonfinite_rows_kernel>(static_cast<int>(draw(1, 5)), nonfinite::kThreads,
+  note_launch(launch<nonfinite_rows_kernel>(static_cast<int>(draw(1, 5)), nonfinite::NonfiniteConfig::kThreads,
                                             nullptr, x.matrix(), weight.matrix(), k,
                                             Epilogue<float>(linear), has_nonfinite));
   for (int64_t i = 0; i < m * n; ++i) {

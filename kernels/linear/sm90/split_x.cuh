@@ -28,8 +28,8 @@
 
 namespace kernels::sm90 {
 
-// k of float32 operands is below this. A row then has at most 2^24 subnormal elements, and 32 times
-// their number, which has_many_subnormals compares, fits into an int64 and into 32 bits.
+// k of float32 operands is below this. The number of a row's subnormal elements, times 32 for the
+// comparison in has_many_subnormals, then fits into an int.
 constexpr int64_t kMaxK = 1 << 24;
 
 // Limits of the exponents of the weight's rows. At the minimum, fp16's upper limit of 2^16 is 2^127
