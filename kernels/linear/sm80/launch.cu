@@ -67,7 +67,7 @@ struct Workspace {
 
 int64_t rows_of_chunk(const LinearArguments& linear) {
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const Tiling tiling{kBlockM, divide_up(linear.n, kBlockN), std::max(multiprocessors, 1)};
+  const Tiling tiling{GemmFp16x3Config::kBlockM, divide_up(linear.n, GemmFp16x3Config::kBlockN), std::max(multiprocessors, 1)};
   return kernels::rows_of_chunk(
       linear.m, tiling, [&](int64_t rows) { return Workspace(with_rows(linear, rows)).bytes; });
 }
@@ -89,10 +89,10 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
 
   // multiply
   const auto kernel = gemm_fp16x3_kernel<Matrix>;
-  allow_shared_memory(kernel, kBytes);
-  const TileOrder tiles{blocks_of(linear.m, kBlockM), blocks_of(linear.n, kBlockN)};
+  allow_shared_memory(kernel, GemmFp16x3Config::kSharedBytes);
+  const TileOrder tiles{blocks_of(linear.m, GemmFp16x3Config::kBlockM), blocks_of(linear.n, GemmFp16x3Config::kBlockN)};
   const int k = static_cast<int>(fp16x3::padded(linear.k));
-  launch_grid({tiles.count(), kThreads, kBytes, stream, /*has_pdl=*/false}, kernel, x, weight, k,
+  launch_grid({tiles.count(), GemmFp16x3Config::kThreads, GemmFp16x3Config::kSharedBytes, stream, /*has_pdl=*/false}, kernel, x, weight, k,
               tiles, epilogue);
   nonfinite::launch(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
                     /*has_pdl=*/false);
@@ -105,10 +105,10 @@ namespace kernels::cuda {
 bool linear_sm80_supports(const LinearArguments& linear) {
   constexpr int64_t kMaxSize = INT32_MAX - 1024;  // the last tile and step fit, too
   return sm80::is_built() && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
-         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= sm80::kBytes &&
+         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= sm80::GemmFp16x3Config::kSharedBytes &&
          linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest &&
          linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
-         divide_up(linear.m, sm80::kBlockM) * divide_up(linear.n, sm80::kBlockN) <= kMaxSize;
+         divide_up(linear.m, sm80::GemmFp16x3Config::kBlockM) * divide_up(linear.n, sm80::GemmFp16x3Config::kBlockN) <= kMaxSize;
 }
 
 size_t linear_sm80_workspace(const LinearArguments& linear) {
