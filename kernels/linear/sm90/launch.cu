@@ -54,7 +54,8 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
   CUtensorMap map;
   const cuuint64_t sizes[] = {columns, rows, matrices};
   const cuuint64_t strides[] = {stride * sizeof(T), rows * stride * sizeof(T)};
-  const cuuint32_t box[] = {kRowBytes / sizeof(T), box_rows, 1}, steps[] = {1, 1, 1};
+  const cuuint32_t box[] = {gemm_single::Config::kKTileBytes / sizeof(T), box_rows, 1},
+                   steps[] = {1, 1, 1};
   const CUresult status =
       encode(&map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -75,7 +76,8 @@ int count_clusters(Kernel* kernel, size_t bytes) {
 }
 
 inline TileOrder product_tiles(const LinearArguments& linear) {
-  return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
+  return {blocks_of(linear.m, gemm_single::Config::kXRows),
+          blocks_of(linear.n, gemm_single::Config::kWeightRows * kClusterSize)};
 }
 
 // For float32: counters, which are 0 at first, the split x, and what the weight becomes.
@@ -86,8 +88,8 @@ struct Workspace {
   unsigned *has_overflowed, *has_nonfinite;
   PartialSums partials;  // the second run's counts follow the first's
   // One product: the rounded weight, tiles to be made again, and a copy of a transposed weight.
-  Conversion conversion{};
-  TileList redo;
+  gemm_single::WeightConversion conversion{};
+  gemm_single::RedoList redo;
   Transposition weight_copy{};
 
   explicit Workspace(const LinearArguments& linear)
@@ -95,14 +97,14 @@ struct Workspace {
         weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
     WorkspaceSlices slices(linear.workspace);
     const bool has_lo = linear.precision == Precision::kHighest;
-    const int64_t padded_k = fp16x3::padded(linear.k), steps = padded_k / kStepK;
+    const int64_t padded_k = fp16x3::padded(linear.k), steps = padded_k / fp16x3::kKTileWidth;
     const TileOrder tiles = product_tiles(linear);
     if (has_lo) {
       partials.counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
       has_overflowed = slices.add<unsigned>(2);
       has_nonfinite = has_overflowed + 1;
     } else {
-      conversion.steps = static_cast<int>(steps);
+      conversion.k_tiles = static_cast<int>(steps);
       conversion.next = slices.add<unsigned>(1);
       conversion.ready = slices.add<unsigned>(tiles.weight_tiles * kClusterSize * steps);
       conversion.subnormals = slices.add<unsigned>(linear.n);
@@ -146,31 +148,32 @@ void prepare(const LinearArguments& linear, const Workspace& workspace, cudaStre
 }
 
 template <typename Kind>
-Product<Kind> make_product(const LinearArguments& linear, int64_t together) {
+gemm_single::Arguments<Kind> make_product(const LinearArguments& linear, int64_t together) {
   return {Epilogue<typename Kind::Out>(linear, together), static_cast<int>(linear.k),
           product_tiles(linear), linear.x_is_transposed, linear.weight_is_transposed};
 }
 
 template <typename Kind>
-void launch_product(const Product<Kind>& product, int clusters, const CUtensorMap& x,
+void launch_product(const gemm_single::Arguments<Kind>& product, int clusters, const CUtensorMap& x,
                     const CUtensorMap& weight, const CUtensorMap& out, cudaStream_t stream) {
-  launch_grid({clusters * kClusterSize, kThreads, sizeof(Memory<Kind>), stream, /*has_pdl=*/true},
-              gemm_single_kernel<Kind>, x, weight, out, product);
+  launch_grid({clusters * kClusterSize, kThreads, sizeof(gemm_single::SharedMemory<Kind>), stream,
+               /*has_pdl=*/true},
+              gemm_single::gemm_single_kernel<Kind>, x, weight, out, product);
 }
 
 // The same of operands as they lie in memory.
 template <typename Kind>
-void launch_product(const Product<Kind>& product, int clusters, const LinearArguments& linear,
-                    cudaStream_t stream) {
+void launch_product(const gemm_single::Arguments<Kind>& product, int clusters,
+                    const LinearArguments& linear, cudaStream_t stream) {
   const auto make = [&](const void* operand, int64_t rows, int64_t stride, bool is_transposed) {
     const auto matrix = static_cast<const typename Kind::Element*>(operand);
-    if (is_transposed) return make_map(matrix, linear.k, rows, stride, kStepK);
-    return make_map(matrix, rows, linear.k, stride, kBoxRows);
+    if (is_transposed) return make_map(matrix, linear.k, rows, stride, fp16x3::kKTileWidth);
+    return make_map(matrix, rows, linear.k, stride, gemm_single::Config::kBoxRows);
   };
   CUtensorMap out{};
   if constexpr (Kind::kIsGradient) {
     out = make_map(static_cast<typename Kind::Out*>(linear.out), linear.n, linear.m, linear.m,
-                   kWarpFeatures);
+                   gemm_single::Config::kWarpFeatures);
   }
   launch_product(product, clusters,
                  make(linear.x, linear.m, linear.x_stride, linear.x_is_transposed),
@@ -180,11 +183,13 @@ void launch_product(const Product<Kind>& product, int clusters, const LinearArgu
 
 template <typename Kind>
 void launch_half(const LinearArguments& linear, cudaStream_t stream) {
-  const int64_t together = linear.mask != nullptr ? kFeatures : 16 / sizeof(typename Kind::Out);
+  const int64_t together = linear.mask != nullptr ? gemm_single::Config::kWarpgroupFeatures
+                                                  : 16 / sizeof(typename Kind::Out);
   auto product = make_product<Kind>(linear, together);
   product.epilogue.is_fast &= linear.relu;  // or else the results are staged
   // As few clusters as the waves need: 0.3% less time on an H200 than with all.
-  const int clusters = count_clusters(gemm_single_kernel<Kind>, sizeof(Memory<Kind>));
+  const int clusters = count_clusters(gemm_single::gemm_single_kernel<Kind>,
+                                      sizeof(gemm_single::SharedMemory<Kind>));
   const int tiles = product.tiles.count(), waves = blocks_of(tiles, clusters);
   launch_product(product, blocks_of(tiles, waves), linear, stream);
 }
@@ -193,18 +198,20 @@ void launch_converted(const LinearArguments& linear, cudaStream_t stream) {
   const Workspace workspace(linear);
   prepare(linear, workspace, stream);
   const int64_t together = linear.mask != nullptr ? 8 : 4;
-  auto product = make_product<Rounded>(linear, together);
+  auto product = make_product<gemm_single::ConvertTraits>(linear, together);
   const int tiles = product.tiles.count();
-  const int most = count_clusters(gemm_single_kernel<Rounded>, sizeof(Memory<Rounded>));
+  const int most = count_clusters(gemm_single::gemm_single_kernel<gemm_single::ConvertTraits>,
+                                  sizeof(gemm_single::SharedMemory<gemm_single::ConvertTraits>));
   const int clusters = std::min(most, tiles);
   product.redo = workspace.redo;
   product.conversion = workspace.conversion;
-  product.conversion.side = std::min(product.tiles.x_tiles, TileOrder::kBand);
-  product.conversion.width = blocks_of(clusters, product.conversion.side);
+  product.conversion.x_tiles_at_once = std::min(product.tiles.x_tiles, TileOrder::kBand);
+  product.conversion.weight_tiles_at_once = blocks_of(clusters, product.conversion.x_tiles_at_once);
   product.x_exponent = workspace.x.exponent;
-  const int64_t steps = product.conversion.steps;
-  launch_product(product, clusters, make_map(workspace.x, steps, kXHalf),
-                 make_map(workspace.weight, steps, kWeightRows), CUtensorMap{}, stream);
+  const int64_t steps = product.conversion.k_tiles;
+  launch_product(
+      product, clusters, make_map(workspace.x, steps, gemm_single::Config::kXRowsPerBlock),
+      make_map(workspace.weight, steps, gemm_single::Config::kWeightRows), CUtensorMap{}, stream);
 
   // The tiles that fp16 does not carry. TF32 is not read transposed.
   LinearArguments again = linear;
@@ -214,9 +221,10 @@ void launch_converted(const LinearArguments& linear, cudaStream_t stream) {
     again.weight = copy.to, again.weight_stride = copy.to_stride;
     again.weight_is_transposed = false;
   }
-  auto redo = make_product<Redo>(again, together);
+  auto redo = make_product<gemm_single::RedoTraits>(again, together);
   redo.redo = workspace.redo;
-  const int most_again = count_clusters(gemm_single_kernel<Redo>, sizeof(Memory<Redo>));
+  const int most_again = count_clusters(gemm_single::gemm_single_kernel<gemm_single::RedoTraits>,
+                                        sizeof(gemm_single::SharedMemory<gemm_single::RedoTraits>));
   launch_product(redo, std::min(most_again, tiles), again, stream);
 }
 
@@ -292,9 +300,9 @@ void launch_half_of(const LinearArguments& linear, cudaStream_t stream) {
     std::swap(transposed.x_stride, transposed.weight_stride);
     std::swap(transposed.x_is_transposed, transposed.weight_is_transposed);
     std::swap(transposed.m, transposed.n);
-    return launch_half<Gradient<T>>(transposed, stream);
+    return launch_half<gemm_single::GradientTraits<T>>(transposed, stream);
   }
-  launch_half<Half<T>>(linear, stream);
+  launch_half<gemm_single::HalfTraits<T>>(linear, stream);
 }
 
 void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
@@ -310,7 +318,8 @@ int64_t rows_of_chunk(const LinearArguments& linear) {
   Tiling tiling{GemmFp16x3Config::kXRows, 1, 1};
   if (linear.precision == Precision::kHigh) {
     const int clusters = device_attribute(cudaDevAttrMultiProcessorCount) / kClusterSize;
-    tiling = {kXRows, product_tiles(linear).weight_tiles, std::max(clusters, 1)};
+    tiling = {gemm_single::Config::kXRows, product_tiles(linear).weight_tiles,
+              std::max(clusters, 1)};
   }
   // The copy of a transposed weight is in the workspace and not in its limit, as other copies are.
   return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {
