@@ -22,6 +22,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/nonfinite.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/choose_tiles.h"
 #include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_fp16x3.cuh"
 #include "linear/sm90/gemm_single.cuh"
@@ -100,7 +101,7 @@ struct Workspace {
     const int64_t padded_k = fp16x3::padded(linear.k), steps = padded_k / fp16x3::kKTileWidth;
     const TileOrder tiles = product_tiles(linear);
     if (has_lo) {
-      partials.counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
+      partials.counts = slices.add<PartialSums::Counts>(2 * StreamKConfig::kMaxClusters);
       has_overflowed = slices.add<unsigned>(2);
       has_nonfinite = has_overflowed + 1;
     } else {
@@ -120,7 +121,7 @@ struct Workspace {
     }
     if (has_lo) {
       x.lo = x.hi + fp16x3::kKTileWidth / 2;
-      partials.sums = slices.add<PartialSums::Sums>(Schedule::kMostClusters);
+      partials.sums = slices.add<PartialSums::Sums>(StreamKConfig::kMaxClusters);
     } else {
       weight.hi = slices.add<__half>(weight.rows * padded_k);
       redo.tiles = slices.add<int>(tiles.count());
@@ -228,46 +229,16 @@ void launch_converted(const LinearArguments& linear, cudaStream_t stream) {
   launch_product(redo, std::min(most_again, tiles), again, stream);
 }
 
-// All tiles have fewer rows where that saves time.
-inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
-  using S = GemmFp16x3Config;
-  const auto tiles_of = [&](int rows) {
-    return TileOrder{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
-  };
-  const auto time = [&](const TileOrder& tiles, int rows) {
-    const int rounds = S::rounds(k), waves = tiles.count() / clusters;
-    const double rest = tiles.count() % clusters, round = rows + Schedule::kOverhead;
-    if (rest == 0) return waves * rounds * round;
-    const double most = static_cast<double>(rounds) / Schedule::least_range(rounds, rows);
-    const double k_split = std::min(clusters / rest, most);
-    const double adding = std::max(Schedule::kWorth * round, Schedule::kAdding * k_split * rows);
-    return waves * rounds * round + std::min(rounds * round, rounds / k_split * round + adding);
-  };
-  constexpr int kMore = S::kXRows - S::kNarrow;
-  TileOrder order = tiles_of(S::kXRows);
-  int wide =
-      k < kLongK ? order.x_tiles : blocks_of(m, kMore) - order.x_tiles * (S::kNarrow / kMore);
-  wide = std::clamp(wide, 0, order.x_tiles);
-  GemmTiles best{{order}, wide, S::kNarrow};
-  double least = time(order, S::kNarrow + kMore * wide / order.x_tiles);
-  for (const int rows : {S::kMiddle, S::kSmall}) {
-    order = tiles_of(rows);
-    const double needed = time(order, rows);
-    if (needed < least) least = needed, best = {{order}, 0, rows};
-  }
-  return best;
-}
-
 void launch_fp16x3(const LinearArguments& linear, cudaStream_t stream) {
   using S = GemmFp16x3Config;
   const Workspace workspace(linear);
   const fp16x3::SplitMatrix &x = workspace.x, &weight = workspace.weight;
   const int k = static_cast<int>(linear.k);
   prepare(linear, workspace, stream);
-  const auto kernel = k < kShortK  ? gemm_fp16x3_kernel<32>
-                      : k < kLongK ? gemm_fp16x3_kernel<64>
+  const auto kernel = k < S::kShortK  ? gemm_fp16x3_kernel<32>
+                      : k < S::kLongK ? gemm_fp16x3_kernel<64>
                                    : gemm_fp16x3_kernel<128>;
-  int clusters = std::min(count_clusters(kernel, sizeof(GemmMemory)), Schedule::kMostClusters);
+  int clusters = std::min(count_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
   const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, clusters);
   GemmArguments problem{Epilogue<float>(linear, 2), x,    weight, k, workspace.has_overflowed,
                         workspace.has_nonfinite,
@@ -275,14 +246,14 @@ void launch_fp16x3(const LinearArguments& linear, cudaStream_t stream) {
   problem.partials = workspace.partials;
   const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   clusters =
-      problem.schedule.plan(tiles.count(), S::rounds(k), clusters, tiles.rows_at_once(), rows_of);
+      problem.schedule.plan(tiles.count(), S::k_groups(k), clusters, tiles.max_rows(), rows_of);
   const CUtensorMap x_map =
-      make_map(x, fp16x3::padded(k) / S::kK, tiles.rows_at_once() / kClusterSize);
+      make_map(x, fp16x3::padded(k) / S::kKTile, tiles.max_rows() / kClusterSize);
   const CUtensorMap weight_map =
       make_map(weight.from, linear.n, k, weight.row_stride, S::kWeightRows);
   for (const bool is_second_run : {false, true}) {
     problem.is_second_run = is_second_run;
-    if (is_second_run) problem.partials.counts += Schedule::kMostClusters;
+    if (is_second_run) problem.partials.counts += StreamKConfig::kMaxClusters;
     launch_grid({clusters * kClusterSize, kThreads, sizeof(GemmMemory), stream, /*has_pdl=*/true},
                 kernel, x_map, weight_map, problem);
   }
@@ -315,7 +286,7 @@ void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
 int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   // Clusters share the last tiles of three products; those of one product make whole tiles.
-  Tiling tiling{GemmFp16x3Config::kXRows, 1, 1};
+  Tiling tiling{GemmFp16x3Config::kWideRows, 1, 1};
   if (linear.precision == Precision::kHigh) {
     const int clusters = device_attribute(cudaDevAttrMultiProcessorCount) / kClusterSize;
     tiling = {gemm_single::Config::kXRows, product_tiles(linear).weight_tiles,
