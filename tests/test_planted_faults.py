@@ -43,7 +43,7 @@ FAULTS = {
     "gpu_stream": (RELU, LAUNCH, STREAM + LAUNCH, UNSEEN),
     "gpu_linear_mask": (f"{SM90}_epilogue.cuh", "mask_bit(z)", f"mask_bit(z) && {FEW}", X),
     "gpu_bias": ("linear/fused_pass.cu", "row < count;", "row < count - 1;", BIAS),
-    "gpu_tf32": (f"{SM90}.cuh", "1 / fp16x3::kLowScale", "0.0f", "wrong: lower precision .*TF32"),
+    "gpu_tf32": (f"{SM90}.cuh", "1 / fp16x3::kLoScale", "0.0f", "wrong: lower precision .*TF32"),
 }
 
 
