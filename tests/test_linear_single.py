@@ -110,7 +110,7 @@ def test_tiles_are_computed_again_at_any_size(sm90_at_high, size, divisor):
 def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
     """Any subset of the tiles of x may be wide; the exact sums of integers do not change.
 
-    Up to 9 x 35 tiles are more than all clusters compute at a time, so clusters compute several each.
+    Up to 9 x 35 tiles are more than all clusters compute at a time, so a cluster computes several.
     """
     x = torch.randint(-8, 9, (m, 136), device="cuda").float()
     weight = torch.randint(-8, 9, (8960, 136), device="cuda").float()

@@ -458,8 +458,9 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
   using C = ConvertWeightConfig;
   const int lane = threadIdx.x % 32;
   const int units_along_k = (p.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
-  const int unit_rows = weight_tiles * kClusterSize * C::kUnitsPerPanel;
-  const int unit_rows_of_wave = p.weight_tiles_at_once * kClusterSize * C::kUnitsPerPanel;
+  const int unit_rows = weight_tiles * BlockConfig::kClusterSize * C::kUnitsPerPanel;
+  const int unit_rows_of_wave =
+      p.weight_tiles_at_once * BlockConfig::kClusterSize * C::kUnitsPerPanel;
   const unsigned units = static_cast<unsigned>(unit_rows) * units_along_k;
   const unsigned first = take_unit(p);
   // The atomic operation above and the loads of is_needed are in flight at the same time. Asked

@@ -140,8 +140,8 @@ template <typename Traits>
 struct SharedMemory {
   uint8_t x[Config::kStages][Config::kXBytes];
   uint8_t weight[Config::kStages][Config::kWeightBytes];
-  Staging<typename Traits::Out> staging[kConsumers];
-  Scales<typename Traits::Out> scales[kConsumers];
+  Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
+  Scales<typename Traits::Out> scales[BlockConfig::kConsumerWarpgroups];
   std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
   Barriers<Config::kStages> barriers;
   int progress;  // k-tiles that the producer has begun; see convert_weight.cuh
@@ -224,7 +224,7 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUten
   for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
     const int row = x_row + i * Config::kBoxRows;
     ptx::copy_tensor_multicast(to_x + i * Config::kBoxBytes, &x_map, p.x_is_transposed ? row : k,
-                               p.x_is_transposed ? k : row, full, kBothBlocks);
+                               p.x_is_transposed ? k : row, full, BlockConfig::kBothBlocks);
   }
   for (int i = 0; i < Config::kWeightRows / Config::kBoxRows; ++i) {
     const int row = weight_row + i * Config::kBoxRows;
@@ -246,12 +246,13 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = p.k_tiles();
   const int tile_count = p.tile_count();
-  Ring<Config::kStages> ring;
+  PipelineState<Config::kStages> ring;
   int k_tiles_before = 0;  // of this block's tiles before this one, skipped ones included
-  for (int i = blockIdx.x / kClusterSize; i < tile_count; i += gridDim.x / kClusterSize) {
+  for (int i = blockIdx.x / BlockConfig::kClusterSize; i < tile_count;
+       i += gridDim.x / BlockConfig::kClusterSize) {
     const Tile tile = p.tile_at(i);
     const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
-    const int panel = tile.weight * kClusterSize + rank;
+    const int panel = tile.weight * BlockConfig::kClusterSize + rank;
     const int weight_row = panel * Config::kWeightRows;
     if (!computes_x_tile(p, tile.x)) {
       if (is_loader && rank == 0) p.redo.add(i);
@@ -273,7 +274,8 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       const uint32_t to_weight = weight + ring.stage * Config::kWeightBytes;
       ptx::mbarrier_arrive_expect_tx(stage_full, Config::kXBytes + Config::kWeightBytes);
       if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
-        ptx::copy_tensor_multicast(to_x, &x_map, 0, x_row, k_tile, stage_full, kBothBlocks);
+        ptx::copy_tensor_multicast(to_x, &x_map, 0, x_row, k_tile, stage_full,
+                                   BlockConfig::kBothBlocks);
         ptx::copy_tensor(to_weight, &weight_map, 0, weight_row, k_tile, stage_full);
       } else {
         load_boxes(x_map, weight_map, p, to_x, to_weight, x_row, weight_row, k_tile * p.kK,
@@ -313,12 +315,12 @@ struct PrefetchedScales {
         weight_exponent = __ldg(p.conversion.weight.exponent + feature);
       }
     }
-    is_fast &= abs(weight_exponent) <= kMaxFastExponent;
+    is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
       const int row = first_row + i * 128 + thread;
       if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(p.x_exponent + row);
-      is_fast &= abs(x_exponent[i]) <= kMaxFastExponent;
+      is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
   }
 
@@ -395,7 +397,7 @@ struct ConsumerWarpgroup {
   uint32_t empty;
   uint32_t x;
   uint32_t weight;
-  Ring<Config::kStages> ring;
+  PipelineState<Config::kStages> ring;
 
   __device__ ConsumerWarpgroup(const Arguments<Traits>& p, uint32_t base, int warpgroup)
       : p(p), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
@@ -409,7 +411,7 @@ struct ConsumerWarpgroup {
   // The first row of x, and the first feature, that the warpgroup multiplies.
   __device__ int row(const Tile& tile) const { return tile.x * Config::kXRows; }
   __device__ int feature(const Tile& tile) const {
-    const int panel = tile.weight * kClusterSize + rank;
+    const int panel = tile.weight * BlockConfig::kClusterSize + rank;
     return panel * Config::kWeightRows + warpgroup * Config::kWarpgroupFeatures;
   }
 
@@ -421,14 +423,14 @@ struct ConsumerWarpgroup {
     multiply_k_tile(p, d, x + ring.stage * Config::kXBytes,
                     weight + ring.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (k_tile > 0) release(empty + 8 * ring.previous());
+    if (k_tile > 0) release_stage(empty + 8 * ring.previous());
     ring.advance();
   }
 
   // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release(empty + 8 * ring.previous());
+    release_stage(empty + 8 * ring.previous());
   }
 };
 
@@ -442,7 +444,8 @@ __device__ __forceinline__ void consume(const Arguments<Traits>& p, uint32_t bas
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
   ConsumerWarpgroup<Traits> consumer(p, base, warpgroup);
   float d[Config::kAccumulators];
-  for (int i = blockIdx.x / kClusterSize; i < tile_count; i += gridDim.x / kClusterSize) {
+  for (int i = blockIdx.x / BlockConfig::kClusterSize; i < tile_count;
+       i += gridDim.x / BlockConfig::kClusterSize) {
     const Tile tile = p.tile_at(i);
     if (!computes_x_tile(p, tile.x)) continue;
     const int k_tiles = p.k_tiles();
@@ -483,11 +486,11 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& p,
                                                  SharedMemory<Traits>& shared, int warpgroup) {
   const int k_tiles = p.k_tiles();
   const int tile_count = p.tile_count();
-  const int clusters = gridDim.x / kClusterSize;
+  const int clusters = gridDim.x / BlockConfig::kClusterSize;
   ConsumerWarpgroup<Traits> consumer(p, base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
   float d[Config::kAccumulators];
-  int i = blockIdx.x / kClusterSize;
+  int i = blockIdx.x / BlockConfig::kClusterSize;
   const auto store_next_box = [&] {
     const Tile packed_tile = p.tile_at(i - clusters);
     packed.store_next(out_map, consumer.row(packed_tile), consumer.feature(packed_tile),
@@ -518,16 +521,17 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
 template <bool kTransposed, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& p,
                                               SharedMemory<Traits>& shared, int converter) {
-  const int barrier = 1 + kConsumers + converter;  // of the warp, after those of the consumers
-  convert_weight<kTransposed>(p.conversion, p.k, p.tiles.weight_tiles, gridDim.x / kClusterSize,
-                              shared.converters[converter], barrier, &shared.progress,
-                              [&] { return needs_converted_weight(p); });
+  const int barrier = 1 + BlockConfig::kConsumerWarpgroups +
+                      converter;  // of the warp, after those of the consumers
+  convert_weight<kTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
+                              gridDim.x / BlockConfig::kClusterSize, shared.converters[converter],
+                              barrier, &shared.progress, [&] { return needs_converted_weight(p); });
 }
 
 // The kernel. The grid has as many clusters as run at once, at most one a tile. x_map and
 // weight_map describe the operands to TMA, out_map the result of GradientTraits.
 template <typename Traits>
-__global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
+__global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_single_kernel(const __grid_constant__ CUtensorMap x_map,
                        const __grid_constant__ CUtensorMap weight_map,
                        const __grid_constant__ CUtensorMap out_map,
@@ -538,7 +542,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / 128;
-  constexpr int kProducerThread = kConsumers * 128;  // the first thread of the producer warp
+  constexpr int kProducerThread =
+      BlockConfig::kConsumerWarpgroups * 128;  // the first thread of the producer warp
   if constexpr (Traits::kIsRedo) {
     wait_for_previous_kernel();
     if (p.tile_count() == 0) return;  // in both blocks of the cluster
@@ -555,14 +560,14 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
   wait_for_previous_kernel();
   if constexpr (Traits::kIsHalf) start_next_kernel();
 
-  if (warpgroup >= kConsumers) {
+  if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
     constexpr int kRegisters =
         Traits::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
     ptx::setmaxnreg_dec<kRegisters>();
     if (threadIdx.x < kProducerThread + 32) {
       produce(base, x_map, weight_map, p, shared);
     } else if constexpr (Traits::kConvertsWeight) {
-      const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
+      const int converter = threadIdx.x / 32 - 4 * BlockConfig::kConsumerWarpgroups - 1;
       if (p.weight_is_transposed) {
         run_converter</*kTransposed=*/true>(p, shared, converter);
       } else {

@@ -16,11 +16,11 @@ struct Config {
   // features because they are the columns of out. Operand B is x, which both warpgroups share.
   static constexpr int kWarpgroupFeatures = 64;
   static constexpr int kWarpFeatures = kWarpgroupFeatures / 4;  // wgmma gives each warp 16
-  static constexpr int kWeightRows = kWarpgroupFeatures * kConsumers;
+  static constexpr int kWeightRows = kWarpgroupFeatures * BlockConfig::kConsumerWarpgroups;
   static constexpr int kXRows = 256;
   // The blocks of a cluster multiply the same rows of x. Each block loads its share and multicasts
   // it to both.
-  static constexpr int kXRowsPerBlock = kXRows / kClusterSize;
+  static constexpr int kXRowsPerBlock = kXRows / BlockConfig::kClusterSize;
   // Float32 accumulators of a thread: 64 x 256 products over 128 threads.
   static constexpr int kAccumulators = kWarpgroupFeatures * kXRows / 128;
 
@@ -39,7 +39,6 @@ struct Config {
   // Registers of a thread after setmaxnreg. "Worker" is the warpgroup of the TMA producer and the
   // converters. A gradient's consumers keep packed results beside their accumulators, and take the
   // registers for them from the workers, of which only the producer has work there.
-  static constexpr int kLaunchRegisters = 168;  // 65,536 of a multiprocessor / 384 threads, rounded
   static constexpr int kWorkerRegisters = 88;
   static constexpr int kConsumerRegisters = 208;
   static constexpr int kGradientWorkerRegisters = 24;
@@ -63,11 +62,9 @@ struct Config {
   static_assert(kWarpgroupFeatures == kBoxRows,
                 "a consumer warpgroup multiplies one box of weight");
   static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
-  static_assert(kWorkerRegisters + kConsumers * kConsumerRegisters <=
-                    kLaunchRegisters * (kConsumers + 1),
+  static_assert(BlockConfig::fits(kWorkerRegisters, kConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
-  static_assert(kGradientWorkerRegisters + kConsumers * kGradientConsumerRegisters <=
-                    kLaunchRegisters * (kConsumers + 1),
+  static_assert(BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
   static_assert(kXRows % (8 * kSubtileBlocks) == 0, "a tile has whole epilogue subtiles");
   static_assert(kXRows % kHalfSubtileRows == 0, "a tile has whole epilogue subtiles");

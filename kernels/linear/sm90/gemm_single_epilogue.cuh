@@ -169,7 +169,8 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
   const StagedSumsReader reader(staging);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    stage_slab<0, kSubtiles, kSubtileBlocks, kBlockPitch>(staging_slot(staging), sums, subtile);
+    copy_any_subtile<0, kSubtiles, kSubtileBlocks, kBlockPitch>(staging_slot(staging), sums,
+                                                                subtile);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
     for (int block = 0; block < kSubtileBlocks; ++block) {
@@ -196,7 +197,8 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
 }
 
 // The fast epilogue of float32. The caller has checked that p.is_fast, and that all exponents of
-// the tile are at most kMaxFastExponent, so that the product of two scales is a normal float.
+// the tile are at most FastEpilogueConfig::kMaxExponent, so that the product of two scales is a
+// normal float.
 template <bool kMask, int kSums>
 __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_feature,
                            const float (&sums)[kSums], const Scales<float>& scales,
@@ -221,7 +223,7 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
-    stage_blocks<kSubtileBlocks, kBlockPitch>(staging_slot(staging.sums), sums, subtile);
+    copy_subtile<kSubtileBlocks, kBlockPitch>(staging_slot(staging.sums), sums, subtile);
     ptx::barrier_sync(barrier, 128);
     float v[kSubtileBlocks][4];
 #pragma unroll

@@ -158,26 +158,4 @@ __device__ void copy_any_subtile(float4* slot, const float (&sums)[kSums], int s
   }
 }
 
-// Earlier names, for the files that do not use the new ones yet.
-constexpr int kConsumers = BlockConfig::kConsumerWarpgroups;
-constexpr int kThreads = BlockConfig::kThreads;
-constexpr int kClusterSize = BlockConfig::kClusterSize;
-constexpr int kBothBlocks = BlockConfig::kBothBlocks;
-constexpr int kMaxFastExponent = FastEpilogueConfig::kMaxExponent;
-
-template <int kStages>
-using Ring = PipelineState<kStages>;
-
-__device__ inline void release(uint32_t empty) { release_stage(empty); }
-
-template <int kSlabBlocks, int kPitch, int kSums>
-__device__ void stage_blocks(float4* slot, const float (&sums)[kSums], int slab) {
-  copy_subtile<kSlabBlocks, kPitch>(slot, sums, slab);
-}
-
-template <int kFirst, int kLast, int kSlabBlocks, int kPitch, int kSums>
-__device__ void stage_slab(float4* slot, const float (&sums)[kSums], int slab) {
-  copy_any_subtile<kFirst, kLast, kSlabBlocks, kPitch>(slot, sums, slab);
-}
-
 }  // namespace kernels::sm90
