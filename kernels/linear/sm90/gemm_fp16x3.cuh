@@ -126,8 +126,9 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     if (threadIdx.x % 32 != 0) return;
     const int row = p.tiles.rows_of(tile).begin + rank * rows_of_half;
     const int weight_row = first_feature(tile, rank);
+    const int begin = work.begin * Config::kTilesPerGroup;
     const int end = work.end * Config::kTilesPerGroup;
-    for (int k_tile = work.begin * Config::kTilesPerGroup; k_tile < end; ++k_tile) {
+    for (int k_tile = begin; k_tile < end; ++k_tile) {
       const uint32_t arrived = full + 8 * state.stage;
       ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, bytes);
@@ -398,8 +399,8 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t ba
     // last tile's would have to stay in registers during its epilogue.
 #pragma unroll
     for (int j = 0; j < Config::kSums; ++j) {
-      consumer.accumulators[j] = 0;
       consumer.sums[j] = 0;
+      consumer.accumulators[j] = 0;
     }
     if (warpgroup == 1) {
       ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);

@@ -290,13 +290,17 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool is_finite = largest[r] < INFINITY;
+    const bool is_finite = largest[r] < INFINITY;  // false for NaN, too
     if (!is_finite) mark_overflow(p, column + r);
   }
 }
 
-// The general epilogue. Two lanes that differ in bit 3 have two neighbouring features each, of the
-// same two rows of x. They exchange sums so that each gets four neighbouring features of one row:
+// The epilogue of a tile, for the sums of a thread of a consumer warpgroup: the fast one, or the
+// general one, which is the rest of this function.
+//
+// In the general epilogue, two lanes that differ in bit 3 have two neighbouring features each, of
+// the same two rows of x. They exchange sums so that each gets four neighbouring features of one
+// row:
 //
 //                          row 2 c              row 2 c + 1
 //   lane (bit 3 clear)     features 0, 1        features 0, 1
@@ -307,11 +311,24 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
 // The loop over subtiles is not unrolled, and registers cannot be indexed at run time. So the
 // thread copies a subtile's sums to its own slots of `staging` and reads them back. No other thread
 // reads them, so no barrier is needed.
-__device__ inline void store_general(const GemmArguments& p, const EpilogueInputs& inputs, int lane,
-                                     int feature,
+__device__ inline void store_results(const GemmArguments& p, const EpilogueInputs& inputs,
                                      float4 (&staging)[GemmFp16x3Config::kSubtileBlocks][128],
                                      const float (&sums)[GemmFp16x3Config::kSums]) {
   using Config = GemmFp16x3Config;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
+  if (inputs.is_fast) {
+    const int feature = first_of_warp + fragment_row(g, 0);
+    if (p.epilogue.mask == nullptr) {
+      store_fast<false>(p, inputs, feature, sums);
+    } else {
+      store_fast<true>(p, inputs, feature, sums);
+    }
+    return;
+  }
+
+  const int feature = first_of_warp + fragment_row(g & ~2, 0);  // the first of the pair of lanes
   const bool has_second_row = lane & 8;
   float4* const slot = &staging[0][threadIdx.x % 128];
 #pragma unroll 1
@@ -332,10 +349,10 @@ __device__ inline void store_general(const GemmArguments& p, const EpilogueInput
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Features 0 and 1 are the own ones of the lane that has the first row.
-        const bool is_in_first_lane = i < 2;
-        const bool is_received = is_in_first_lane == has_second_row;
         const EpilogueInputs::Feature column = inputs.features[feature + i];
+        // Features 0 and 1 belong to the lane that gets the first row.
+        const bool is_of_first_lane = i < 2;
+        const bool is_received = is_of_first_lane == has_second_row;
         const float sum = is_received ? received[i % 2] : kept[i % 2];
         if (!isfinite(sum)) mark_overflow(p, inputs.column + feature + i);
         z[i] = fp16x3::unscale(sum, inputs.x_exponent[row] + column.exponent) + column.bias;
@@ -344,26 +361,6 @@ __device__ inline void store_general(const GemmArguments& p, const EpilogueInput
       finish_four<kMaskPartner>(p.epilogue, inputs.row + row < inputs.end, inputs.row + row,
                                 inputs.column + feature, z);
     }
-  }
-}
-
-// The epilogue of a tile, for the sums of a thread of a consumer warpgroup.
-__device__ inline void store_results(const GemmArguments& p, const EpilogueInputs& inputs,
-                                     float4 (&staging)[GemmFp16x3Config::kSubtileBlocks][128],
-                                     const float (&sums)[GemmFp16x3Config::kSums]) {
-  const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int first_of_warp = threadIdx.x / 32 * GemmFp16x3Config::kWarpWeightRows;
-  if (!inputs.is_fast) {
-    const int feature_of_pair = first_of_warp + fragment_row(g & ~2, 0);
-    store_general(p, inputs, lane, feature_of_pair, staging, sums);
-    return;
-  }
-  const int feature = first_of_warp + fragment_row(g, 0);
-  if (p.epilogue.mask == nullptr) {
-    store_fast<false>(p, inputs, feature, sums);
-  } else {
-    store_fast<true>(p, inputs, feature, sums);
   }
 }
 
