@@ -235,10 +235,11 @@ struct Schedule {
   int64_t groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;
     const int64_t paid = std::max(budget + rows / 2, int64_t{0}) / rows;
-    const int64_t added = std::min(paid, rest);
-    if (rest - added < StreamKConfig::kMinPart) return rest;  // no small part at the end
-    const bool is_at_beginning = k_group == 0;
-    if (is_at_beginning && added < StreamKConfig::kMinPart) return 0;  // nor at the beginning
+    int64_t added = std::min(paid, rest);
+    const bool leaves_small_part = rest - added < StreamKConfig::kMinPart;
+    if (leaves_small_part) added = rest;
+    const bool is_small_beginning = k_group == 0 && added < StreamKConfig::kMinPart;
+    if (is_small_beginning) added = 0;
     return added;
   }
 };
