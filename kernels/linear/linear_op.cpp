@@ -18,6 +18,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <tuple>
 
@@ -330,29 +331,34 @@ ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
 }
 
 template <typename Function, typename... Arguments>
-auto call_operator(const char* name, const Arguments&... arguments) {
-  const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+auto call_operator(Namespace where, const std::string& name, const Arguments&... arguments) {
+  const std::string full_name = namespace_name(where) + "::" + name;
+  const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(full_name.c_str(), "");
   return found.template typed<Function>().call(arguments...);
 }
 
-template <auto step>
-auto call_linear(const char* name, const LinearInputs& in) {
-  return call_operator<decltype(of_inputs<step>)>(name, in.x, in.weight, in.bias, in.divisor);
+Tensor call_linear(Namespace where, const LinearInputs& in) {
+  return call_operator<decltype(of_inputs<linear_forward>)>(where, "linear_relu_divide", in.x,
+                                                            in.weight, in.bias, in.divisor);
 }
-constexpr char kLinear[] = KERNELS_NAMESPACE "::linear_relu_divide",
-               kLinearWithMask[] = KERNELS_NAMESPACE "::linear_relu_divide_with_mask";
 
-ThreeTensors call_gradients(const LinearGradients& in) {
+TwoTensors call_linear_with_mask(Namespace where, const LinearInputs& in) {
+  return call_operator<decltype(of_inputs<linear_with_mask_forward>)>(
+      where, "linear_relu_divide_with_mask", in.x, in.weight, in.bias, in.divisor);
+}
+
+ThreeTensors call_gradients(Namespace where, const LinearGradients& in) {
   const int64_t outputs = in.weight.has_value() | in.x.has_value() << 1 | in.wants_bias << 2;
   return call_operator<decltype(of_gradients<linear_gradients_forward>)>(
-      KERNELS_NAMESPACE "::linear_relu_divide_gradients", in.grad_output, in.mask, in.x, in.weight,
-      outputs, in.divisor);
+      where, "linear_relu_divide_gradients", in.grad_output, in.mask, in.x, in.weight, outputs,
+      in.divisor);
 }
 
 // ------------------------------------------------------------------------------------- autograd
 
 // Autograd's record: the mask, and of x and weight those that the other's gradient needs.
 struct LinearReluDivideBackward : Node {
+  Namespace where;  // of the forward's operator
   SavedVariable x, weight, mask;
   double divisor;
   bool turns_x, turns_weight;
@@ -388,7 +394,10 @@ struct LinearReluDivideBackward : Node {
     if (in.x) keys = keys | in.x->key_set();
     if (in.weight) keys = keys | in.weight->key_set();
     const bool is_ours = is_plain(keys) && !has_tangent(in.grad_output);
-    return is_ours ? compute_gradients(in) : call_gradients(in);
+    if (is_ours) return compute_gradients(in);
+    // Under vmap of this backward alone, torch's ops compute the gradients of the whole batch.
+    if (is_batched(keys)) return gradients_composite(in, signs_of(in));
+    return call_gradients(where, in);
   }
 
   void release_variables() override {
@@ -399,26 +408,28 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
+template <Namespace where>
 Tensor linear_autograd(const LinearInputs& in) {
   const Way way = way_of(in);
   if (way == Way::kTorch) return linear_composite(in);
   if (way == Way::kOurs && in.x.dim() > 2 && !in.x.is_contiguous()) {  // as a matrix, or a copy
-    const Tensor out = linear_autograd({as_matrix(in.x), in.weight, in.bias, in.divisor});
+    const Tensor out = linear_autograd<where>({as_matrix(in.x), in.weight, in.bias, in.divisor});
     return at::_unsafe_view(out, with_last(in.x.sizes(), in.weight.size(0)));
   }
   if (!any(in, wants_gradient)) {
     if (way == Way::kOurs) return compute_linear(in, Tensor());
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear<linear_forward>(kLinear, in);
+    return call_linear(where, in);
   }
   auto [out, mask] = [&] {
     if (way == Way::kOurs) return linear_with_mask_forward(in);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear<linear_with_mask_forward>(kLinearWithMask, in);
+    return call_linear_with_mask(where, in);
   }();
   auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
   if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
   if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
+  node->where = where;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
   node->turns_x = way == Way::kOurs && in.x.dim() == 2 && has_columns(in.x, 1);
@@ -428,6 +439,7 @@ Tensor linear_autograd(const LinearInputs& in) {
 }
 
 // The backward as an operator: by torch's ops where derivatives of the gradients are due.
+template <Namespace where>
 ThreeTensors linear_gradients_autograd(const LinearGradients& in) {
   const auto is_tracked = [](const Tensor& t) { return wants_gradient(t) || has_tangent(t); };
   if (is_tracked(in.grad_output) || (in.x && is_tracked(*in.x)) ||
@@ -435,10 +447,11 @@ ThreeTensors linear_gradients_autograd(const LinearGradients& in) {
     return linear_gradients_composite(in);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_gradients(in);
+  return call_gradients(where, in);
 }
 
 // As autocast treats nn.Linear: everything in its dtype but float64, which it leaves alone.
+template <Namespace where>
 Tensor linear_autocast(const LinearInputs& in) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::DeviceType device = in.x.device().type();
@@ -446,7 +459,27 @@ Tensor linear_autocast(const LinearInputs& in) {
   const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
   const Tensor x = cast(in.x), weight = cast(in.weight);
   const std::optional<Tensor> bias = in.bias ? std::optional(cast(*in.bias)) : std::nullopt;
-  return call_linear<linear_forward>(kLinear, {x, weight, bias, in.divisor});
+  return call_linear(where, {x, weight, bias, in.divisor});
+}
+
+// torch.jit.trace records the stable name, since the traced program may be saved.
+Tensor linear_traced(const LinearInputs& in) {
+  namespace tracer = torch::jit::tracer;
+  const std::shared_ptr<tracer::TracingState> state = tracer::getTracingState();
+  const auto symbol =
+      c10::Symbol::fromQualString(namespace_name(Namespace::kStable) + "::linear_relu_divide");
+  torch::jit::Node* const node = state->createNode(symbol, /*num_outputs=*/0);
+  tracer::recordSourceLocation(node);
+  tracer::addInputs(node, "input", in.x);
+  tracer::addInputs(node, "weight", in.weight);
+  tracer::addInputs(node, "bias", in.bias);
+  tracer::addInputs(node, "divisor", in.divisor);
+  state->insertNode(node);
+  const std::function<void()> resume_tracing = tracer::pauseTracing();
+  const Tensor out = call_linear(Namespace::kOwn, in);
+  resume_tracing();
+  tracer::addOutput(node, out);
+  return out;
 }
 
 // -------------------------------------------------------------------------------- registration
@@ -468,9 +501,18 @@ std::string float32_precision_name() {
     Operator("linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> "
              "Tensor")
         .dense(of_inputs<linear_forward>)
-        .impl(DispatchKey::Autograd, of_inputs<linear_autograd>)
-        .impl(DispatchKey::AutocastCPU, of_inputs<linear_autocast>)
-        .impl(DispatchKey::AutocastCUDA, of_inputs<linear_autocast>)
+        .impl(Namespace::kOwn, DispatchKey::Autograd, of_inputs<linear_autograd<Namespace::kOwn>>)
+        .impl(Namespace::kStable, DispatchKey::Autograd,
+              of_inputs<linear_autograd<Namespace::kStable>>)
+        .impl(Namespace::kOwn, DispatchKey::Tracer, of_inputs<linear_traced>)
+        .impl(Namespace::kOwn, DispatchKey::AutocastCPU,
+              of_inputs<linear_autocast<Namespace::kOwn>>)
+        .impl(Namespace::kStable, DispatchKey::AutocastCPU,
+              of_inputs<linear_autocast<Namespace::kStable>>)
+        .impl(Namespace::kOwn, DispatchKey::AutocastCUDA,
+              of_inputs<linear_autocast<Namespace::kOwn>>)
+        .impl(Namespace::kStable, DispatchKey::AutocastCUDA,
+              of_inputs<linear_autocast<Namespace::kStable>>)
         .impl(DispatchKey::FuncTorchBatched, of_inputs<linear_composite>)
         .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, of_inputs<linear_composite>)
         .impl(DispatchKey::CompositeExplicitAutograd, of_inputs<linear_composite>),
@@ -482,7 +524,10 @@ std::string float32_precision_name() {
              "Tensor? weight, int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
         .dense(of_gradients<linear_gradients_forward>)
         .impl(DispatchKey::Meta, of_gradients<linear_gradients_composite>)
-        .impl(DispatchKey::Autograd, of_gradients<linear_gradients_autograd>)
+        .impl(Namespace::kOwn, DispatchKey::Autograd,
+              of_gradients<linear_gradients_autograd<Namespace::kOwn>>)
+        .impl(Namespace::kStable, DispatchKey::Autograd,
+              of_gradients<linear_gradients_autograd<Namespace::kStable>>)
         .impl(DispatchKey::FuncTorchBatched, of_gradients<linear_gradients_composite>),
     Operator("set_linear_path(str name) -> ()")
         .impl(DispatchKey::CompositeExplicitAutograd, set_linear_path),

@@ -38,6 +38,12 @@ inline bool is_plain(c10::DispatchKeySet keys) {
   return kPlain.isSupersetOf((keys | local.included_) - local.excluded_);
 }
 
+// Whether some operand is a batch under torch.func.vmap, or under the older vmap of
+// torch.autograd.grad(is_grads_batched=True) and of jacobian(vectorize=True).
+inline bool is_batched(c10::DispatchKeySet keys) {
+  return keys.has(DispatchKey::FuncTorchBatched) || keys.has(DispatchKey::Batched);
+}
+
 inline bool wants_gradient(const Tensor& x) {
   return at::GradMode::is_enabled() && x.requires_grad();
 }
@@ -45,40 +51,95 @@ inline bool wants_gradient(const Tensor& x) {
 // Whether forward-mode AD is due.
 inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
-// The operators' name in graphs and saved programs, whichever build runs them.
-#define KERNELS_NAMESPACE "relu_divide_kernels"
+// Every operator has two names:
+//
+//   <own namespace>::NAME       this build's operator, always. Eager calls and torch.compile use
+//   it,
+//                               so two versions of the project in one process never mix.
+//   relu_divide_kernels::NAME   the stable name, for programs that torch.export or torch.jit.trace
+//                               saved. If another build in this process has defined it already,
+//                               that build's operator stays, and this build leaves the name alone.
+//
+// The build passes its own namespace as an identifier:
+// -DKERNELS_NAMESPACE=relu_divide_kernels_1f3a. Without the macro the own namespace is the stable
+// one.
+#ifndef KERNELS_NAMESPACE
+#define KERNELS_NAMESPACE relu_divide_kernels
+#endif
+#define KERNELS_STRINGIFY_EXPANDED(identifier) #identifier
+#define KERNELS_STRINGIFY(identifier) KERNELS_STRINGIFY_EXPANDED(identifier)
 
-// An operator to define, unless another build in this process has defined it: the first build's
-// then serves all others. Saved programs hold the schema: one that changes gets another name.
+enum class Namespace { kOwn, kStable };
+
+inline std::string namespace_name(Namespace where) {
+  if (where == Namespace::kOwn) return KERNELS_STRINGIFY(KERNELS_NAMESPACE);
+  return "relu_divide_kernels";
+}
+
+// Defines one operator in both namespaces when the library is loaded:
+//
+//   const auto relu = Operator("relu(Tensor input) -> Tensor").dense(relu_forward);
+//
+// A name that is defined already is left alone: another build defined it in the stable namespace,
+// or both namespaces are one. Saved programs hold the schema, so a schema that changes needs a new
+// name.
 class Operator {
  public:
-  explicit Operator(const std::string& text) {
-    c10::FunctionSchema schema = torch::schema((KERNELS_NAMESPACE "::" + text).c_str());
-    name_ = schema.name();
-    is_new_ = !c10::Dispatcher::singleton().findSchema({name_, ""}).has_value();
-    if (is_new_) library().def(std::move(schema));
+  explicit Operator(const std::string& signature) {
+    for (const Namespace where : {Namespace::kOwn, Namespace::kStable}) {
+      c10::FunctionSchema schema =
+          torch::schema((namespace_name(where) + "::" + signature).c_str());
+      const c10::OperatorName name(schema.name(), "");
+      const bool is_new = !c10::Dispatcher::singleton().findSchema(name).has_value();
+      Definition& definition = definition_in(where);
+      definition = {name.name, is_new};
+      if (is_new) library_of(where).def(std::move(schema));
+    }
   }
 
+  // Registers the operator's kernel for a dispatch key, in both namespaces.
   template <typename Function>
   Operator& impl(DispatchKey key, Function* function) {
-    if (is_new_) library().impl(name_.c_str(), torch::dispatch(key, function));
+    return impl(Namespace::kOwn, key, function).impl(Namespace::kStable, key, function);
+  }
+
+  // Registers a kernel in one namespace. A kernel that calls another operator needs this: it must
+  // call the one of the namespace in which it was called itself.
+  template <typename Function>
+  Operator& impl(Namespace where, DispatchKey key, Function* function) {
+    const Definition& definition = definition_in(where);
+    if (definition.is_new) {
+      library_of(where).impl(definition.name.c_str(), torch::dispatch(key, function));
+    }
     return *this;
   }
 
-  // The kernel for a CPU and a GPU.
+  // Registers the kernel for dense tensors on a CPU or a GPU, in both namespaces.
   template <typename Function>
   Operator& dense(Function* function) {
     return impl(DispatchKey::CPU, function).impl(DispatchKey::CUDA, function);
   }
 
  private:
-  static torch::Library& library() {
-    static torch::Library library(torch::Library::FRAGMENT, KERNELS_NAMESPACE, std::nullopt,
-                                  __FILE__, __LINE__);
-    return library;
+  struct Definition {
+    std::string name;  // with the namespace
+    bool is_new;       // whether this build defined it
+  };
+
+  Definition& definition_in(Namespace where) { return where == Namespace::kOwn ? own_ : stable_; }
+
+  // The registrations live as long as these objects. They are this library's own only because
+  // -fvisibility=hidden keeps the loader from sharing an inline function's static variables between
+  // two builds.
+  static torch::Library& library_of(Namespace where) {
+    static torch::Library own(torch::Library::FRAGMENT, namespace_name(Namespace::kOwn),
+                              std::nullopt, __FILE__, __LINE__);
+    static torch::Library stable(torch::Library::FRAGMENT, namespace_name(Namespace::kStable),
+                                 std::nullopt, __FILE__, __LINE__);
+    return where == Namespace::kOwn ? own : stable;
   }
-  std::string name_;
-  bool is_new_;
+
+  Definition own_, stable_;
 };
 
 // A node whose gradients go where those of the inputs do. Nodes are held by std::shared_ptr up to
