@@ -1,80 +1,88 @@
-// The float32 GEMM of `highest` on Hopper (fp16x3): out [M, N] = x [M, K] weight [N, K]^T, with the
-// accuracy of float32 and better, by three fp16 tensor-core products.
+// The float32 GEMM of `highest` on Hopper: out [M, N] = x [M, K] weight [N, K]^T, with the accuracy
+// of a float32 product, by three fp16 tensor-core products (fp16x3).
 //
-//   x       split before by split_x.cuh: rows scaled by powers of two, then fp16 hi and lo, so that
-//   a
-//           scaled element is hi + lo / 2^11
-//   weight  float32; this kernel scales and splits it on the way to the tensor cores, so that the
-//           weight is read once and its halves are never written to memory
+//   x       split by the kernel before this one (split_x.cuh): each row is multiplied by a power of
+//           two, and a scaled element is then hi + lo / 2^11, where hi and lo are fp16
+//   weight  float32; this kernel scales and splits it in registers, so that no separate pass has to
+//           read it and write its halves to memory
 //   out     float32, after bias, ReLU and division (gemm_fp16x3_epilogue.cuh)
 //
-// launch.cu launches the kernel. docs/SPLIT.md proves the error bound.
+// launch.cu launches this kernel. docs/SPLIT.md proves the error bound.
 //
 // ----- The arithmetic
 //
-//   x w  =  x_hi w_hi  +  (x_lo w_hi + x_hi w_lo) / 2^11        (x_lo w_lo / 2^22 is left out)
-//           "hi product"  "lo products"
+//   x w  =  x_hi w_hi   +   (x_hi w_lo + x_lo w_hi) / 2^11       x_lo w_lo / 2^22 is left out
+//           hi product       lo products
 //
-// Tensor cores truncate when they add to an accumulator. Two measures keep the errors below those
-// of float32 sums. The lo products are added before the hi products, as small terms would lose
-// their bits in a large sum. And after a promotion interval of K the accumulators are promoted:
-// added to float32 sums in other registers, rounded to nearest. The next product then overwrites
-// the accumulators.
+// A tensor core truncates the sum whenever it adds to an accumulator. Two measures keep the error
+// within the bound. First, lo products are added up before hi products: on top of a large sum, they
+// would lose the very bits for which they are computed. Second, accumulators are promoted after a
+// short interval of K, the promotion interval: they are added, rounded to nearest, to float32 sums
+// in other registers, and the next product overwrites them.
 //
 // ----- The pipeline
 //
 // A cluster of two blocks computes a tile: 256 features (rows of the weight), 128 in each block,
-// and up to 176 rows of x, which the blocks share. K goes through shared memory in k-tiles of 32;
-// five stages hold one each.
+// and up to 176 rows of x, which both blocks need. K goes through shared memory in k-tiles of 32.
+// There are five stages, each for one k-tile.
 //
-//      global memory                 a stage                        a consumer warpgroup
+//   global memory               a stage (shared memory)      a consumer warpgroup
 //
-//   weight [128, 32] float32 --TMA--> weight [128, 32] float32 ---> loads its 64 rows, scales and
-//   splits
-//                                                                   them: fragments hi | lo,
-//                                                                   registers
-//   x [176, 32] hi | lo ------TMA--->  x [176, 32] hi | lo -----------------+        |
-//     each block loads half                                        operand B|        |operand A
-//     for both (multicast)                                                  v        v
-//                                                                   wgmma: accumulators [64, 176]
-//                                                                           |
-//                                                                           | promotion
-//                                                                           v
-//                                                                   sums [64, 176], float32
-//                                                                   registers
+//   weight [128, 32] ---TMA---> weight [128, 32] ----------> loads its 64 rows, scales and splits
+//     float32                     float32                    them: hi | lo, in registers
+//                                                                             |
+//                                                                             | operand A
+//   x [176, 32]                                              operand B        v
+//     hi | lo ----------TMA---> x [176, 32] hi | lo ------------------------> wgmma
+//     each block loads half                                                   |
+//     of it into both blocks                                                  v
+//                                                            accumulators [64, 176], registers
+//                                                                             | promotion
+//                                                                             v
+//                                                            sums [64, 176], registers
 //
-// Warpgroups 0 and 1 are consumers. Warpgroup 2 has the producer warp, which starts the TMA copies,
-// and the loader warp, which loads what the epilogue reads.
+// Warpgroups 0 and 1 are the consumers. Warpgroup 2 has the producer warp, which starts the TMA
+// copies, and the loader warp, which loads what the epilogue needs.
 //
-// ----- The mainloop: one k-group, which is four k-tiles, 128 of K
+// ----- The mainloop
 //
-// "hi 0" is the hi product of k-tile 0, "lo 0" its lo products, "conv 0" the conversion of the
-// weight of k-tile 0; 0' is k-tile 0 of the next k-group. P is a promotion; S scales the
-// accumulators by 2^-11. The tensor cores work asynchronously: the warpgroup converts a k-tile
-// while the product before it is computed. Registers hold the fragments of two k-tiles, so conv 2
-// overwrites those of k-tile 0 after lo 0 has ended. Time runs to the right.
+// The mainloop takes K in k-groups of four k-tiles, 128 of K. In these pictures, time runs to the
+// right, and 0 to 3 are the k-tiles of a k-group, 0' and 1' those of the next one:
 //
-//   promotion interval 128 (K from 4096 on)
-//     tensor cores        | hi 0 | hi 1 |P| lo 0 | lo 1 | lo 2 | lo 3 |S| hi 2 | hi 3 | hi 0'| hi
-//     1'|P conversion   conv 0 |conv 1|               |conv 2|conv 3| |conv0'|conv1'| stages
-//     released                                   0, 1                            2, 3
+//   hi 0   the hi product of k-tile 0 (asynchronous, on the tensor cores)
+//   lo 0   both lo products of k-tile 0
+//   c 0    conversion of k-tile 0 of the weight: scale, split (by the warpgroup's threads)
+//   P      promotion: sums += accumulators
+//   S      accumulators *= 2^-11, which gives the lo products their true size
 //
-//   The same for the other intervals, products and promotions alone:
-//     128               hi 0 hi 1 P lo 0 lo 1 lo 2 lo 3 S hi 2 hi 3 hi 0' hi 1' P lo 0' ...
-//      64 (K < 4096)    hi 0 hi 1 P lo 0 lo 1 lo 2 lo 3 S hi 2 hi 3 P hi 0' hi 1' P lo 0' ...
-//      32 (K < 2048)    hi 0 P hi 1 P lo 0 lo 1 lo 2 lo 3 S hi 2 P hi 3 P hi 0' P hi 1' P lo 0' ...
+// For a promotion interval of 128:
 //
-// So hi products of 128, 64 or 32 of K are added up between promotions. The lo products are always
-// those of a whole k-group, because they are 2^-11 times as large and their truncation matters
-// less.
+//   tensor cores       hi 0 hi 1 P lo 0 lo 1 lo 2 lo 3 S hi 2 hi 3 hi 0' hi 1' P lo 0' ...
+//   conversion    c 0  c 1              c 2  c 3              c 0' c 1'
+//   freed stages                             0, 1                  2, 3
+//
+// A warpgroup converts a k-tile while the product before it is computed. It has registers for the
+// fragments of two k-tiles, so c 2 overwrites those of k-tile 0 when lo 0 has ended. A stage of x
+// is freed when its last product has ended: lo 0 and lo 1 for the first two, hi 2 and hi 3 for the
+// others.
+//
+// The three promotion intervals differ only in the promotions:
+//
+//   128   hi 0   hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2   hi 3   hi 0'   hi 1' P lo 0' ...
+//    64   hi 0   hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2   hi 3 P hi 0'   hi 1' P lo 0' ...
+//    32   hi 0 P hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2 P hi 3 P hi 0' P hi 1' P lo 0' ...
+//
+// So at most 128, 64 or 32 of K of hi products are added up between promotions. The lo products of
+// a whole k-group always are: they are so small that their truncation hardly matters.
 //
 // ----- Why it is fast
 //
-// Conversion costs little beside the products: with both operands split beforehand, which a wrong
-// kernel tried, the time was only 1% shorter. A tensor core idles while its warpgroup promotes or
-// scales, so the second warpgroup starts half a k-group after the first, and fills these gaps. The
-// epilogue of one tile overlaps with the loads of the next one. Clusters share the tiles of the
-// last wave (stream_k.cuh).
+// - Conversion is hidden behind the products. An experiment that read both operands from shared
+//   memory without converting the weight (with wrong results) saved only 1% of the time.
+// - The second warpgroup starts half a k-group after the first. So while one promotes or scales,
+//   and has no product in flight, the other one's products keep the tensor cores busy.
+// - The producer loads the next tile during the epilogue.
+// - Clusters share the tiles of the last wave along K (stream_k.cuh).
 
 #pragma once
 
@@ -92,7 +100,7 @@
 
 namespace kernels::sm90 {
 
-// A block's shared memory. TMA and wgmma's swizzle need the k-tiles at multiples of 1024 bytes.
+// A block's shared memory.
 struct GemmMemory {
   uint8_t x[GemmFp16x3Config::kStages][GemmFp16x3Config::kXBytes];
   uint8_t weight[GemmFp16x3Config::kStages][GemmFp16x3Config::kWeightBytes];
@@ -102,20 +110,20 @@ struct GemmMemory {
 };
 static_assert(sizeof(GemmMemory) <= 227 * 1024, "a block has no more shared memory");
 static_assert(GemmFp16x3Config::kXBytes % 1024 == 0 && GemmFp16x3Config::kWeightBytes % 1024 == 0,
-              "k-tiles begin at multiples of 1024 bytes");
+              "the 128-byte swizzle repeats every 1024 bytes, so k-tiles are aligned to these");
 
-// ------------------------------------------------------------------------------------- producer
-// warp
+// ----- the producer warp
 
-// Copies the k-tiles of all work tiles into the stages, one after the other. All lanes of the
-// producer warp call it; lane 0 copies. `base` is the address of the block's GemmMemory.
+// Copies the k-tiles of all work tiles into the stages, one after the other, each as soon as its
+// stage is empty. All lanes of the producer warp call it; lane 0 copies. `base` is the
+// shared-memory address of the block's GemmMemory.
 __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
                                     const CUtensorMap& weight_map, const GemmArguments& p) {
   using Config = GemmFp16x3Config;
   const uint32_t full = base + offsetof(GemmMemory, barriers.full);
   const uint32_t empty = base + offsetof(GemmMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  // Each block loads half of the rows of x, into both blocks.
+  // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_half = p.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x = base + offsetof(GemmMemory, x) + rank * rows_of_half * Config::kRowBytes;
   // Both halves of x and the block's own weight arrive at the block's `full` barrier.
@@ -126,9 +134,10 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     if (threadIdx.x % 32 != 0) return;
     const int row = p.tiles.rows_of(tile).begin + rank * rows_of_half;
     const int weight_row = first_feature(tile, rank);
+    const int begin = work.begin * Config::kTilesPerGroup;
     const int end = work.end * Config::kTilesPerGroup;
-    for (int k_tile = work.begin * Config::kTilesPerGroup; k_tile < end; ++k_tile) {
-      const uint32_t arrived = full + 8 * state.stage;
+    for (int k_tile = begin; k_tile < end; ++k_tile) {
+      const uint32_t arrived = full + 8 * state.stage;  // the stage's barrier
       ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, bytes);
       ptx::copy_tensor_multicast(x + state.stage * Config::kXBytes, &x_map, 0, row, k_tile, arrived,
@@ -140,22 +149,23 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
   });
 }
 
-// ------------------------------------------------------------------------------- consumer
-// warpgroups
+// ----- the consumer warpgroups
 
-// The number of rows of x in a tile, as a type, so that functions can be overloaded on it.
+// A tile's number of rows of x as a type. ptx::wgmma is overloaded for each of these types.
 template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
 
-// A warp's 16 rows of the weight in a k-tile, split: operand A of the wgmma instructions, of which
-// each takes 16 of K and four registers of hi or lo.
+// A lane's part of the warp's 16 rows of the weight in a k-tile, after the split: operand A of two
+// wgmma instructions, which take 16 of K each. A register holds two halves.
 struct Fragments {
   uint32_t hi[GemmFp16x3Config::kK16PerTile][4];
   uint32_t lo[GemmFp16x3Config::kK16PerTile][4];
 };
 
-// A thread of a consumer warpgroup, and its part of a tile. Lane 4 * g + c has rows g and g + 8 of
-// the warp's fragments, which are two neighbouring rows of the weight (fragment_row).
+// A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
+// The thread is lane 4 * g + c of its warp (g = 0 .. 7, c = 0 .. 3). In wgmma's layout it has rows
+// g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
+// (fragment_row).
 template <int kPromotionInterval>
 struct Consumer {
   using Config = GemmFp16x3Config;
@@ -163,23 +173,21 @@ struct Consumer {
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the three time lines at the top of this file");
 
-  // Whether a promotion interval begins with hi 1, hi 3 and every other hi product but hi 2, to
-  // which lo products have been added before.
+  // Whether the accumulators are promoted before hi 1, hi 3 and hi 1'.
   static constexpr bool kPromotesEachTile = kPromotionInterval == 32;
-  // Whether one begins with hi 0 of the next k-group.
+  // Whether they are promoted before hi 0'.
   static constexpr bool kPromotesEachHalf = kPromotionInterval <= 64;
 
   uint32_t base;          // address of the block's GemmMemory
-  uint32_t remote_empty;  // address of the first `empty` barrier of block (lane % 2) of the cluster
-  uint32_t weight;        // address of the lane's first vector of weight in stage 0
-  uint64_t x_descriptor;  // of x in stage 0
-  float scale[2];         // 2^exponent of the lane's two rows of the weight
+  uint32_t remote_empty;  // address of the first `empty` barrier of the cluster's block lane % 2
+  uint32_t weight;        // address of vector c of the thread's first row of weight, in stage 0
+  uint64_t x_descriptor;  // wgmma descriptor of x in stage 0
+  float scale[2];         // 2^exponent of the thread's two rows of weight
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
-  // A row of a k-tile of weight is 128 bytes: 8 vectors of 4 floats. TMA's swizzle puts vector v of
-  // row n at place v ^ n % 8 of the row. The lane reads vectors c and 4 + c of its rows. This
-  // function stores the address of vector c of the first row in stage 0.
+  // `row` is the thread's first row of weight in the block. A row of a stage is 128 bytes: 8
+  // vectors of 4 floats. TMA's swizzle puts vector v of row n at place v ^ (n % 8) of the row.
   __device__ Consumer(uint32_t base, int lane, int row) : base(base) {
     const int c = lane % 4;
     weight = base + offsetof(GemmMemory, weight) + row * Config::kRowBytes + (c ^ row % 8) * 16;
@@ -188,32 +196,35 @@ struct Consumer {
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(GemmMemory, x));
   }
 
-  // Waits for a stage, and converts the lane's part of its weight to fragments.
+  // Waits for a stage, and converts the thread's part of its weight to fragments.
   //
-  // Of 16 neighbours of K, lane c loads floats 4 c .. 4 c + 3 at once. wgmma wants columns 2 c and
-  // 2 c + 1 in the fragment's first half and columns 8 + 2 c and 9 + 2 c in the second. The lane
-  // puts its first two floats into the first half and the other two into the second:
+  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K. wgmma wants
+  // columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of A in the thread. It uses the 4 floats as these:
   //
-  //   column of the fragment    0  1 |  2  3 |  4  5 |  6  7 ||  8  9 | 10 11 | 12 13 | 14 15
-  //   lane                      c=0  |  c=1  |  c=2  |  c=3  ||  c=0  |  c=1  |  c=2  |  c=3
-  //   float (place along K)     0  1 |  4  5 |  8  9 | 12 13 ||  2  3 |  6  7 | 10 11 | 14 15
+  //   column of A            0  1 |  2  3 |  4  5 |  6  7 |  8  9 | 10 11 | 12 13 | 14 15
+  //   is in lanes with       c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
+  //   and has K              0  1 |  4  5 |  8  9 | 12 13 |  2  3 |  6  7 | 10 11 | 14 15
   //
-  // So K is permuted, and the product is right because x is stored in the same order (split.cuh).
+  // So A has K in another order. x was stored in the same order (split.cuh), and the order of K
+  // does not matter to a product.
+  //
+  // The vector's place in the row: vector 4 s + c of a row n is at place (4 s + c) ^ (n % 8), so
+  // its address is that of vector c with bit 6 flipped for s = 1 (64 bytes are 4 vectors). The
+  // thread's second row is n + 1, with n even, so that its place differs in bit 0: bit 4 of the
+  // address.
   __device__ void convert(Fragments& f, const State& at) const {
     ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * at.stage, at.parity);
-    const uint32_t stage = weight + at.stage * Config::kWeightBytes;
+    const uint32_t first = weight + at.stage * Config::kWeightBytes;
 #pragma unroll
-    for (int s = 0; s < Config::kK16PerTile; ++s) {  // 16 of K: 64 bytes of a row
+    for (int s = 0; s < Config::kK16PerTile; ++s) {  // 16 of K
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        // The first row's number is even and the second is the next one: its place differs in bit
-        // 0.
-        const uint32_t address = (stage ^ (s * 64 | r * 16)) + r * Config::kRowBytes;
+      for (int r = 0; r < 2; ++r) {  // the thread's rows
+        const uint32_t address = (first ^ (s * 64 | r * 16)) + r * Config::kRowBytes;
         const float4 v = ptx::load_shared_four(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int reg = 2 * half + r;
+        for (int half = 0; half < 2; ++half) {  // columns below 8, and from 8 on
+          const int reg = 2 * half + r;         // wgmma's order of registers
           fp16x3::split_pair(scaled[2 * half], scaled[2 * half + 1], &f.hi[s][reg], &f.lo[s][reg]);
         }
       }
@@ -225,8 +236,8 @@ struct Consumer {
     return x_descriptor + at.stage * (Config::kXBytes >> 4);
   }
 
-  // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, which is 2^11 times too large.
-  // `accumulates`: adds them to the accumulators instead of overwriting these.
+  // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
+  // `accumulates`, they are added to the accumulators; else they overwrite them.
   template <int kRows>
   __device__ void multiply_lo(Rows<kRows> rows, const Fragments& f, const State& at,
                               bool accumulates) {
@@ -242,7 +253,7 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Starts the hi product of a k-tile.
+  // The same for the hi product.
   template <int kRows>
   __device__ void multiply_hi(Rows<kRows> rows, const Fragments& f, const State& at,
                               bool accumulates) {
@@ -256,11 +267,11 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Promotes, if a promotion interval begins here, then starts the hi product of a k-tile.
-  template <bool kBeginsInterval, int kRows>
+  // Starts a hi product, either on top of the accumulators, or after promoting them.
+  template <bool kPromotesFirst, int kRows>
   __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& f, const State& at) {
-    if constexpr (kBeginsInterval) promote(rows);
-    multiply_hi(rows, f, at, /*accumulates=*/!kBeginsInterval);
+    if constexpr (kPromotesFirst) promote(rows);
+    multiply_hi(rows, f, at, /*accumulates=*/!kPromotesFirst);
   }
 
   // Waits for all products, and adds the accumulators to the sums.
@@ -271,7 +282,7 @@ struct Consumer {
     for (int j = 0; j < kRows / 2; ++j) sums[j] += accumulators[j];
   }
 
-  // Waits for all products, and gives the sums of lo products their true size.
+  // Waits for all products, and multiplies the lo products by 2^-11.
   template <int kRows>
   __device__ void scale_lo_products(Rows<kRows>) {
     ptx::wgmma_wait_group<0>();
@@ -282,16 +293,17 @@ struct Consumer {
   // Tells the producers of both blocks that this warp has read a stage.
   __device__ void release(const State& at) const {
     if constexpr (kPromotionInterval == 32) {
-      // This kernel has no register left for remote_empty.
+      // This kernel has no register left to keep remote_empty, so it computes the address anew.
       release_stage(base + offsetof(GemmMemory, barriers.empty) + 8 * at.stage);
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
       ptx::mbarrier_arrive_mapped(remote_empty + 8 * at.stage);
     }
   }
 
-  // The mainloop: adds the products of `k_groups` k-groups to the sums. The stages begin at *state,
-  // which is advanced. `starts_second`: tells the second warpgroup, in the middle of the first
-  // k-group, to start. The time lines at the top of this file show the order.
+  // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *state is
+  // the first k-tile's stage, and afterwards the one after the last. `starts_second`: this is the
+  // first warpgroup, which lets the second one start in the middle of the first k-group. The
+  // pictures at the top of this file show the order of the steps.
   template <int kRows>
   __device__ void multiply(Rows<kRows> rows, int k_groups, bool starts_second, State* state) {
     Fragments even;  // of k-tiles 0 and 2
@@ -339,7 +351,7 @@ struct Consumer {
         break;
       }
 
-      // hi 0 and hi 1 of the next k-group
+      // hi 0' and hi 1', of the next k-group
       ptx::wgmma_wait_group<1>();  // hi 2 has ended, so `even` may change
       convert(even, tile0);
       multiply_next_hi<kPromotesEachHalf>(rows, even, tile0);
@@ -352,7 +364,7 @@ struct Consumer {
     *state = tile0;
   }
 
-  // The same, for a tile with a number of rows of x that is known at run time.
+  // The same for a number of rows that is known only at run time.
   __device__ void multiply(int rows, int k_groups, bool starts_second, State* state) {
     if (rows == Config::kSmallRows) {
       multiply(Rows<Config::kSmallRows>{}, k_groups, starts_second, state);
@@ -366,8 +378,8 @@ struct Consumer {
   }
 };
 
-// Multiplies and stores all work tiles of the cluster: this block's features, of which each of the
-// two warpgroups has 64.
+// A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
+// other.
 template <int kPromotionInterval>
 __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t base,
                                              GemmMemory& shared, int warpgroup) {
@@ -393,13 +405,13 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t ba
       consumer.scale[r] = fp16x3::power_of_two(__ldcg(p.weight.exponent + n));
     }
 
-    // mainloop. The accumulators' zeros are overwritten by the first product. They are there for
-    // the compiler: wgmma's asm statement reads the accumulators, so that without the zeros the
-    // last tile's would have to stay in registers during its epilogue.
+    // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
+    // only: the asm statement of wgmma reads them. Without the zeros, the compiler would have to
+    // keep the accumulators of the last tile in registers throughout its epilogue.
 #pragma unroll
     for (int j = 0; j < Config::kSums; ++j) {
-      consumer.accumulators[j] = 0;
       consumer.sums[j] = 0;
+      consumer.accumulators[j] = 0;
     }
     if (warpgroup == 1) {
       ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
@@ -408,7 +420,7 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t ba
     const bool starts_second = warpgroup == 0;
     consumer.multiply(rows, work.end - work.begin, starts_second, &state);
 
-    // epilogue
+    // Epilogue.
     sync_with_loader(warpgroup);
     if (!p.schedule.finishes(work)) {
       store_partial_sums(p, rows, consumer.sums);
@@ -422,12 +434,12 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t ba
   }
 }
 
-// ---------------------------------------------------------------------------------------- the
-// kernel
+// ----- the kernel
 
-// The second run's preparation: chooses new exponents for the block's rows of weight that
-// overflowed fp16, by their largest elements. A warp takes a row at a time. Each block does this
-// for the rows that it multiplies; blocks with the same rows write the same values.
+// Prepares the second run: chooses new exponents for the rows of weight that overflowed fp16, by
+// their largest elements. All warps of a block call it, and a warp takes a row at a time. Each
+// block does all rows that it multiplies. Blocks of other clusters may do the same rows, and write
+// the same values.
 __device__ inline void rescale_overflowed_rows(const GemmArguments& p) {
   using Config = GemmFp16x3Config;
   constexpr int kWarps = BlockConfig::kThreads / 32;
@@ -442,7 +454,7 @@ __device__ inline void rescale_overflowed_rows(const GemmArguments& p) {
       // As for x, the largest element comes into [2^14, 2^15).
       p.weight.exponent[row] = is_finite ? min(14 - ilogbf(largest), kMaxPairExponent) : 0;
       if (is_finite) continue;
-      // The kernel after this one computes the results of rows with infinity or NaN.
+      // nonfinite.cuh's kernel, after this one, computes the features of such rows.
       p.weight.state[row] = fp16x3::kNonfinite;
       *p.has_nonfinite = 1;
     }
@@ -450,8 +462,8 @@ __device__ inline void rescale_overflowed_rows(const GemmArguments& p) {
   __syncthreads();
 }
 
-// x_map describes x, split and k-tiled, in boxes of half a tile's rows and a k-tile; weight_map the
-// weight in boxes of kWeightRows rows and a k-tile.
+// The kernel. x_map describes the split x, in boxes of half of a tile's rows and one k-tile.
+// weight_map describes the weight, in boxes of kWeightRows rows and one k-tile.
 template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_fp16x3_kernel(const __grid_constant__ CUtensorMap x_map,
@@ -462,12 +474,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   GemmMemory& shared = *reinterpret_cast<GemmMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  // Every lane has the same value; that the compiler knows it is worth 1% of an H200's time.
+  // The shuffle shows the compiler that all lanes have the same value: 1% of an H200's time.
   const int warpgroup = ptx::uniform(threadIdx.x / 128);
   start_next_kernel();
   if (p.is_second_run) {
     wait_for_previous_kernel();
-    if (__ldcg(p.has_overflowed) == 0) return;  // in both blocks of the cluster
+    if (__ldcg(p.has_overflowed) == 0) return;  // in all blocks
   }
   const bool is_first_of_producer = threadIdx.x == BlockConfig::kConsumerThreads;
   if (is_first_of_producer) {
@@ -489,7 +501,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     run_consumer<kPromotionInterval>(p, base, shared, warpgroup);
   }
-  // A block stays until the other one no longer reads its barriers or copies to its memory.
+  // A block must not end while the other one may still copy to its memory or arrive at its
+  // barriers.
   ptx::cluster_sync();
 #endif
 }

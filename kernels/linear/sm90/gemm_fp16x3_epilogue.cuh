@@ -1,29 +1,33 @@
-// What happens to the sums of the fp16x3 GEMM (gemm_fp16x3.cuh) after the mainloop: adding the
-// partial sums of tiles that clusters share, and the epilogue, which undoes the scaling of rows,
-// adds the bias, applies ReLU, divides, and stores results and mask:
+// What happens to the sums of the fp16x3 GEMM (gemm_fp16x3.cuh) after the mainloop. If clusters
+// share the tile, partial sums are stored or added. The cluster that finishes the tile then
+// computes the epilogue:
 //
-//   z = sum / 2^(exponent of the row of x + exponent of the row of weight) + bias
-//   out [M, N] = relu(z) / divisor;  mask [M, (N + 7) / 8]: one bit for each z
+//   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
+//   out  = relu(z) / divisor             [M, N]
+//   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
 //
-// Who holds what. A consumer warp has 16 features of the tile, in wgmma's layout: lane 4 * g + c
-// (g = 0 .. 7, c = 0 .. 3) has rows g and g + 8 of the warp's fragment of the weight, and of every
-// column block of 8 rows of x it has rows 2 * c and 2 * c + 1. So sums[4 * j .. 4 * j + 3] of
-// column block j are
+// ----- Which thread holds which sums
 //
-//                                   row of x 8 * j + 2 * c   row of x 8 * j + 2 * c + 1
-//   r = 0: fragment row g                sums[4 * j]              sums[4 * j + 1]
-//   r = 1: fragment row g + 8            sums[4 * j + 2]          sums[4 * j + 3]
+// A consumer warp has 16 features of the tile, and all of its rows of x, which come in column
+// blocks of 8 (wgmma calls rows of x columns). A thread is lane 4 * g + c of its warp, where g is
+// 0 to 7 and c is 0 to 3. Of column block j, it has four sums:
 //
-// Fragment rows are assigned to features such that r = 0 and r = 1 of a lane are neighbours
-// (fragment_row). A lane's results of one row of x are then two neighbours of a row of out.
+//                               row of x 8 * j + 2 * c      row of x 8 * j + 2 * c + 1
+//   feature of row g            sums[4 * j]                 sums[4 * j + 1]
+//   feature of row g + 8        sums[4 * j + 2]             sums[4 * j + 3]
 //
-//   lane          0      4      8      12     16     20     24     28      (c = 0; lanes + 1, + 2,
-//   + 3 g             0      1      2      3      4      5      6      7        have other rows of
-//   x) features     0, 1   4, 5   2, 3   6, 7   8, 9  12, 13  10, 11  14, 15
+// "Row g" is a row of wgmma's operand A. Which feature of the warp is in it, fragment_row says,
+// such that a thread's two features are neighbours:
 //
-// There are two epilogues. The fast one stores two features at a time straight from registers. It
-// needs an exact reciprocal of the divisor, even N, and exponents near 0. The general one is for
-// all other tiles: it first collects four neighbouring features of one row.
+//   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
+//   g                 0       1       2        3        4        5        6        7
+//   features        0, 1    4, 5    2, 3     6, 7     8, 9    12, 13   10, 11   14, 15
+//
+// ----- Two epilogues
+//
+// The fast epilogue stores two features at a time straight from registers. It is for tiles of which
+// all exponents are near 0, for even N, and for divisors that are powers of two. The general
+// epilogue is for all other tiles. It collects four neighbouring features of a row first.
 
 #pragma once
 
@@ -40,26 +44,25 @@
 
 namespace kernels::sm90 {
 
-// The warp's feature, 0 .. 15, that is in row g (r = 0) or g + 8 (r = 1) of its fragments.
+// The feature of the warp, 0 .. 15, that is in row g (r = 0) or row g + 8 (r = 1) of operand A.
 //
-//   g              0  1  2  3  4   5   6   7
-//   r = 0          0  4  2  6  8  12  10  14      the bits of the feature are g2 g0 g1 r,
-//   r = 1          1  5  3  7  9  13  11  15      where g2 g1 g0 are the bits of g
+//   g        0   1   2   3   4   5   6   7
+//   r = 0    0   4   2   6   8  12  10  14     g has the bits g2 g1 g0;
+//   r = 1    1   5   3   7   9  13  11  15     the feature has the bits g2 g0 g1 r
 //
-// The last bit is r, so that a lane has two neighbours. Bits g0 and g1 are swapped so that the
-// weight is read from shared memory without bank conflicts: a wavefront of a 16-byte load is 8
-// lanes, with two values of g that differ in g0. Their features, 4 apart, have their vectors in
-// different halves of the 128-byte row, for TMA's swizzle flips the half where the row number has
-// bit 2 set.
+// r is the last bit, so that a thread has two neighbours. g0 and g1 are swapped so that threads
+// load the weight from shared memory without bank conflicts. The hardware handles 8 lanes at a
+// time, which have two values of g that differ in g0. Their rows must differ in bit 2: TMA's
+// swizzle puts the vectors that they load into the first half of the one row and the second half of
+// the other.
 __device__ inline int fragment_row(int g, int r) {
-  return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;  // g2 to bit 3, g0 to bit 2, g1 stays in bit 1
+  return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
-// --------------------------------------------------------------------------- shared tiles:
-// partials
+// ----- partial sums of shared tiles
 
-// Stores the sums of a work tile with `rows` rows of x, for the cluster that finishes the tile.
-// Called by the consumer warps.
+// Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
+// tile. The consumer warps call it.
 __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
                                           const float (&sums)[GemmFp16x3Config::kSums]) {
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
@@ -70,38 +73,39 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
     const float* const sum = sums + 4 * j;
     p.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
-  // The warp's stores come before lane 0's release.
+  // After this, lane 0's release covers the stores of all lanes.
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
   }
 }
 
-// Adds to `sums` the partial sums that the clusters before this one have stored of a tile. Called
-// by the consumer warps of the cluster that finishes the tile. Each warp waits for the warp of its
-// number in the other clusters.
+// Adds the partial sums that other clusters have stored of a tile. The consumer warps of the
+// cluster that finishes the tile call it. The other clusters have the numbers just below this
+// one's. Each warp waits for the warps of its own number there.
 //
-// Why this does not deadlock. A cluster only waits for clusters with smaller numbers, and it stores
-// its own partial sums, if it has any, before it waits for anything (stream_k.cuh). So a wait ends
-// as long as the awaited clusters run at some time while this one occupies its multiprocessors. Two
-// facts ensure it, and either one suffices:
+// Why these waits end. A cluster waits only for clusters of smaller numbers, and it waits only
+// after it has stored its own partial sums, if it has any (stream_k.cuh). So there is no circle of
+// waits. What remains to be shown is that a cluster that others wait for gets a multiprocessor at
+// all, while the waiting ones keep theirs. Each of these two facts ensures it alone:
 //
-//   1. The whole grid fits on the GPU. Its clusters are no more than cudaOccupancyMaxActiveClusters
-//      says (count_clusters in launch.cu). So all clusters run at once, as soon as other kernels
-//      have left. The next kernel of the stream cannot take the place of a cluster: programmatic
-//      dependent launch starts it after all blocks of this grid have started.
-//   2. Blocks start in the order of their numbers. This is an assumption: CUDA does not guarantee
-//   it,
-//      but it holds on every GPU and driver seen. Then the started clusters are always the first
-//      ones. The first of them that has not ended waits only for clusters that have ended, so it
-//      proceeds.
+//   1. All clusters fit on the GPU at once. The grid has no more of them than
+//      cudaOccupancyMaxActiveClusters reports (count_clusters, launch.cu). So all get a place, as
+//      soon as kernels that started before have left. The kernel after this one in the stream does
+//      not take a place away: although it may start before this one ends (programmatic dependent
+//      launch), it starts after all blocks of this one have started.
 //
-// The order matters only where fact 1 does not hold: where something else keeps multiprocessors
-// occupied and does not end before this kernel. Examples are a second launch of this kernel in
-// another stream, with each launch holding a part of the GPU, and a GPU of which this stream may
-// use only a part that cudaOccupancyMaxActiveClusters does not know (a green context). If blocks
-// then started in another order, all multiprocessors could be occupied by clusters that wait for
-// clusters that have not started, and the kernel would hang.
+//   2. Blocks start in the order of their numbers. This is an assumption. CUDA does not guarantee
+//      it, but it holds on every GPU and driver seen. Then the clusters that have started are
+//      always the first ones. Of those that have not ended, the first can wait only for clusters
+//      that have ended, so it goes on and ends, and the next one gets its place.
+//
+// So the order matters only if fact 1 fails: if something keeps multiprocessors occupied until this
+// kernel ends, and so for ever. That needs, for example, two of these kernels in two streams, each
+// with some of its clusters running and waiting for some that have not started; or a stream that
+// may use fewer multiprocessors than count_clusters was told (a green context). If blocks then
+// started in another order, waiting clusters could occupy all multiprocessors, and the kernel would
+// hang.
 __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
@@ -110,8 +114,8 @@ __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int ro
   for (int c = own_cluster; p.schedule.begins_inside(c, tile); --c) {
     const int other = c - 1;
     const unsigned* const count = &p.partials.counts[other][rank][threadIdx.x / 32];
-    // All lanes leave the loop at the same time anyhow. The vote shows it to the compiler, which
-    // then does not make the warp's lanes converge before each wgmma: 3% of an H200's time.
+    // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
+    // the lanes of the warp converge again before each wgmma: 3% of an H200's time.
     while (!__all_sync(0xffffffff, ptx::load_acquire(count) != 0)) {
     }
 #pragma unroll
@@ -127,10 +131,10 @@ __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int ro
   }
 }
 
-// ---------------------------------------------------------------------- the epilogue's input data
+// ----- what the epilogue reads besides the sums
 
-// What the epilogue of a tile reads besides the sums, in shared memory. One warp loads it while the
-// consumers multiply the tile.
+// A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
+// multiply the tile.
 struct EpilogueInputs {
   int x_exponent[GemmFp16x3Config::kWideRows];
   struct alignas(8) Feature {
@@ -143,10 +147,13 @@ struct EpilogueInputs {
   int is_fast;  // whether the tile may take the fast epilogue
 };
 
-// The named barriers between the loader warp and each consumer warpgroup, once a work tile. After
-// it, the consumers may read the inputs of this work tile, and the loader may overwrite those of
-// the one before. compute-sanitizer's racecheck (2025.3) does not follow two barriers that one warp
-// meets in turn. It gets one barrier of the warp and both warpgroups.
+// The loader warp and the consumer warpgroups meet once in each work tile, between mainloop and
+// epilogue. Then the consumers may read the inputs of this work tile. The loader may overwrite
+// those of the one before, which both warpgroups have read by then.
+//
+// Each warpgroup has a named barrier of its own with the loader, so that it need not wait for the
+// other one. compute-sanitizer's racecheck (2025.3) does not follow a warp that meets two barriers
+// in turn, so that for racecheck there is one barrier for all.
 #ifdef KERNELS_RACECHECK
 __device__ inline void sync_with_loader(int) {
   ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
@@ -167,8 +174,8 @@ __device__ inline void sync_with_consumers() {
 }
 #endif
 
-// The loader warp: loads the epilogue inputs of one work tile after the other into two buffers, in
-// turn. It also reports rows of x that hold infinity or NaN.
+// The loader warp: loads the inputs of one work tile after the other, into two buffers in turn. It
+// also reports whether a row of x holds infinity or NaN.
 __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInputs (&buffers)[2]) {
   using Config = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
@@ -202,55 +209,56 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInpu
       inputs.column = column;
       inputs.is_fast = is_fast;
     }
-    // The consumers arrive here after they have read the other buffer, for the work tile before. So
-    // that one may be overwritten next.
+    // The consumers come here when they have read the other buffer, in the epilogue of the work
+    // tile before. That buffer is the next to be filled.
     sync_with_consumers();
   });
 }
 
-// ------------------------------------------------------------------------------------- epilogues
+// ----- the epilogues
 
-// Marks a feature with a sum that is not finite, so that the second run computes it again. The row
-// of weight has overflowed fp16, or holds infinity or NaN. (x is finite: rows of x with infinity or
-// NaN were split as zeros.)
+// Marks a row of the weight, because a sum of its feature is not finite, for the second run. Its
+// scaled elements overflowed fp16, or it holds infinity or NaN. (x cannot be the cause: its rows
+// with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const GemmArguments& p, int column) {
   if (p.is_second_run || column >= p.epilogue.n) return;
   p.weight.state[column] = fp16x3::kOverflowed;
   *p.has_overflowed = 1;
 }
 
-// The fast epilogue: a thread stores the features `feature` and `feature + 1` of the block, for its
-// rows of x.
+// The fast epilogue. The thread stores two features of the block, `feature` and the next one, of
+// all its rows of x.
 //
-// The mask. Eight neighbouring features of a row are one byte; they are in four threads, whose
-// lanes differ in bits 2 and 3. The threads pack four bytes at a time, of the four rows of x that
-// each has in two column blocks j and j + 1, and exchange them:
+// Eight neighbouring features of a row share a byte of the mask. They are in four lanes: c, c + 4,
+// c + 8 and c + 12 (or these + 16). In two column blocks, j and j + 1, a lane has four rows of x,
+// so the four lanes make four bytes together. A lane packs its own bits of all four bytes into 32
+// bits. Two exchanges combine them, and each lane stores one byte:
 //
-//   bits of a thread       byte 0            byte 1            byte 2            byte 3
-//   row of x               8 j + 2 c         8 j + 2 c + 1     8 j + 8 + 2 c     8 j + 8 + 2 c + 1
-//   lane c (features 0, 1)       ......10          ......10          ......10          ......10
-//   lane c + 8 (2, 3)            ....32..          ....32..          ....32..          ....32..
-//   lane c + 4 (4, 5)            ..54....          ..54....          ..54....          ..54....
-//   lane c + 12 (6, 7)           76......          76......          76......          76......
-//   or of all four               76543210          76543210          76543210          76543210
-//   stored by lane               c                 c + 4             c + 8             c + 12
+//                        byte 0      byte 1        byte 2        byte 3
+//   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
+//   lane c       has     ......10    ......10      ......10      ......10     (bits: features)
+//   lane c + 8   has     ....32..    ....32..      ....32..      ....32..
+//   lane c + 4   has     ..54....    ..54....      ..54....      ..54....
+//   lane c + 12  has     76......    76......      76......      76......
+//   all have then        76543210    76543210      76543210      76543210
+//   stored by lane       c           c + 4         c + 8         c + 12
 template <bool kMask, int kSums>
 __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs, int feature,
                            const float (&sums)[kSums]) {
   const Epilogue<float>& epilogue = p.epilogue;
   const int column = inputs.column + feature;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
-  // With a mask, all lanes stay for the exchange.
+  // With a mask, lanes without features stay, for the exchange.
   if (!kMask && !exists) return;
   const EpilogueInputs::Feature features[2] = {inputs.features[feature],
                                                inputs.features[feature + 1]};
   const float scale[2] = {fp16x3::power_of_two(-features[0].exponent),
                           fp16x3::power_of_two(-features[1].exponent)};
-  float largest[2] = {};  // magnitude of each feature's sums; NaN if one is NaN
-  const int first = threadIdx.x % 4 * 2;
-  int row = inputs.row + first;  // of column block j: the first of the thread's two rows
+  float largest[2] = {};                  // the largest magnitude of each feature's sums, or NaN
+  const int first = threadIdx.x % 4 * 2;  // 2 * c
+  int row = inputs.row + first;           // 8 * j + 2 * c, of the tile
   float* to = epilogue.out_at(row, column);
-  uint32_t bits = 0;
+  uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(epilogue.n)) {
     const bool is_first_of_two = j % 2 == 0;
@@ -263,7 +271,7 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
       for (int r = 0; r < 2; ++r) {  // the thread's features
         const float sum = sums[4 * j + 2 * r + i];
         largest[r] = ptx::max_nan(largest[r], fabsf(sum));
-        // These are the general epilogue's bits, too, as multiplying by a power of two is exact.
+        // The general epilogue gets the same bits: multiplication by a power of two is exact.
         const float z = fmaf(sum, x_scale * scale[r], features[r].bias);
         if constexpr (kMask) {
           const bool bit = exists && mask_bit(z);
@@ -290,28 +298,41 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool is_finite = largest[r] < INFINITY;
+    const bool is_finite = largest[r] < INFINITY;  // false for NaN, too
     if (!is_finite) mark_overflow(p, column + r);
   }
 }
 
-// The general epilogue. Two lanes that differ in bit 3 have two neighbouring features each, of the
-// same two rows of x. They exchange sums so that each gets four neighbouring features of one row:
+// The epilogue of a tile: chooses the fast one, or else is the general one.
 //
-//                          row 2 c              row 2 c + 1
-//   lane (bit 3 clear)     features 0, 1        features 0, 1
-//   lane + 8 (bit 3 set)   features 2, 3        features 2, 3
+// The general epilogue. Lanes in pairs, which differ in bit 3, have two neighbouring features each,
+// of the same two rows of x. They exchange sums, so that each has four features of one row:
 //
-//   afterwards: the lane has features 0 to 3 of row 2 c, lane + 8 those of row 2 c + 1
+//                         before                                 after
+//   lane, bit 3 clear     features 0, 1 of rows 2c and 2c + 1    features 0 - 3 of row 2c
+//   lane + 8              features 2, 3 of rows 2c and 2c + 1    features 0 - 3 of row 2c + 1
 //
-// The loop over subtiles is not unrolled, and registers cannot be indexed at run time. So the
-// thread copies a subtile's sums to its own slots of `staging` and reads them back. No other thread
-// reads them, so no barrier is needed.
-__device__ inline void store_general(const GemmArguments& p, const EpilogueInputs& inputs, int lane,
-                                     int feature,
+// The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
+// at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
+// them back from there. No other thread uses these slots, so there is no barrier.
+__device__ inline void store_results(const GemmArguments& p, const EpilogueInputs& inputs,
                                      float4 (&staging)[GemmFp16x3Config::kSubtileBlocks][128],
                                      const float (&sums)[GemmFp16x3Config::kSums]) {
   using Config = GemmFp16x3Config;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
+  if (inputs.is_fast) {
+    const int feature = first_of_warp + fragment_row(g, 0);
+    if (p.epilogue.mask == nullptr) {
+      store_fast<false>(p, inputs, feature, sums);
+    } else {
+      store_fast<true>(p, inputs, feature, sums);
+    }
+    return;
+  }
+
+  const int feature = first_of_warp + fragment_row(g & ~2, 0);  // the first of the pair of lanes
   const bool has_second_row = lane & 8;
   float4* const slot = &staging[0][threadIdx.x % 128];
 #pragma unroll 1
@@ -321,7 +342,7 @@ __device__ inline void store_general(const GemmArguments& p, const EpilogueInput
     copy_any_subtile<0, Config::kSubtiles, Config::kSubtileBlocks, 128>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Config::kSubtileBlocks; ++j) {
-      // x and y are the first feature's, of rows 2 c and 2 c + 1; z and w the second feature's.
+      // x and y are the thread's first feature of rows 2c and 2c + 1, z and w its second feature.
       const float4 own = slot[j * 128];
       const float kept[2] = {has_second_row ? own.y : own.x, has_second_row ? own.w : own.z};
       const float received[2] = {
@@ -332,10 +353,10 @@ __device__ inline void store_general(const GemmArguments& p, const EpilogueInput
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Features 0 and 1 are the own ones of the lane that has the first row.
-        const bool is_in_first_lane = i < 2;
-        const bool is_received = is_in_first_lane == has_second_row;
         const EpilogueInputs::Feature column = inputs.features[feature + i];
+        // Features 0 and 1 belong to the lane that gets the first row.
+        const bool is_of_first_lane = i < 2;
+        const bool is_received = is_of_first_lane == has_second_row;
         const float sum = is_received ? received[i % 2] : kept[i % 2];
         if (!isfinite(sum)) mark_overflow(p, inputs.column + feature + i);
         z[i] = fp16x3::unscale(sum, inputs.x_exponent[row] + column.exponent) + column.bias;
@@ -344,26 +365,6 @@ __device__ inline void store_general(const GemmArguments& p, const EpilogueInput
       finish_four<kMaskPartner>(p.epilogue, inputs.row + row < inputs.end, inputs.row + row,
                                 inputs.column + feature, z);
     }
-  }
-}
-
-// The epilogue of a tile, for the sums of a thread of a consumer warpgroup.
-__device__ inline void store_results(const GemmArguments& p, const EpilogueInputs& inputs,
-                                     float4 (&staging)[GemmFp16x3Config::kSubtileBlocks][128],
-                                     const float (&sums)[GemmFp16x3Config::kSums]) {
-  const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int first_of_warp = threadIdx.x / 32 * GemmFp16x3Config::kWarpWeightRows;
-  if (!inputs.is_fast) {
-    const int feature_of_pair = first_of_warp + fragment_row(g & ~2, 0);
-    store_general(p, inputs, lane, feature_of_pair, staging, sums);
-    return;
-  }
-  const int feature = first_of_warp + fragment_row(g, 0);
-  if (p.epilogue.mask == nullptr) {
-    store_fast<false>(p, inputs, feature, sums);
-  } else {
-    store_fast<true>(p, inputs, feature, sums);
   }
 }
 

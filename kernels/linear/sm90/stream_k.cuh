@@ -1,43 +1,44 @@
-// The stream-K schedule of the fp16x3 GEMM: which tiles, and which part of K of them, each cluster
-// multiplies, and how clusters share the tiles of the last wave.
+// The stream-K schedule of the fp16x3 GEMM: which tiles each cluster multiplies, and how clusters
+// share the tiles of the last wave along K.
 //
-// K is divided into k-groups of 128. A tile of out takes all k-groups of K. Tiles are numbered
-// (tile_order.cuh). Clusters first compute whole tiles, one each in a wave: cluster c computes
-// tiles c, c + clusters, c + 2 * clusters, and so on. The remaining tiles, too few for one more
-// wave, would leave clusters idle. So they are put end to end along K, and this row of k-groups is
-// cut into one range for each cluster. A range is as a rule the end of one tile and the beginning
-// of the next.
+// K is counted in k-groups of 128. Tiles are computed in waves: a wave is one whole tile, all its
+// k-groups, for each cluster. Cluster c has tile c in the first wave, tile c + clusters in the
+// second, and so on. (tile_order.cuh numbers the tiles.) The last wave is what remains: fewer tiles
+// than there are clusters. These tiles are put end to end along K, and the line of all their
+// k-groups is cut into one range for each cluster. A range often ends one tile and begins the next.
 //
-// A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster with the
-// last k-group of a tile finishes the tile: it adds the partial sums that the other clusters have
-// stored in global memory, and computes the epilogue.
+// A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
+// the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
+// have stored in global memory, and computes the epilogue.
 //
-// Example: 3 clusters, 5 tiles of 9 k-groups. One wave of whole tiles (0, 1, 2) is followed by
-// tiles 3 and 4, which are 18 k-groups end to end. Ranges begin at k-groups 0, 6 and 12 of these
-// 18:
+// Example: 3 clusters, 5 tiles of 9 k-groups. The first wave is tiles 0, 1 and 2. The last wave is
+// tiles 3 and 4, which are a line of 18 k-groups. The clusters' ranges begin at 0, 6 and 12:
 //
-//                 tile 3                      tile 4
+//                 tile 3                    | tile 4
 //   k-group       0  1  2  3  4  5  6  7  8 | 0  1  2  3  4  5  6  7  8
 //   cluster       0  0  0  0  0  0  1  1  1 | 1  1  1  2  2  2  2  2  2
 //
-//   cluster 0:  tile 0, k-groups 0-8, finishes
-//               tile 3, k-groups 0-5, stores partial sums
-//   cluster 1:  tile 1, k-groups 0-8, finishes
-//               tile 4, k-groups 0-2, stores partial sums
-//               tile 3, k-groups 6-8, adds cluster 0's partial sums, finishes
-//   cluster 2:  tile 2, k-groups 0-8, finishes
-//               tile 4, k-groups 3-8, adds cluster 1's partial sums, finishes
+//   cluster 0     tile 0, k-groups 0 to 8    finishes
+//                 tile 3, k-groups 0 to 5    stores partial sums
 //
-// Each cluster multiplies 15 k-groups. Without sharing, two clusters would multiply 18, and one 9.
-// x [128, 8192], weight [4096, 8192] takes a third of the time on an H200 with sharing.
+//   cluster 1     tile 1, k-groups 0 to 8    finishes
+//                 tile 4, k-groups 0 to 2    stores partial sums
+//                 tile 3, k-groups 6 to 8    adds the partial sums of cluster 0, finishes
 //
-// A cluster processes its range from the last tile to the first (cluster 1 above: tile 4 before
-// tile 3), for two reasons. All clusters are then at about the same place of K, so L2 serves them.
-// And a partial sum is stored early, before another cluster needs it; a cluster never stores
-// anything after it has waited for another one.
+//   cluster 2     tile 2, k-groups 0 to 8    finishes
+//                 tile 4, k-groups 3 to 8    adds the partial sums of cluster 1, finishes
 //
-// `Schedule::plan` runs on the host (launch.cu); the kernel gets the Schedule as an argument and
-// asks it for one work tile after the other.
+// Each cluster multiplies 15 k-groups. If tiles were not shared, two clusters would multiply 18
+// each, and one 9. On an H200, sharing reduces the time of x [128, 8192], weight [4096, 8192] to a
+// third.
+//
+// A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
+// This has two reasons. All clusters are then at about the same place of K, so they find operands
+// in L2. And only the last tile of a range can be one that another cluster finishes. In reverse
+// order, its partial sums are stored early, and above all before the cluster itself waits for
+// anything.
+//
+// Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
 
 #pragma once
 
@@ -50,21 +51,20 @@
 
 namespace kernels::sm90 {
 
-// The cost model of the schedule. Its unit of time is the row-group: the time in which a cluster
-// multiplies one row of x over one k-group, with the 256 rows of weight of its tile. That is 13 ns
-// on an H200.
+// The constants of the schedule, and the cost model behind them. The unit of time is the row-group:
+// the time in which a cluster multiplies one row of x, over one k-group, by the 256 features of a
+// tile. It is 13 ns on an H200.
 struct StreamKConfig {
-  // Clusters in a grid, at most: the largest GPU of compute capability 9.0 has 144 multiprocessors.
+  // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors.
   static constexpr int kMaxClusters = 72;
-  // Each k-group of a tile takes this many row-groups more than the tile has rows.
+  // A k-group of a tile takes as many row-groups as the tile has rows, and this many more.
   static constexpr int kGroupOverhead = 80;
-  // The finishing cluster adds partial sums in this many row-groups for each row of x and each
-  // cluster that has stored some.
+  // Adding the partial sums that one cluster has stored takes this many row-groups for each row.
   static constexpr int kAddingPerRow = 2;
 
-  // Partial sums go through global memory, which costs as much as some k-groups. So tiles are cut
-  // under three conditions, all in k-groups: where cutting saves kMinSaving or more, into ranges of
-  // kMinRange or more, and not nearer to the beginning or end of a tile than kMinPart.
+  // Storing and adding partial sums costs as much as some k-groups. So tiles are cut only if that
+  // saves kMinSaving k-groups or more. A range has kMinRange k-groups or more. And no cut is nearer
+  // to the beginning or end of a tile than kMinPart k-groups.
   static constexpr int kMinSaving = 3;
   static constexpr int kMinRange = 2;
   static constexpr int kMinPart = 2;
@@ -72,11 +72,12 @@ struct StreamKConfig {
   // The time of one k-group of a tile, in row-groups.
   static int64_t group_time(int64_t rows) { return rows + kGroupOverhead; }
 
-  // The k-groups that each cluster's range should have at least if several share a tile of `rows`
-  // rows and `k_groups` k-groups. With L k-groups a range, k_groups / L clusters share the tile,
-  // and adding their partial sums takes kAddingPerRow * rows * k_groups / L. This function returns
-  // the L at which adding takes as long as multiplying a range, L * group_time(rows). (More sharers
-  // would make adding the longer part.)
+  // The least k-groups of a range, if clusters share a tile of `rows` rows and `k_groups` k-groups.
+  //
+  // With ranges of L k-groups, k_groups / L clusters share the tile. Each multiplies for
+  // L * group_time(rows), at the same time as the others. Then one of them adds all partial sums,
+  // in k_groups / L * kAddingPerRow * rows. Shorter ranges make the first less and the second more.
+  // This function returns the L for which both are equal.
   static int min_range(int k_groups, int64_t rows) {
     const double adding_in_groups =
         static_cast<double>(kAddingPerRow * rows) / static_cast<double>(group_time(rows));
@@ -90,22 +91,21 @@ struct WorkTile {
   int begin;
   int end;
 
-  // False for the work tile after the cluster's last one.
+  // False for the work tile that follows the cluster's last one.
   __device__ bool exists() const { return begin < end; }
 };
 
 struct Schedule {
   int waves;     // of whole tiles, one for each cluster
   int k_groups;  // of a tile
-  // The range of each cluster in the last wave is begin[cluster] <= i < begin[cluster + 1]. The
-  // k-groups of all tiles of the last wave are numbered end to end.
+  // Cluster c has the range begin[c] <= i < begin[c + 1] of the last wave's line of k-groups.
   int begin[StreamKConfig::kMaxClusters + 1];
 
-  // ------------------------------------------------------------------------------------------ host
+  // ----- host
 
-  // Plans `tiles` tiles of `k_groups_of_tile` k-groups on `clusters` clusters. rows_of(tile)
-  // returns how many rows of x a tile has, max_rows at most. Returns how many clusters have work:
-  // the grid.
+  // Plans `tiles` tiles of `k_groups_of_tile` k-groups for `clusters` clusters. rows_of(tile) is a
+  // tile's number of rows of x, at most max_rows. Returns the size of the grid: how many clusters
+  // have work.
   template <typename RowsOf>
   int plan(int tiles, int k_groups_of_tile, int clusters, int64_t max_rows, const RowsOf& rows_of) {
     waves = tiles / clusters;
@@ -122,9 +122,10 @@ struct Schedule {
     return static_cast<int>(std::lower_bound(begin, begin + clusters, all) - begin);
   }
 
-  // ---------------------------------------------------------------------------------------- device
+  // ----- device
 
-  // The cluster's work tile number `index`, in the order in which the cluster processes them.
+  // This cluster's work tile of number `index`. A cluster asks for 0, 1, 2 and so on, until one
+  // does not exist.
   __device__ WorkTile work_tile(int index) const {
     const int cluster = ptx::clusterid();
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
@@ -132,15 +133,17 @@ struct Schedule {
     const int range_begin = begin[cluster];
     const int range_end = begin[cluster + 1];
     if (range_begin == range_end) return {};
-    // Tiles of the last wave are counted from 0 here. The range's last tile comes first. An index
-    // past the range's first tile makes tile_begin + k_groups <= range_begin: no work tile.
+    // `tile` counts the tiles of the last wave from 0, and starts with the last one of the range.
+    // Past the first tile of the range, the work tile's begin is k_groups or more: it does not
+    // exist.
     const int tile = (range_end - 1) / k_groups - (index - waves);
     const int tile_begin = tile * k_groups;
     return {waves * clusters + tile, max(range_begin - tile_begin, 0),
             min(range_end - tile_begin, k_groups)};
   }
 
-  // The same. All lanes of a warp call it, and the compiler sees that they get the same value.
+  // The same. All lanes of a warp call it together, and the compiler sees that the result is
+  // uniform.
   __device__ WorkTile uniform_work_tile(int index) const {
     const WorkTile work = work_tile(index);
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
@@ -149,21 +152,22 @@ struct Schedule {
   // Whether the cluster with this work tile finishes the tile.
   __device__ bool finishes(const WorkTile& work) const { return work.end == k_groups; }
 
-  // Whether the range of `cluster` begins inside `tile` or later, so that the cluster before it has
-  // k-groups of the tile, too. `tile` is a tile of the last wave that the calling cluster finishes,
-  // and `cluster` the caller or one before it. (In the example above, for tile 3: true for cluster
-  // 1, whose range begins at k-group 6, and false for cluster 0.)
+  // Whether the range of `cluster` begins after the beginning of a tile of the last wave. The
+  // cluster that finishes the tile asks this for itself, and then for the clusters before it, one
+  // by one, as long as it is true: then the cluster before has k-groups of the tile, too. In the
+  // example above, tile 3: it is true for cluster 1, whose range begins at 6, and false for cluster
+  // 0.
   __device__ bool begins_inside(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
     return begin[cluster] > (tile - waves * clusters) * k_groups;
   }
 
  private:
-  // Rows of x, summed over tiles. (Times k_groups, they are row-groups without the overhead.)
+  // Loads of clusters, in rows of x: the sum of the rows of their tiles.
   struct Loads {
-    int64_t whole_tiles[StreamKConfig::kMaxClusters] = {};  // each cluster's tiles of whole waves
-    int64_t longest = 0;  // the most that one cluster has if no tile is cut
-    int64_t sum = 0;      // all tiles
+    int64_t whole_tiles[StreamKConfig::kMaxClusters] = {};  // of each cluster, in whole waves
+    int64_t longest = 0;  // of the busiest cluster, if the tiles of the last wave are not cut
+    int64_t sum = 0;      // of all clusters
   };
 
   template <typename RowsOf>
@@ -180,14 +184,15 @@ struct Schedule {
     return loads;
   }
 
-  // Whether sharing the last wave's tiles evenly would save the busiest cluster kMinSaving k-groups
-  // of the widest tile or more: (longest - sum / clusters) * k_groups >= kMinSaving * max_rows.
+  // Whether it saves the busiest cluster kMinSaving k-groups of the widest tile or more if all
+  // clusters get the same load: (longest - sum / clusters) * k_groups >= kMinSaving * max_rows.
   bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {
-    const int64_t saved_rows_times_clusters = loads.longest * clusters - loads.sum;
-    return saved_rows_times_clusters * k_groups >= StreamKConfig::kMinSaving * max_rows * clusters;
+    const int64_t saving_times_clusters = (loads.longest * clusters - loads.sum) * k_groups;
+    return saving_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
   }
 
-  // Gives one whole tile of the last wave to each cluster, as long as there are tiles.
+  // The ranges if tiles are not cut: one tile of the last wave for each cluster, as long as there
+  // are tiles.
   void assign_uncut_tiles(int tiles, int clusters) {
     const int tiles_of_last_wave = tiles - waves * clusters;
     for (int cluster = 0; cluster <= clusters; ++cluster) {
@@ -195,9 +200,10 @@ struct Schedule {
     }
   }
 
-  // Cuts the last wave into ranges so that all clusters have about the same load. In the example
-  // above, with tiles of 176 rows: all tiles are 5 * 176 * 9 row-groups, a fair share is 15 * 176,
-  // of which 9 * 176 are the cluster's whole tile. So a range gets a budget of 6 * 176.
+  // The ranges if tiles are cut, such that all clusters have about the same load. Loads are in rows
+  // times k-groups here. In the example above, with tiles of 176 rows, all tiles are 5 * 176 * 9,
+  // and a third of that is 15 * 176 for each cluster. Its whole tile is 9 * 176 of these. So a
+  // budget of 6 * 176 remains for its range: 6 k-groups.
   template <typename RowsOf>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
                      const RowsOf& rows_of) {
@@ -206,14 +212,14 @@ struct Schedule {
     const int first_tile = waves * clusters;
     int tile = first_tile;
     int k_group = 0;  // of the tile: the next one to assign
-    // Row-groups that the cluster should get. A range is a whole number of k-groups, so a rest
-    // remains, or the budget is overdrawn; the next cluster inherits that.
+    // What remains to be given to the clusters so far. A range is a whole number of k-groups, so
+    // that a cluster gets somewhat more or less than its budget; the next one's makes up for it.
     int64_t budget = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
       begin[cluster] = (tile - first_tile) * k_groups + k_group;
-      // Each cluster gets min_budget or more, even if its whole tiles are a fair load already. An
-      // empty range inside a tile would be an error: the cluster that finishes the tile would wait
-      // for partial sums of a cluster that has none.
+      // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load.
+      // For no range inside a tile may be empty: the cluster that finishes the tile would wait for
+      // partial sums that nobody stores.
       budget += std::max(fair_load - loads.whole_tiles[cluster] * k_groups, min_budget);
       while (tile < tiles) {
         const int64_t rows = rows_of(tile);
@@ -230,15 +236,17 @@ struct Schedule {
     begin[clusters] = (tiles - first_tile) * k_groups;
   }
 
-  // How many k-groups of a tile, from k_group on, a budget of row-groups pays for, rounded to the
-  // nearest; 0 if the cluster should leave the tile to the next one.
+  // How many k-groups of a tile, from k_group on, a cluster gets for its budget: rounded to the
+  // nearest number, but such that no cut is within kMinPart of the tile's end or beginning. 0: the
+  // cluster's range ends here.
   int64_t groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;
     const int64_t paid = std::max(budget + rows / 2, int64_t{0}) / rows;
-    const int64_t added = std::min(paid, rest);
-    if (rest - added < StreamKConfig::kMinPart) return rest;  // no small part at the end
-    const bool is_at_beginning = k_group == 0;
-    if (is_at_beginning && added < StreamKConfig::kMinPart) return 0;  // nor at the beginning
+    int64_t added = std::min(paid, rest);
+    const bool leaves_small_part = rest - added < StreamKConfig::kMinPart;
+    if (leaves_small_part) added = rest;
+    const bool is_small_beginning = k_group == 0 && added < StreamKConfig::kMinPart;
+    if (is_small_beginning) added = 0;
     return added;
   }
 };
