@@ -140,6 +140,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
       const uint32_t arrived = full + 8 * state.stage;  // the stage's barrier
       ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(arrived, bytes);
+      // The coordinates of x are 0, row, k-tile, as it is k-tiled; those of weight are K, row.
       ptx::copy_tensor_multicast(x + state.stage * Config::kXBytes, &x_map, 0, row, k_tile, arrived,
                                  BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight + state.stage * Config::kWeightBytes, &weight_map,
@@ -155,8 +156,8 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
 template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
 
-// A lane's part of the warp's 16 rows of the weight in a k-tile, after the split: operand A of two
-// wgmma instructions, which take 16 of K each. A register holds two halves.
+// A lane's part of the warp's 16 rows of the weight in a k-tile, after the split. It is operand A
+// of wgmma instructions, each of which takes 16 of K: four registers with two halves each.
 struct Fragments {
   uint32_t hi[GemmFp16x3Config::kK16PerTile][4];
   uint32_t lo[GemmFp16x3Config::kK16PerTile][4];
@@ -186,8 +187,9 @@ struct Consumer {
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
-  // `row` is the thread's first row of weight in the block. A row of a stage is 128 bytes: 8
-  // vectors of 4 floats. TMA's swizzle puts vector v of row n at place v ^ (n % 8) of the row.
+  // `row` is the thread's first row of weight in the block, an even number. A row of a stage is 128
+  // bytes: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place v ^ (n % 8) of the
+  // row.
   __device__ Consumer(uint32_t base, int lane, int row) : base(base) {
     const int c = lane % 4;
     weight = base + offsetof(GemmMemory, weight) + row * Config::kRowBytes + (c ^ row % 8) * 16;

@@ -25,9 +25,10 @@
 //
 // ----- Two epilogues
 //
-// The fast epilogue stores two features at a time straight from registers. It is for tiles of which
-// all exponents are near 0, for even N, and for divisors that are powers of two. The general
-// epilogue is for all other tiles. It collects four neighbouring features of a row first.
+// The fast epilogue stores two features at a time straight from registers. It needs an even N, a
+// divisor that is a power of two from 1 to 2^32, and a tile of which all exponents are near 0
+// (FastEpilogueConfig). The general epilogue is for all other tiles. It collects four neighbouring
+// features of a row first.
 
 #pragma once
 
@@ -100,12 +101,12 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
 //      always the first ones. Of those that have not ended, the first can wait only for clusters
 //      that have ended, so it goes on and ends, and the next one gets its place.
 //
-// So the order matters only if fact 1 fails: if something keeps multiprocessors occupied until this
-// kernel ends, and so for ever. That needs, for example, two of these kernels in two streams, each
-// with some of its clusters running and waiting for some that have not started; or a stream that
-// may use fewer multiprocessors than count_clusters was told (a green context). If blocks then
-// started in another order, waiting clusters could occupy all multiprocessors, and the kernel would
-// hang.
+// So the order of the blocks matters only if fact 1 fails, so that some cluster gets no place until
+// other clusters of this kernel have ended. For example, this kernel may run in two streams at the
+// same time, each of the two with some clusters that run and wait for some that have not started.
+// Or a stream may be confined to fewer multiprocessors than count_clusters counted (a green
+// context). If blocks then started in another order, clusters that wait could occupy all
+// multiprocessors, and the kernel would hang.
 __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();

@@ -6,7 +6,7 @@
 //
 //   producer warp                              consumer warpgroups
 //   waits for `empty` of the stage             wait for `full` of the stage
-//   starts TMA copies into the stage           read the stage (wgmma, or loads)
+//   starts TMA copies into the stage           read the stage
 //   TMA arrives at `full` when all bytes       each warp arrives at `empty`, in both blocks of the
 //   have come                                  cluster
 //
@@ -39,7 +39,8 @@ struct BlockConfig {
   // The blocks that a multicast copy writes to: one bit a block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
-  // Whether the producer's and the consumers' registers, a thread, are no more than the block's.
+  // Whether a block has enough registers for so many in each thread of the producer's warpgroup and
+  // of the consumers'.
   static constexpr bool fits(int producer_registers, int consumer_registers) {
     return producer_registers + kConsumerWarpgroups * consumer_registers <=
            kRegistersAtLaunch * (kConsumerWarpgroups + 1);
