@@ -33,7 +33,7 @@ SUBSETS = {
         " and (backward or cuda-auto or cuda-torch-torch.float32)",
     ),
     "sm90": (  # several tiles a cluster: 4000, any_tiles, 2048
-        "linear_float32 linear_one_product linear_layouts",
+        "linear_float32 linear_single linear_layouts",
         f"not (skinny or sm80 or medium or bfloat16 or no_bit_in or -3.0) and ({FLOAT32}"
         " or tiles_of_x_meet and 4000 or test_promise and highest and 2053"
         " or any_tiles and 1500-tiles0 or of_integers and (264 or 2048 and x-weight))",

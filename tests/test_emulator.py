@@ -13,7 +13,7 @@ TESTS = Path(__file__).resolve().parent
 PROGRAMS = {
     "relu": ("kernels/relu/relu.cu", 400),
     "fused_pass": ("kernels/linear/fused_pass.cu", 250),
-    "split": ("tests/emulator/split.cpp", 250),
+    "split_and_nonfinite": ("tests/emulator/split_and_nonfinite.cpp", 250),
 }
 
 
