@@ -169,7 +169,7 @@ void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
               splitter, zeros, zeros_size);
 }
 
-// ------------------------------------------------------------------------------ GEMMs of one kind
+// ----------------------------------------------------- steps that the paths of gemm_single share
 
 // The tiles of gemm_single, for all its traits.
 TileOrder single_tiles(const LinearArguments& linear) {
@@ -554,8 +554,10 @@ int64_t rows_of_chunk(const LinearArguments& linear) {
 
 namespace kernels::cuda {
 
-// TMA reads rows that begin at multiples of 16 bytes. It reads all operands but x in float32, which
-// is split first; at `high`, x may be read by TMA too, as TF32 (RedoTraits).
+// Returns whether the kernels of this file support a call.
+//
+// TMA reads rows that begin at multiples of 16 bytes. It reads every operand but x at `highest`,
+// which split_x reads instead. (At `high` split_x reads x, too, but RedoTraits by TMA as well.)
 bool linear_sm90_supports(const LinearArguments& linear) {
   if (linear.dtype == DType::kFloat64) return false;
   const bool is_float32 = linear.dtype == DType::kFloat32;
