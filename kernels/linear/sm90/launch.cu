@@ -287,19 +287,20 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 // The workspace of float32 at `high`. k-tiles have 64 of K.
 //
 //   slice                  type       shape                     used by           zeroed
-//   conversion.next        unsigned   [1]                       ConvertTraits     yes
-//   conversion.ready       unsigned   [panels, k-tiles]         ConvertTraits     yes
-//   conversion.subnormals  unsigned   [n]                       ConvertTraits     yes
+//   conversion.next        unsigned   [1]                       Convert           yes
+//   conversion.ready       unsigned   [panels, k-tiles]         Convert           yes
+//   conversion.subnormals  unsigned   [n]                       Convert           yes
 //   redo.count, .is_listed unsigned   [1], [tiles]              Convert, Redo     yes
 //   x.hi                   half       [k-tiles, m, 64]          split_x, Convert  no
 //   x.exponent             int        [m]                       split_x, Convert  no
 //   weight.exponent        int        [n]                       split_x, Convert  no
-//   weight.hi              half       [k-tiles, n, 64]          ConvertTraits     no
+//   weight.hi              half       [k-tiles, n, 64]          Convert           no
 //   redo.tiles             int        [tiles]                   Convert, Redo     no
 //   weight_copy.to         float      [n, padded k]             transpose, Redo   no
 //
-// A panel is a block's 128 rows of the weight; a weight tile has two. weight_copy is there only for
-// a transposed weight. split_x writes the zeros.
+// "Convert" and "Redo" are gemm_single with these traits. A panel is a block's 128 rows of the
+// weight; a weight tile has two. weight_copy is there only for a transposed weight. split_x clears
+// the slices that must be zero before the GEMM; they are the first ones.
 struct SingleWorkspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
@@ -413,8 +414,8 @@ void launch_high(const LinearArguments& linear, cudaStream_t stream) {
 //   weight.state      int        [n]                    all                        no
 //   partials.sums     Sums       [kMaxClusters]         gemm_fp16x3: each run      no
 //
-// split_x writes the zeros. The weight has no hi and lo in memory: gemm_fp16x3 splits it in
-// registers.
+// split_x clears the slices that must be zero before the GEMM; they are the first ones. The weight
+// has no hi and lo in memory: gemm_fp16x3 splits it in registers.
 struct Fp16x3Workspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
