@@ -169,7 +169,7 @@ void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
               splitter, zeros, zeros_size);
 }
 
-// ------------------------------------------------------------------------------ GEMMs of one kind
+// ----------------------------------------------------- steps that the paths of gemm_single share
 
 // The tiles of gemm_single, for all its traits.
 TileOrder single_tiles(const LinearArguments& linear) {
@@ -178,7 +178,8 @@ TileOrder single_tiles(const LinearArguments& linear) {
           blocks_of(linear.n, Config::kWeightRows * BlockConfig::kClusterSize)};
 }
 
-// The arguments of gemm_single. What float32 needs more, redo, conversion and x_exponent, is zero.
+// The arguments of gemm_single. Those that only float32 has, redo, conversion and x_exponent, are
+// empty, and set by the functions of float32.
 // The fast epilogue stores `together` elements of a row at once.
 template <typename Traits>
 gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear, int64_t together) {
@@ -286,19 +287,20 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 // The workspace of float32 at `high`. k-tiles have 64 of K.
 //
 //   slice                  type       shape                     used by           zeroed
-//   conversion.next        unsigned   [1]                       ConvertTraits     yes
-//   conversion.ready       unsigned   [panels, k-tiles]         ConvertTraits     yes
-//   conversion.subnormals  unsigned   [n]                       ConvertTraits     yes
+//   conversion.next        unsigned   [1]                       Convert           yes
+//   conversion.ready       unsigned   [panels, k-tiles]         Convert           yes
+//   conversion.subnormals  unsigned   [n]                       Convert           yes
 //   redo.count, .is_listed unsigned   [1], [tiles]              Convert, Redo     yes
 //   x.hi                   half       [k-tiles, m, 64]          split_x, Convert  no
 //   x.exponent             int        [m]                       split_x, Convert  no
 //   weight.exponent        int        [n]                       split_x, Convert  no
-//   weight.hi              half       [k-tiles, n, 64]          ConvertTraits     no
+//   weight.hi              half       [k-tiles, n, 64]          Convert           no
 //   redo.tiles             int        [tiles]                   Convert, Redo     no
 //   weight_copy.to         float      [n, padded k]             transpose, Redo   no
 //
-// A panel is a block's 128 rows of the weight; a weight tile has two. weight_copy is there only for
-// a transposed weight. split_x writes the zeros.
+// "Convert" and "Redo" are gemm_single with these traits. A panel is a block's 128 rows of the
+// weight; a weight tile has two. weight_copy is there only for a transposed weight. split_x clears
+// the slices that must be zero before the GEMM; they are the first ones.
 struct SingleWorkspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
@@ -412,8 +414,8 @@ void launch_high(const LinearArguments& linear, cudaStream_t stream) {
 //   weight.state      int        [n]                    all                        no
 //   partials.sums     Sums       [kMaxClusters]         gemm_fp16x3: each run      no
 //
-// split_x writes the zeros. The weight has no hi and lo in memory: gemm_fp16x3 splits it in
-// registers.
+// split_x clears the slices that must be zero before the GEMM; they are the first ones. The weight
+// has no hi and lo in memory: gemm_fp16x3 splits it in registers.
 struct Fp16x3Workspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
@@ -459,7 +461,7 @@ auto choose_fp16x3_kernel(int k) {
 // the weight. The second run scales the marked rows by their largest elements, and computes their
 // tiles again. Without marked rows it ends at once.
 void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
-                        cudaStream_t stream) {
+                        const Epilogue<float>& epilogue, cudaStream_t stream) {
   using Config = GemmFp16x3Config;
   const int k = static_cast<int>(linear.k);
   const auto kernel = choose_fp16x3_kernel(k);
@@ -467,7 +469,7 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
       std::min(count_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
   const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, max_clusters);
 
-  GemmArguments arguments{Epilogue<float>(linear, /*together=*/2),
+  GemmArguments arguments{epilogue,
                           workspace.x,
                           workspace.weight,
                           k,
@@ -498,10 +500,12 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
 void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
   const Fp16x3Workspace workspace(linear);
   launch_split_x(linear, workspace.x, workspace.weight, workspace.zero_bytes, stream);
-  launch_fp16x3_gemm(linear, workspace, stream);
+  // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
+  const Epilogue<float> epilogue(linear, /*together=*/2);
+  launch_fp16x3_gemm(linear, workspace, epilogue, stream);
   // Last, as the second run finds which overflowed rows of the weight hold infinity or NaN.
-  nonfinite::launch(workspace.x, workspace.weight, linear.k, Epilogue<float>(linear),
-                    workspace.has_nonfinite, stream, /*has_pdl=*/true);
+  nonfinite::launch(workspace.x, workspace.weight, linear.k, epilogue, workspace.has_nonfinite,
+                    stream, /*has_pdl=*/true);
 }
 
 // ------------------------------------------------------------------------- chunks of rows of x
@@ -554,8 +558,10 @@ int64_t rows_of_chunk(const LinearArguments& linear) {
 
 namespace kernels::cuda {
 
-// TMA reads rows that begin at multiples of 16 bytes. It reads all operands but x in float32, which
-// is split first; at `high`, x may be read by TMA too, as TF32 (RedoTraits).
+// Returns whether the kernels of this file support a call.
+//
+// TMA reads rows that begin at multiples of 16 bytes. It reads every operand but x at `highest`,
+// which split_x reads instead. (At `high` split_x reads x, too, but RedoTraits by TMA as well.)
 bool linear_sm90_supports(const LinearArguments& linear) {
   if (linear.dtype == DType::kFloat64) return false;
   const bool is_float32 = linear.dtype == DType::kFloat32;
