@@ -62,9 +62,7 @@ __host__ __device__ constexpr int accumulator_index(int block, int feature_half)
 
 // An epilogue subtile of accumulators in shared memory: [block][warp][lane], each lane with its
 // four results of the block. The 33rd float4 is padding: see StagedSumsReader.
-constexpr int kStagedLanes = 33;
-using StagedSums = float4[Config::kSubtileBlocks][4][kStagedLanes];
-constexpr int kBlockPitch = 4 * kStagedLanes;  // from one block to the next, in float4
+using StagedSums = float4[Config::kSubtileBlocks][4][Config::kStagedLanes];
 
 // The shared memory of a consumer warpgroup's epilogue. The members are used by different paths.
 template <typename T>
@@ -104,32 +102,36 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
   return &sums[0][warp][lane];
 }
 
-// Reads StagedSums in the order of out: a thread reads four neighbouring features of one row.
+// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each block,
+// and features 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 features, so a
+// warp reads two rows at a time.
 //
-//   thread t of the warpgroup   features 4 (t % 16) to 4 (t % 16) + 3, row t / 16 of each block
+// Example: thread 37 reads features 20 - 23 of row 2. Feature 20 is number 4 of warp 1's sixteen,
+// so g = 4, in the first feature half. Row 2 is the first row of c = 1. So the result is in
+// component 0 of lane 4 g + c = 17 of warp 1. Features 21, 22 and 23 are in lanes 21, 25 and 29, 16
+// floats apart.
 //
-// Sixteen threads read a row of 64 features, so a warp reads two rows.
+// Bank conflicts. Shared memory has 32 banks, each a float wide. The result of feature f and row r
+// is, in floats, at the sum of
 //
-// Example: thread 37 has features 20 - 23 of row 2. Feature 20 is feature 4 of warp 1, so g = 4 and
-// the first feature half; row 2 is c = 1, the first of its two rows. So the result is in lane 4 g +
-// c = 17 of warp 1, component 0. Features 21, 22, 23 are in lanes 21, 25, 29: 16 floats apart each.
+//   132 (f / 16)      the warp: 33 float4
+//   16 (f % 8)        g: four lanes of four floats
+//   4 (r / 2)         c: a lane of four floats
+//   2 (f / 8 % 2)     the feature half
+//   r % 2             the row of two
 //
-// Bank conflicts. Shared memory has 32 banks of a float. The result of feature f and row r is at
-//
-//   132 (f / 16)  +  16 (f % 8)  +  4 (r / 2)  +  2 (f / 8 % 2)  +  r % 2       (in floats)
-//   warp's pitch     lane 4 g       lane's c      feature half     row of two
-//
-// 33 float4 a warp make the first term 4 (f / 16) modulo 32, so that the warps' features are in
-// different banks (with 32 they would all be in the same). In a warp of readers, f / 16 has four
-// values, f / 8 % 2 two and r % 2 two, which makes 16 banks. But threads t and t + 1, t even, read
-// features f and f + 4, 64 floats apart: the same bank. So odd threads swap neighbouring features:
-// they read feature 1 before 0 and 3 before 2, 16 floats away, in the other 16 banks.
+// In a warp of readers, f / 16 has four values, f / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32,
+// so these are 16 different banks. (Without the 33rd float4 it would be 128, which is 0 modulo 32,
+// and there would be 4.) The two features f that are left, of threads t and t + 1 with t even,
+// differ by 4 in f % 8, which is 64 floats: the same bank. So odd threads swap the order of
+// neighbouring features: while even threads read features 0 and 2 of their four, odd threads read 1
+// and 3, which are 16 floats away, in the other 16 banks.
 struct StagedSumsReader {
-  int feature;         // the first of four, in the warpgroup's 64
-  int row;             // in each block of 8
-  bool swaps;          // whether this thread reads the odd feature of two first
-  const float* first;  // what it reads first: feature 0, or 1 if it swaps; then 2, or 3
-  const float* second;
+  int feature;          // the first of four, in the warpgroup's 64
+  int row;              // in each block of 8
+  bool swaps;           // whether this thread reads the second feature of two first
+  const float* first;   // the feature of the first two that it reads first, and the other one; the
+  const float* second;  // next two features are 32 floats further
 
   __device__ explicit StagedSumsReader(const StagedSums& sums) {
     feature = threadIdx.x % 16 * 4;
@@ -137,8 +139,9 @@ struct StagedSumsReader {
     swaps = threadIdx.x % 2 != 0;
     const int warp = feature / 16;
     const int lane = feature % 8 * 4 + row / 2;
+    // Of the lane's four floats: two for each feature half, one for each of two rows.
     const float* const from = &sums[0][warp][lane].x + feature / 8 % 2 * 2 + row % 2;
-    constexpr int kNextFeature = 16;       // four lanes of four floats
+    constexpr int kNextFeature = 16;       // floats: four lanes further
     const int first_read = swaps ? 1 : 0;  // of two neighbouring features
     const int second_read = swaps ? 0 : 1;
     first = from + first_read * kNextFeature;
@@ -147,7 +150,7 @@ struct StagedSumsReader {
 
   // v: the thread's four features of its row in a block of the epilogue subtile.
   __device__ void read(float (&v)[4], int block) const {
-    constexpr int kBlockFloats = 4 * kBlockPitch;
+    constexpr int kBlockFloats = 4 * Config::kBlockPitch;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       const float read_first = first[block * kBlockFloats + i * 16];
@@ -169,8 +172,8 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
   const StagedSumsReader reader(staging);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    copy_any_subtile<0, kSubtiles, kSubtileBlocks, kBlockPitch>(staging_slot(staging), sums,
-                                                                subtile);
+    copy_any_subtile<0, kSubtiles, kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging), sums,
+                                                                        subtile);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
     for (int block = 0; block < kSubtileBlocks; ++block) {
@@ -223,7 +226,7 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
-    copy_subtile<kSubtileBlocks, kBlockPitch>(staging_slot(staging.sums), sums, subtile);
+    copy_subtile<kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging.sums), sums, subtile);
     ptx::barrier_sync(barrier, 128);
     float v[kSubtileBlocks][4];
 #pragma unroll
