@@ -130,8 +130,8 @@ struct WeightConversion {
   unsigned* ready;       // [panels][k_tiles]: finished units, 0 at first and kUnitsPerPanel at last
   unsigned* subnormals;  // [N]: elements that lost bits, 0 at first; see count_subnormals
   int k_tiles;           // of the whole of K
-  // The tiles that are multiplied at once in the first band of TileOrder: so many along x, and so
-  // many along the weight.
+  // All clusters together multiply a rectangle of tiles at a time: so many tiles of x by so many of
+  // the weight. This is for the first band of TileOrder, which is the first to use the weight.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
@@ -183,10 +183,11 @@ __device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
   }
 }
 
-// Counts the subnormals of the batches whose bits are set, of a unit that this warp has converted.
-// `hi_k_tile` points to row 0 of the unit's first k-tile. A set bit stands for a batch of the
-// row-major shape, 8 rows x 64 of K. The counting comes after the conversion of the whole unit: its
-// code in every batch would take 1% of the kernel's time.
+// Counts the subnormals of some batches of a unit that this warp has converted: one bit of
+// `batches` for each. All of them are of the row-major shape, 8 rows x 64 of K. `hi_k_tile` points
+// to row 0 of the unit's first k-tile, and k_tile_elements leads to the next k-tile. The counting
+// comes after the conversion of the whole unit, as its code in every batch would take 1% of the
+// kernel's time.
 __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t first_row,
                                               const __half* hi_k_tile, int64_t k_tile_elements,
                                               uint32_t batches) {
@@ -209,8 +210,8 @@ __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t
   }
 }
 
-// Waits until the oldest batch in flight is in shared memory for all lanes. After it, all lanes
-// have also read the batch before, so that its slot is free.
+// Waits until the oldest batch in flight has arrived in shared memory, for all lanes. All lanes
+// have then read the batch before it, too, so the slot of that batch is free for the next load.
 __device__ __forceinline__ void wait_for_batch(int barrier) {
   ptx::wait_copies<ConvertWeightConfig::kSlots - 2>();
   ptx::barrier_sync(barrier, 32);
@@ -219,14 +220,17 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
 // Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on: one warp. Returns
 // whether anything was added to p.subnormals.
 //
-//   load     Sixteen lanes copy 64 of K of a row, 16 bytes each, so the warp copies two rows a
-//   step:
-//            slot[i][lane] has row 2 i + lane / 16, columns 4 (lane % 16) to 4 (lane % 16) + 3.
-//   convert  Eight lanes have a row, eight neighbours each: group i of a lane is row 4 i + lane /
-//   8,
-//            columns 8 (lane % 8) to 8 (lane % 8) + 7. Those are two float4, side by side, in
-//            slot[2 i + lane / 16], at lane % 16 * 2: lanes 0 - 7 read the step's first row, 8 - 15
-//            its second.
+// A warp keeps a ring of four batches in shared memory. It converts one batch while the next three
+// are loaded. A batch has 8 rows x 64 of K:
+//
+//   load      Sixteen lanes copy a row, four floats each, so copy i of the warp loads two rows.
+//             slot[i][lane] gets row 2 i + lane / 16, columns 4 (lane % 16) to 4 (lane % 16) + 3.
+//   convert   Eight lanes have a row, eight columns each, so group i of the warp is four rows.
+//             A lane has row 4 i + lane / 8, columns 8 (lane % 8) to 8 (lane % 8) + 7.
+//
+// Example: lane 27, group 1 is row 4 + 3 = 7, columns 24 to 31. Row 7 was loaded by copy 3, lanes
+// 16 to 31. Its columns 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, that is
+// slot 2 i + lane / 16 = 3, and place lane % 16 * 2 = 22.
 __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t first_row,
                                               int k_tile, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
@@ -296,15 +300,19 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
   return counts;
 }
 
-// The same for a transposed weight [K, N]: 32 rows of the weight are adjacent in memory.
+// The same for a transposed weight [K, N], of which the 32 rows of a unit are adjacent in memory. A
+// batch has 32 rows x 16 of K:
 //
-//   load     Eight lanes copy 32 rows of one k, 16 bytes each, so the warp copies four k a step:
-//            slot[i][lane] has k = 4 i + lane / 8, rows 4 (lane % 8) to 4 (lane % 8) + 3.
-//   convert  Group i of a lane is row 16 i + lane % 16, k = 8 (lane / 16) to 8 (lane / 16) + 7.
-//            It reads a column of the slot, a float a k, 32 floats apart.
-//   swap     The half warps read k and k + 8 at once, 256 floats apart, which would be the same 16
-//            banks. So the second eight of k (steps i >= 2) have the two halves of their 32 rows
-//            swapped: lane ^ 4 on the way in, and i ^ half_warp on the way out.
+//   load      Eight lanes copy the 32 rows of one k, four floats each, so copy i of the warp loads
+//             four k. slot[i][lane] gets k = 4 i + lane / 8, rows 4 (lane % 8) to 4 (lane % 8) + 3.
+//   convert   Sixteen lanes have sixteen rows, and the half warps have eight k each. Group i of a
+//             lane is row 16 i + lane % 16, k = 8 (lane / 16) to 8 (lane / 16) + 7: a column of the
+//             slot, whose elements are 32 floats apart.
+//
+// The half warps would read the same 16 of the 32 banks: rows 16 i to 16 i + 15 of one k and of
+// another k, which is 8 * 32 floats further. So the last eight k of a batch have the two halves of
+// their 32 rows swapped in shared memory: `lane ^ 4` where they are loaded (copies 2 and 3), and
+// `i ^ half_warp` where they are read.
 __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_t first_row,
                                                int k_tile, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
@@ -363,8 +371,8 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
         *reinterpret_cast<uint4*>(group + in_k_tile * C::kTransposedBatchDepth) =
             round_group(v, scale[i], &least);
       }
-      // A transposed batch has elements of all 32 rows, and rows are what is counted: the whole
-      // k-tile is, which is four batches of the row-major shape.
+      // Subnormals are counted row by row, and a transposed batch has elements of all 32 rows. So
+      // the whole k-tile is counted, which is four batches of the row-major shape.
       constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
       if (least != C::kNoSubnormal) with_subnormals |= kWholeKTile << first;
     }
@@ -377,9 +385,9 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
   return counts;
 }
 
-// Converts a unit that the weight's last rows or the end of K cut off: one warp, element by
-// element, without shared memory. Eight lanes have a row; `row` is this lane's first, and every
-// fourth follows. Returns whether anything was added to p.subnormals.
+// Converts a unit of either layout at the edge of the weight, of which some rows or columns do not
+// exist: one warp, without shared memory. Eight lanes have a row, eight columns each. `row` is the
+// lane's first row; every fourth follows. Returns whether anything was added to p.subnormals.
 template <bool kTransposed>
 __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t row, int k_tile) {
   using C = ConvertWeightConfig;
@@ -416,8 +424,9 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
   return counts;
 }
 
-// Puts an infinity into a row of a unit if the row has too many subnormals so far: one lane. The
-// last unit of a row to add its count sees the whole count, so no row is missed.
+// Puts an infinity into the unit's part of a row if the row has too many subnormals so far: one
+// lane. The last of the row's units to add its count sees the whole count, so no row is missed.
+// (The load is an acquire as an ordinary one might find an old count in L1.)
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int64_t k, int64_t row,
                                                   int k_tile) {
   if (row < p.weight.rows &&
@@ -437,7 +446,7 @@ __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, in
   }
 }
 
-// Hands out the next unit: a warp, of which lane 0 gets its index.
+// Takes the next unit: one warp. Returns the unit's number to lane 0, and 0 to the other lanes.
 __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
   return threadIdx.x % 32 == 0 ? atomicAdd(p.next, 1u) : 0;
 }
@@ -460,14 +469,14 @@ __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
 //   wave 0: tiles 0 - 16 of the weight, 17 * 8 = 136 unit rows, 136 * 32 = 4352 units
 //   wave 1: tiles 17 - 31,              15 * 8 = 120 unit rows, 120 * 32 = 3840 units
 //
-//   Unit 5000 is number 5000 - 4352 = 648 of wave 1, and 648 = 5 * 120 + 48. So its k-tiles are 5 *
-//   4 = 20 to 23, and its unit row is 136 + 48 = 184, which is rows 184 * 32 = 5888 to 5919 of the
-//   weight.
-//
-//   17 * 4 = 68 tiles of out come before wave 1, so each of the 66 clusters has multiplied 68 / 66
-//   = 1 of them (rounded down, so as not to be late), which is 128 k-tiles. A cluster first needs
-//   unit 5000 at its k-tile 128 + 20 = 148. A warp waits with the conversion until its own block's
-//   producer has begun k-tile 148 - 24.
+//   Unit 5000 is number 5000 - 4352 = 648 of wave 1.
+//     648 = 5 * 120 + 48, so its k-tiles are 5 * 4 = 20 to 23, and its unit row is 136 + 48 = 184.
+//     These are rows 184 * 32 = 5888 to 5919 of the weight.
+//   When is unit 5000 used?
+//     17 * 4 = 68 tiles of out come before wave 1. A cluster has multiplied 68 / 66 = 1 of them,
+//     which is 128 k-tiles. (The division rounds down, so that no conversion is late.) A cluster
+//     first needs the unit at its k-tile 128 + 20 = 148. A warp begins the conversion when its own
+//     block's producer has begun k-tile 148 - 24 = 124.
 //
 // These waits cannot form a circle with the producers' waits for `ready`: units are taken in the
 // order of their use, and a warp waits only for k-tiles that come before its unit is used.
@@ -493,7 +502,8 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
     const int wave = static_cast<int>(index) / (unit_rows_of_wave * units_along_k);
     const int in_wave = static_cast<int>(index) - wave * unit_rows_of_wave * units_along_k;
     const int first_unit_row = wave * unit_rows_of_wave;
-    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);  // of this wave
+    // The last wave may have fewer unit rows than the others.
+    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);
     const int unit_k = in_wave / own_unit_rows;
     const int k_tile = unit_k * C::kUnitKTiles;
     const int64_t row = (first_unit_row + in_wave - unit_k * own_unit_rows) * C::kUnitRows;

@@ -129,9 +129,11 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
 struct StagedSumsReader {
   int feature;          // the first of four, in the warpgroup's 64
   int row;              // in each block of 8
-  bool swaps;           // whether this thread reads the second feature of two first
-  const float* first;   // the feature of the first two that it reads first, and the other one; the
-  const float* second;  // next two features are 32 floats further
+  bool swaps;           // whether this thread reads the second of two neighbouring features first
+  const float* first;   // of features 0 and 1, the one that it reads first
+  const float* second;  // the other one
+  // From a feature to the next, in floats: four lanes of four floats.
+  static constexpr int kNextFeature = 16;
 
   __device__ explicit StagedSumsReader(const StagedSums& sums) {
     feature = threadIdx.x % 16 * 4;
@@ -141,8 +143,7 @@ struct StagedSumsReader {
     const int lane = feature % 8 * 4 + row / 2;
     // Of the lane's four floats: two for each feature half, one for each of two rows.
     const float* const from = &sums[0][warp][lane].x + feature / 8 % 2 * 2 + row % 2;
-    constexpr int kNextFeature = 16;       // floats: four lanes further
-    const int first_read = swaps ? 1 : 0;  // of two neighbouring features
+    const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
     first = from + first_read * kNextFeature;
     second = from + second_read * kNextFeature;
@@ -153,8 +154,8 @@ struct StagedSumsReader {
     constexpr int kBlockFloats = 4 * Config::kBlockPitch;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float read_first = first[block * kBlockFloats + i * 16];
-      const float read_second = second[block * kBlockFloats + i * 16];
+      const float read_first = first[block * kBlockFloats + i * kNextFeature];
+      const float read_second = second[block * kBlockFloats + i * kNextFeature];
       v[i] = swaps ? read_second : read_first;
       v[i + 1] = swaps ? read_first : read_second;
     }
@@ -263,10 +264,9 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
 // those of row 2 c + 1. Bit 0 of a word is feature g and bit 8 is feature g + 8.
 //
 //   1. Each lane shifts its bits by g, which makes bit f of a word feature f of the warp's 16.
-//   2. Lanes with g < 4 collect block 0, lanes with g >= 4 block 1. Lane 4 g + c gives the block
-//   that
-//      it does not collect to lane 4 (g ^ 4) + c, and takes the one that it collects. It then has
-//      the bits of 2 of the 8 values of g.
+//   2. Lanes with g < 4 collect block 0, lanes with g >= 4 block 1. Each lane gives the block that
+//      it does not collect to the lane with g ^ 4 and its own c, and takes the other one from it.
+//      It has then the bits of 2 of the 8 values of g.
 //   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
 //
 // The four lanes with the same g / 4 and the same c end with the same two words. The caller lets
@@ -288,12 +288,14 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
 
 // The fast epilogue of half types. The caller has checked p.is_fast and that there is ReLU, and has
 // divided the bias in `scales`, so that one fma divides the product and adds the bias.
+// p.divisor.scale is 1 / divisor, a power of two.
 //
-// An epilogue subtile has 64 rows of x, 128 bytes each (64 features), in shared memory. stmatrix
-// with .trans writes four 8 x 8 matrices at a time: it takes two neighbours along x in a register
-// and writes neighbours along features, so it transposes on the way. The 16-byte vectors of a row
-// are swizzled, vector v of row r is at place v ^ (r % 8), so that neither the columns that
-// stmatrix writes nor the rows that threads read meet in a bank.
+// An epilogue subtile has 64 rows of x in shared memory, each with 64 features, which are 128 bytes
+// or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time. A
+// register that it reads has two neighbours along x, and a vector that it writes has eight
+// neighbours along features: it transposes. Vectors are swizzled, vector v of row r is at place v ^
+// (r % 8). So the eight vectors of one matrix, which have the same v in eight rows, are in
+// different banks, and so are the eight vectors of a row.
 template <bool kMask, typename T, int kSums>
 __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_feature,
                            const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
@@ -355,8 +357,8 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
         }
       }
     }
-    // One barrier a subtile is enough, as there are two buffers: a thread that has passed this one
-    // has read all of the subtile before, so the buffer of the next subtile is free.
+    // When all threads are here, they have stored this subtile to shared memory, and have read the
+    // subtile before, whose buffer is that of the next one. So one barrier a subtile is enough.
     ptx::barrier_sync(barrier, 128);
     if constexpr (kMask) {
       const int mask_row = first_row + subtile * kSubtileRows + thread;
@@ -378,8 +380,8 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
 }
 
 // A thread's results in a tile of a gradient. The caller packs them to T when the tile's
-// accumulators are complete, and stores them a box at a time while the next tile is multiplied: 5%
-// of an H200's time where K is 1024.
+// accumulators are complete, and stores them a box at a time while the next tile is multiplied.
+// That saves 5% of an H200's time where K is 1024.
 //
 // out is [N, M]: a line of out has the rows of x of one feature. So the two results of a thread
 // that are neighbours along x are neighbours in out too, and nothing is transposed. A box is a
@@ -393,6 +395,7 @@ struct PackedGradient {
   uint32_t words[kBoxes][kPairsPerBox][4];
   int stored = kBoxes;  // how many boxes of the packed tile are stored
 
+  // Rounds the accumulators of a complete tile to T, in pairs.
   template <int kSums>
   __device__ void pack(const float (&sums)[kSums]) {
     stored = 0;
@@ -423,6 +426,8 @@ struct PackedGradient {
     if (box == 3) return store<3>(map, row, feature, staging);
   }
 
+  // Stores a box of the tile at (row, feature): one warp, by stmatrix to shared memory and TMA from
+  // there. `row` and `feature` are those of the warpgroup.
   template <int kBox>
   __device__ void store(const CUtensorMap& map, int row, int feature, Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
@@ -436,7 +441,7 @@ struct PackedGradient {
     // lines of feature half h, and block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
     const int block = lane / 8 % 2;
-    // TMA has read the box that was in this buffer before.
+    // Waits until TMA has read the box that was in this buffer before.
     if (lane == 0) ptx::wait_stores_read<Config::kGradientBoxes - 1>();
     __syncwarp();
 #pragma unroll
