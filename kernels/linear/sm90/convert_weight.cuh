@@ -4,10 +4,9 @@
 //   weight      float32, row-major [N, K] or its transpose [K, N]
 //   weight.hi   fp16, k-tiled: [k-tile][N][64]
 //
-// Element (n, k) of hi is weight[n][k] * 2^exponent[n], rounded to nearest, and 0 for k >= K. It is
-// at
-// ((k / 64) * N + n) * 64 + k % 64. The exponents come from split_x.cuh, which sampled each row
-// before this kernel began.
+// Element (n, k) of hi is weight[n][k] * 2^exponent[n], rounded to nearest, and 0 for k >= K. Its
+// index is ((k / 64) * N + n) * 64 + k % 64. The exponents come from split_x.cuh, which sampled
+// each row before this kernel began.
 //
 // In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
 // wait_converted before it loads a k-tile.
@@ -35,16 +34,20 @@
 // generic proxy) and read by TMA (the async proxy), so a release and an acquire are not enough, and
 // both sides have a proxy fence:
 //
-//   converter   store hi  ->  fence.proxy.async, each lane  ->  __syncwarp  ->  red.release of
-//   ready producer    ld.acquire of ready, each lane  ->  __syncwarp  ->  fence.proxy.async  -> TMA
-//   load
+//   converter   each lane: store hi, fence.proxy.async
+//               __syncwarp
+//               four lanes, one for each k-tile of the unit: red.release of ready
 //
-// What `subnormals` decides: fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on. A
-// smaller element is subnormal and has lost bits. If more than 1 in 32 of a row's nonzero elements
-// are subnormal, fp16 is less accurate than TF32 for the row. A converter warp then puts an
-// infinity into the row. All sums of the row become infinite or NaN, the consumer warps notice, and
-// RedoTraits computes the tile again, as TF32 (gemm_single.cuh). A row that overflows fp16, or
-// holds infinity or NaN, has infinite or NaN sums without any counting.
+//   producer    each lane: ld.acquire of ready
+//               __syncwarp
+//               lane 0: fence.proxy.async, TMA load of hi
+//
+// The counter `subnormals` decides which rows need TF32. fp16 has 11 significant bits, as TF32 has,
+// but only from 2^-14 on. A smaller element is subnormal and has lost bits. If more than 1 in 32 of
+// a row's nonzero elements are subnormal, fp16 is less accurate than TF32 for the row. A converter
+// warp then puts an infinity into the row. All sums of the row become infinite or NaN, the consumer
+// warps notice, and RedoTraits computes the tile again, as TF32 (gemm_single.cuh). A row that
+// overflows fp16, or holds infinity or NaN, has infinite or NaN sums without any counting.
 
 #pragma once
 
@@ -102,8 +105,8 @@ struct ConvertWeightConfig {
   // might evict the fp16 weight before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
   static constexpr int kLead = 24;
 
-  // What round_group leaves in `least`, in both 16-bit halves, where no element is subnormal: the
-  // bits of fp16's least normal number are 0x0400, less 1.
+  // round_group leaves this in `least` where no element is subnormal. In both 16-bit halves it is 1
+  // less than 0x0400, the bits of fp16's least normal number.
   static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
 
   static_assert(kBatchesPerKTile * kRowMajorBatchRows == kUnitRows,
@@ -130,8 +133,8 @@ struct WeightConversion {
   unsigned* ready;       // [panels][k_tiles]: finished units, 0 at first and kUnitsPerPanel at last
   unsigned* subnormals;  // [N]: elements that lost bits, 0 at first; see count_subnormals
   int k_tiles;           // of the whole of K
-  // All clusters together multiply a rectangle of tiles at a time: so many tiles of x by so many of
-  // the weight. This is for the first band of TileOrder, which is the first to use the weight.
+  // At any time the clusters multiply a rectangle of tiles: so many tiles of x by so many of the
+  // weight. This is for the first band of TileOrder, which is the first to use the weight.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };

@@ -204,8 +204,9 @@ struct Arguments {
   }
 };
 
-// Whether this kernel computes tiles with this tile of x: one warp. ConvertTraits leaves out those
-// with a row of x that is not accurate in fp16. All warps of all blocks come to the same answer.
+// Returns whether this kernel computes tiles with this tile of x: one warp. ConvertTraits leaves
+// out those with a row of x that is not accurate in fp16. All warps of all blocks come to the same
+// answer.
 template <typename Traits>
 __device__ bool computes_x_tile(const Arguments<Traits>& p, int x_tile) {
   if (!Traits::kConvertsWeight) return true;
@@ -299,9 +300,9 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   }
 }
 
-// What one consumer thread contributes to its warpgroup's Scales: the bias and exponent of a
-// feature, and the exponents of rows of x. It loads them to registers before the mainloop, so that
-// their latency is hidden, and stores them to shared memory for the epilogue after it.
+// The part of the warpgroup's Scales that one consumer thread fetches: the bias and exponent of a
+// feature, and the exponents of two rows of x. The thread loads them to registers before the
+// mainloop, which hides the latency, and stores them to shared memory after it, for the epilogue.
 template <typename Traits>
 struct PrefetchedScales {
   using Out = typename Traits::Out;
@@ -354,7 +355,7 @@ struct PrefetchedScales {
   }
 };
 
-// What leads from the descriptor of a wgmma's operand to that of the next wgmma of the k-tile. The
+// The step from the descriptor of a wgmma's operand to that of the next wgmma of the k-tile. The
 // next one has 32 bytes of K more: in the same lines of a K-major operand, 16 lines further of an
 // MN-major one (wgmma.cuh).
 __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
@@ -519,7 +520,7 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& p,
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }
 
-// Whether any tile is computed from the fp16 weight: one warp.
+// Returns whether any tile is computed from the fp16 weight: one warp.
 template <typename Traits>
 __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& p) {
   int x_tile = 0;

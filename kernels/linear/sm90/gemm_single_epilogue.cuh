@@ -84,9 +84,9 @@ union alignas(16) Staging<float> {
   StagedSums sums;
 };
 
-// What a consumer warpgroup's results are scaled by, in shared memory. In float32, the accumulator
-// of row m and feature n is 2^(x_exponent[m] + weight_exponent[n]) times too large. Half types are
-// not scaled: their arrays have one element, which is not used.
+// The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
+// accumulator of row m and feature n is 2^(x_exponent[m] + weight_exponent[n]) times too large.
+// Half types are not scaled: their arrays have one element, which is not used.
 template <typename T>
 struct alignas(16) Scales {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
@@ -141,7 +141,7 @@ struct StagedSumsReader {
     swaps = threadIdx.x % 2 != 0;
     const int warp = feature / 16;
     const int lane = feature % 8 * 4 + row / 2;
-    // Of the lane's four floats: two for each feature half, one for each of two rows.
+    // A lane has four floats: two for each feature half, and of these one for each of two rows.
     const float* const from = &sums[0][warp][lane].x + feature / 8 % 2 * 2 + row % 2;
     const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
@@ -317,7 +317,7 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
   const int matrix_row = lane % 16;
   const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
   const uint32_t matrix = base + matrix_row * kRowBytes + matrix_vector * 16;
-  // What a thread reads and stores: vector t % 8 (eight features) of rows t / 8 + 16 i.
+  // Thread t reads and stores vector t % 8 (eight features) of rows t / 8 + 16 i.
   const int vector_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t vector = base + thread / 8 * kRowBytes + vector_place * 16;
   const int feature = first_feature + thread % 8 * 8;
