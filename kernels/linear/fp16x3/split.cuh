@@ -2,12 +2,13 @@
 //
 // The arithmetic, for one element of a row (docs/SPLIT.md proves the error bound):
 //
-//   scaled = element * 2^exponent           exact; one exponent for the whole row
+//   scaled = element * 2^exponent           exact; the row's exponent
 //   hi     = fp16(scaled)                   rounded to nearest
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
-// so that scaled = hi + lo / 2^11, up to 2^-23 |scaled|. The fp16x3 GEMM multiplies hi and lo of
-// both operands; the GEMM with one product (float32 at `high`) multiplies the hi halves alone.
+// so that scaled = hi + lo / 2^11, with an error of at most 2^-23 |scaled|. The fp16x3 GEMM
+// (float32 at `highest`) multiplies hi and lo of both operands. The GEMM with one product (float32
+// at `high`) multiplies the hi halves alone; lo is then not made.
 //
 //   Example: a row whose largest element is pi = 3.14159274.
 //   exponent = 13               scaled = 3.14159274 * 2^13 = 25735.927734375
@@ -23,9 +24,10 @@
 // rest, scaled - hi, is at most 2^-11 |scaled|, so the factor makes lo about as large as hi: lo of
 // a small element is not subnormal before its hi is.
 //
-// What is exact. The scaling and the rest are. The rest has at most 12 bits and a sign, of which lo
-// takes 11, so hi and lo represent three of four float32 numbers exactly, and the others to
-// 2^-23 |scaled|. fp16 ends at 2^-24 below, so nothing smaller than 2^-36 is represented.
+// What is exact. The scaling and the subtraction are exact. The rest has at most 12 bits and a
+// sign, of which lo takes 11. So hi and lo represent three of four float32 numbers exactly, and the
+// others to 2^-23 |scaled|. Very small elements are the exception: fp16 ends at 2^-24 below, so lo
+// / 2^11 has no bits below 2^-35, and the error of a scaled element can be 2^-36.
 //
 // A row that holds infinity or NaN is split as if it were zero, and nonfinite.cuh computes its
 // results after the GEMM.
@@ -62,16 +64,17 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kKTileWidth - 1) / kKTileWidth * kKTileWidth;
 }
 
-// The state of a row, which tells how its results come to be right.
+// The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
+// row's results.
 //
-//   kExact       the GEMM's results are right
-//   kOverflowed  only rows of the weight, on sm90: an element that the sample missed overflowed
-//                fp16, and the GEMM's second run scales the row by its largest element
-//   kNonfinite   the row holds infinity or NaN, and nonfinite.cuh computes its results
+//   kExact       the GEMM (its first run, on sm90)
+//   kOverflowed  the GEMM's second run, on sm90: with the exponent that a sample of this row of the
+//                weight gave (sm90/split_x.cuh), an element overflowed fp16
+//   kNonfinite   nonfinite.cuh: the row holds infinity or NaN
 //
-// split_row writes kExact or kNonfinite. On sm90, split_x_kernel writes kExact for the weight, the
-// GEMM's epilogue writes kOverflowed, and its second run turns that into kNonfinite where the row
-// holds infinity or NaN.
+// split_row writes kExact or kNonfinite. The weight on sm90 is not split by split_row: its rows are
+// kExact at first, become kOverflowed where the first run finds a sum that is not finite, and then
+// kNonfinite where the second run finds infinity or NaN in the row.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // A float32 matrix [rows, k], and the two fp16 halves of its elements.
@@ -101,11 +104,11 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 // access, which are the pairs 2t and 2t + 1, and uses them as these columns. A sum over K does not
 // depend on the order of K, as long as x has the same one.
 struct SplitMatrix {
-  const float* from;  // the float32 matrix; null only in a dry run that measures a workspace
+  const float* from;  // the float32 matrix
   int64_t rows;
   int64_t row_stride;  // elements between the beginnings of two rows of `from`
-  __half* hi;
-  __half* lo;  // null where hi alone is used
+  __half* hi;          // null for the weight of sm90's fp16x3 GEMM, which splits it in registers
+  __half* lo;          // null there, too, and where hi alone is used
 
   // [rows]: scaled = element * 2^exponent. The epilogues read it to undo the scaling, and the sm90
   // GEMMs read the weight's to scale it. In a split of hi alone it may be kNeedsTf32.
@@ -114,10 +117,10 @@ struct SplitMatrix {
   bool is_k_tiled;
 };
 
-// Of x, split into hi alone: the exponent of a row that must be multiplied as TF32. Such a row
-// holds infinity or NaN, is so small that its power of two is no float, or loses too many bits
-// (has_many_subnormals). The GEMM with one product leaves its tiles to a second GEMM. Other
-// exponents of a split of hi alone are at most kMaxHiExponent.
+// The exponent that marks a row of x which hi alone represents badly: the row holds infinity or
+// NaN, or is so small that its power of two is no float, or has_many_subnormals. The GEMM with one
+// product leaves the tiles of such a row to a second GEMM, in TF32. The other exponents in a split
+// of hi alone are at most kMaxHiExponent.
 constexpr int kNeedsTf32 = 127;
 constexpr int kMaxHiExponent = 126;
 
@@ -157,8 +160,8 @@ __device__ inline void split_pair(float first, float second, uint32_t* hi, uint3
 // A group is the elements that a thread loads, splits and stores at a time: 16 bytes of fp16.
 constexpr int kVector = 8;
 
-// Who splits a row: one warp, or a whole block of up to kThreads threads. A block for each row of
-// x [65536, 256] takes 86 us on an H100 and a warp for each 47 us.
+// Who splits a row: one warp, or a whole block of up to SplitConfig::kThreads threads. Short rows
+// are split by a warp: x [65536, 256] takes 47 us, with a block for each row 86 us.
 enum class Splitter { kBlock, kWarp };
 
 struct SplitConfig {
@@ -212,8 +215,8 @@ template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kVector], const float* row, int64_t first,
                             int64_t apart, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
-  // Vectors of four. On a row that is not aligned the predicate is false and the loads give zeros:
-  // a branch here would keep the compiler from issuing all of them at once.
+  // Loads of four elements, which give zeros where their condition is false. No branch separates
+  // them, so all are issued at once. On a row that is not aligned all conditions are false.
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
@@ -273,8 +276,8 @@ struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
 
-  // Adds a group: its elements and the same scaled. Most groups have neither zeros nor subnormals,
-  // and cost one comparison an element.
+  // Adds a group: `scaled` is `v` scaled. Most groups have neither zeros nor subnormals, and cost
+  // one comparison an element.
   __device__ void add(const float (&v)[kVector], const float (&scaled)[kVector]) {
     float smallest = fabsf(scaled[0]);
 #pragma unroll
@@ -290,40 +293,42 @@ struct SubnormalCounter {
   }
 };
 
-// The scale of a row. Exponents reach 163, for a row whose largest element is 2^-149, and a float
-// ends at 2^127. So the power of two has two factors, of which the second is 1 for most rows.
+// The power of two that a row is multiplied by. With lo, exponents reach 163, for a row whose
+// largest element is 2^-149, while floats end at 2^127. So the power has two factors:
+// 2^min(exponent, 126), and the rest, which is 1 for most rows.
 struct RowScale {
   // Whether the row can be split: all of it is finite and, for hi alone, the exponent is at most
   // kMaxHiExponent. Any other row is split as zeros.
   bool can_split;
   int exponent;
-  float scale;
-  float more;  // the second factor; 0 where the row is split as zeros
+  float factor;
+  float second_factor;  // 0 where the row is split as zeros
 
   // largest: the bits of the row's largest magnitude, a float without its sign.
   __device__ RowScale(uint32_t largest, bool has_lo) {
-    constexpr uint32_t kInfinityBits = 0x7f800000;  // bits of NaN are larger still
+    constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
     const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
     can_split = largest < kInfinityBits && (has_lo || needed <= kMaxHiExponent);
     exponent = can_split ? needed : 0;
-    scale = power_of_two(min(exponent, 126));
-    more = can_split ? power_of_two(exponent - min(exponent, 126)) : 0;
+    factor = power_of_two(min(exponent, 126));
+    second_factor = can_split ? power_of_two(exponent - min(exponent, 126)) : 0;
   }
 
   // scaled = v * 2^exponent, or zeros.
   __device__ void apply(const float (&v)[kVector], float (&scaled)[kVector]) const {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) scaled[j] = v[j] * scale;
-    if (more == 1) return;
+    for (int j = 0; j < kVector; ++j) scaled[j] = v[j] * factor;
+    if (second_factor == 1) return;
     // A selection, as NaN times 0 would be NaN.
 #pragma unroll
-    for (float& element : scaled) element = can_split ? element * more : 0.0f;
+    for (float& element : scaled) element = can_split ? element * second_factor : 0.0f;
   }
 };
 
 // One row, and this thread's part of it: the groups that begin at elements start + g * step, for
-// g = 0, 1, ... The first kKeptGroups of them stay in registers between the two times that the
-// row is read. The others, of rows longer than kKept elements a thread, are loaded twice.
+// g = 0, 1, ... All elements are needed twice, for the largest and for the split. The first
+// kKeptGroups groups stay in registers in between. The others, of rows that are longer, are loaded
+// twice.
 struct RowOfThread {
   int64_t row;
   int64_t k;
@@ -340,7 +345,7 @@ struct RowOfThread {
         start(kVector * thread),
         step(int64_t{kVector} * threads) {}
 
-  // Returns where element i, a multiple of 8, is among the elements of hi.
+  // Returns where the group that begins at element i is stored, as an index of hi or lo.
   __device__ int64_t place_of(const SplitMatrix& matrix, int64_t i, bool has_lo) const {
     const int k_of_tile = has_lo ? kKTileWidth / 2 : kKTileWidth;
     if (!matrix.is_k_tiled) return row * padded_k + i;
@@ -348,8 +353,8 @@ struct RowOfThread {
   }
 };
 
-// Keeps the larger of *largest and the magnitudes in a group, as bits: as unsigned integers, the
-// bits of floats without sign have the order of the floats, and those of NaN are the largest.
+// Updates *largest with the magnitudes in a group. All are bits of floats without sign: as unsigned
+// integers these have the order of the floats, and those of NaN are the largest.
 __device__ __forceinline__ void update_largest(const float (&v)[kVector], uint32_t* largest) {
 #pragma unroll
   for (const float element : v) *largest = max(*largest, __float_as_uint(fabsf(element)));

@@ -447,9 +447,9 @@ struct Fp16x3Workspace {
 // Returns the kernel for this k, by its promotion interval.
 auto choose_fp16x3_kernel(int k) {
   using Config = GemmFp16x3Config;
-  if (k < Config::kShortK) return gemm_fp16x3_kernel<32>;
-  if (k < Config::kLongK) return gemm_fp16x3_kernel<64>;
-  return gemm_fp16x3_kernel<128>;
+  if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
+  if (k >= Config::kShortK) return gemm_fp16x3_kernel<64>;
+  return gemm_fp16x3_kernel<32>;
 }
 
 // Launches both runs of the GEMM.
