@@ -169,7 +169,7 @@ void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
               splitter, zeros, zeros_size);
 }
 
-// ------------------------------------------------------------------------------ GEMMs of one kind
+// ----------------------------------------------------- steps that the paths of gemm_single share
 
 // The tiles of gemm_single, for all its traits.
 TileOrder single_tiles(const LinearArguments& linear) {
@@ -178,7 +178,8 @@ TileOrder single_tiles(const LinearArguments& linear) {
           blocks_of(linear.n, Config::kWeightRows * BlockConfig::kClusterSize)};
 }
 
-// The arguments of gemm_single. What float32 needs more, redo, conversion and x_exponent, is zero.
+// The arguments of gemm_single. Those that only float32 has, redo, conversion and x_exponent, are
+// empty, and set by the functions of float32.
 // The fast epilogue stores `together` elements of a row at once.
 template <typename Traits>
 gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear, int64_t together) {
@@ -459,7 +460,7 @@ auto choose_fp16x3_kernel(int k) {
 // the weight. The second run scales the marked rows by their largest elements, and computes their
 // tiles again. Without marked rows it ends at once.
 void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
-                        cudaStream_t stream) {
+                        const Epilogue<float>& epilogue, cudaStream_t stream) {
   using Config = GemmFp16x3Config;
   const int k = static_cast<int>(linear.k);
   const auto kernel = choose_fp16x3_kernel(k);
@@ -467,7 +468,7 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
       std::min(count_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
   const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, max_clusters);
 
-  GemmArguments arguments{Epilogue<float>(linear, /*together=*/2),
+  GemmArguments arguments{epilogue,
                           workspace.x,
                           workspace.weight,
                           k,
@@ -498,10 +499,12 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
 void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
   const Fp16x3Workspace workspace(linear);
   launch_split_x(linear, workspace.x, workspace.weight, workspace.zero_bytes, stream);
-  launch_fp16x3_gemm(linear, workspace, stream);
+  // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
+  const Epilogue<float> epilogue(linear, /*together=*/2);
+  launch_fp16x3_gemm(linear, workspace, epilogue, stream);
   // Last, as the second run finds which overflowed rows of the weight hold infinity or NaN.
-  nonfinite::launch(workspace.x, workspace.weight, linear.k, Epilogue<float>(linear),
-                    workspace.has_nonfinite, stream, /*has_pdl=*/true);
+  nonfinite::launch(workspace.x, workspace.weight, linear.k, epilogue, workspace.has_nonfinite,
+                    stream, /*has_pdl=*/true);
 }
 
 // ------------------------------------------------------------------------- chunks of rows of x
@@ -554,8 +557,10 @@ int64_t rows_of_chunk(const LinearArguments& linear) {
 
 namespace kernels::cuda {
 
-// TMA reads rows that begin at multiples of 16 bytes. It reads all operands but x in float32, which
-// is split first; at `high`, x may be read by TMA too, as TF32 (RedoTraits).
+// Returns whether the kernels of this file support a call.
+//
+// TMA reads rows that begin at multiples of 16 bytes. It reads every operand but x at `highest`,
+// which split_x reads instead. (At `high` split_x reads x, too, but RedoTraits by TMA as well.)
 bool linear_sm90_supports(const LinearArguments& linear) {
   if (linear.dtype == DType::kFloat64) return false;
   const bool is_float32 = linear.dtype == DType::kFloat32;

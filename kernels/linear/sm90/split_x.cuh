@@ -5,12 +5,13 @@
 //   weight [n, k]   gets an exponent for each row, from a sample of the row's elements; the GEMMs
 //                   scale and split or round the weight themselves, as they multiply it
 //
-// Why x and the weight are treated differently. x is read twice here, for its largest elements and
-// for the split, but it is small enough that this costs little. The weight is often much larger
-// than x, so it is to be read once, by the GEMM. Its exponents must be known before, so they come
-// from a sample of 128 elements of a row. A sample that misses a much larger element makes results
-// infinite, which the GEMMs find and mend: the fp16x3 GEMM by its second run, the GEMM with one
-// product by a TF32 GEMM of the tiles concerned.
+// Why x and the weight are treated differently. Every tile of the result along N needs the same
+// split x, so x is split once, before. The weight is often much larger than x. A kernel that splits
+// it would move it through memory twice more, which takes 0.12 ms for [8192, 8192] on an H200. So
+// only the GEMM reads the weight. It must know the exponents before, so they come from a sample of
+// 128 elements of each row. Where the sample misses a much larger element, results become infinite.
+// The GEMMs find them and compute them again: the fp16x3 GEMM in its second run, the GEMM with one
+// product by another GEMM, in TF32.
 //
 // Why one launch does both. The two jobs do not depend on each other, and the GEMM needs both. The
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
@@ -28,36 +29,37 @@
 
 namespace kernels::sm90 {
 
-// k of float32 operands is below this. The number of a row's subnormal elements, times 32 for the
-// comparison in has_many_subnormals, then fits into an int.
+// k of float32 operands is below this. 32 times the number of a row's subnormal elements, which is
+// at most k, then fits into an int (fp16x3::has_many_subnormals).
 constexpr int64_t kMaxK = 1 << 24;
 
-// Limits of the exponents of the weight's rows. At the minimum, fp16's upper limit of 2^16 is 2^127
-// when it is scaled back, the largest power of two that is a float. The maximum for hi and lo is
-// the largest exponent whose power of two is a float.
+// Limits of the exponents of the weight's rows. At the minimum, fp16's upper limit of 2^16 belongs
+// to the element 2^16 * 2^111 = 2^127, the largest power of two that is a float. The maximum, for
+// hi and lo, is the largest exponent whose power of two is a float; for hi alone it is
+// kMaxHiExponent.
 constexpr int kMinExponent = -111;
 constexpr int kMaxPairExponent = 127;
 
 struct SampleConfig {
-  // A sample of a row is eight pieces of 16 elements, evenly spread along K. Four lanes read a
-  // piece, four elements each. A row whose sample is all zeros is read whole.
-  static constexpr int kPieces = 8;
-  static constexpr int kLanesOfPiece = 32 / kPieces;
+  // A sample of a row is eight spans of 16 elements, evenly spread along K. Four lanes read a span,
+  // four elements each. A row whose sample is all zeros is read whole.
+  static constexpr int kSpans = 8;
+  static constexpr int kLanesOfSpan = 32 / kSpans;
   static constexpr int kOfLane = 4;  // elements: one 16-byte access
-  static constexpr int kRows = 4;    // rows of the weight that a warp samples at once
+  static constexpr int kRows = 4;    // rows of the weight that a warp samples
 
   // For hi and lo, the sample's largest element is scaled into [2^9, 2^10). Elements 2^23 times
   // smaller still keep 22 bits, and elements that the sample missed may be 64 times as large before
   // they overflow fp16, which ends at 2^16.
   static constexpr int kPairTarget = 9;
 
-  // For hi alone, the geometric mean of the pieces' largest elements is scaled into [2^2, 2^3).
-  // That is about the middle between 2^-14 and 2^16: a row may have a few subnormal elements, but
-  // none that overflows.
+  // For hi alone, the geometric mean of the spans' largest elements is scaled into [2^2, 2^3).
+  // Elements may be 2^13 times as large before they overflow fp16, which a single one of a row must
+  // not, and 2^16 times smaller before they are subnormal, which a few of a row may be.
   static constexpr int kHiTarget = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kOfLane,
-              "a lane reads a square, whose lines are rows of the weight or of its transpose");
+              "a lane reads 4 x 4 elements, by vectors along K or, transposed, along the rows");
 
 // Returns the largest magnitude in a row of k elements, which are `stride` elements apart; infinity
 // if the row holds infinity or NaN. One warp calls it. It is rarely needed, and inlined, it would
@@ -89,15 +91,15 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
 //   lane        0 .. 3             4 .. 7             ...   28 .. 31
 //   elements    0 .. 15            k/8 .. k/8 + 15    ...   7k/8 .. 7k/8 + 15
 //
-// where the beginnings of the pieces are rounded down to multiples of four.
+// where the beginnings of the spans are rounded down to multiples of four.
 __device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_transposed,
                                    int64_t first_row, int64_t k,
                                    float (&largest_of_lane)[SampleConfig::kRows]) {
   using Config = SampleConfig;
   const int lane = threadIdx.x % 32;
-  const int64_t piece = lane / Config::kLanesOfPiece;
-  const int64_t begin_of_piece = piece * k / Config::kPieces / 4 * 4;
-  const int64_t first_k = begin_of_piece + lane % Config::kLanesOfPiece * 4;
+  const int64_t span = lane / Config::kLanesOfSpan;
+  const int64_t begin_of_span = span * k / Config::kSpans / 4 * 4;
+  const int64_t first_k = begin_of_span + lane % Config::kLanesOfSpan * 4;
   if (first_k + Config::kOfLane > k) return;
 
   // In memory the elements are four lines of four neighbours. A line is a row of the weight, or a
@@ -163,21 +165,21 @@ __device__ inline int exponent_of_pairs(const SampledRows& rows, int i) {
 }
 
 // Returns the exponent of row first_row + i where the weight is rounded to hi alone. It follows
-// from the mean of the exponents of the pieces' largest elements. Pieces of zeros do not count.
+// from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
 __device__ inline int exponent_of_hi(const SampledRows& rows, int i) {
   // A float's exponent, with its bias of 127, in the high 16 bits, and a count of 1 in the low 16;
   // or 0 for a zero. One sum of such numbers adds up both.
   const auto exponent_and_count = [](float largest) {
     return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
   };
-  // The largest of the lane's piece, in all lanes of the piece.
+  // The largest of the lane's span, in all lanes of the span.
   float largest = rows.largest_of_lane[i];
-  for (int bit = 1; bit < SampleConfig::kLanesOfPiece; bit *= 2) {
+  for (int bit = 1; bit < SampleConfig::kLanesOfSpan; bit *= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
   }
-  // The sums over the pieces.
+  // The sums over the spans.
   uint32_t sums = exponent_and_count(largest);
-  for (int bit = SampleConfig::kLanesOfPiece; bit < 32; bit *= 2) {
+  for (int bit = SampleConfig::kLanesOfSpan; bit < 32; bit *= 2) {
     sums += __shfl_xor_sync(0xffffffff, sums, bit);
   }
   if (sums == 0) sums = exponent_and_count(rows.largest_of_whole_row(i));
