@@ -40,7 +40,8 @@
 //
 //   producer    each lane: ld.acquire of ready
 //               __syncwarp
-//               lane 0: fence.proxy.async, TMA load of hi
+//               each lane: fence.proxy.async
+//               lane 0: TMA load of hi
 //
 // The counter `subnormals` decides which rows need TF32. fp16 has 11 significant bits, as TF32 has,
 // but only from 2^-14 on. A smaller element is subnormal and has lost bits. If more than 1 in 32 of
