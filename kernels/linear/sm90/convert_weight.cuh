@@ -1,44 +1,54 @@
-// The converter warps of gemm_single_kernel: they turn the float32 weight into scaled fp16, in
+// The converter warps of gemm_single_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel.
 //
-//   weight        [N, K] float32, row-major; or its transpose [K, N]
-//   weight.hi     fp16, k-tiled: [k-tile][N][64]. Element (n, k) is at ((k / 64) * N + n) * 64 + k
-//   % 64.
-//                 It is weight[n][k] * 2^exponent[n], rounded to nearest, and 0 for k >= K.
+//   weight      float32, row-major [N, K] or its transpose [K, N]
+//   weight.hi   fp16, k-tiled: [k-tile][N][64]
 //
-// The exponents come from split_x.cuh, which sampled each row before this kernel began. The
-// producer warp of gemm_single.cuh calls wait_converted; the converter warps call convert_weight.
+// Element (n, k) of hi is weight[n][k] * 2^exponent[n], rounded to nearest, and 0 for k >= K. Its
+// index is ((k / 64) * N + n) * 64 + k % 64. The exponents come from split_x.cuh, which sampled
+// each row before this kernel began.
 //
-// Why it is fast: a separate conversion pass would write 2 bytes an element to memory and read them
-// again. Here the fp16 weight is read from L2 a few microseconds after it was written, and the
-// conversion runs on warps that would be idle, under the tensor cores' work.
+// In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
+// wait_converted before it loads a k-tile.
 //
-// Who synchronises with whom (all counters are 0 at first):
+// Why it is fast: a conversion in a pass of its own would write the fp16 weight to memory, and the
+// GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
+// conversion runs on warps that would be idle, while the tensor cores work.
 //
-//   counter               memory   written by                     read by
-//   next                  global   converter warps of all         the same: the next unit to
-//   convert
-//                                  blocks: atomicAdd, relaxed
-//   ready[panel][k-tile]  global   a converter warp, 1 a          the producer warp of each block
-//   that
-//                                  finished unit: red.release     multiplies the panel: ld.acquire
-//   progress              shared   the block's producer: k-tiles  the block's converter warps, so
-//   that
-//                                  begun, atomicExch, relaxed     they do not run too far ahead
-//   subnormals[row]       global   converter warps: atomicAdd     the warp that added: ld.acquire
+// Four counters synchronise the warps. All of them are 0 at first.
 //
-// `ready` is the one counter that publishes data. The data crosses from ordinary stores (the
-// generic proxy) to TMA loads (the async proxy), so both sides need a proxy fence as well:
+//   counter                where    written by                      read by
+//   next                   global   all converter warps             the same
+//   ready[panel][k-tile]   global   converter warps                 producers
+//   progress               shared   this block's producer           this block's converter warps
+//   subnormals[row]        global   converter warps                 the converter warp that adds
 //
-//   converter: stores of hi -> fence.proxy.async (each lane) -> __syncwarp -> red.release ready
-//   producer:  ld.acquire ready -> __syncwarp -> fence.proxy.async -> TMA load of hi
+//   next         the next unit of work. A warp takes a unit by atomicAdd; no data depends on it.
+//   ready        how many of the 4 units of a panel (128 rows) are converted at this k-tile. The
+//                producer loads the panel's k-tile when the count is 4.
+//   progress     how many k-tiles the producer has begun. It keeps converters from running so far
+//                ahead that L2 evicts the fp16 weight before it is read; no data depends on it.
+//   subnormals   how many elements of a row have lost bits in fp16: see below.
 //
-// What `subnormals` decides: fp16 has 11 significant bits, as many as TF32, from 2^-14 on. A
-// smaller (subnormal) element has lost some of them. `subnormals[n]` counts such elements of row n;
-// if they are more than 1 in 32 of its nonzero elements, the row would be less accurate than TF32.
-// The converter then puts an infinity into the row. All sums of the row become infinite or NaN, the
-// consumer warps see that, and the tile is computed again as TF32 (gemm_single.cuh, RedoTraits).
-// The same happens for rows that overflow fp16, or that hold infinity or NaN, without any counting.
+// Memory ordering: only `ready` publishes data. The data is written by ordinary stores (PTX's
+// generic proxy) and read by TMA (the async proxy), so a release and an acquire are not enough, and
+// both sides have a proxy fence:
+//
+//   converter   each lane: store hi, fence.proxy.async
+//               __syncwarp
+//               four lanes, one for each k-tile of the unit: red.release of ready
+//
+//   producer    each lane: ld.acquire of ready
+//               __syncwarp
+//               each lane: fence.proxy.async
+//               lane 0: TMA load of hi
+//
+// The counter `subnormals` decides which rows need TF32. fp16 has 11 significant bits, as TF32 has,
+// but only from 2^-14 on. A smaller element is subnormal and has lost bits. If more than 1 in 32 of
+// a row's nonzero elements are subnormal, fp16 is less accurate than TF32 for the row. A converter
+// warp then puts an infinity into the row. All sums of the row become infinite or NaN, the consumer
+// warps notice, and RedoTraits computes the tile again, as TF32 (gemm_single.cuh). A row that
+// overflows fp16, or holds infinity or NaN, has infinite or NaN sums without any counting.
 
 #pragma once
 
@@ -56,19 +66,25 @@
 
 namespace kernels::sm90::gemm_single {
 
-// The conversion goes by panels, units and batches:
+// How the weight is divided:
 //
 //   panel   128 rows of the weight: what one block multiplies
-//   unit    32 rows x 256 of K (4 k-tiles): what a warp takes at a time; a panel has 4 units along
-//   N batch   the part of a unit that the warp loads to shared memory at a time, 2 KiB of float32:
-//           8 rows x 64 of K of a row-major weight, 32 rows x 16 of K of a transposed one
+//   unit    32 rows x 256 of K (4 k-tiles): what a warp converts at a time
+//   batch   a sixteenth of a unit, 2 KiB of float32: what a warp loads to shared memory at a time
 //
-//   unit of a row-major weight               unit of a transposed weight
-//          k-tile 0  1   2   3                      k-tile 0         1         ...
-//   row  0   b0   b4  b8   b12               row  0   b0 b1 b2 b3  b4 b5 ...
-//        8   b1   b5  b9   b13                ..31    (each 32 rows x 16 of K)
-//       16   b2   b6  b10  b14
-//       24   b3   b7  b11  b15
+// The 16 batches b0 - b15 of a unit, in the order in which a warp converts them. Those of a
+// row-major weight have 8 rows x 64 of K:
+//
+//                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
+//   rows  0 -  7     b0         b4         b8        b12
+//   rows  8 - 15     b1         b5         b9        b13
+//   rows 16 - 23     b2         b6        b10        b14
+//   rows 24 - 31     b3         b7        b11        b15
+//
+// Those of a transposed weight have 32 rows x 16 of K:
+//
+//                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
+//   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
   // Smaller units of 16 rows, which leave the mainloop three stages, take 1% more time.
@@ -89,6 +105,10 @@ struct ConvertWeightConfig {
   // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
   // might evict the fp16 weight before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
   static constexpr int kLead = 24;
+
+  // round_group leaves this in `least` where no element is subnormal. In both 16-bit halves it is 1
+  // less than 0x0400, the bits of fp16's least normal number.
+  static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
 
   static_assert(kBatchesPerKTile * kRowMajorBatchRows == kUnitRows,
                 "four batches of a row-major weight make a k-tile of a unit");
@@ -114,20 +134,19 @@ struct WeightConversion {
   unsigned* ready;       // [panels][k_tiles]: finished units, 0 at first and kUnitsPerPanel at last
   unsigned* subnormals;  // [N]: elements that lost bits, 0 at first; see count_subnormals
   int k_tiles;           // of the whole of K
-  // The tiles that are multiplied at once in the first band of TileOrder: so many along x, and so
-  // many along the weight.
+  // At any time the clusters multiply a rectangle of tiles: so many tiles of x by so many of the
+  // weight. This is for the first band of TileOrder, which is the first to use the weight.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
 
-// What round_group leaves in `least` where no element is subnormal: the largest subnormal is
-// 0x03ff, and 1 less than the least normal number is 0x03ff too.
-constexpr uint32_t kNoSubnormal = 0x03ff03ff;
-
-// Scales eight neighbours along K and rounds them to fp16. `least` has two 16-bit halves. Each half
-// becomes the minimum of itself and of (magnitude bits - 1), as integers, of every second element.
-// It falls below 0x03ff if an element is subnormal and not 0: a zero wraps around to 0xffff, so it
-// never lowers the minimum.
+// Scales eight neighbours along K and rounds them to fp16.
+//
+// `least` finds subnormal elements. It has two 16-bit halves, for even and odd elements. Each half
+// becomes the least of itself and of all (magnitude bits - 1), as unsigned integers. The caller
+// starts with kNoSubnormal. A subnormal element, with bits 0x0001 to 0x03ff, makes the half
+// smaller. A normal one, from 0x0400 on, does not, and neither does a zero, which wraps around to
+// 0xffff.
 __device__ inline uint4 round_group(const float (&v)[fp16x3::kVector], float scale,
                                     uint32_t* least) {
   uint32_t hi[fp16x3::kVector / 2];
@@ -168,10 +187,11 @@ __device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
   }
 }
 
-// Counts the subnormals of the batches whose bits are set, of a unit that this warp has converted.
-// `hi_k_tile` points to row 0 of the unit's first k-tile. A set bit stands for a batch of the
-// row-major shape, 8 rows x 64 of K. The counting comes after the conversion of the whole unit: its
-// code in every batch would take 1% of the kernel's time.
+// Counts the subnormals of some batches of a unit that this warp has converted: one bit of
+// `batches` for each. All of them are of the row-major shape, 8 rows x 64 of K. `hi_k_tile` points
+// to row 0 of the unit's first k-tile, and k_tile_elements leads to the next k-tile. The counting
+// comes after the conversion of the whole unit, as its code in every batch would take 1% of the
+// kernel's time.
 __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t first_row,
                                               const __half* hi_k_tile, int64_t k_tile_elements,
                                               uint32_t batches) {
@@ -194,8 +214,8 @@ __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t
   }
 }
 
-// Waits until the oldest batch in flight is in shared memory for all lanes. After it, all lanes
-// have also read the batch before, so that its slot is free.
+// Waits until the oldest batch in flight has arrived in shared memory, for all lanes. All lanes
+// have then read the batch before it, too, so the slot of that batch is free for the next load.
 __device__ __forceinline__ void wait_for_batch(int barrier) {
   ptx::wait_copies<ConvertWeightConfig::kSlots - 2>();
   ptx::barrier_sync(barrier, 32);
@@ -204,14 +224,17 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
 // Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on: one warp. Returns
 // whether anything was added to p.subnormals.
 //
-//   load     Sixteen lanes copy 64 of K of a row, 16 bytes each, so the warp copies two rows a
-//   step:
-//            slot[i][lane] has row 2 i + lane / 16, columns 4 (lane % 16) to 4 (lane % 16) + 3.
-//   convert  Eight lanes have a row, eight neighbours each: group i of a lane is row 4 i + lane /
-//   8,
-//            columns 8 (lane % 8) to 8 (lane % 8) + 7. Those are two float4, side by side, in
-//            slot[2 i + lane / 16], at lane % 16 * 2: lanes 0 - 7 read the step's first row, 8 - 15
-//            its second.
+// A warp keeps a ring of four batches in shared memory. It converts one batch while the next three
+// are loaded. A batch has 8 rows x 64 of K:
+//
+//   load      Sixteen lanes copy a row, four floats each, so copy i of the warp loads two rows.
+//             slot[i][lane] gets row 2 i + lane / 16, columns 4 (lane % 16) to 4 (lane % 16) + 3.
+//   convert   Eight lanes have a row, eight columns each, so group i of the warp is four rows.
+//             A lane has row 4 i + lane / 8, columns 8 (lane % 8) to 8 (lane % 8) + 7.
+//
+// Example: lane 27, group 1 is row 4 + 3 = 7, columns 24 to 31. Row 7 was loaded by copy 3, lanes
+// 16 to 31. Its columns 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, that is
+// slot 2 i + lane / 16 = 3, and place lane % 16 * 2 = 22.
 __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t first_row,
                                               int k_tile, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
@@ -260,7 +283,7 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
       if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
       ptx::commit_copies();
       const Batch& loaded = ring[batch % C::kSlots];
-      uint32_t least = kNoSubnormal;
+      uint32_t least = C::kNoSubnormal;
 #pragma unroll
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float4* const group = &loaded[2 * i + half_warp][lane % 16 * 2];
@@ -271,7 +294,7 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
         *reinterpret_cast<uint4*>(to + row_in_unit * fp16x3::kKTileWidth) =
             round_group(v, scale[in_k_tile * C::kGroupsPerBatch + i], &least);
       }
-      if (least != kNoSubnormal) with_subnormals |= 1u << batch;
+      if (least != C::kNoSubnormal) with_subnormals |= 1u << batch;
     }
     to += k_tile_elements;
   }
@@ -281,15 +304,19 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
   return counts;
 }
 
-// The same for a transposed weight [K, N]: 32 rows of the weight are adjacent in memory.
+// The same for a transposed weight [K, N], of which the 32 rows of a unit are adjacent in memory. A
+// batch has 32 rows x 16 of K:
 //
-//   load     Eight lanes copy 32 rows of one k, 16 bytes each, so the warp copies four k a step:
-//            slot[i][lane] has k = 4 i + lane / 8, rows 4 (lane % 8) to 4 (lane % 8) + 3.
-//   convert  Group i of a lane is row 16 i + lane % 16, k = 8 (lane / 16) to 8 (lane / 16) + 7.
-//            It reads a column of the slot, a float a k, 32 floats apart.
-//   swap     The half warps read k and k + 8 at once, 256 floats apart, which would be the same 16
-//            banks. So the second eight of k (steps i >= 2) have the two halves of their 32 rows
-//            swapped: lane ^ 4 on the way in, and i ^ half_warp on the way out.
+//   load      Eight lanes copy the 32 rows of one k, four floats each, so copy i of the warp loads
+//             four k. slot[i][lane] gets k = 4 i + lane / 8, rows 4 (lane % 8) to 4 (lane % 8) + 3.
+//   convert   Sixteen lanes have sixteen rows, and the half warps have eight k each. Group i of a
+//             lane is row 16 i + lane % 16, k = 8 (lane / 16) to 8 (lane / 16) + 7: a column of the
+//             slot, whose elements are 32 floats apart.
+//
+// The half warps would read the same 16 of the 32 banks: rows 16 i to 16 i + 15 of one k and of
+// another k, which is 8 * 32 floats further. So the last eight k of a batch have the two halves of
+// their 32 rows swapped in shared memory: `lane ^ 4` where they are loaded (copies 2 and 3), and
+// `i ^ half_warp` where they are read.
 __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_t first_row,
                                                int k_tile, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
@@ -336,7 +363,7 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
       if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
       ptx::commit_copies();
       const Batch& loaded = ring[batch % C::kSlots];
-      uint32_t least = kNoSubnormal;
+      uint32_t least = C::kNoSubnormal;
 #pragma unroll
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float* const first_eight = &loaded[half_warp * (C::kCopiesPerBatch / 2)][0].x;
@@ -348,10 +375,10 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
         *reinterpret_cast<uint4*>(group + in_k_tile * C::kTransposedBatchDepth) =
             round_group(v, scale[i], &least);
       }
-      // A transposed batch has elements of all 32 rows, and rows are what is counted: the whole
-      // k-tile is, which is four batches of the row-major shape.
+      // Subnormals are counted row by row, and a transposed batch has elements of all 32 rows. So
+      // the whole k-tile is counted, which is four batches of the row-major shape.
       constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
-      if (least != kNoSubnormal) with_subnormals |= kWholeKTile << first;
+      if (least != C::kNoSubnormal) with_subnormals |= kWholeKTile << first;
     }
     to += k_tile_elements;
   }
@@ -362,9 +389,9 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
   return counts;
 }
 
-// Converts a unit that the weight's last rows or the end of K cut off: one warp, element by
-// element, without shared memory. Eight lanes have a row; `row` is this lane's first, and every
-// fourth follows. Returns whether anything was added to p.subnormals.
+// Converts a unit of either layout at the edge of the weight, of which some rows or columns do not
+// exist: one warp, without shared memory. Eight lanes have a row, eight columns each. `row` is the
+// lane's first row; every fourth follows. Returns whether anything was added to p.subnormals.
 template <bool kTransposed>
 __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t row, int k_tile) {
   using C = ConvertWeightConfig;
@@ -376,7 +403,7 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
     const int own_k_tile = k_tile + i / kRowsPerLane;
     const int64_t column =
         int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kVector;
-    uint32_t least = kNoSubnormal;
+    uint32_t least = C::kNoSubnormal;
     uint4 group = {};
     if (own_row < p.weight.rows && column < fp16x3::padded(k)) {
       float v[fp16x3::kVector];
@@ -393,7 +420,7 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
       __half* const to = p.weight.hi + (own_k_tile * p.weight.rows + own_row) * fp16x3::kKTileWidth;
       *reinterpret_cast<uint4*>(to + column % fp16x3::kKTileWidth) = group;
     }
-    if (__any_sync(0xffffffff, least != kNoSubnormal)) {
+    if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
       count_subnormals(p, own_row, group);
       counts = true;
     }
@@ -401,8 +428,9 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
   return counts;
 }
 
-// Puts an infinity into a row of a unit if the row has too many subnormals so far: one lane. The
-// last unit of a row to add its count sees the whole count, so no row is missed.
+// Puts an infinity into the unit's part of a row if the row has too many subnormals so far: one
+// lane. The last of the row's units to add its count sees the whole count, so no row is missed.
+// (The load is an acquire as an ordinary one might find an old count in L1.)
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int64_t k, int64_t row,
                                                   int k_tile) {
   if (row < p.weight.rows &&
@@ -422,7 +450,7 @@ __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, in
   }
 }
 
-// Hands out the next unit: a warp, of which lane 0 gets its index.
+// Takes the next unit: one warp. Returns the unit's number to lane 0, and 0 to the other lanes.
 __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
   return threadIdx.x % 32 == 0 ? atomicAdd(p.next, 1u) : 0;
 }
@@ -433,24 +461,29 @@ __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
 // `progress` counts the k-tiles that this block's producer has begun. `is_needed` returns whether
 // any tile reads the fp16 weight at all; the answer is the same in all blocks.
 //
-// The order of the units is that in which the clusters need them. Each cluster multiplies one tile
-// at a time, so at any time `weight_tiles_at_once` tiles of the weight are multiplied: a wave. All
-// units of a wave's first four k-tiles come first, then all of its next four, and so on; then the
-// next wave.
+// The units are in the order in which the clusters need them. Each cluster multiplies one tile at a
+// time, so at any time `weight_tiles_at_once` tiles of the weight are multiplied: a wave. All units
+// of a wave's first four k-tiles come first, then all of its next four, and so on; then the next
+// wave.
 //
-// Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once,
-// and the weight 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
-// are 8 unit rows (of 32 rows each), and K has 128 k-tiles, which are 32 units.
+// Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
+// The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
+// are 8 unit rows (of 32 rows each). K has 128 k-tiles, which are 32 units.
 //
 //   wave 0: tiles 0 - 16 of the weight, 17 * 8 = 136 unit rows, 136 * 32 = 4352 units
 //   wave 1: tiles 17 - 31,              15 * 8 = 120 unit rows, 120 * 32 = 3840 units
 //
-//   Unit 5000 is number 648 of wave 1, and 648 = 5 * 120 + 48. So it is in unit row 136 + 48 = 184,
-//   which is rows 5888 to 5919 of the weight, and in k-tiles 5 * 4 = 20 to 23.
+//   Unit 5000 is number 5000 - 4352 = 648 of wave 1.
+//     648 = 5 * 120 + 48, so its k-tiles are 5 * 4 = 20 to 23, and its unit row is 136 + 48 = 184.
+//     These are rows 184 * 32 = 5888 to 5919 of the weight.
+//   When is unit 5000 used?
+//     17 * 4 = 68 tiles of out come before wave 1. A cluster has multiplied 68 / 66 = 1 of them,
+//     which is 128 k-tiles. (The division rounds down, so that no conversion is late.) A cluster
+//     first needs the unit at its k-tile 128 + 20 = 148. A warp begins the conversion when its own
+//     block's producer has begun k-tile 148 - 24 = 124.
 //
-//   17 * 4 = 68 tiles come before wave 1, so each of the 66 clusters has multiplied 68 / 66 = 1 of
-//   them (rounded down), which is 128 k-tiles. A cluster first needs unit 5000 at its k-tile 128 +
-//   20 = 148, and no warp converts it before its block's producer has begun k-tile 148 - 24.
+// These waits cannot form a circle with the producers' waits for `ready`: units are taken in the
+// order of their use, and a warp waits only for k-tiles that come before its unit is used.
 template <bool kTransposed, typename IsNeeded>
 __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_tiles, int clusters,
                                BatchRing& ring, int barrier, int* progress,
@@ -473,7 +506,8 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
     const int wave = static_cast<int>(index) / (unit_rows_of_wave * units_along_k);
     const int in_wave = static_cast<int>(index) - wave * unit_rows_of_wave * units_along_k;
     const int first_unit_row = wave * unit_rows_of_wave;
-    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);  // of this wave
+    // The last wave may have fewer unit rows than the others.
+    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);
     const int unit_k = in_wave / own_unit_rows;
     const int k_tile = unit_k * C::kUnitKTiles;
     const int64_t row = (first_unit_row + in_wave - unit_k * own_unit_rows) * C::kUnitRows;

@@ -1,70 +1,73 @@
 // gemm_single: Linear -> ReLU -> divide on Hopper (sm_90a) with one tensor-core product for each
-// pair of elements. For float16, bfloat16, and for float32 at `high` precision (TF32's accuracy).
+// pair of elements. For float16, bfloat16, and float32 at `high` precision, which promises TF32's
+// accuracy.
 //
-//   x [M, K], weight [N, K], bias [N], out [M, N]; for half types also the transposes [K, M], [K,
-//   N] out[m][n] = relu(sum over k of x[m][k] * weight[n][k], + bias[n]) / divisor
+//   x [M, K], weight [N, K], bias [N], out [M, N]
+//   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], + bias[n]) / divisor
 //
 // launch.cu launches gemm_single_kernel with one of four traits, which are defined below:
 //
-//   HalfTraits      float16 and bfloat16, with the epilogue
-//   GradientTraits  float16 and bfloat16, the product alone, transposed: out [N, M]
-//   ConvertTraits   float32: x was scaled and rounded to fp16 before (split_x.cuh), the weight is
-//                   scaled and rounded to fp16 by this kernel's own converter warps
-//   RedoTraits      float32: launched after ConvertTraits, computes those tiles again, as TF32, for
-//                   which fp16 is not accurate enough
+//   HalfTraits       float16 and bfloat16, with the epilogue; x may be [K, M], weight [K, N]
+//   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
+//   ConvertTraits    float32 in fp16: split_x.cuh has scaled x and rounded it to fp16, and this
+//                    kernel's converter warps do the same to the weight
+//   RedoTraits       float32 in TF32: follows ConvertTraits, and computes those tiles again for
+//                    which fp16 is not accurate enough
 //
-// The pipeline. A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight;
-// each block computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
+// The pipeline. A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight.
+// Each block computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
 //
-//   global memory (L2)                shared memory of a block           registers
+//   global memory              shared memory of a block              registers
+//                              (a ring of 4 stages)
 //
-//                                     ring of 4 stages, each
-//   x ---- TMA, half of the tile ---> x      256 rows x 128 bytes --+
-//          by each block, multicast                                 +--> wgmma by two consumer
-//          to both                                                  |    warpgroups, 64 rows of the
-//   weight (16-bit types) - TMA ----> weight 128 rows x 128 bytes --+    weight x 256 rows of x
-//   each
-//                                       ^                                        |
-//   weight float32                      |                                        | epilogue
-//     |  converter warps                | TMA                                    v
-//     +--> weight fp16, k-tiled --------+                                       out
-//          (ConvertTraits only; convert_weight.cuh)
+//   x -------- TMA (1) ------> x       256 rows x 128 bytes --+
+//                                                             +--> wgmma: two consumer warpgroups,
+//   weight --- TMA (2) ------> weight  128 rows x 128 bytes --+    each 64 rows of the weight x
+//                                                                  256 rows of x
+//                                                                       |
+//   out <------------------------------ epilogue -----------------------+
 //
-// The warps of a block:
+//   (1) Each block loads half of the rows and multicasts them to both blocks.
+//   (2) In ConvertTraits, TMA loads the fp16 weight, which converter warps have made just before:
 //
-//   warps 0 - 3    consumer warpgroup 0: wgmma, epilogue     208 registers a thread (gradients 240)
-//   warps 4 - 7    consumer warpgroup 1: wgmma, epilogue
-//   warp  8        TMA producer                              88 registers a thread (gradients 24)
-//   warps 9 - 11   converters, in ConvertTraits; idle in the other traits
+//       weight, float32 --- converter warps ---> weight, fp16, k-tiled --- TMA ---> shared memory
+//       (global memory)                          (global memory, in L2)
+//
+// The warps of a block, and their registers a thread (in GradientTraits):
+//
+//   warps 0 - 3     consumer warpgroup 0: wgmma, epilogue                     208 (240)
+//   warps 4 - 7     consumer warpgroup 1: wgmma, epilogue                     208 (240)
+//   warp 8          TMA producer                                               88 (24)
+//   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
 //
 // The ring. Each stage has two mbarriers (pipeline.cuh):
 //
-//   full   the producer arrives once and announces the bytes; TMA counts the bytes that have
-//   arrived;
-//          the consumers wait for it
-//   empty  each consumer warp of both blocks arrives when it has read the stage; the producers of
-//          both blocks wait for it, as each of them writes to both
+//   full    The producer arrives and announces how many bytes it loads; TMA counts the bytes that
+//           have come. The consumers wait for it.
+//   empty   Each consumer warp of both blocks arrives when it has read the stage. The producers of
+//           both blocks wait for it, as each of them writes to both blocks.
 //
-// How the weight's conversion is synchronised with the producer (counters `next`, `ready`,
-// `progress`, `subnormals`) is described in convert_weight.cuh.
+// convert_weight.cuh describes how the converters and the producer synchronise: the counters
+// `next`, `ready` and `progress`, and what `subnormals` decides.
 //
-// Tiles computed again as TF32. fp16 has TF32's 11 significant bits, but not its range.
-// ConvertTraits therefore lists tiles in a RedoList, and RedoTraits computes the listed tiles from
-// the float32 operands. A tile is listed if one of its rows is not accurate in fp16:
+// Tiles computed again as TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
+// computed again if one of its rows does not fit into fp16:
 //
-//   a row of x         split_x.cuh knows and says so by the exponent kNeedsTf32. The producer lists
-//                      the tile, and nobody computes it in fp16.
-//   a row of the       It holds infinity or NaN, or an element overflows fp16, or has many
-//   subnormal weight             elements, for which the converters put an infinity into it. All
-//   its sums are
-//                      infinite or NaN, which the consumers find after the mainloop. They list the
-//                      tile, and its stored results are overwritten later.
+//   A row of x        It has infinity or NaN, its largest element is below about 2^-112, or many of
+//                     its scaled elements are subnormal. split_x.cuh finds these rows before this
+//                     kernel begins, and gives them the exponent kNeedsTf32. ConvertTraits does not
+//                     compute the tile at all.
+//   A row of weight   It has infinity, NaN, an element that overflows fp16, or an infinity that the
+//                     converters have put there, as many elements are subnormal. All sums of the
+//                     row are then infinite or NaN, which the consumers notice after the mainloop.
 //
-// Why it is fast: persistent blocks; the copies, the conversion and the products run at the same
-// time on different warps; both operands come from L2 because of the order of tiles; the tensor
-// cores take fp16 at twice TF32's rate. Clusters of one block take 3% more time, of four 24% more.
-// Rows of x as operand A in place of the weight's take 1.5 to 2% more in half types, as the GPU
-// lowers its clock.
+// ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
+// tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
+//
+// Why it is fast: copies, conversion and products run at the same time, on different warps; blocks
+// are persistent; the order of tiles lets both operands come from L2; and the tensor cores multiply
+// fp16 at twice TF32's rate. With rows of x as operand A in place of the weight's, half types take
+// 1.5 to 2% more of an H200's time, as the GPU lowers its clock.
 
 #pragma once
 
@@ -86,7 +89,7 @@
 namespace kernels::sm90::gemm_single {
 
 // Computes out = relu(x weight^T + bias) / divisor in T, float16 or bfloat16. Each operand may be
-// transposed: x is [M, K] or [K, M], weight [N, K] or [N, K]^T. The layouts are chosen at run time:
+// transposed: x is [M, K] or [K, M], weight [N, K] or [K, N]. The layouts are chosen at run time:
 // a kernel for each layout would take twice as long to compile, and saves 0.5% of an H100's time.
 // Two warpgroups multiply, one warp loads, three are idle.
 template <typename T>
@@ -100,8 +103,9 @@ struct HalfTraits {
 };
 
 // Computes the product alone, without bias, ReLU or division, for gradients in float16 or bfloat16:
-// out [N, M] = weight x^T. Layouts of the operands and work of the warps are those of HalfTraits,
-// but the consumers store a tile's results, by TMA, while they multiply the next tile.
+// out [N, M] = weight x^T. (launch.cu has swapped the caller's operands and sizes before, so that
+// for the caller out is [M, N].) The layouts of the operands and the work of the warps are those of
+// HalfTraits, but the consumers store a tile's results by TMA while they multiply the next tile.
 template <typename T>
 struct GradientTraits {
   using Element = T;
@@ -112,9 +116,10 @@ struct GradientTraits {
   static constexpr bool kIsRedo = false;
 };
 
-// Computes the float32 problem from fp16 operands in k-tiled layout, whose rows are scaled by
-// powers of two: x was split before, and three converter warps make the fp16 weight from float32,
-// row-major [N, K] or transposed [K, N], while one warp loads and two warpgroups multiply.
+// Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled layout
+// whose rows are scaled by powers of two. split_x.cuh has made the fp16 x before. Three converter
+// warps make the fp16 weight, from float32 [N, K] or [K, N], while one warp loads and two
+// warpgroups multiply.
 struct ConvertTraits {
   using Element = __half;
   using Out = float;
@@ -124,9 +129,9 @@ struct ConvertTraits {
   static constexpr bool kIsRedo = false;
 };
 
-// Computes those tiles of the float32 problem that ConvertTraits has listed, from row-major float32
-// x [M, K] and weight [N, K], which TMA rounds to TF32. Two warpgroups multiply, one warp loads,
-// three are idle. No scales are needed, as TF32 has float32's range.
+// Computes the tiles that ConvertTraits has listed, from row-major float32 x [M, K] and weight [N,
+// K], which TMA rounds to TF32. TF32 has float32's range, so nothing is scaled. Two warpgroups
+// multiply, one warp loads, three are idle.
 struct RedoTraits {
   using Element = ptx::Tf32;
   using Out = float;
@@ -177,15 +182,15 @@ struct Arguments {
 
   __device__ int k_tiles() const { return (k + kK - 1) / kK; }
 
-  // How many tiles the kernel goes through. Cluster i takes tiles i, i + clusters, i + 2 clusters
-  // ...
+  // How many tiles the kernel computes. Cluster i of C takes tiles i, i + C, i + 2 C and so on.
   __device__ int tile_count() const {
     return Traits::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }
 
-  // The tile with this number. float32: in the order in which the weight is converted (struct Unit
-  // of convert_weight.cuh). Half types: the order of the transposed problem, in which neighbouring
-  // clusters share a tile of x; 0.3% of an H200's time.
+  // The tile with this number. float32 uses the order in which the weight is converted, in which
+  // neighbouring clusters share a tile of the weight (tile_order.cuh). Half types use the order of
+  // the transposed problem, in which neighbouring clusters share a tile of x: 0.3% of an H200's
+  // time.
   __device__ Tile tile_at(int index) const {
     if constexpr (Traits::kIsRedo) {
       return tiles.find(redo.tiles[index]);
@@ -199,8 +204,9 @@ struct Arguments {
   }
 };
 
-// Whether this kernel computes tiles with this tile of x: one warp. ConvertTraits leaves out those
-// with a row of x that is not accurate in fp16. All warps of all blocks come to the same answer.
+// Returns whether this kernel computes tiles with this tile of x: one warp. ConvertTraits leaves
+// out those with a row of x that is not accurate in fp16. All warps of all blocks come to the same
+// answer.
 template <typename Traits>
 __device__ bool computes_x_tile(const Arguments<Traits>& p, int x_tile) {
   if (!Traits::kConvertsWeight) return true;
@@ -213,9 +219,11 @@ __device__ bool computes_x_tile(const Arguments<Traits>& p, int x_tile) {
   return __all_sync(0xffffffff, fits_fp16);
 }
 
-// Issues the TMA loads of a k-tile whose operands are matrices of the caller, either of which may
-// be transposed: one thread. `to_x` is this block's share of x in the stage. Boxes have 64 rows and
-// are one after the other in shared memory; what lies outside of a matrix is filled with zeros.
+// Issues the TMA loads of a k-tile of operands that are not k-tiled, each of which may be
+// transposed: one thread. `to_x` is this block's share of x in the stage. The operands come in
+// boxes of 64 rows, one box after the other in shared memory. TMA takes a box's coordinates in the
+// order of memory, the adjacent dimension first: (k, row), or (row, k) if the operand is
+// transposed. It fills what is outside of a matrix with zeros.
 template <typename Traits>
 __device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                            const Arguments<Traits>& p, uint32_t to_x,
@@ -284,16 +292,17 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
     }
     k_tiles_before += k_tiles;
   }
-  // The producer needs no more units, but other blocks may: no converter waits for it any longer.
-  // The sum of progress and kLead must not overflow.
+  // This producer has no more k-tiles to load, but other blocks may still need units that this
+  // block's converters have taken. So no converter waits for this producer any longer: progress
+  // becomes as large as it can be without an overflow in progress + kLead.
   if (Traits::kConvertsWeight && is_loader) {
     atomicExch(&shared.progress, INT_MAX - ConvertWeightConfig::kLead);
   }
 }
 
-// What one consumer thread contributes to its warpgroup's Scales: the bias and exponent of a
-// feature, and the exponents of rows of x. It loads them to registers before the mainloop, so that
-// their latency is hidden, and stores them to shared memory for the epilogue after it.
+// The part of the warpgroup's Scales that one consumer thread fetches: the bias and exponent of a
+// feature, and the exponents of two rows of x. The thread loads them to registers before the
+// mainloop, which hides the latency, and stores them to shared memory after it, for the epilogue.
 template <typename Traits>
 struct PrefetchedScales {
   using Out = typename Traits::Out;
@@ -346,7 +355,9 @@ struct PrefetchedScales {
   }
 };
 
-// From the descriptor of one wgmma's operand to the next one's, 32 bytes of K further.
+// The step from the descriptor of a wgmma's operand to that of the next wgmma of the k-tile. The
+// next one has 32 bytes of K more: in the same lines of a K-major operand, 16 lines further of an
+// MN-major one (wgmma.cuh).
 __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
   return major == ptx::Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
 }
@@ -386,8 +397,7 @@ __device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& p,
   }
 }
 
-// A consumer warpgroup: where its operands are in shared memory, and which part of a tile is its
-// own.
+// A consumer warpgroup: where its operands are in shared memory, and which part of a tile it has.
 template <typename Traits>
 struct ConsumerWarpgroup {
   const Arguments<Traits>& p;
@@ -404,6 +414,7 @@ struct ConsumerWarpgroup {
     full = base + offsetof(SharedMemory<Traits>, barriers.full);
     empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
     x = base + offsetof(SharedMemory<Traits>, x);
+    // Its 64 rows of the weight are one box, transposed or not.
     const int first_weight_row = warpgroup * Config::kWarpgroupFeatures;
     weight = base + offsetof(SharedMemory<Traits>, weight) + first_weight_row * Config::kKTileBytes;
   }
@@ -509,7 +520,7 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& p,
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }
 
-// Whether any tile is computed from the fp16 weight: one warp.
+// Returns whether any tile is computed from the fp16 weight: one warp.
 template <typename Traits>
 __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& p) {
   int x_tile = 0;
@@ -521,15 +532,21 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
 template <bool kTransposed, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& p,
                                               SharedMemory<Traits>& shared, int converter) {
-  const int barrier = 1 + BlockConfig::kConsumerWarpgroups +
-                      converter;  // of the warp, after those of the consumers
+  // The warp's own named barrier. Barrier 0 is __syncthreads, and the consumer warpgroups have the
+  // next ones.
+  const int barrier = 1 + BlockConfig::kConsumerWarpgroups + converter;
   convert_weight<kTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
                               gridDim.x / BlockConfig::kClusterSize, shared.converters[converter],
                               barrier, &shared.progress, [&] { return needs_converted_weight(p); });
 }
 
-// The kernel. The grid has as many clusters as run at once, at most one a tile. x_map and
-// weight_map describe the operands to TMA, out_map the result of GradientTraits.
+// The kernel. The grid has at most as many clusters as the GPU runs at once, and at most one a
+// tile. x_map and weight_map describe the operands to TMA, and out_map the result of
+// GradientTraits.
+//
+// It runs under programmatic dependent launch: wait_for_previous_kernel waits for the end of the
+// kernel before, whose results it reads, and start_next_kernel lets the next kernel start early, as
+// far as its own wait_for_previous_kernel.
 template <typename Traits>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_single_kernel(const __grid_constant__ CUtensorMap x_map,
@@ -542,10 +559,10 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / 128;
-  constexpr int kProducerThread =
-      BlockConfig::kConsumerWarpgroups * 128;  // the first thread of the producer warp
+  // The first thread of the producer warp, which follows the consumer warpgroups.
+  constexpr int kProducerThread = BlockConfig::kConsumerThreads;
   if constexpr (Traits::kIsRedo) {
-    wait_for_previous_kernel();
+    wait_for_previous_kernel();       // which may list tiles until it ends
     if (p.tile_count() == 0) return;  // in both blocks of the cluster
   }
   if (threadIdx.x == kProducerThread) {
@@ -555,7 +572,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   }
   init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
                                  base + offsetof(SharedMemory<Traits>, barriers.empty));
-  // The next kernel is that of RedoTraits. If it starts early, 3% less of an H200's time.
+  // RedoTraits is the next kernel. That it starts so early saves 3% of an H200's time.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   if constexpr (Traits::kIsHalf) start_next_kernel();

@@ -44,9 +44,12 @@ struct Config {
   static constexpr int kGradientWorkerRegisters = 24;
   static constexpr int kGradientConsumerRegisters = 240;
 
-  // The epilogue subtile of StagedSums: blocks of 8 rows of x that the epilogue stages at a time.
+  // The epilogue subtile of StagedSums: blocks of 8 rows of x that the epilogue stages at a time,
+  // with 32 lanes of a warp and one float4 of padding (see StagedSumsReader).
   static constexpr int kSubtileBlocks = 2;
   static constexpr int kSubtiles = kXRows / (8 * kSubtileBlocks);
+  static constexpr int kStagedLanes = 32 + 1;
+  static constexpr int kBlockPitch = 4 * kStagedLanes;  // from one block to the next, in float4
   // The epilogue subtile of half types on the fast path, in rows of x.
   static constexpr int kHalfSubtileRows = 64;
   // The epilogue subtile of gradients: a box of one warp's 16 features x 64 rows of x, which TMA

@@ -62,9 +62,7 @@ __host__ __device__ constexpr int accumulator_index(int block, int feature_half)
 
 // An epilogue subtile of accumulators in shared memory: [block][warp][lane], each lane with its
 // four results of the block. The 33rd float4 is padding: see StagedSumsReader.
-constexpr int kStagedLanes = 33;
-using StagedSums = float4[Config::kSubtileBlocks][4][kStagedLanes];
-constexpr int kBlockPitch = 4 * kStagedLanes;  // from one block to the next, in float4
+using StagedSums = float4[Config::kSubtileBlocks][4][Config::kStagedLanes];
 
 // The shared memory of a consumer warpgroup's epilogue. The members are used by different paths.
 template <typename T>
@@ -86,9 +84,9 @@ union alignas(16) Staging<float> {
   StagedSums sums;
 };
 
-// What a consumer warpgroup's results are scaled by, in shared memory. In float32, the accumulator
-// of row m and feature n is 2^(x_exponent[m] + weight_exponent[n]) times too large. Half types are
-// not scaled: their arrays have one element, which is not used.
+// The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
+// accumulator of row m and feature n is 2^(x_exponent[m] + weight_exponent[n]) times too large.
+// Half types are not scaled: their arrays have one element, which is not used.
 template <typename T>
 struct alignas(16) Scales {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
@@ -104,32 +102,38 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
   return &sums[0][warp][lane];
 }
 
-// Reads StagedSums in the order of out: a thread reads four neighbouring features of one row.
+// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each block,
+// and features 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 features, so a
+// warp reads two rows at a time.
 //
-//   thread t of the warpgroup   features 4 (t % 16) to 4 (t % 16) + 3, row t / 16 of each block
+// Example: thread 37 reads features 20 - 23 of row 2. Feature 20 is number 4 of warp 1's sixteen,
+// so g = 4, in the first feature half. Row 2 is the first row of c = 1. So the result is in
+// component 0 of lane 4 g + c = 17 of warp 1. Features 21, 22 and 23 are in lanes 21, 25 and 29, 16
+// floats apart.
 //
-// Sixteen threads read a row of 64 features, so a warp reads two rows.
+// Bank conflicts. Shared memory has 32 banks, each a float wide. The result of feature f and row r
+// is, in floats, at the sum of
 //
-// Example: thread 37 has features 20 - 23 of row 2. Feature 20 is feature 4 of warp 1, so g = 4 and
-// the first feature half; row 2 is c = 1, the first of its two rows. So the result is in lane 4 g +
-// c = 17 of warp 1, component 0. Features 21, 22, 23 are in lanes 21, 25, 29: 16 floats apart each.
+//   132 (f / 16)      the warp: 33 float4
+//   16 (f % 8)        g: four lanes of four floats
+//   4 (r / 2)         c: a lane of four floats
+//   2 (f / 8 % 2)     the feature half
+//   r % 2             the row of two
 //
-// Bank conflicts. Shared memory has 32 banks of a float. The result of feature f and row r is at
-//
-//   132 (f / 16)  +  16 (f % 8)  +  4 (r / 2)  +  2 (f / 8 % 2)  +  r % 2       (in floats)
-//   warp's pitch     lane 4 g       lane's c      feature half     row of two
-//
-// 33 float4 a warp make the first term 4 (f / 16) modulo 32, so that the warps' features are in
-// different banks (with 32 they would all be in the same). In a warp of readers, f / 16 has four
-// values, f / 8 % 2 two and r % 2 two, which makes 16 banks. But threads t and t + 1, t even, read
-// features f and f + 4, 64 floats apart: the same bank. So odd threads swap neighbouring features:
-// they read feature 1 before 0 and 3 before 2, 16 floats away, in the other 16 banks.
+// In a warp of readers, f / 16 has four values, f / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32,
+// so these are 16 different banks. (Without the 33rd float4 it would be 128, which is 0 modulo 32,
+// and there would be 4.) The two features f that are left, of threads t and t + 1 with t even,
+// differ by 4 in f % 8, which is 64 floats: the same bank. So odd threads swap the order of
+// neighbouring features: while even threads read features 0 and 2 of their four, odd threads read 1
+// and 3, which are 16 floats away, in the other 16 banks.
 struct StagedSumsReader {
-  int feature;         // the first of four, in the warpgroup's 64
-  int row;             // in each block of 8
-  bool swaps;          // whether this thread reads the odd feature of two first
-  const float* first;  // what it reads first: feature 0, or 1 if it swaps; then 2, or 3
-  const float* second;
+  int feature;          // the first of four, in the warpgroup's 64
+  int row;              // in each block of 8
+  bool swaps;           // whether this thread reads the second of two neighbouring features first
+  const float* first;   // of features 0 and 1, the one that it reads first
+  const float* second;  // the other one
+  // From a feature to the next, in floats: four lanes of four floats.
+  static constexpr int kNextFeature = 16;
 
   __device__ explicit StagedSumsReader(const StagedSums& sums) {
     feature = threadIdx.x % 16 * 4;
@@ -137,9 +141,9 @@ struct StagedSumsReader {
     swaps = threadIdx.x % 2 != 0;
     const int warp = feature / 16;
     const int lane = feature % 8 * 4 + row / 2;
+    // A lane has four floats: two for each feature half, and of these one for each of two rows.
     const float* const from = &sums[0][warp][lane].x + feature / 8 % 2 * 2 + row % 2;
-    constexpr int kNextFeature = 16;       // four lanes of four floats
-    const int first_read = swaps ? 1 : 0;  // of two neighbouring features
+    const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
     first = from + first_read * kNextFeature;
     second = from + second_read * kNextFeature;
@@ -147,11 +151,11 @@ struct StagedSumsReader {
 
   // v: the thread's four features of its row in a block of the epilogue subtile.
   __device__ void read(float (&v)[4], int block) const {
-    constexpr int kBlockFloats = 4 * kBlockPitch;
+    constexpr int kBlockFloats = 4 * Config::kBlockPitch;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float read_first = first[block * kBlockFloats + i * 16];
-      const float read_second = second[block * kBlockFloats + i * 16];
+      const float read_first = first[block * kBlockFloats + i * kNextFeature];
+      const float read_second = second[block * kBlockFloats + i * kNextFeature];
       v[i] = swaps ? read_second : read_first;
       v[i + 1] = swaps ? read_first : read_second;
     }
@@ -169,8 +173,8 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
   const StagedSumsReader reader(staging);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    copy_any_subtile<0, kSubtiles, kSubtileBlocks, kBlockPitch>(staging_slot(staging), sums,
-                                                                subtile);
+    copy_any_subtile<0, kSubtiles, kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging), sums,
+                                                                        subtile);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
     for (int block = 0; block < kSubtileBlocks; ++block) {
@@ -223,7 +227,7 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
-    copy_subtile<kSubtileBlocks, kBlockPitch>(staging_slot(staging.sums), sums, subtile);
+    copy_subtile<kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging.sums), sums, subtile);
     ptx::barrier_sync(barrier, 128);
     float v[kSubtileBlocks][4];
 #pragma unroll
@@ -260,10 +264,9 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
 // those of row 2 c + 1. Bit 0 of a word is feature g and bit 8 is feature g + 8.
 //
 //   1. Each lane shifts its bits by g, which makes bit f of a word feature f of the warp's 16.
-//   2. Lanes with g < 4 collect block 0, lanes with g >= 4 block 1. Lane 4 g + c gives the block
-//   that
-//      it does not collect to lane 4 (g ^ 4) + c, and takes the one that it collects. It then has
-//      the bits of 2 of the 8 values of g.
+//   2. Lanes with g < 4 collect block 0, lanes with g >= 4 block 1. Each lane gives the block that
+//      it does not collect to the lane with g ^ 4 and its own c, and takes the other one from it.
+//      It has then the bits of 2 of the 8 values of g.
 //   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
 //
 // The four lanes with the same g / 4 and the same c end with the same two words. The caller lets
@@ -285,12 +288,14 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
 
 // The fast epilogue of half types. The caller has checked p.is_fast and that there is ReLU, and has
 // divided the bias in `scales`, so that one fma divides the product and adds the bias.
+// p.divisor.scale is 1 / divisor, a power of two.
 //
-// An epilogue subtile has 64 rows of x, 128 bytes each (64 features), in shared memory. stmatrix
-// with .trans writes four 8 x 8 matrices at a time: it takes two neighbours along x in a register
-// and writes neighbours along features, so it transposes on the way. The 16-byte vectors of a row
-// are swizzled, vector v of row r is at place v ^ (r % 8), so that neither the columns that
-// stmatrix writes nor the rows that threads read meet in a bank.
+// An epilogue subtile has 64 rows of x in shared memory, each with 64 features, which are 128 bytes
+// or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time. A
+// register that it reads has two neighbours along x, and a vector that it writes has eight
+// neighbours along features: it transposes. Vectors are swizzled, vector v of row r is at place v ^
+// (r % 8). So the eight vectors of one matrix, which have the same v in eight rows, are in
+// different banks, and so are the eight vectors of a row.
 template <bool kMask, typename T, int kSums>
 __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_feature,
                            const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
@@ -312,7 +317,7 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
   const int matrix_row = lane % 16;
   const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
   const uint32_t matrix = base + matrix_row * kRowBytes + matrix_vector * 16;
-  // What a thread reads and stores: vector t % 8 (eight features) of rows t / 8 + 16 i.
+  // Thread t reads and stores vector t % 8 (eight features) of rows t / 8 + 16 i.
   const int vector_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t vector = base + thread / 8 * kRowBytes + vector_place * 16;
   const int feature = first_feature + thread % 8 * 8;
@@ -352,8 +357,8 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
         }
       }
     }
-    // One barrier a subtile is enough, as there are two buffers: a thread that has passed this one
-    // has read all of the subtile before, so the buffer of the next subtile is free.
+    // When all threads are here, they have stored this subtile to shared memory, and have read the
+    // subtile before, whose buffer is that of the next one. So one barrier a subtile is enough.
     ptx::barrier_sync(barrier, 128);
     if constexpr (kMask) {
       const int mask_row = first_row + subtile * kSubtileRows + thread;
@@ -375,8 +380,8 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
 }
 
 // A thread's results in a tile of a gradient. The caller packs them to T when the tile's
-// accumulators are complete, and stores them a box at a time while the next tile is multiplied: 5%
-// of an H200's time where K is 1024.
+// accumulators are complete, and stores them a box at a time while the next tile is multiplied.
+// That saves 5% of an H200's time where K is 1024.
 //
 // out is [N, M]: a line of out has the rows of x of one feature. So the two results of a thread
 // that are neighbours along x are neighbours in out too, and nothing is transposed. A box is a
@@ -390,6 +395,7 @@ struct PackedGradient {
   uint32_t words[kBoxes][kPairsPerBox][4];
   int stored = kBoxes;  // how many boxes of the packed tile are stored
 
+  // Rounds the accumulators of a complete tile to T, in pairs.
   template <int kSums>
   __device__ void pack(const float (&sums)[kSums]) {
     stored = 0;
@@ -420,6 +426,8 @@ struct PackedGradient {
     if (box == 3) return store<3>(map, row, feature, staging);
   }
 
+  // Stores a box of the tile at (row, feature): one warp, by stmatrix to shared memory and TMA from
+  // there. `row` and `feature` are those of the warpgroup.
   template <int kBox>
   __device__ void store(const CUtensorMap& map, int row, int feature, Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
@@ -433,7 +441,7 @@ struct PackedGradient {
     // lines of feature half h, and block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
     const int block = lane / 8 % 2;
-    // TMA has read the box that was in this buffer before.
+    // Waits until TMA has read the box that was in this buffer before.
     if (lane == 0) ptx::wait_stores_read<Config::kGradientBoxes - 1>();
     __syncwarp();
 #pragma unroll
