@@ -83,7 +83,9 @@ class ModelNew(reference.Model):
         """
         if self.inplace:
             return torch.relu_(x)
-        if is_scripting() or is_relu_watched(x):
+        if is_scripting():  # TorchScript compiles nothing below
+            return torch.relu(x)
+        if is_relu_watched(x):
             return torch.relu(x)
         if type(x) is Tensor:
             return relu_kernel(x)

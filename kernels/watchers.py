@@ -14,10 +14,10 @@ The functions below find all of these in each call, at no cost that a small call
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Linear, functional
 from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
 
@@ -72,7 +72,8 @@ def is_linear_replaced() -> bool:
     """Return whether other code has replaced a function by which `nn.Linear` and ReLU are called.
 
     It does not matter whether that happened before or after this module was imported, and a
-    function that was put back is torch's own again.
+    function that was put back is torch's own again. While `torch.export` or `make_fx` traces, it
+    calls modules through a function of its own, which need not see the call.
     """
     global _torchs_own_methods
     if (
@@ -86,21 +87,21 @@ def is_linear_replaced() -> bool:
         return False
     forward, call, call_impl = methods
     is_torchs_own = (
-        _is_defined_in(forward, nn.modules.linear)
-        and _is_defined_in(call, nn.modules.module)
-        and _is_defined_in(call_impl, nn.modules.module)
+        _is_defined_in(forward, "torch.nn.modules.linear")
+        and _is_defined_in(call, "torch.nn.modules.module", "torch.fx._symbolic_trace")
+        and _is_defined_in(call_impl, "torch.nn.modules.module")
     )
-    if is_torchs_own:
+    if is_torchs_own and not is_dynamo_compiling():  # a graph should have no side effects
         _torchs_own_methods = methods
     return not is_torchs_own
 
 
-def _is_defined_in(function: Callable, module: ModuleType) -> bool:
-    """Return whether the text of a Python function is in the file of this module.
+def _is_defined_in(function: Callable, *modules: str) -> bool:
+    """Return whether the text of a Python function is in the file of one of these modules.
 
     A wrapper made by `functools.wraps` has the name of what it wraps, but not its global variables.
     """
-    return getattr(function, "__globals__", None) is vars(module)
+    return getattr(function, "__globals__", {}).get("__name__") in modules
 
 
 def without_python_frame(operator: Callable) -> Callable:
