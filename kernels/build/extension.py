@@ -6,6 +6,7 @@ import importlib.machinery
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -78,7 +79,7 @@ def load_extensions(
             missing = [extension for extension in missing if not _load(extension, folder, tools)]
             if missing:
                 _build_all(missing, folder, tools, load_inline)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             raise explain(error, folder) from None
     return {extension.problem: extension.namespace for extension in extensions}
 

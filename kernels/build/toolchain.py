@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -65,9 +64,9 @@ def find_toolchain() -> Toolchain:
     """Look up compilers and GPUs, without importing torch's build tools, which takes a second."""
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
-    compilers = {"cxx": version_of(cxx_command())}
+    compilers = {"cxx": version_of(cxx_of())}
     if targets:
-        compilers["nvcc"] = version_of([nvcc_of(cuda_home)]) if cuda_home else ""
+        compilers["nvcc"] = version_of(nvcc_of(cuda_home)) if cuda_home else ""
     return Toolchain(targets, cuda_home, compilers)
 
 
@@ -161,9 +160,9 @@ def cpp_extension() -> ModuleType:
     return importlib.import_module("torch.utils.cpp_extension")
 
 
-def cxx_command() -> list[str]:
-    """Return the C++ compiler's command, which may have arguments, as `ccache g++` has."""
-    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+def cxx_of() -> str:
+    """Return the C++ compiler that torch calls: a name or a path, without arguments."""
+    return os.environ.get("CXX") or "c++"
 
 
 def nvcc_of(cuda_home: Path) -> str:
@@ -171,13 +170,13 @@ def nvcc_of(cuda_home: Path) -> str:
     return os.environ.get("PYTORCH_NVCC") or str(cuda_home / "bin" / "nvcc")
 
 
-def version_of(command: list[str]) -> str:
+def version_of(compiler: str) -> str:
     """Return what a compiler says it is, but for the name it was called by; empty if it is missing.
 
     `c++` and `g++-12` say the same where they are the same compiler.
     """
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True)
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
     except OSError:
         return ""
     _, _, version = done.stdout.partition(" ")
@@ -211,10 +210,10 @@ def check_tools(toolchain: Toolchain) -> None:
     """Raise a BuildError that says what is missing for a build, and how to get it."""
     if find_ninja() is None:
         raise BuildError("building the kernels needs ninja: pip install ninja")
-    cxx = cxx_command()
-    if shutil.which(cxx[0]) is None:
+    cxx = cxx_of()
+    if shutil.which(cxx) is None:
         raise BuildError(
-            f"building the kernels needs a C++ compiler; {cxx[0]!r} is not on PATH. Install one "
+            f"building the kernels needs a C++ compiler; {cxx!r} is not on PATH. Install one "
             "(apt-get install g++), or name yours in CXX"
         )
     if toolchain.targets:

@@ -134,9 +134,7 @@ def linear_of_others(
     return _reference(module, x)
 
 
-def linear_in_graph(
-    module: nn.Module, x: Tensor, operator: Callable, exported: Callable
-) -> Tensor:
+def linear_in_graph(module: nn.Module, x: Tensor, operator: Callable, exported: Callable) -> Tensor:
     """Compute the module's forward as Dynamo traces it.
 
     A divisor that changed between calls is a symbol in the graph. The operator takes numbers only,
