@@ -211,5 +211,5 @@ def test_sources():
             assert (path in problems[name]) == (path in kernels.SOURCES[name])
     assert not any(name.startswith("linear/") for name in problems["relu"])
     assert list(kernels.SOURCES) == ["relu", "linear_relu_divide"]
-    with pytest.raises(ValueError, match="expected a problem among relu, .* got 'silu'"):
+    with pytest.raises(ValueError, match=r"expected a problem among relu, .* got 'silu'"):
         kernels.read_sources("silu")

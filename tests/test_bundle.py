@@ -97,7 +97,9 @@ def test_no_import_of_ours_and_no_name_of_a_problem_file(problem):
     names = "Model|batch_size|dim|get_inputs|get_init_inputs|in_features|out_features|divisor"
     tree = ast.parse(text)
     assignments = [node for node in tree.body if isinstance(node, ast.Assign)]
-    assigned = {target.id for node in assignments for target in node.targets}
+    assigned = {
+        target.id for node in assignments for target in node.targets if isinstance(target, ast.Name)
+    }
     defined = {getattr(node, "name", None) for node in tree.body} | assigned
     assert not defined & {*names.split("|")}
 
