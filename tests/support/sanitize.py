@@ -1,4 +1,4 @@
-"""Runs tests under sanitizers: `python tests/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
+"""Runs tests under sanitizers: `python tests/support/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
 
 On a GPU, compute-sanitizer: memcheck, racecheck, initcheck and synccheck. With `--cpu`, GCC's
 AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are built once more. Prints a
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOUND = 86  # the exit status of a sanitizer that has found something
 
 # The tests that reach every kernel and every tail at the price of a sanitizer, which is 10 to 100
