@@ -33,9 +33,6 @@ TORCH_RELU = torch._C._VariableFunctions.relu
 TORCH_LINEAR = torch._C._nn.linear
 TORCH_DIVIDE = torch._C.TensorBase.__truediv__
 
-# `nn.Linear`'s forward, __call__ and _call_impl, once they were found to be torch's own.
-_torchs_own_methods: tuple[Callable, ...] = ()
-
 
 def is_plain(x: object) -> bool:
     """Return whether x is a tensor of torch's own type, or one by which torch itself traces."""
@@ -68,40 +65,55 @@ def is_watched(*operands: object, unconcerned: tuple[str, ...] = DEVICE_MODES) -
     return False
 
 
-def is_linear_replaced() -> bool:
-    """Return whether other code has replaced a function by which `nn.Linear` and ReLU are called.
-
-    It does not matter whether that happened before or after this module was imported, and a
-    function that was put back is torch's own again. While `torch.export` or `make_fx` traces, it
-    calls modules through a function of its own, which need not see the call.
-    """
-    global _torchs_own_methods
-    if (
-        torch.relu is not TORCH_RELU
-        or functional.linear is not TORCH_LINEAR
-        or Tensor.__truediv__ is not TORCH_DIVIDE
-    ):
-        return True
-    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
-    if methods == _torchs_own_methods:
-        return False
-    forward, call, call_impl = methods
-    is_torchs_own = (
-        _is_defined_in(forward, "torch.nn.modules.linear")
-        and _is_defined_in(call, "torch.nn.modules.module", "torch.fx._symbolic_trace")
-        and _is_defined_in(call_impl, "torch.nn.modules.module")
-    )
-    if is_torchs_own and not is_dynamo_compiling():  # a graph should have no side effects
-        _torchs_own_methods = methods
-    return not is_torchs_own
-
-
 def _is_defined_in(function: Callable, *modules: str) -> bool:
     """Return whether the text of a Python function is in the file of one of these modules.
 
     A wrapper made by `functools.wraps` has the name of what it wraps, but not its global variables.
     """
     return getattr(function, "__globals__", {}).get("__name__") in modules
+
+
+def _are_torchs_own(forward: Callable, call: Callable, call_impl: Callable) -> bool:
+    """Return whether these methods of `nn.Linear` are torch's own.
+
+    While `torch.export` or `make_fx` traces, it calls modules through a function of its own, which
+    need not see the call.
+    """
+    return (
+        _is_defined_in(forward, "torch.nn.modules.linear")
+        and _is_defined_in(call, "torch.nn.modules.module", "torch.fx._symbolic_trace")
+        and _is_defined_in(call_impl, "torch.nn.modules.module")
+    )
+
+
+def _methods_if_torchs_own() -> tuple[Callable, ...]:
+    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
+    return methods if _are_torchs_own(*methods) else ()
+
+
+# `nn.Linear`'s methods, as they were when they were last found to be torch's own.
+_known_methods = _methods_if_torchs_own()
+
+
+def is_linear_replaced() -> bool:
+    """Return whether other code has replaced a function by which `nn.Linear` and ReLU are called.
+
+    It does not matter whether that happened before or after this module was imported, and a
+    function that was put back is torch's own again.
+    """
+    global _known_methods
+    if (
+        torch.relu is not TORCH_RELU
+        or functional.linear is not TORCH_LINEAR
+        or Tensor.__truediv__ is not TORCH_DIVIDE
+    ):
+        return True
+    if (Linear.forward, Linear.__call__, Linear._call_impl) == _known_methods:
+        return False
+    methods = _methods_if_torchs_own()
+    if methods and not is_dynamo_compiling():  # a graph should have no side effects
+        _known_methods = methods
+    return not methods
 
 
 def without_python_frame(operator: Callable) -> Callable:

@@ -23,7 +23,7 @@ OVERRIDES = [None, "0", "1", "2", "01", ""]
 def child(function, tmp_path, **environment):
     """Calls a function of this file in a fresh process."""
     code = f"from test_float32_settings import {function.__name__} as f; f()"
-    printed(code, tmp_path, path=(ROOT, Path(__file__).parent), **environment)
+    printed(code, tmp_path, path=(ROOT, *PLACES), **environment)
 
 
 def settings(on_cpu=False):

@@ -255,7 +255,7 @@ def test_path_of_choice():
 
 
 @pytest.mark.gpu
-def test_a_path_that_cannot_serve_raises():
+def test_a_path_that_does_not_support_a_problem_raises():
     mine, _ = linear_modules(6, 5, 2.0, torch.float64, "cuda")
-    with linear_path("sm80"), pytest.raises(RuntimeError, match="does not serve"):
+    with linear_path("sm80"), pytest.raises(RuntimeError, match="does not support"):
         mine(torch.randn(3, 6, dtype=torch.float64, device="cuda"))

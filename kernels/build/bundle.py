@@ -234,15 +234,17 @@ def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, 
 
 
 def _body(text: str, needed: set[str]) -> str:
-    """Return the needed definitions of a file: the variables, then the functions."""
-    variables, functions = [], []
+    """Return the needed definitions of a file in their order, variables without blank lines."""
+    body = ""
+    was_variable = False
     for name, definition in _definitions(text).items():
         if name in needed:
-            is_block = definition.rpartition("\n")[2].startswith(" ")
-            (functions if is_block else variables).append(definition)
-    if variables:
-        functions.insert(0, "\n".join(variables))
-    return "\n\n\n".join(functions)
+            is_variable = not definition.rpartition("\n")[2].startswith(" ")
+            if body:
+                body += "\n" if was_variable and is_variable else "\n\n\n"
+            body += definition
+            was_variable = is_variable
+    return body
 
 
 def _import_order(line: str) -> tuple[bool, bool, str]:
