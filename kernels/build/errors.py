@@ -1,4 +1,4 @@
-"""BuildError, and how it finds the cause of a failed build in the build tools' output."""
+"""BuildError, and the search for the cause of a failed build in the build tools' output."""
 
 import os
 import re

@@ -27,7 +27,7 @@ from kernels.build.errors import explain, say
 from kernels.build.toolchain import Toolchain
 
 LoadInline = Callable[..., object]
-QUIET_S = 2.0  # a build that takes longer tells the user what it does
+QUIET_S = 2.0  # a build that takes longer prints what takes so long
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _include_all(extension: Extension, suffix: str) -> str:
 
 @contextlib.contextmanager
 def _announced(extensions: list[Extension], folder: Path) -> Iterator[None]:
-    """Tell the user what takes so long, if it takes more than `QUIET_S`; at the end, how long."""
+    """If the build takes more than `QUIET_S`, print what takes so long, and at the end its time."""
     problems = " and ".join(extension.problem for extension in extensions)
     start = time.monotonic()
     timer = threading.Timer(

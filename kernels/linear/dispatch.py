@@ -100,9 +100,10 @@ def is_plain_linear(linear: object) -> bool:
 
 
 def is_exact_as_float(divisor: object) -> bool:
-    """Return whether a divisor reaches the operator, whose argument is a Python float, unchanged.
+    """Return whether the operator, which takes the divisor as a float, gets exactly this number.
 
-    A float does, and so does an int below 2^53, which converts to a float without rounding.
+    An int below 2^53 converts to a float without rounding. torch itself has to divide by larger
+    ints and by anything else, such as a tensor.
     """
     return type(divisor) is float or (type(divisor) is int and abs(divisor) < 2**53)
 
@@ -188,13 +189,13 @@ def _reference_forward(module: nn.Module, x: object) -> object:
 def _local_placements(x: object, weight: object, bias: object | None) -> list[tuple] | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
-    That is possible in these cases. Each dimension of the device mesh may be another case.
+    That is possible in these cases, where M stands for any dimension of x but the last. Each
+    dimension of the device mesh may be another case.
 
-        x             weight and bias     gradient of x   their gradients     result
-        replicated    replicated          replicated      replicated          replicated
-        replicated    sharded over N      partial sums    sharded over N      sharded over N
-        sharded over  replicated          sharded as x    partial sums        sharded as x
-        rows
+        x               weight, bias    gradient of x   their gradients   result
+        replicated      replicated      replicated      replicated        replicated
+        replicated      sharded over N  partial sums    sharded over N    sharded over N
+        sharded over M  replicated      sharded over M  partial sums      sharded over M
 
     Args:
         x: a DTensor `[..., K]`.
