@@ -36,10 +36,6 @@ TORCH_RELU = torch._C._VariableFunctions.relu
 TORCH_LINEAR = torch._C._nn.linear
 TORCH_DIVIDE = torch._C.TensorBase.__truediv__
 
-# The cache of `is_linear_replaced`: `nn.Linear`'s forward, __call__ and _call_impl, as they were
-# when all three were last found to be torch's own.
-_verified_methods: tuple[Callable, ...] = ()
-
 
 def is_plain_or_fake(x: object) -> bool:
     """Return whether x is a `Tensor`, a `Parameter`, or a type with which torch itself traces.
@@ -79,13 +75,44 @@ def is_intercepted(
     return False
 
 
+def _is_defined_in(function: Callable, *modules: str) -> bool:
+    """Return whether a Python function is defined in one of these modules.
+
+    Its global variables tell. `functools.wraps` gives a wrapper the `__name__` and `__module__` of
+    the function that it wraps, but not its global variables.
+    """
+    return getattr(function, "__globals__", {}).get("__name__") in modules
+
+
+def _are_torchs_own(forward: Callable, call: Callable, call_impl: Callable) -> bool:
+    """Return whether these methods of `nn.Linear` are torch's own.
+
+    While `torch.export` or `make_fx` traces, torch replaces `nn.Module.__call__` by a function of
+    `torch.fx`. That one is allowed, because the tracer records our operator instead.
+    """
+    return (
+        _is_defined_in(forward, "torch.nn.modules.linear")
+        and _is_defined_in(call, "torch.nn.modules.module", "torch.fx._symbolic_trace")
+        and _is_defined_in(call_impl, "torch.nn.modules.module")
+    )
+
+
+def _methods_if_torchs_own() -> tuple[Callable, ...]:
+    """Return `nn.Linear`'s forward, __call__ and _call_impl; empty if one of them is replaced."""
+    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
+    return methods if _are_torchs_own(*methods) else ()
+
+
+# The cache of `is_linear_replaced`: `nn.Linear`'s methods, as they were when all three were last
+# found to be torch's own.
+_verified_methods = _methods_if_torchs_own()
+
+
 def is_linear_replaced() -> bool:
     """Return whether other code has replaced a function that the reference's forward calls.
 
     It makes no difference whether the replacement came before or after this module was imported.
-    A function that was put back counts as torch's own again. While `torch.export` or `make_fx`
-    traces, torch replaces `nn.Module.__call__` by a function of `torch.fx`. That one is allowed,
-    because the tracer records our operator instead.
+    A function that was put back counts as torch's own again.
     """
     global _verified_methods
     if (
@@ -94,28 +121,13 @@ def is_linear_replaced() -> bool:
         or Tensor.__truediv__ is not TORCH_DIVIDE
     ):
         return True
-    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
-    if methods == _verified_methods:
+    if (Linear.forward, Linear.__call__, Linear._call_impl) == _verified_methods:
         return False
-    forward, call, call_impl = methods
-    is_torchs_own = (
-        _is_defined_in(forward, "torch.nn.modules.linear")
-        and _is_defined_in(call, "torch.nn.modules.module", "torch.fx._symbolic_trace")
-        and _is_defined_in(call_impl, "torch.nn.modules.module")
-    )
+    methods = _methods_if_torchs_own()
     # Dynamo would trace the assignment as a side effect of the graph.
-    if is_torchs_own and not is_dynamo_compiling():
+    if methods and not is_dynamo_compiling():
         _verified_methods = methods
-    return not is_torchs_own
-
-
-def _is_defined_in(function: Callable, *modules: str) -> bool:
-    """Return whether a Python function is defined in one of these modules.
-
-    Its global variables tell. `functools.wraps` gives a wrapper the `__name__` and `__module__` of
-    the function that it wraps, but not its global variables.
-    """
-    return getattr(function, "__globals__", {}).get("__name__") in modules
+    return not methods
 
 
 def as_builtin(operator: Callable) -> Callable:

@@ -257,20 +257,24 @@ def _needed_names(
 
 
 def _needed_definitions(text: str, needed: set[str]) -> str:
-    """Return the needed definitions of a file: first the variables, then the functions."""
-    variables, functions = [], []
+    """Return the needed definitions of a file, in their order.
+
+    Two blank lines separate them. There are none between variables that follow each other.
+    """
+    body = ""
+    was_variable = False
     for name, definition in _definitions(text).items():
         if name not in needed:
             continue
         last_line = definition.rpartition("\n")[2]
-        if last_line.startswith(" "):  # the body of a function or class
-            functions.append(definition)
-        else:
-            variables.append(definition)
-    blocks = functions
-    if variables:
-        blocks = ["\n".join(variables), *functions]
-    return "\n\n\n".join(blocks)
+        is_variable = not last_line.startswith(" ")  # not the body of a function or class
+        if body and was_variable and is_variable:
+            body += "\n"
+        elif body:
+            body += "\n\n\n"
+        body += definition
+        was_variable = is_variable
+    return body
 
 
 def _import_order(line: str) -> tuple[bool, bool, str]:
