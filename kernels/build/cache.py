@@ -194,8 +194,10 @@ def remove_leftovers(folder: Path) -> None:
 
     Another host may share the folder. Whether its processes live cannot be seen from here, so it
     has to remove their builds itself. The compilers of a killed process may write for a while
-    longer; the next call removes what they leave.
+    longer; the next call removes what they leave. If this host has no name, nothing is removed.
     """
+    if not HOST:
+        return
     for build_folder in folder.glob("unfinished-*"):
         host, process_id, start = _split_name(build_folder.name)
         if host == HOST and process_name(process_id) != f"{host}-{process_id}-{start}":
