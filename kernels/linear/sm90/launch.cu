@@ -403,23 +403,23 @@ void launch_high(const LinearArguments& linear, cudaStream_t stream) {
 
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
-//   slice             type       shape                  used by                    zeroed
-//   partials.counts   Counts     [2, kMaxClusters]      gemm_fp16x3: each run      yes
-//   has_overflowed    unsigned   [1]                    gemm_fp16x3: both runs     yes
-//   has_nonfinite     unsigned   [1]                    gemm_fp16x3, nonfinite     yes
-//   x.hi, x.lo        half       [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3       no
-//   x.exponent        int        [m]                    split_x, gemm_fp16x3       no
-//   x.state           int        [m]                    all but the second run     no
-//   weight.exponent   int        [n]                    split_x, gemm_fp16x3       no
-//   weight.state      int        [n]                    all                        no
-//   partials.sums     Sums       [kMaxClusters]         gemm_fp16x3: each run      no
+//   slice                type      shape                  used by                   zeroed
+//   partials.are_stored  Flags     [2, kMaxClusters]      gemm_fp16x3: each run     yes
+//   has_overflowed       unsigned  [1]                    gemm_fp16x3: both runs    yes
+//   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
+//   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
+//   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
+//   x.state              int       [m]                    all but the second run    no
+//   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
+//   weight.state         int       [n]                    all                       no
+//   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3: each run     no
 //
 // split_x clears the slices that must be zero before the GEMM; they are the first ones. The weight
 // has no hi and lo in memory: gemm_fp16x3 splits it in registers.
 struct Fp16x3Workspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
-  PartialSums partials;  // of the first run; the second run's counts follow
+  PartialSums partials;  // of the first run; the second run's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
   size_t zero_bytes;  // at the beginning of the workspace
@@ -430,7 +430,7 @@ struct Fp16x3Workspace {
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
     WorkspaceSlices slices(linear.workspace);
-    partials.counts = slices.add<PartialSums::Counts>(2 * kMaxClusters);
+    partials.are_stored = slices.add<PartialSums::Flags>(2 * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
     zero_bytes = slices.bytes();
@@ -492,8 +492,8 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
   launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
 
   arguments.is_second_run = true;
-  // The first run has counted up its own.
-  arguments.partials.counts = workspace.partials.counts + StreamKConfig::kMaxClusters;
+  // The first run has set its own flags.
+  arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
   launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
 }
 
