@@ -118,7 +118,7 @@ struct ConvertWeightConfig {
                 "the copies of a warp make a batch of a row-major weight");
   static_assert(kUnitRows * kTransposedBatchDepth == kCopiesPerBatch * 32 * 4,
                 "the copies of a warp make a batch of a transposed weight");
-  static_assert(kGroupsPerBatch * fp16x3::kVector * 32 == kCopiesPerBatch * 32 * 4,
+  static_assert(kGroupsPerBatch * fp16x3::kGroupSize * 32 == kCopiesPerBatch * 32 * 4,
                 "a warp converts all elements of a batch");
   static_assert(kBatchesPerUnit <= 32, "a 32-bit word has a bit for each batch of a unit");
 };
@@ -147,11 +147,11 @@ struct WeightConversion {
 // starts with kNoSubnormal. A subnormal element, with bits 0x0001 to 0x03ff, makes the half
 // smaller. A normal one, from 0x0400 on, does not, and neither does a zero, which wraps around to
 // 0xffff.
-__device__ inline uint4 round_group(const float (&v)[fp16x3::kVector], float scale,
+__device__ inline uint4 round_group(const float (&v)[fp16x3::kGroupSize], float scale,
                                     uint32_t* least) {
-  uint32_t hi[fp16x3::kVector / 2];
+  uint32_t hi[fp16x3::kGroupSize / 2];
 #pragma unroll
-  for (int j = 0; j < fp16x3::kVector / 2; ++j) {
+  for (int j = 0; j < fp16x3::kGroupSize / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
     *least = __viaddmin_u16x2(hi[j] & 0x7fff7fff, 0xffffffff, *least);
@@ -203,7 +203,7 @@ __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t
     const int k_tile = batch / C::kBatchesPerKTile;
     const int64_t row = first_row + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows + lane / 8;
     const __half* const from = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileWidth +
-                               lane % 8 * fp16x3::kVector;
+                               lane % 8 * fp16x3::kGroupSize;
     uint4 groups[C::kGroupsPerBatch];
 #pragma unroll
     for (int i = 0; i < C::kGroupsPerBatch; ++i) {
@@ -246,7 +246,7 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
   __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
   __half* to =
-      hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kVector;
+      hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kGroupSize;
   const uint64_t policy = ptx::evict_first();
   const float* const from =
       p.weight.from + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
@@ -287,7 +287,7 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
 #pragma unroll
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float4* const group = &loaded[2 * i + half_warp][lane % 16 * 2];
-        alignas(16) float v[fp16x3::kVector];
+        alignas(16) float v[fp16x3::kGroupSize];
         *reinterpret_cast<float4*>(v) = group[0];
         *reinterpret_cast<float4*>(v + 4) = group[1];
         const int row_in_unit = in_k_tile * C::kRowMajorBatchRows + 4 * i;
@@ -327,7 +327,7 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
   __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
   __half* to =
-      hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kVector;
+      hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kGroupSize;
   const uint64_t policy = ptx::evict_first();
   const float* const from = p.weight.from + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
 
@@ -368,9 +368,9 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float* const first_eight = &loaded[half_warp * (C::kCopiesPerBatch / 2)][0].x;
         const float* const column = first_eight + (i ^ half_warp) * 16 + lane % 16;
-        alignas(16) float v[fp16x3::kVector];
+        alignas(16) float v[fp16x3::kGroupSize];
 #pragma unroll
-        for (int j = 0; j < fp16x3::kVector; ++j) v[j] = column[j * C::kUnitRows];
+        for (int j = 0; j < fp16x3::kGroupSize; ++j) v[j] = column[j * C::kUnitRows];
         __half* const group = to + i * 16 * fp16x3::kKTileWidth;
         *reinterpret_cast<uint4*>(group + in_k_tile * C::kTransposedBatchDepth) =
             round_group(v, scale[i], &least);
@@ -402,13 +402,13 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
     const int64_t own_row = row + i % kRowsPerLane * 4;
     const int own_k_tile = k_tile + i / kRowsPerLane;
     const int64_t column =
-        int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kVector;
+        int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kGroupSize;
     uint32_t least = C::kNoSubnormal;
     uint4 group = {};
     if (own_row < p.weight.rows && column < fp16x3::padded(k)) {
-      float v[fp16x3::kVector];
+      float v[fp16x3::kGroupSize];
       if constexpr (kTransposed) {
-        for (int j = 0; j < fp16x3::kVector; ++j) {
+        for (int j = 0; j < fp16x3::kGroupSize; ++j) {
           const bool exists = column + j < k;
           v[j] = exists ? p.weight.from[(column + j) * p.weight.row_stride + own_row] : 0;
         }

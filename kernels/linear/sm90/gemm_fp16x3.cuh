@@ -463,7 +463,8 @@ __device__ inline void rescale_overflowed_rows(const GemmArguments& p) {
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       // As for x, the largest element comes into [2^14, 2^15).
-      p.weight.exponent[feature] = is_finite ? min(14 - ilogbf(largest), kMaxPairExponent) : 0;
+      p.weight.exponent[feature] =
+          is_finite ? min(14 - ilogbf(largest), SampleConfig::kMaxHiLoExponent) : 0;
       if (is_finite) continue;
       // nonfinite.cuh's kernel, after this one, computes such features.
       p.weight.state[feature] = fp16x3::kNonfinite;
