@@ -346,7 +346,7 @@ struct StridedConfig {
 __device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t i) {
   int64_t offset = 0;
 #pragma unroll
-  for (int d = 0; d < GradientLayout::kMost - 1; ++d) {
+  for (int d = 0; d < GradientLayout::kMaxDimensions - 1; ++d) {
     if (d + 1 >= layout.dimensions) continue;
     const uint32_t size = static_cast<uint32_t>(layout.sizes[d]);
     const uint32_t outer = i / size;
