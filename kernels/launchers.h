@@ -82,9 +82,9 @@ struct Transposition {
 // [4, 6], and grad_output is the transpose of a contiguous [6, 4]. Then dimensions = 2,
 // sizes = {6, 4} and strides = {4, 1}.
 struct GradientLayout {
-  static constexpr int kMost = 4;  // the most dimensions that the kernel takes
-  int dimensions;                  // how many entries of the arrays count, at least 1
-  int64_t sizes[kMost], strides[kMost];
+  static constexpr int kMaxDimensions = 4;  // the most dimensions that the kernel takes
+  int dimensions;                           // how many entries of the arrays count, at least 1
+  int64_t sizes[kMaxDimensions], strides[kMaxDimensions];
 
   // grad_output has the output's own memory order.
   bool is_dense() const { return dimensions == 1 && strides[0] == 1; }
@@ -178,10 +178,10 @@ void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, in
                        int64_t begin, int64_t end);
 
 // As cuda::linear_fused_pass_backward, for the units begin <= i < end. The rows are divided into
-// runs, and the columns of each run into strips: there are runs * strips units. `sums` [runs, n]
-// gets the column sums of each run; null where grad_bias is not wanted.
+// runs, and the columns of each run into units: there are runs * units_of_run units. `sums` [runs,
+// n] gets the column sums of each run; null where grad_bias is not wanted.
 int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
-int64_t linear_fused_pass_backward_strips(int64_t n);
+int64_t linear_fused_pass_backward_units_of_run(int64_t n);
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end);

@@ -72,7 +72,7 @@ std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef 
       continue;
     }
     ++last;
-    if (last == GradientLayout::kMost) return std::nullopt;
+    if (last == GradientLayout::kMaxDimensions) return std::nullopt;
     layout.sizes[last] = grad.size(d);
     layout.strides[last] = grad.stride(d);
     layout.dimensions = last + 1;

@@ -359,7 +359,7 @@ struct PrefetchedScales {
 // next one has 32 bytes of K more: in the same lines of a K-major operand, 16 lines further of an
 // MN-major one (wgmma.cuh).
 __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
-  return major == ptx::Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
+  return major == ptx::Major::kK ? ptx::kDescriptorStepK : ptx::kDescriptorStepMN;
 }
 
 // Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
