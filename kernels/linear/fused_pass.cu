@@ -57,7 +57,7 @@ struct RowVector {
 
   // Loads the elements; `from` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* from) const {
-    // The policy of ordinary loads changes nothing but that nvcc can not split this load.
+    // The policy is that of ordinary loads. It only keeps nvcc from splitting this load.
     if (is_vector) return load_vector(from, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
@@ -195,10 +195,10 @@ struct BackwardConfig {
 // The rows of a thread are 8 apart here. Narrow matrices have fewer lanes, so that a warp has
 // several rows at once.
 struct BlockGrid {
-  int lanes = 1;           // threads side by side in a row: a power of two up to 32
-  int64_t strips;          // gridDim.x
-  int64_t blocks_a_strip;  // gridDim.y
-  int64_t rows_of_block;   // a multiple of the rows that it handles at once
+  int lanes = 1;            // threads side by side in a row: a power of two up to 32
+  int64_t strips;           // strips of the matrix: gridDim.x
+  int64_t blocks_of_strip;  // blocks one below the other in a strip: gridDim.y
+  int64_t rows_of_block;    // a multiple of the rows that it handles at once
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
     const auto strips_of = [=](int lanes) { return divide_up(n, lanes * 16 / element_bytes); };
@@ -212,10 +212,10 @@ struct BlockGrid {
     const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
-    const int64_t most_blocks_a_strip = std::max<int64_t>(blocks_at_once / strips, 1);
-    const int64_t steps = divide_up(divide_up(m, most_blocks_a_strip), rows_at_once);
+    const int64_t most_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
+    const int64_t steps = divide_up(divide_up(m, most_blocks_of_strip), rows_at_once);
     rows_of_block = std::max<int64_t>(steps, 1) * rows_at_once;
-    blocks_a_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
+    blocks_of_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
   }
 };
 
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
     backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
                     T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows_of_block,
                     int lanes, bool is_aligned) {
-  // If the next kernel is a GEMM kernel of linear/sm90 or linear/sm80, its blocks may start beside
-  // the last of these.
+  // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
+  // beside the last of these.
   start_next_kernel();
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kBatch = BackwardConfig::kBatch;
@@ -403,7 +403,7 @@ int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int
 size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n) {
   const int element_bytes = fused_pass::bytes_of(dtype);
   const int sum_bytes = std::max(element_bytes, 4);
-  return fused_pass::BlockGrid(m, n, element_bytes).blocks_a_strip * n * sum_bytes;
+  return fused_pass::BlockGrid(m, n, element_bytes).blocks_of_strip * n * sum_bytes;
 }
 
 int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
@@ -420,7 +420,7 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
         has_aligned_rows(grad_output, row_bytes) && has_aligned_rows(grad_z, row_bytes);
     const BlockGrid grid(m, n, sizeof(T));
     const dim3 blocks(static_cast<unsigned>(grid.strips),
-                      static_cast<unsigned>(grid.blocks_a_strip));
+                      static_cast<unsigned>(grid.blocks_of_strip));
     const int status = launch<backward_kernel<T>>(
         blocks, BackwardConfig::kThreads, stream, static_cast<const T*>(grad_output), mask,
         Divisor<Sum>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows_of_block, grid.lanes,
@@ -428,7 +428,7 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
     if (status != cudaSuccess || !has_bias) return status;
     return launch<add_partials_kernel<T>>(
         blocks_of(n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,
-        static_cast<const Sum*>(sums), grid.blocks_a_strip, n, static_cast<T*>(grad_bias));
+        static_cast<const Sum*>(sums), grid.blocks_of_strip, n, static_cast<T*>(grad_bias));
   });
 }
 
