@@ -182,11 +182,11 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 
-// As cuda::linear_fused_pass_backward, for a range of units. The rows are divided into runs and the
-// columns into strips, and a unit is one strip of one run: there are runs * strips units. `sums`
+// As cuda::linear_fused_pass_backward, for the units begin <= i < end. The rows are divided into
+// runs, and the columns of each run into units: there are runs * units_of_run units. `sums`
 // [runs, n] gets the column sums of each run; null if grad_bias is not wanted.
 int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
-int64_t linear_fused_pass_backward_strips(int64_t n);
+int64_t linear_fused_pass_backward_units_of_run(int64_t n);
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end);

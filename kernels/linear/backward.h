@@ -87,7 +87,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& in) {
   };
   const auto run_on_cpu = [&] {
     const int64_t runs = cpu::linear_fused_pass_backward_runs(m, n);
-    const int64_t units = runs * cpu::linear_fused_pass_backward_strips(n);
+    const int64_t units = runs * cpu::linear_fused_pass_backward_units_of_run(n);
     const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, at::kDouble);
     double* const run_sums = in.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
     const int64_t units_of_a_thread = std::max<int64_t>(kGrain * units / (m * n), 1);

@@ -250,7 +250,7 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
   __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
   __half* to =
       hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kGroupSize;
-  const uint64_t policy = ptx::evict_first();
+  const uint64_t policy = ptx::evict_first_policy();
   const float* const from =
       p.weight.from + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
 
@@ -331,7 +331,7 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
   __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
   __half* to =
       hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kGroupSize;
-  const uint64_t policy = ptx::evict_first();
+  const uint64_t policy = ptx::evict_first_policy();
   const float* const from = p.weight.from + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
 
   const auto load = [&](int batch) {

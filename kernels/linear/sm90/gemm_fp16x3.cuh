@@ -253,7 +253,7 @@ struct Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
-      const uint64_t offset = s * ptx::kDescriptorK16;
+      const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, f.lo[s], x_hi + offset, accumulates || s > 0);
       ptx::wgmma(rows, accumulators, f.hi[s], x_lo + offset, true);
     }
@@ -268,7 +268,7 @@ struct Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
-      const uint64_t offset = s * ptx::kDescriptorK16;
+      const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, f.hi[s], x_hi + offset, accumulates || s > 0);
     }
     ptx::wgmma_commit_group();

@@ -362,7 +362,7 @@ struct PrefetchedScales {
 // of K. The next 32 bytes are in the same lines of a K-major operand, and in the next 16 lines of
 // an MN-major one, which has a line for each k (wgmma.cuh).
 __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
-  return major == ptx::Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
+  return major == ptx::Major::kK ? ptx::kDescriptorStepK : ptx::kDescriptorStepMN;
 }
 
 // Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
