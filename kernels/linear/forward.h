@@ -64,7 +64,7 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
 inline Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
   const DeviceGuard guard(in.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Tensor x = in.x.dim() == 2 ? in.x : in.x.reshape({-1, in.x.size(-1)});
+  const Tensor x = as_matrix(in.x);
   Tensor out;
   if (!is_empty(in)) {
     out = run_gemm({x, in.weight, in.bias, in.divisor}, /*has_relu=*/true, mask);
