@@ -183,8 +183,9 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
 
-// As cuda::linear_fused_pass, for the elements of the mask's bytes begin <= i < end. A byte has up
-// to eight neighbours of a row. If mask is null, the range counts the bytes that it would have.
+// As cuda::linear_fused_pass, for the elements whose bits are in the mask's bytes begin <= i < end.
+// A byte has the bits of up to eight neighbouring elements of a row. If mask is null, begin and end
+// count the bytes that a mask would have.
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 

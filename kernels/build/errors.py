@@ -19,7 +19,7 @@ _ERROR_LINES = (
     r"^.*\bld(?:\.\w+)?: (?!warning).*$",
     # An error of a compiler that does not speak English: `file:line:column: word: text`.
     r"^[^\s:]+:\d+:\d+: (?!warning|note)[^:]+: .*$",
-    # Any other error, even that last line.
+    # Any other error, even the last line of collect2 or clang.
     r"^.*\berror: .*$",
 )
 # A pattern in the output, and the advice for the user if it occurs.
