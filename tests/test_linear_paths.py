@@ -3,9 +3,9 @@
 import pytest
 from processes import compiled
 
-# Reads problems and prints the path of each. A problem is ten numbers: the bits of the dtype;
-# whether the precision is `highest`; m, n, k; whether there is a ReLU; whether the weight's rows can
-# be read as vectors; whether x is transposed; the GPU's compute capability and multiprocessors.
+# Reads problems and prints the path of each. A problem is ten numbers: the dtype's bits;
+# whether the precision is `highest`; m, n, k; whether there is a ReLU; whether the rows of weight
+# can be read as vectors; whether x is transposed; the GPU's compute capability and multiprocessors.
 PROGRAM = r"""
 #include <cstdio>
 

@@ -163,7 +163,7 @@ def test_random_compositions_keep_the_promises_of_highest(path):
 @PRODUCTS
 @FP16X3_PATHS
 def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
-    """The hunt chooses 25,600 pairs of rows for each K. Each round also has a million random pairs."""
+    """The hunt changes 25,600 pairs of rows for each K, and multiplies a million pairs a round."""
     settings = {"count": 1024, "k": k, "rounds": 25, "seed": k, "device": "cuda"}
     if product is forward:
         worst = hunt(partial(forward, LinearReluDivideNew, divisor=1.0), **settings)
@@ -173,8 +173,8 @@ def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
 
 
 # gemm_single does not promote: its sums are truncated over the whole of K. TF32's are as well, but
-# cuBLAS computes some of them in several parts of K, and so do our tiles that are computed again, if
-# they are few. For [1024, 8192] x [8192, 4096] the mean error of the first two cases is 1.05 times
+# cuBLAS computes some of them in several parts of K, and so do we if few tiles are computed again.
+# For [1024, 8192] x [8192, 4096] the mean error of the first two cases is 1.05 times
 # TF32's, and the largest error of the last case 1.03 times.
 TRUNCATED = ["lognormal", "wide lognormal", "128 wide rows of the weight"]
 ONE_PRODUCT_CASES = [name for name in CASES if name not in ranges.NOT_AS_TF32]

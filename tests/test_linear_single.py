@@ -34,8 +34,8 @@ def graded(row):
 
 
 # By name, a function that turns a row of normal numbers into a "wide" row, which fp16 cannot
-# represent as accurately as TF32. These are wide in x and in the weight, although the rows of the two
-# are scaled differently.
+# represent as accurately as TF32. These are wide both in x and in the weight, although the rows of
+# the two are scaled differently.
 WIDE_ROWS = {
     "inf": lambda row: put(row, -1, INF),
     "both infinities": lambda row: put(put(row, 5, INF), -5, -INF),
