@@ -1,4 +1,4 @@
-"""Kinds of tensors, and a `linear` that is more than an nn.Linear, beside the reference."""
+"""Both modules behave as the reference for other kinds of tensors, and if `linear` is changed."""
 
 import pytest
 import torch
@@ -39,12 +39,13 @@ def replace_by_function(module):
 
 
 def move(module, name, put):
-    """A parameter to another home, as wrappers that shard, tie or freeze do."""
+    """Put a parameter, plus 1, in another place, as wrappers that shard, tie or freeze do."""
     tensor = getattr(module.linear, name).detach() + 1
     delattr(module.linear, name)
     put(module.linear, name, tensor)
 
 
+# By name, a change of a module that its forward must respect.
 CHANGES = {
     "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
     "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
@@ -68,7 +69,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_done_to_linear_is_done(device, modules, change, is_compiled):
+def test_changes_of_linear_change_the_result(device, modules, change, is_compiled):
     x = samples(device)
     plain = modules[1](x)
     for module in modules:
@@ -82,8 +83,8 @@ def test_what_is_done_to_linear_is_done(device, modules, change, is_compiled):
     assert not torch.equal(out, plain)
 
 
-def test_a_class_that_is_changed(device, modules):
-    """A subclass may have a `linear` of its own."""
+def test_the_class_of_an_object_may_change(device, modules):
+    """A `Model` may become a ModelNew, and a subclass may define its own `linear`."""
     x, module = samples(device), Model()
     module.__class__ = ModelNew
     assert_same_bits(module(x), torch.relu(x))
@@ -94,14 +95,14 @@ def test_a_class_that_is_changed(device, modules):
 
 
 @pytest.mark.parametrize("name", ["bias", "weight"])
-def test_a_parameter_that_was_deleted_is_missed(device, modules, name):
+def test_a_deleted_parameter_raises(device, modules, name):
     for module in modules:
         delattr(module.linear, name)
         with pytest.raises(AttributeError, match=name):
             module(samples(device))
 
 
-def test_backward_hooks_and_global_hooks(device, modules):
+def test_backward_hooks_and_global_hooks_are_called(device, modules):
     seen = []
     modules[0].linear.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
     modules[0](samples(device).requires_grad_()).sum().backward()
@@ -114,16 +115,16 @@ def test_backward_hooks_and_global_hooks(device, modules):
 
 
 def pairs(device="cpu"):
-    """Ours and the reference, of both problems."""
+    """Return our module and the reference, for both problems."""
     return [(ModelNew(), Model()), linear_modules(6, 10, 3.0, device=device)]
 
 
 class Named(torch.Tensor):
-    """A subclass without behaviour of its own."""
+    """A subclass that changes nothing."""
 
 
 class Logged(torch.Tensor):
-    """A subclass that serves F.linear itself, as quantized weights do."""
+    """A subclass with its own F.linear, as quantized weights have."""
 
     seen = ()
 
@@ -133,7 +134,7 @@ class Logged(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_subclasses():
+def test_subclasses_are_kept_and_see_linear():
     x = samples()
     for mine, theirs in pairs():
         got, want = (module(x.as_subclass(Named)) for module in (mine, theirs))
@@ -166,7 +167,7 @@ class Wrapper(torch.Tensor):
         return Wrapper(out) if isinstance(out, torch.Tensor) else out
 
 
-def test_gradient_of_a_wrapper_subclass():
+def test_a_wrapper_subclass_has_gradients():
     inner = samples()
     x, grad_output = Wrapper(inner).requires_grad_(), Wrapper(samples())
     out = ModelNew()(x)
@@ -177,23 +178,23 @@ def test_gradient_of_a_wrapper_subclass():
 
 
 class Table(torch.Tensor):
-    """A subclass that serves a few of torch's functions, and no other."""
+    """A subclass that defines a few of torch's functions, and no others."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        served = {nn.functional.linear: cls(), torch.relu: 6.0, torch.relu_: 7.0}
-        return served.get(function, NotImplemented)
+        results = {nn.functional.linear: cls(), torch.relu: 6.0, torch.relu_: 7.0}
+        return results.get(function, NotImplemented)
 
 
 class TableOfOperators(torch.Tensor):
-    """The same one level below."""
+    """A subclass that defines one of torch's operators, and no others."""
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         return {torch.ops.aten.relu.default: cls()}.get(function, NotImplemented)
 
 
-def test_subclasses_that_know_torchs_functions_alone():
+def test_subclasses_that_define_torchs_functions_alone():
     x = samples().as_subclass(Table)
     assert [module(x) for module in pairs()[0]] == [6.0, 6.0]
     assert ModelNew(inplace=True)(x) == 7.0
@@ -216,7 +217,7 @@ KINDS = {
 
 
 def parts(x):
-    """Dense tensors of the same values."""
+    """Return dense tensors with the values of x, which may be nested, quantized or sparse."""
     if x.is_nested:
         return x.unbind()
     return [x.dequantize() if x.is_quantized else x.to_dense()]
@@ -225,7 +226,7 @@ def parts(x):
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_other_kinds_of_tensors(make, mode):
+def test_other_kinds_of_tensors_give_torchs_result_or_error(make, mode):
     for pair in pairs():
         with mode():
             x = make(samples())
@@ -237,7 +238,7 @@ def test_other_kinds_of_tensors(make, mode):
             assert_same_bits(parts(got), parts(want))
 
 
-def test_sparse_gradient():
+def test_a_sparse_x_has_torchs_gradient():
     x = samples().to_sparse().requires_grad_()
 
     def run(module):
@@ -247,9 +248,11 @@ def test_sparse_gradient():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sparse_weight():
+def test_a_sparse_weight_gives_torchs_result():
     modules = linear_modules(6, 10)
     for module in modules:
-        module.linear.weight = nn.Parameter(module.linear.weight.detach().to_sparse_csr(), False)
+        module.linear.weight = nn.Parameter(
+            module.linear.weight.detach().to_sparse_csr(), requires_grad=False
+        )
     x = samples()
     both(modules, lambda module: module(x))

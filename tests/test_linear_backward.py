@@ -21,8 +21,8 @@ SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
 def assert_right(mine, theirs, x, grad_output):
     """Assert that the gradients are as accurate as torch's.
 
-    On a GPU rounding decides whether an output near 0 is positive, so torch's gradients are computed
-    from our mask.
+    On a GPU rounding decides whether an output near 0 is positive. There, torch's gradients are
+    computed from our mask.
     """
     got, want = step(mine, x, grad_output), step(theirs, x, grad_output)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32

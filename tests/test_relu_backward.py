@@ -32,7 +32,7 @@ def test_sizes(device, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_layouts(device, dtype):
-    """x has many layouts. The gradient is dense, expanded, has gaps, is misaligned or permuted."""
+    """For each layout of x, the gradient is dense, expanded, with gaps, misaligned or permuted."""
     for name, x in views(dtype, device):
         print(name, tuple(x.shape), x.stride())
         assert_same_gradient(x, draw(x.shape, dtype, device))

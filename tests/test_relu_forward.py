@@ -196,7 +196,7 @@ def test_cuda_tensors_raise_if_the_build_has_no_cuda_kernels(tmp_path):
 
 
 def test_in_place(device):
-    """torch's own op overwrites x."""
+    """The op of torch overwrites x."""
     assert f"{ModelNew()} {ModelNew(inplace=True)}" == "ModelNew() ModelNew(inplace=True)"
     x = draw((7, 9), torch.float32, device)[:, ::2]
     want, address, version = relu_by_definition(x), x.data_ptr(), x._version

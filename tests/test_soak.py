@@ -31,7 +31,7 @@ SIZES = [0, 1, 7, 1000, 40_000, 300_000, 9_000_000]
 WEIGHTS = [100, 100, 100, 100, 100, 30, 1]
 SHAPES = [(1, 1), (7, 33), (64, 64), (65, 129), (33, 1024), (300, 257)]  # n, k
 ROWS = [0, 1, 5, 64, 129]
-# RSS varies by about this: buffers of torch and of malloc for each thread, code that is loaded late.
+# RSS varies by about this: buffers of torch and malloc for each thread, code that is loaded late.
 SLACK = 128 << 20
 
 
@@ -80,7 +80,7 @@ class Caller:
         assert_equal(*(step(module, x, torch.ones_like(x))[1] for module in (ModelNew(), Model())))
 
     def linear(self):
-        """Use small integers: every sum is exact, so that the order of additions does not matter."""
+        """Use small integers: every sum is exact, so the order of additions does not matter."""
         n, k = self.choose.choice(SHAPES)
         dtype = self.choose.choice(FLOATING)
         mine, theirs = self.modules[n, k, dtype]
@@ -108,7 +108,7 @@ def call_for(callers, seconds):
 
 
 def memory(device):
-    """Return bytes by name, without those that the system may take back, as from the CPU's pool."""
+    """Return bytes by name; those that the system may take back from the pool do not count."""
     gc.collect()
     with suppress(AttributeError):  # glibc returns freed blocks to the system
         ctypes.CDLL(None).malloc_trim(0)

@@ -30,13 +30,13 @@ def modules(request, device):
 def no_fallback_of_ours():
     """Fail if vmap calls an operator of this project once for each element of the batch."""
     set_fallback_warnings = torch._C._debug_only_display_vmap_fallback_warnings
-    set_fallback_warnings(True)  # noqa: FBT003 - it has no keyword
+    set_fallback_warnings(True)
     try:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             yield
     finally:
-        set_fallback_warnings(False)  # noqa: FBT003
+        set_fallback_warnings(False)
     messages = [str(warning.message) for warning in found]
     assert not [message for message in messages if "relu_divide_kernels" in message]
 
