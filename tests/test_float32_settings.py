@@ -123,7 +123,10 @@ def arithmetic_of(run, *arguments):
 
 
 def assert_same_arithmetic(ours, eager, context):
-    """Assert that both are the same. If torch raises, as for "bfx9" on some GPUs, ours is float32."""
+    """Assert that both are the same.
+
+    Ours may be float32 where torch raises, as it does for "bfx9" on some GPUs.
+    """
     is_error = isinstance(eager, type)
     assert ours == eager or (is_error and ours == "float32"), (context, ours, eager)
 

@@ -304,7 +304,7 @@ def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatc
 
 
 def test_a_profiler_sees_the_operator(device, kind, modules):
-    """So it does under a default device, whose mode changes functions that make tensors."""
+    """This holds under a default device too, whose mode changes functions that make tensors."""
     name = {"relu": "relu", "linear": "linear_relu_divide"}[kind]
     x = samples(device)
     for default in (device, "meta"):

@@ -6,7 +6,7 @@ class GeluNew(_reference.Gelu):
     """x Phi(x) of a tensor of any shape, by a kernel of this project."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `torch.nn.functional.gelu`; tensors of other types, and graphs, hold torch's op."""
+        """Compute GELU. torch's op computes it for subclasses of tensors and in graphs."""
         if type(x) is not torch.Tensor or _is_traced():
             return torch.nn.functional.gelu(x)
         return torch.ops.relu_divide_kernels.gelu(x)
