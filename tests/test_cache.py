@@ -211,7 +211,11 @@ def kill_builders(count, root, start, load, host):
 
 def on_host(name):
     """Return a function that lets a process believe that it is on this host."""
-    return lambda: setattr(cache, "HOST", name)
+
+    def set_host():
+        cache.HOST = name
+
+    return set_host
 
 
 def test_builders_may_be_killed_at_any_moment(root, start, load):
@@ -574,7 +578,7 @@ def test_a_folder_that_others_may_enter_is_closed(root, load):
 
 
 def test_file_systems_without_modes(root, load, monkeypatch):
-    """chmod may fail; builds are loaded and made nevertheless."""
+    """Builds are loaded and made even if chmod fails."""
     library = load()
     library.parent.parent.chmod(0o775)
 

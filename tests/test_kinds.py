@@ -23,21 +23,6 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def double(module):
-    weights = module.linear.state_dict()
-    module.linear = Doubled(6, 10).to(module.linear.weight.device)
-    module.linear.load_state_dict(weights)
-
-
-def patch(module):
-    module.linear.forward = lambda x: x.sum() + nn.Linear.forward(module.linear, x)
-
-
-def replace_by_function(module):
-    base = module._modules.pop("linear")
-    module.base, module.linear = base, lambda x: base(x) + 1
-
-
 def move(module, name, put):
     """Put a parameter, plus 1, in another place, as wrappers that shard, tie or freeze do."""
     tensor = getattr(module.linear, name).detach() + 1
@@ -45,26 +30,96 @@ def move(module, name, put):
     put(module.linear, name, tensor)
 
 
-# By name, a change of a module that its forward must respect.
-CHANGES = {
-    "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
-    "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
-    "divisor": lambda m: m.linear.register_forward_hook(lambda *_: setattr(m, "divisor", 7.0)),
-    "parametrization": lambda m: register_parametrization(m.linear, "weight", nn.Softplus()),
-    "pruning": lambda m: prune.l1_unstructured(m.linear, "weight", 0.5),
-    "subclass": double,
-    "patched forward": patch,
-    "function": replace_by_function,
-    "bias as an attribute": lambda m: move(m, "bias", setattr),
-    "bias as a buffer": lambda m: move(m, "bias", nn.Module.register_buffer),
-    "weight as an attribute": lambda m: move(m, "weight", setattr),
-    "attribute over weight": lambda m: m.linear.__dict__.update(weight=m.linear.weight * 2),
-    "attribute over linear": lambda m: m.__dict__.update(linear=nn.Sequential(m.linear, nn.Tanh())),
-    "weight after bias": lambda m: move(
-        m, "weight", lambda module, name, t: setattr(module, name, nn.Parameter(t))
-    ),
-    "sequential": lambda m: setattr(m, "linear", nn.Sequential(m.linear, nn.Tanh())),
-}
+# Changes of a module that its forward must respect.
+
+
+def pre_hook(module):
+    module.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+
+
+def hook(module):
+    module.linear.register_forward_hook(lambda _, args, out: out * 2)
+
+
+def hook_that_changes_the_divisor(module):
+    def change_divisor(*_):
+        module.divisor = 7.0
+
+    module.linear.register_forward_hook(change_divisor)
+
+
+def parametrization(module):
+    register_parametrization(module.linear, "weight", nn.Softplus())
+
+
+def pruning(module):
+    prune.l1_unstructured(module.linear, "weight", 0.5)
+
+
+def subclass(module):
+    parameters = module.linear.state_dict()
+    module.linear = Doubled(6, 10).to(module.linear.weight.device)
+    module.linear.load_state_dict(parameters)
+
+
+def patched_forward(module):
+    module.linear.forward = lambda x: x.sum() + nn.Linear.forward(module.linear, x)
+
+
+def linear_as_a_function(module):
+    base = module._modules.pop("linear")
+    module.base = base
+    module.linear = lambda x: base(x) + 1
+
+
+def bias_as_an_attribute(module):
+    move(module, "bias", setattr)
+
+
+def bias_as_a_buffer(module):
+    move(module, "bias", nn.Module.register_buffer)
+
+
+def weight_as_an_attribute(module):
+    move(module, "weight", setattr)
+
+
+def attribute_that_hides_weight(module):
+    module.linear.__dict__["weight"] = module.linear.weight * 2
+
+
+def attribute_that_hides_linear(module):
+    module.__dict__["linear"] = nn.Sequential(module.linear, nn.Tanh())
+
+
+def weight_after_bias(module):
+    def put(linear, name, tensor):
+        setattr(linear, name, nn.Parameter(tensor))
+
+    move(module, "weight", put)
+
+
+def sequential(module):
+    module.linear = nn.Sequential(module.linear, nn.Tanh())
+
+
+CHANGES = [
+    pre_hook,
+    hook,
+    hook_that_changes_the_divisor,
+    parametrization,
+    pruning,
+    subclass,
+    patched_forward,
+    linear_as_a_function,
+    bias_as_an_attribute,
+    bias_as_a_buffer,
+    weight_as_an_attribute,
+    attribute_that_hides_weight,
+    attribute_that_hides_linear,
+    weight_after_bias,
+    sequential,
+]
 
 
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
@@ -73,7 +128,7 @@ def test_changes_of_linear_change_the_result(device, modules, change, is_compile
     x = samples(device)
     plain = modules[1](x)
     for module in modules:
-        CHANGES[change](module)
+        change(module)
         module.to(device)
     mine, theirs = modules
     if is_compiled:
@@ -104,10 +159,17 @@ def test_a_deleted_parameter_raises(device, modules, name):
 
 def test_backward_hooks_and_global_hooks_are_called(device, modules):
     seen = []
-    modules[0].linear.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
+
+    def record_backward(*_):
+        seen.append("backward")
+
+    def record_forward(module, args, out):
+        seen.append(type(module))
+
+    modules[0].linear.register_full_backward_hook(record_backward)
     modules[0](samples(device).requires_grad_()).sum().backward()
     register = nn.modules.module.register_module_forward_hook
-    with register(lambda module, args, out: seen.append(type(module))):
+    with register(record_forward):
         modules[0](samples(device))
     assert seen == ["backward", nn.Linear, LinearReluDivideNew]
     modules[0].linear._compiled_call_impl = lambda x: x.new_zeros(4, 10)

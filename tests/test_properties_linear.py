@@ -8,7 +8,7 @@ from functools import cache
 import properties as drawn
 import pytest
 import torch
-from compare import exact_gradients, outcome, watched
+from compare import checked_call, exact_gradients, outcome
 from properties import Drawn, assert_same, assert_same_layout, assume, given, one_of, st
 from tensors import FLOATING, float32_precision, linear_modules, step
 from torch import nn
@@ -160,7 +160,7 @@ def check_forward(device, data, values, divisors):
     size = math.prod((*x.shape[:-1], n)) * x.element_size()
     setting = data.draw(one_of(PRECISIONS[device]))
     with torch.no_grad(), float32_precision(setting):
-        got = watched(lambda: mine(x), [x, *mine.parameters()], size)
+        got = checked_call(lambda: mine(x), [x, *mine.parameters()], size)
         want = theirs(x)
     assert_same_layout(got, want)
     is_expanded = 0 in (*case.x.layout.stride, *case.weight.layout.stride)
@@ -209,7 +209,7 @@ def test_gradients(device, data):
     arguments = x, grad_output, direction
     with float32_precision(setting):
         tensors = [*arguments, *mine.parameters()]
-        ours = watched(lambda: step(mine, *arguments), tensors, grad_output.nbytes)
+        ours = checked_call(lambda: step(mine, *arguments), tensors, grad_output.nbytes)
         eager = step(theirs, *arguments)
     compared = [[one] for one in measured_outputs((ours[0], eager[0]), x, theirs, setting)]
     sums = [(n, setting), (m, setting), *[(m, setting, False)] * len(bias), (k, setting)]

@@ -2,7 +2,7 @@
 
 import properties as drawn
 import torch
-from compare import BITS, outcome, relu_by_definition, watched
+from compare import BITS, checked_call, outcome, relu_by_definition
 from properties import MOST, Drawn, assert_same, given, settings, st
 from tensors import DTYPES, FLOATING, step
 
@@ -22,7 +22,7 @@ def check_forward(x):
 
     The bits, NaN payloads included, are those of x < 0 ? 0 : x or torch's.
     """
-    got = watched(lambda: ModelNew()(x), [x], x.nbytes)
+    got = checked_call(lambda: ModelNew()(x), [x], x.nbytes)
     torchs = Model()(x)
     assert_same(got, torchs)
     got, *allowed = (t.view(BITS[x.element_size()]) for t in (got, torchs, relu_by_definition(x)))
@@ -52,7 +52,7 @@ def differentiated(draw, **limits):
 def check_gradients(x, grad_output):
     """Assert that the output, its gradient and the second gradient are torch's."""
     pair = x, grad_output
-    got = watched(lambda: step(ModelNew(), *pair, direction=grad_output), pair, x.nbytes)
+    got = checked_call(lambda: step(ModelNew(), *pair, direction=grad_output), pair, x.nbytes)
     for mine, torchs in zip(got, step(Model(), *pair, direction=grad_output), strict=True):
         assert_same(mine, torchs)
 

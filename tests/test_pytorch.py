@@ -420,9 +420,16 @@ def test_second_backward_raises_as_torch_does(device, modules):
 def test_hooks_are_called_in_order(device, modules):
     seen = []
     mine = modules[0]
-    mine.register_forward_pre_hook(lambda m, args: seen.append("before"))
-    mine.register_forward_hook(lambda m, args, out: seen.append("after"))
-    mine.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
+
+    def recorder(event):
+        def hook(*_):
+            seen.append(event)
+
+        return hook
+
+    mine.register_forward_pre_hook(recorder("before"))
+    mine.register_forward_hook(recorder("after"))
+    mine.register_full_backward_hook(recorder("backward"))
     mine(samples(device).requires_grad_()).sum().backward()
     assert seen == ["before", "after", "backward"]
 

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from compare import assert_same_bits, unpacked, watched
+from compare import assert_same_bits, checked_call, unpacked
 from tensors import FLOATING, draw, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -94,7 +94,7 @@ def test_special_values(device, dtype):
 
 def test_gradient_is_written_to_fresh_memory(device):
     x, grad_output = torch.randn(2, 1000, device=device)
-    watched(lambda: step(ModelNew(), x, grad_output), [x, grad_output], x.nbytes)
+    checked_call(lambda: step(ModelNew(), x, grad_output), [x, grad_output], x.nbytes)
 
 
 def test_one_bit_for_each_element_is_saved(device):

@@ -52,7 +52,7 @@ def assert_is_relu(got, x):
         assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
-def watched(call, tensors, size):
+def checked_call(call, tensors, size):
     """Return the results of the call; assert that they have new memory and change no tensor.
 
     The memory of a tensor is compared as a whole, so between the elements of a strided view too.
