@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from model import Problem
 from referee import operands
 from referee.cases import dtype_name
-from referee.child.yardsticks import LIBRARY, PRODUCT, THREE
+from referee.child.yardsticks import LIBRARY, PRODUCT, THREE, TRITON
 from referee.judge.budget import CLASSES, Output
 from referee.judge.oracle import difference
 from referee.judge.problem import Needs, OfProject
@@ -54,7 +54,7 @@ class Judge(OfProject):
     """Elements within the errors of a sum in any order; the timed size in the precision's class."""
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
-    yardsticks: ClassVar = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}
+    yardsticks: ClassVar = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE, TRITON)}
     rate = Rate(
         unit="TFLOP/s",
         work="flops",

@@ -273,6 +273,17 @@ def test_a_left_over_is_removed_if_its_process_number_is_used_again(root, load):
     assert [folder.exists() for folder in folders] == [True, False, True]
 
 
+def test_a_host_without_a_name_removes_no_unfinished_build(root, load):
+    """It cannot tell whether the process of such a build is alive, on this host or another."""
+    library = load()
+    names = "unfinished--1-5-1", "unfinished--1", f"unfinished-{HOSTS[0]}-1-5-1"
+    folders = [library.parent.with_name(name) for name in names]
+    for folder in folders:
+        folder.mkdir()
+    load(on_host(""), sources=OTHER)
+    assert all(folder.is_dir() for folder in folders)
+
+
 def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_path):
     flag = tmp_path / "compiles"
 
@@ -293,8 +304,9 @@ def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_pa
     load()
 
 
-def test_sixteen_importers_build_once(root, start, tmp_path):
-    children = [start() for _ in range(16)]
+def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
+    build_slowly = slow(load_inline, 0.5, tmp_path / "builds here")
+    children = [start(load_inline=build_slowly) for _ in range(16)]
     statuses, outputs = zip(*(child.wait() for child in children), strict=True)
     assert {*statuses} == {0}
     (folder,) = folders_of_builds(root)

@@ -80,7 +80,7 @@ def test_an_unknown_entry_of_the_variable_raises(monkeypatch, entry):
     fake_cuda(monkeypatch, [])
     wanted = entry if entry == "native" else f"8.0;{entry}"
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
-    message = re.escape(f"does not know each entry of TORCH_CUDA_ARCH_LIST={wanted!r}")
+    message = re.escape(f"does not know every entry of TORCH_CUDA_ARCH_LIST={wanted!r}")
     with pytest.raises(BuildError, match=message):
         toolchain.cuda_targets()
 

@@ -11,6 +11,7 @@ from referee.child.feed import flat_bytes
 COPY, COPY_REUSED, COMPILED = "copy", "copy, reused memory", "torch.compile"
 PRODUCT, LIBRARY = "product alone", "cuBLASLt epilogue"
 THREE = "3 float16 products"  # in one call, concatenated along K: no split, no epilogue
+TRITON = "Triton tf32x3"  # as accurate as float32; no epilogue
 Calls = dict[str, Callable[[list], object]]
 
 
@@ -33,11 +34,17 @@ def make(name: str, module: nn.Module, inputs: list, size: int) -> Calls:
                 raise ValueError("1 / divisor is not exact")
             bias, scale = module.linear.bias.data / divisor, 1 / divisor
             calls = {name: lambda x: torch._addmm_activation(bias, x[0], weight.T, alpha=scale)}
-        elif inputs[0].dtype == torch.float32:
+        elif inputs[0].dtype != torch.float32:
+            return {}
+        elif name == TRITON:
+            if torch.get_float32_matmul_precision() != "highest":
+                return {}
+            from referee.child import triton_tf32x3  # Triton is there where torch has CUDA
+
+            calls = {name: lambda inputs: triton_tf32x3.product(inputs[0], weight)}
+        else:
             left, right = (torch.cat([t.half()] * 3, dim=1) for t in (inputs[0], weight))
             calls = {name: lambda inputs: torch.mm(left, right.T, out_dtype=torch.float32)}
-        else:
-            return {}
     calls[name](inputs)
     return calls
 
