@@ -14,6 +14,7 @@ class Model(nn.Module):
     """ReLU of a tensor of any shape."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return max(x, 0), element by element."""
         return torch.relu(x)
 
 
@@ -26,6 +27,7 @@ class LinearReluDivide(nn.Module):
         self.divisor = divisor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return relu(x weight^T + bias) / divisor, `[..., out_features]`."""
         x = self.linear(x)
         x = torch.relu(x)
         return x / self.divisor
@@ -51,6 +53,7 @@ def get_inputs() -> list[torch.Tensor]:
 
 
 def get_init_inputs() -> list:
+    """Return the arguments with which `Model` is constructed: none."""
     return []
 
 
@@ -60,6 +63,7 @@ def get_linear_inputs() -> list[torch.Tensor]:
 
 
 def get_linear_init_inputs() -> list:
+    """Return the arguments with which `LinearReluDivide` is constructed."""
     return [in_features, out_features, divisor]
 
 

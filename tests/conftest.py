@@ -13,14 +13,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# The tests run linear/sm80 on every GPU; builds for users have it only where it is the best.
+# The tests run linear/sm80 on every GPU. A user's build has it only where it is the best path.
 if torch.version.cuda:
     os.environ["NVCC_APPEND_FLAGS"] = f"{os.getenv('NVCC_APPEND_FLAGS', '')} -DKERNELS_ALL_PATHS"
 
 with suppress(ImportError):  # properties.py skips what needs hypothesis
     from hypothesis import HealthCheck, Phase, settings
 
-    # The fixtures of these tests are constants, and the first example builds the kernels.
+    # The fixtures of these tests are constants, so that all examples may share them. The first
+    # example may build the kernels, so that a time limit for an example makes no sense.
     options = {
         "deadline": None,
         "database": None,
@@ -50,7 +51,8 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if not torch.cuda.is_available():  # thousands: each that is skipped takes a millisecond
+    # There are thousands of GPU tests, and skipping one takes a millisecond.
+    if not torch.cuda.is_available():
         left_out = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
@@ -63,7 +65,7 @@ def device(request):
 
 @pytest.fixture(params=["highest", "high", "medium"])
 def precision(request):
-    """torch's float32 precision, set for the test."""
+    """Set torch's float32 precision for the test, and return it."""
     from tensors import float32_precision
 
     with float32_precision(request.param):
@@ -71,11 +73,11 @@ def precision(request):
 
 
 @pytest.fixture(autouse=True)
-def served(request):
-    """Skips what no kernel serves: sm80 makes three products, at `highest`."""
+def skip_unsupported_precision(request):
+    """Skip tests of sm80 at other precisions than `highest`, which it does not support."""
     params = getattr(getattr(request.node, "callspec", None), "params", {})
     if params.get("path") == "sm80" and params.get("precision", "highest") != "highest":
-        pytest.skip("sm80 makes three products")
+        pytest.skip("sm80 supports `highest` alone")
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +103,7 @@ def three_threads(one_thread):
 
 @pytest.fixture
 def one_thread():
-    """Threads of small tensors wait for each other longer than they take."""
+    """Use one thread: with small tensors, threads wait for each other longer than they work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

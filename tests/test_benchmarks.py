@@ -1,4 +1,4 @@
-"""`python -m referee.benchmark` at small sizes of a CPU, and the figures of README and docs."""
+"""`python -m referee.benchmark` at small sizes on a CPU, and the figures of README and docs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from referee.report import pages, tables
 from referee.timing import speed_up
 
 RAW = {path.name: json.loads(path.read_text()) for path in benchmark.RESULTS.glob("*.json")}
-# What a command of the tests prints, and the page's table of it.
+# The output of a command of these tests, and the table that a page shows for it.
 PRINTED = "a CPU, torch 2\n\nhost time  ours ns  eager ns\nReLU  {}  9.50"
 PAGE = """<!-- table: {name}.json -->
 a CPU, torch 2; `{command}`
@@ -38,7 +38,7 @@ class Wrong(LinearReluDivide):
 def test_each_table_has_positive_times_and_operands_have_errors(
     what, count, linear, monkeypatch, capsys
 ):
-    """So many rows below a title, of positive times; those of operands end with two errors."""
+    """A table has `count` rows of positive times. Each row of "operands" ends with two errors."""
     ours = SimpleNamespace(SOLUTIONS={"relu": Model, "linear_relu_divide": linear})
     monkeypatch.setitem(sys.modules, "model_new", ours)
     monkeypatch.setattr(benchmark, "ROUNDS", 3)
@@ -59,14 +59,14 @@ def test_each_table_has_positive_times_and_operands_have_errors(
 
 
 def program(value: str, status: int = 0) -> str:
-    """A command that prints PRINTED with a value, and ends with a status."""
+    """Return a command that prints PRINTED with a value, and exits with a status."""
     code = f"print({PRINTED.format(value)!r}); exit({status})"
     return f"python -c {shlex.quote(code)}"
 
 
 @pytest.fixture
 def project(monkeypatch, tmp_path):
-    """A project with two files of results, one of a CPU and one of a GPU, and their page."""
+    """Return a function that writes results of a CPU and of a GPU, and their page."""
     for name in ("BENCHMARKS", "README", "PICTURE"):
         monkeypatch.setattr(benchmark, name, tmp_path / f"{name}.svg")
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
@@ -152,6 +152,7 @@ def test_readmes_table_names_a_device_and_a_command_of_this_project():
 
 
 def check_command(device: str, command: str) -> None:
+    """Assert that a device and a command of this project exist."""
     assert device in ("cpu", "cuda")
     python, *arguments = shlex.split(command)
     assert python == "python"

@@ -1,4 +1,4 @@
-"""The real extensions at import: as a module, as text, in workers, beside other packages."""
+"""Importing the real extensions: as a module, as text, in workers, beside other packages."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ import kernels
 
 
 def test_import_is_silent_and_loads_no_compiler_and_no_dtensor(tmp_path):
-    """Each takes a second or more: they wait until somebody needs them."""
+    """Importing one of these takes a second or more, so it waits until a call needs it."""
     code = """
         import sys, torch
         before = set(sys.modules)
@@ -26,7 +26,7 @@ def test_import_is_silent_and_loads_no_compiler_and_no_dtensor(tmp_path):
 
 
 def test_importing_loads_both_problems(tmp_path):
-    """By `import`, `from ... import *`, runpy, and as text, which has no module of its name."""
+    """This holds for `import`, for `from ... import *`, and for runpy."""
     names = ["LinearReluDivideNew", "ModelNew", "SOLUTIONS"]
     code = f"""
         import runpy, sys
@@ -45,8 +45,8 @@ def test_importing_loads_both_problems(tmp_path):
     printed(code, tmp_path)
 
 
-def test_a_first_import_says_what_takes_so_long(tmp_path):
-    """One line after two seconds, and one in the end; nothing where a build is loaded."""
+def test_a_first_import_says_that_it_compiles(tmp_path):
+    """It prints a line after two seconds, and a line at the end."""
     code = """
         import time
         from kernels.build.extension import load_extensions
@@ -63,8 +63,8 @@ def test_a_first_import_says_what_takes_so_long(tmp_path):
     assert re.fullmatch(r"kernels: compiled in \d+ s", second)
 
 
-def test_the_process_is_left_as_it_was(tmp_path):
-    """PATH, the language, torch's CUDA_HOME and the loader's flags, also after a failure."""
+def test_a_build_leaves_the_process_unchanged(tmp_path):
+    """Environment, torch's CUDA_HOME and the loader's flags are restored, also after an error."""
     code = """
         import os, sys
         from torch.utils import cpp_extension
@@ -85,8 +85,7 @@ def test_the_process_is_left_as_it_was(tmp_path):
     printed(code, tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path))
 
 
-def test_old_versions_are_named(tmp_path):
-    """torch 2.8 and Python 3.9 get a sentence, not a compiler's error."""
+def test_old_versions_of_torch_and_python_give_a_clear_error(tmp_path):
     code = """
         import sys, torch
         {change}
@@ -102,8 +101,8 @@ def test_old_versions_are_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_imported_from_an_archive(tmp_path):
-    """Applications are run from a zip: zipapp, pex."""
+def test_the_project_can_be_imported_from_a_zip_file(tmp_path):
+    """Tools as zipapp and pex run applications from a zip file."""
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         for path in [*ROOT.glob("model*.py"), *ROOT.glob("kernels/**/*.*")]:
             archive.write(path, path.relative_to(ROOT))
@@ -117,8 +116,8 @@ def test_imported_from_an_archive(tmp_path):
 
 
 @pytest.mark.slow
-def test_exec_beside_the_import_and_a_bundle(tmp_path):
-    """The text has no __file__, and one process may execute it any number of times."""
+def test_exec_of_the_text_beside_the_import_and_a_bundle(tmp_path):
+    """Executed text has no __file__. One process may execute it any number of times."""
     code = f"""
         import pathlib, torch
         import model_new
@@ -143,7 +142,7 @@ def test_exec_beside_the_import_and_a_bundle(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_warm_start_needs_no_tools(tmp_path):
+def test_an_import_of_a_finished_build_needs_no_tools(tmp_path):
     assert python("import model_new", tmp_path).returncode == 0
     code = "import sys, model_new; print('torch.utils.cpp_extension' in sys.modules)"
     done = python(code, tmp_path, PATH="/nowhere", CUDA_HOME="/nowhere")
@@ -151,7 +150,7 @@ def test_a_warm_start_needs_no_tools(tmp_path):
 
 
 @pytest.mark.slow
-def test_spawned_and_forked_workers(tmp_path):
+def test_spawned_and_forked_workers_can_import(tmp_path):
     (tmp_path / "worker.py").write_text("def relu(x):\n    import model_new\n")
     with (tmp_path / "worker.py").open("a") as file:
         file.write("    return model_new.ModelNew()(x)\n")
@@ -166,7 +165,7 @@ def test_spawned_and_forked_workers(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_another_package_called_kernels(tmp_path):
+def test_another_package_called_kernels_gives_an_error(tmp_path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").touch()
     done = python("import model_new", tmp_path, path=(tmp_path, ROOT))
@@ -174,7 +173,7 @@ def test_another_package_called_kernels(tmp_path):
     assert str(tmp_path / "kernels") in done.stderr
 
 
-def test_another_module_called_model(tmp_path):
+def test_another_module_called_model_is_left_alone(tmp_path):
     (tmp_path / "model.py").write_text("class Model: unrelated = True\n")
     code = """
         import model, model_new
@@ -184,7 +183,7 @@ def test_another_module_called_model(tmp_path):
     printed(code, tmp_path, path=(tmp_path, ROOT))
 
 
-def test_the_replacements_are_of_the_references_classes():
+def test_the_replacements_are_subclasses_of_the_references():
     import model
     import model_new
 
@@ -194,8 +193,8 @@ def test_the_replacements_are_of_the_references_classes():
     assert not {"batch_size", "dim", "get_inputs", "get_init_inputs"} & set(vars(model_new))
 
 
-def test_sources():
-    """Every file is of some problem; none includes what is missing, or is of another problem."""
+def test_each_problem_has_its_sources_and_no_others():
+    """Each file belongs to a problem, and each include names a file of the same problem."""
     folder = ROOT / "kernels"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
     problems = {name: kernels.read_sources(name) for name in kernels.SOURCES}

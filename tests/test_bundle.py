@@ -1,4 +1,4 @@
-"""The bundle: one file that does what the project does, and that KernelBench accepts."""
+"""The bundle: one file with a problem's solution, which KernelBench accepts."""
 
 import ast
 import re
@@ -11,8 +11,8 @@ from kernels.build.bundle import bundle
 
 PROBLEMS = ["relu", "linear_relu_divide"]
 
-# KernelBench's static checker rejects these, or warns of them, once comments are gone. It warns of
-# torch's own ops too, which compute what our kernels do not support.
+# KernelBench's static checker removes comments, then rejects these or warns of them. It also warns
+# of torch's own ops; bundles have them for calls that our kernels do not support.
 REJECTED = [
     r"\btry\s*:",
     r"\bexcept\s*:",
@@ -30,7 +30,7 @@ REJECTED = [
     r"with\s+torch\.cuda\.stream",
     r"\.(wait|record)_stream\s*\(",
 ]
-# It warns of these where a problem is float32. The product at `highest` splits float32 into fp16.
+# It warns of these if a problem is float32. Linear has them, as `highest` splits float32 into fp16.
 DOWNGRADES = [
     r"__float2half(_rn)?\s*\(",
     r"\(\s*__half\s*\)\s*[\w\->.]+",
@@ -45,7 +45,7 @@ def without_comments(text):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_static_checkers_accept_it(problem):
+def test_static_checkers_accept_the_bundle(problem):
     text = without_comments(bundle(problem))
     patterns = REJECTED if problem == "linear_relu_divide" else REJECTED + DOWNGRADES
     for pattern in patterns:
@@ -57,7 +57,7 @@ def test_static_checkers_accept_it(problem):
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_the_text_is_that_of_a_plain_solution(problem):
-    """It is the same every time: two strings of sources, one load_inline call, the class."""
+    """It has two strings of sources, one load_inline call and the class, and is always the same."""
     text = bundle(problem)
     assert text == bundle(problem)
     tree = ast.parse(text)
@@ -80,7 +80,7 @@ def test_the_text_is_that_of_a_plain_solution(problem):
     ]
 
 
-def test_another_source_makes_another_name(monkeypatch):
+def test_a_bundle_of_other_sources_has_another_name(monkeypatch):
     """Two versions in one process each have a library and operators of their own."""
     name = re.search('^NAME = "(.+)"$', bundle("relu"), re.MULTILINE)[1]
     assert re.fullmatch("relu_divide_kernels_[0-9a-f]{16}", name)
@@ -91,7 +91,7 @@ def test_another_source_makes_another_name(monkeypatch):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_no_import_of_ours_and_no_name_of_a_problem_file(problem):
+def test_the_bundle_has_no_import_of_ours_and_no_name_of_a_problem_file(problem):
     text = bundle(problem)
     assert not re.search(r"^\s*(from|import) (kernels|model|model_new|referee)\b", text, re.M)
     names = "Model|batch_size|dim|get_inputs|get_init_inputs|in_features|out_features|divisor"
@@ -156,7 +156,7 @@ def test_runs_alone(problem, tmp_path):
     printed(code, tmp_path, PYTHONPATH=None)
 
 
-def test_unknown_problem():
+def test_an_unknown_problem_gives_an_error():
     with pytest.raises(ValueError, match="expected a problem among relu"):
         bundle("silu")
 

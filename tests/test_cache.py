@@ -1,7 +1,7 @@
-"""Finished builds on disk under faults: kills, forks, other hosts, full disks, other users.
+"""The cache of builds under faults: kills, forks, other hosts, full disks, other users.
 
-A build here takes a moment and writes a library of one function, compiled once. Processes are
-forked from this one, where torch is imported already.
+A build in these tests is quick: it writes a library of one function, which is compiled once. The
+processes are forked from this one, which has imported torch already.
 """
 
 import atexit
@@ -31,7 +31,7 @@ from kernels.build.extension import load_extensions
 
 SOURCES = {"tiny/tiny.cpp": 'extern "C" int answer() { return 42; }\n'}
 OTHER = {"tiny/other.cpp": ""}
-BUILD_S = 0.06  # what the stand-in for a build takes
+BUILD_S = 0.06  # the duration of a build
 STRANGER = 12345  # a user id
 HOSTS = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"]
 
@@ -40,7 +40,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """A library."""
+    """Return the bytes of a library of one function."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "tiny.cpp").write_text(SOURCES["tiny/tiny.cpp"])
     subprocess.run(["c++", "-shared", "-fPIC", "tiny.cpp", "-o", "tiny.so"], cwd=folder, check=True)
@@ -49,11 +49,14 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def load_inline(tiny, tmp_path):
-    """Stand in for torch's: write a line to the file `builds`, then the library in two halves."""
+    """Return a function in place of torch's load_inline.
+
+    It adds a line to the file `builds`, and writes the library in two halves.
+    """
 
     def load_inline(name, build_directory, **_):
         with contextlib.suppress(PermissionError), (tmp_path / "builds").open("a") as file:
-            file.write(f"{os.getpid()}\n")  # another user may not, and is not counted
+            file.write(f"{os.getpid()}\n")  # builds of other users are not counted
         library = Path(build_directory, f"{name}.so")
         library.write_bytes(tiny[:5000])
         time.sleep(BUILD_S)
@@ -64,7 +67,7 @@ def load_inline(tiny, tmp_path):
 
 
 class Child:
-    """A forked process that runs a function; what it writes is in the file `output`."""
+    """A forked process that runs a function; the file `output` has its output."""
 
     def __init__(self, function, output):
         self.output = output
@@ -74,11 +77,13 @@ class Child:
             status = 1
             try:
                 os.setpgid(0, 0)
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup switches it off
+                # The tests' own process may ignore SIGINT, for example under nohup.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 sys.stderr = output.open("w", buffering=1)
                 os.dup2(sys.stderr.fileno(), 2)
-                logging.getLogger().handlers.clear()  # pytest's
-                atexit._clear()  # pytest's
+                # pytest's handlers are not for this process.
+                logging.getLogger().handlers.clear()
+                atexit._clear()
                 function()
                 status = 0
             except BaseException:
@@ -88,7 +93,7 @@ class Child:
                 os._exit(status)
 
     def wait(self):
-        """Its exit status, negative for a signal, and its output."""
+        """Return the exit status, negative for a signal, and the output."""
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return status, self.output.read_text()
 
@@ -97,36 +102,39 @@ class Child:
         return self.wait()
 
     def library(self):
+        """Wait for success; return the path of the library that the process has loaded."""
         status, output = self.wait()
         assert status == 0, output
         return Path(output.splitlines()[-1])
 
     def error(self):
+        """Wait for a failed build; return the text of the error."""
         status, output = self.wait()
         _, _, error = output.partition("kernels.build.errors.BuildError: ")
-        assert status == 1 and error, output
+        assert status == 1, output
+        assert error, output
         return error
 
 
 @pytest.fixture
 def root(open_path, monkeypatch):
-    """The folder in which users have their folders; nothing is made elsewhere."""
+    """Return the folder in which each user has a folder; no other folder gets builds."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(open_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(open_path / "default"))
     # A forked process can't ask for GPUs if this one uses them.
-    monkeypatch.setattr(toolchain, "cuda_targets", lambda: [])
+    monkeypatch.setattr(toolchain, "cuda_targets", list)
     return open_path / "cache"
 
 
 def loaded_library():
-    """The file that this process has mapped. Its folder may have been renamed since."""
+    """Return the file that this process has mapped. Its folder may have been renamed since."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return next(line[line.index("/") :] for line in lines if "/kernels_tiny" in line)
 
 
 @pytest.fixture
 def start(tmp_path, root, load_inline):
-    """Starts a process that loads the extension and writes where it was."""
+    """Return a function that starts a process, which loads the extension and prints its path."""
     numbers = iter(range(1000))
 
     def start(before=lambda: None, sources=SOURCES, load_inline=load_inline, at_exit=False):
@@ -144,11 +152,13 @@ def start(tmp_path, root, load_inline):
 
 @pytest.fixture
 def load(start):
+    """Return a function that loads the extension in a new process and returns its path."""
     return lambda *arguments, **options: start(*arguments, **options).library()
 
 
 @pytest.fixture
 def fail(start):
+    """Return a function that fails to load the extension in a new process; it returns the error."""
     return lambda *arguments, **options: start(*arguments, **options).error()
 
 
@@ -160,7 +170,7 @@ def wait_for(condition):
 
 
 def folders_of_builds(root):
-    """Finished builds, and unfinished ones."""
+    """Return the folders of finished and of unfinished builds."""
     return sorted([*root.glob("kernels-*/kernels_tiny_*-*"), *root.glob("kernels-*/unfinished-*")])
 
 
@@ -169,13 +179,13 @@ def unfinished(root):
 
 
 def builders(tmp_path):
-    """The processes that have begun to build."""
+    """Return the numbers of the processes that have begun to build."""
     (tmp_path / "builds").touch()
     return (tmp_path / "builds").read_text().split()
 
 
 def slow(load_inline, seconds, flag):
-    """A build that takes a while; the file `flag` says that it goes on."""
+    """Return a load_inline that takes `seconds` longer and first makes the file `flag`."""
 
     def slow(**arguments):
         flag.touch()
@@ -186,7 +196,7 @@ def slow(load_inline, seconds, flag):
 
 
 def kill_builders(count, root, start, load, host):
-    """Kills that many builders at random moments, each on a host of `host()`."""
+    """Kill that many builders at random moments; `host` draws what each does first."""
     load()
     draw = random.Random(count)
     for _ in range(count):
@@ -200,10 +210,15 @@ def kill_builders(count, root, start, load, host):
 
 
 def on_host(name):
-    return lambda: setattr(cache, "HOST", name)
+    """Return a function that lets a process believe that it is on this host."""
+
+    def set_host():
+        cache.HOST = name
+
+    return set_host
 
 
-def test_killed_at_any_moment(root, start, load):
+def test_builders_may_be_killed_at_any_moment(root, start, load):
     kill_builders(12, root, start, load, lambda draw: lambda: None)
     library = load()
     assert folders_of_builds(root) == [library.parent]
@@ -213,7 +228,7 @@ def test_killed_at_any_moment(root, start, load):
 @pytest.mark.slow
 @pytest.mark.parametrize("lock", ["fails", "grants everybody everything"])
 def test_fifty_kills_on_three_hosts(root, start, load, monkeypatch, lock):
-    """Hosts that share a folder: none removes what another builds, none leaves its own dead's."""
+    """Hosts that share a folder remove left-overs of their own processes, and of no other host."""
     monkeypatch.setattr("fcntl.flock", no_locks if lock == "fails" else lambda *_: None)
     kill_builders(50, root, start, load, lambda draw: on_host(draw.choice(HOSTS)))
     children = [start(on_host(name)) for name in HOSTS * 2]
@@ -227,7 +242,7 @@ def test_fifty_kills_on_three_hosts(root, start, load, monkeypatch, lock):
 
 
 def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load_inline):
-    """Whatever its age and the lock say, until that host itself finds its process dead."""
+    """Its age and its lock do not matter. Only that host itself may find its process dead."""
     flag = tmp_path / "builds here"
     other = start(on_host(HOSTS[0]), load_inline=slow(load_inline, 1, flag))
     wait_for(flag.exists)
@@ -235,7 +250,7 @@ def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load
     for path in (folder, *folder.parent.iterdir()):
         os.utime(path, (0, 0))
     for lock in folder.parent.glob("*.lock"):
-        lock.unlink()  # so that the lock does not reach across hosts
+        lock.unlink()  # as if the lock did not reach across hosts
     library = load()
     assert library.parent != folder
     other.kill()
@@ -246,8 +261,8 @@ def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load
     assert load() == library
 
 
-def test_a_process_number_that_is_used_again(root, load):
-    """A left-over's process is told from a living one by its start time."""
+def test_a_left_over_is_removed_if_its_process_number_is_used_again(root, load):
+    """The start time distinguishes the left-over's process from the living one."""
     host, number, start_time = cache.process_name().split("-")
     library = load()
     names = f"{host}-{number}-{start_time}", f"{host}-{number}-5", f"{'0' * 12}-1-5"
@@ -269,8 +284,7 @@ def test_a_host_without_a_name_removes_no_unfinished_build(root, load):
     assert all(folder.is_dir() for folder in folders)
 
 
-def test_interrupted(root, start, load, tmp_path):
-    """Ctrl-C reaches the compilers too; nothing is left of the build."""
+def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_path):
     flag = tmp_path / "compiles"
 
     def compile_for_long(**_):
@@ -299,17 +313,22 @@ def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
     assert {Path(output.splitlines()[-1]).parent for output in outputs} == {folder}
     assert len(builders(tmp_path)) == 1
     waiting = [output for output in outputs if "waiting for another process" in output]
-    assert waiting and all(str(folder.parent) in output for output in waiting)
+    assert waiting
+    assert all(str(folder.parent) in output for output in waiting)
 
 
 @pytest.mark.parametrize("end", ["published", "killed"])
-def test_waiting_ends_at_once(root, start, tmp_path, load_inline, end):
+def test_waiting_ends_when_the_builder_ends(root, start, tmp_path, load_inline, end):
     flag = tmp_path / "builds here"
-    builder = start(load_inline=slow(load_inline, 0.5 if end == "published" else 60, flag))
+    seconds = 0.5 if end == "published" else 60
+    builder = start(load_inline=slow(load_inline, seconds, flag))
     wait_for(flag.exists)
     waiter = start()
     wait_for(lambda: "waiting for another process" in waiter.output.read_text())
-    builder.kill() if end == "killed" else builder.wait()
+    if end == "killed":
+        builder.kill()
+    else:
+        builder.wait()
     begin = time.monotonic()
     assert waiter.wait()[0] == 0
     assert time.monotonic() - begin < 1
@@ -326,8 +345,8 @@ def test_two_threads_build_once(root, start, load_inline, tmp_path):
     assert len(builders(tmp_path)) == 1
 
 
-def test_stopped_builder(root, start, load, tmp_path, load_inline, monkeypatch):
-    """Others build by themselves after a while; it may go on afterwards."""
+def test_a_stopped_builder_blocks_nobody(root, start, load, tmp_path, load_inline, monkeypatch):
+    """Others build by themselves after a while. The stopped builder may continue afterwards."""
     flag = tmp_path / "builds here"
     stopped = start(load_inline=slow(load_inline, 0, flag))
     wait_for(flag.exists)
@@ -343,7 +362,7 @@ def test_stopped_builder(root, start, load, tmp_path, load_inline, monkeypatch):
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_fork_while_a_thread_builds(root, start, load, tmp_path, load_inline, is_killed):
-    """The forked process keeps no lock, whatever becomes of its parent, and can import too."""
+    """The forked process holds no lock, also if its parent is killed, and can import as well."""
     flag, loaded = tmp_path / "builds here", tmp_path / "loaded"
 
     def run():
@@ -377,7 +396,7 @@ def no_locks(*_):
     "code", ["errno = ENOSYS; return -1", pytest.param("return 0", marks=pytest.mark.slow)]
 )
 def test_file_systems_without_locks(root, tmp_path, tiny, code):
-    """Two processes at once, with a real flock that fails, or lets everybody have everything."""
+    """Two processes build at once, with an flock that always fails or always succeeds."""
     (tmp_path / "shim.c").write_text(f"#include <errno.h>\nint flock(int f, int o) {{ {code}; }}")
     (tmp_path / "tiny.so").write_bytes(tiny)
     subprocess.run(["cc", "-shared", "-fPIC", "shim.c", "-o", "shim.so"], cwd=tmp_path, check=True)
@@ -409,6 +428,7 @@ def change_a_bit(library):
     library.write_bytes(content)
 
 
+# By name, a function that damages a finished build.
 SPOILS = {
     "shortened": shorten,
     "a bit changed": change_a_bit,
@@ -419,7 +439,7 @@ SPOILS = {
 
 
 @pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
-def test_spoilt_build_is_made_again(root, load, spoil, tmp_path):
+def test_a_damaged_build_is_built_again(root, load, spoil, tmp_path):
     library = load()
     spoil(library)
     again = load()
@@ -429,8 +449,8 @@ def test_spoilt_build_is_made_again(root, load, spoil, tmp_path):
     assert len(builders(tmp_path)) == 2
 
 
-def test_build_that_this_machine_refuses_is_passed_over(root, load):
-    """One linked against a newer glibc, say, is left to the machines that made it."""
+def test_a_build_that_does_not_load_here_is_kept_for_other_machines(root, load):
+    """An example is a library that was linked against a newer glibc."""
     library = load()
     library.write_bytes(b"foreign")
     manifest = json.loads((library.parent / "manifest.json").read_text())
@@ -441,7 +461,7 @@ def test_build_that_this_machine_refuses_is_passed_over(root, load):
     assert load() == again
 
 
-def test_another_name_for_all_that_the_machine_code_depends_on(monkeypatch, root, load):
+def test_a_build_has_another_name_if_its_machine_code_may_differ(monkeypatch, root, load):
     names = [load().stem, load(sources={**SOURCES, "tiny/tiny.h": ""}).stem]
     cpu = torch.backends.cpu, "get_cpu_capability"
     changes = [
@@ -459,8 +479,7 @@ def test_another_name_for_all_that_the_machine_code_depends_on(monkeypatch, root
     assert len(set(names)) == len(names) - 1  # one of the last two is this machine's own
 
 
-def test_compilers_are_known_by_what_they_are(monkeypatch, load, tmp_path):
-    """The same compiler by another name builds nothing anew; another compiler does."""
+def test_another_compiler_builds_again_but_another_name_of_it_does_not(monkeypatch, load, tmp_path):
     library = load()
     for name in ("c++", "g++", shutil.which("c++")):
         monkeypatch.setenv("CXX", name)
@@ -472,12 +491,12 @@ def test_compilers_are_known_by_what_they_are(monkeypatch, load, tmp_path):
     again = load()
     assert again != library
     assert load() == again
-    monkeypatch.setenv("CXX", "/nowhere/c++")  # a machine that only runs what is built
+    monkeypatch.setenv("CXX", "/nowhere/c++")  # as on a machine without a compiler
     assert load() in (library, again)
 
 
 @pytest.mark.parametrize("size", [4, 8, 12, 16])
-def test_full_disk(root, load, fail, size):
+def test_a_full_disk_gives_an_error_and_leaves_nothing(root, load, fail, size):
     root.mkdir()
     with mounted("-t", "tmpfs", "-o", f"size={size}k,mode=755", "none", root):
         (root / f"kernels-{os.geteuid()}").mkdir(mode=0o700)
@@ -489,7 +508,7 @@ def test_full_disk(root, load, fail, size):
         load()
 
 
-def test_read_only_mount(root, load, fail):
+def test_builds_of_a_read_only_file_system_are_loaded(root, load, fail):
     root.mkdir()
     with mounted("-t", "tmpfs", "-o", "size=16m,mode=755", "none", root):
         library = load()
@@ -498,8 +517,9 @@ def test_read_only_mount(root, load, fail):
         assert "Read-only file system" in fail(sources=OTHER)
 
 
-def test_mounted_noexec(root, load, fail, tmp_path):
-    """That is said before anything is compiled."""
+def test_a_noexec_file_system_gives_an_error_before_anything_is_compiled(
+    root, load, fail, tmp_path
+):
     root.mkdir()
     with mounted("-t", "tmpfs", "-o", "size=16m,mode=755,noexec", "none", root):
         error = fail()
@@ -508,8 +528,10 @@ def test_mounted_noexec(root, load, fail, tmp_path):
     assert not builders(tmp_path)
 
 
-def test_folder_that_can_not_be_made(root, start, monkeypatch, open_path):
-    """Builds are then kept where torch keeps them by default, and a line says so."""
+def test_the_default_folder_is_used_if_a_folder_can_not_be_made(
+    root, start, monkeypatch, open_path
+):
+    """The default is torch's. The first line of output says that it is used."""
     root.write_text("a file")
     for place in (str(root), "/proc/cache"):
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", place)
@@ -521,8 +543,10 @@ def test_folder_that_can_not_be_made(root, start, monkeypatch, open_path):
 
 
 @pytest.mark.parametrize("home", ["a file", "none"])
-def test_no_folder_of_the_user(root, start, monkeypatch, open_path, home, tmp_path):
-    """A private temporary folder takes its place, and is gone when the process ends."""
+def test_a_user_without_a_folder_gets_a_temporary_one(
+    root, start, monkeypatch, open_path, home, tmp_path
+):
+    """It is private, and it is removed when the process ends."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "")
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     if home == "none":
@@ -542,7 +566,7 @@ def test_no_folder_of_the_user(root, start, monkeypatch, open_path, home, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["with spaces", "größe 测试", "it's", "relative"])
-def test_paths(monkeypatch, tmp_path, load, name):
+def test_paths_may_have_any_characters_or_be_relative(monkeypatch, tmp_path, load, name):
     folder = tmp_path / name
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", name if name == "relative" else str(folder))
     assert load(lambda: os.chdir(tmp_path)).is_relative_to(folder)
@@ -557,7 +581,7 @@ def test_nobody_else_may_enter_the_folder(root, load, mask):
 
 
 def test_a_folder_that_others_may_enter_is_closed(root, load):
-    """Unless the file system has no modes, as those of network drives and of Windows."""
+    """Some file systems have no modes, as network drives; the next test is about them."""
     library = load()
     folder = library.parent.parent
     folder.chmod(0o777)
@@ -566,7 +590,7 @@ def test_a_folder_that_others_may_enter_is_closed(root, load):
 
 
 def test_file_systems_without_modes(root, load, monkeypatch):
-    """What chmod refuses is not needed."""
+    """Builds are loaded and made even if chmod fails."""
     library = load()
     library.parent.parent.chmod(0o775)
 
@@ -588,7 +612,7 @@ def give_to_stranger(path):
 @needs_root
 @pytest.mark.parametrize("kind", ["folder", "link"])
 def test_a_folder_of_another_user_is_refused(root, load, start, open_path, kind):
-    """Somebody made it first, in a folder as /tmp, in which everybody can make folders."""
+    """Another user may make it first in a folder as /tmp, where everybody can make folders."""
     folder = load().parent.parent
     if kind == "folder":
         give_to_stranger(folder)
@@ -605,7 +629,7 @@ def test_a_folder_of_another_user_is_refused(root, load, start, open_path, kind)
 
 @needs_root
 def test_a_library_of_another_user_is_not_loaded(root, load, tmp_path):
-    """It was put there while the folder was open to others."""
+    """Another user may have put it there while the folder was open to others."""
     library = load()
     os.chown(library, STRANGER, STRANGER)
     load()
@@ -630,8 +654,8 @@ def test_users_have_folders_of_their_own(root, load):
         pytest.param(0o777, STRANGER, 0, id="a volume that belongs to somebody else"),
     ],
 )
-def test_parent_folders_are_the_systems_business(root, load, open_path, mode, user, group):
-    """Homes in containers and on shared machines belong to anybody."""
+def test_parent_folders_may_have_any_owner_and_mode(root, load, open_path, mode, user, group):
+    """Homes in containers and on shared machines may belong to other users."""
     root.mkdir()
     os.chown(root, user, group)
     root.chmod(mode)
@@ -642,7 +666,7 @@ def test_parent_folders_are_the_systems_business(root, load, open_path, mode, us
 
 @needs_root
 def test_any_user_id_with_group_root(root, load):
-    """OpenShift starts containers so: the user is in no list of users."""
+    """OpenShift starts containers with a user id that is in no list of users."""
     root.mkdir()
     os.chown(root, 0, 0)
     root.chmod(0o775)

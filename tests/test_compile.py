@@ -1,4 +1,4 @@
-"""Both modules inside larger compiled models, beside the reference's."""
+"""Both modules inside compiled and exported models give the reference's results."""
 
 from functools import partial
 
@@ -25,12 +25,12 @@ def fresh():
 
 @pytest.fixture(params=["aot_eager", *slow(["inductor"])])
 def compile(request):
-    """torch.compile with one of its backends."""
+    """Return torch.compile with one of its backends."""
     return partial(torch.compile, fullgraph=True, backend=request.param)
 
 
 class Network(nn.Module):
-    """Both modules between ops that a compiler fuses, with a residual."""
+    """A network with a residual: both modules between ops that a compiler fuses."""
 
     def __init__(self, relu, linear_relu_divide):
         super().__init__()
@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 
 def networks(device="cpu"):
-    """With the replacements and with the reference modules, with the same parameters."""
+    """Return networks of the replacements and of the references, with the same parameters."""
     mine, theirs = Network(ModelNew, LinearReluDivideNew), Network(Model, LinearReluDivide)
     theirs.load_state_dict(mine.state_dict())
     return mine.to(device), theirs.to(device)
@@ -57,7 +57,7 @@ def assert_same_step(got, want):
 
 
 @pytest.mark.parametrize("dynamic", [None, *slow([True, False])])
-def test_training(compile, device, dynamic):
+def test_steps_of_training(compile, device, dynamic):
     mine, theirs = networks(device)
     compiled = compile(mine, dynamic=dynamic)
     shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,), (0, 6))
@@ -91,7 +91,7 @@ def test_graphs_of_a_larger_model(device):
         lambda x: x[:1].expand(12, 12),
     ],
 )
-def test_strides(compile, device, view):
+def test_strides_of_x(compile, device, view):
     x = view(torch.randn(12, 12, device=device))
     mine, theirs = linear_modules(x.shape[-1], 8, 3.0, device=device)
     compiled = compile(mine)
@@ -103,18 +103,22 @@ def test_strides(compile, device, view):
     assert relu.stride() == torch.relu(x).stride()
 
 
-def test_rows_that_data_choose(compile, device):
-    """Their number is known to no guard."""
+def test_a_number_of_rows_that_depends_on_data(compile, device):
+    """The compiler has no guard for this number."""
     mine, theirs = linear_modules(6, 8, 3.0, device=device)
     x, keep = torch.randn(8, 4, 6, device=device), torch.arange(8, device=device) > 2
-    choose = {m: lambda x, m=m: m(x[keep].transpose(0, 1)) for m in (mine, theirs)}
+
+    def of_kept_rows(module):
+        return lambda x: module(x[keep].transpose(0, 1))
+
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert_same_step(step(mine, x, compile(choose[mine])), step(theirs, x, choose[theirs]))
+        got = step(mine, x, compile(of_kept_rows(mine)))
+        assert_same_step(got, step(theirs, x, of_kept_rows(theirs)))
 
 
 @pytest.mark.slow
-def test_reduce_overhead(device):
-    """On a GPU, CUDA graphs, which are recorded in the second step and replayed from the third."""
+def test_training_with_reduce_overhead(device):
+    """On a GPU, CUDA graphs are recorded in the second step and replayed from the third."""
     mine, theirs = networks(device)
     compiled = torch.compile(mine, fullgraph=True, mode="reduce-overhead")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (mine, theirs)]
@@ -130,8 +134,8 @@ def test_reduce_overhead(device):
 
 
 @pytest.mark.parametrize("is_module_compiled", [False, True])
-def test_checkpoint(device, is_module_compiled):
-    """Inside a compiled function the forward is made again in the backward's graph."""
+def test_activation_checkpointing(device, is_module_compiled):
+    """Inside a compiled function, the backward's graph computes the forward again."""
     mine, theirs = networks(device)
     x, graphs = torch.randn(4, 6, device=device), []
     compile = partial(torch.compile, fullgraph=True, backend=recording(graphs))
@@ -157,8 +161,7 @@ def test_autocast(compile, device, inside):
     def run(module):
         return torch.autocast(device, dtype=torch.bfloat16)(module.forward)
 
-    compiled = compile(run(mine) if inside else mine)
-    compiled = compiled if inside else run(compiled)
+    compiled = compile(run(mine)) if inside else run(compile(mine))
     results = []
     for module, call in ((mine, compiled), (theirs, run(theirs))):
         leaf = x.clone().requires_grad_()
@@ -169,7 +172,7 @@ def test_autocast(compile, device, inside):
 
 
 def test_backward_under_autocast(compile, device):
-    """The graph was made without: its operator takes no notice, nor do Inductor's products."""
+    """A graph that was made without autocast does not change its dtypes under autocast."""
     mine, _ = linear_modules(6, 8, 3.0, device=device)
     compiled = compile(mine)
     x = torch.randn(4, 6, device=device, requires_grad=True)
@@ -188,8 +191,8 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_torch_func(compile, transform):
-    """Gradients of gradients inside a compiled function too: torch's formulas."""
+def test_transforms_of_torch_func_inside_a_compiled_function(compile, transform):
+    """Second gradients come from torch's formulas."""
     mine, theirs = linear_modules(6, 8, 3.0)
     x = torch.randn(4, 6)
     got = compile(transform(mine))(x)
@@ -197,6 +200,7 @@ def test_torch_func(compile, transform):
 
 
 def count_graphs(module, change, calls):
+    """Return how many graphs are compiled for so many calls, each after a change."""
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     for i in range(calls):
@@ -210,15 +214,15 @@ def new_divisor(module, i):
 
 
 @pytest.mark.parametrize("change", [new_divisor, lambda _, i: torch.ones(i + 2, 6)])
-def test_no_recompilation_that_the_reference_spares(change):
+def test_no_more_graphs_are_compiled_than_for_the_reference(change):
     mine, theirs = linear_modules(6, 8, 3.0)
     assert count_graphs(mine, change, 12) <= count_graphs(theirs, change, 12) <= 3
 
 
 @pytest.mark.parametrize("number", [float, int])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_divisor_that_changes(compile, device, number, dtype):
-    """Symbolic from the second on: results and gradients are those of the number."""
+def test_a_divisor_that_changes_between_steps(compile, device, number, dtype):
+    """It is symbolic from the second value on. Results and gradients are right for each value."""
     mine, theirs = linear_modules(6, 8, 3.0, dtype, device)
     compiled = compile(mine)
     x = torch.randn(4, 6, device=device, dtype=dtype)
@@ -245,8 +249,8 @@ def test_integers_that_are_no_floats(is_symbolic):
     assert f"{OWN}.default" not in targets_of(graphs[-1])
 
 
-def test_layers_share_their_graphs():
-    """Layers compiled one by one, as large models are: a second divisor makes it symbolic."""
+def test_layers_with_different_divisors_share_two_graphs():
+    """Large models compile layer by layer. From the second divisor on, it is symbolic."""
     backend = CompileCounterWithBackend("aot_eager")
     layers = nn.Sequential(*(LinearReluDivideNew(6, 6, 2.0 + i) for i in range(12)))
     want = layers(torch.ones(4, 6))
@@ -257,8 +261,8 @@ def test_layers_share_their_graphs():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported_and_saved(device, strict, tmp_path):
-    """With a batch of any size; what is loaded trains."""
+def test_a_program_that_was_exported_and_saved_can_be_trained(device, strict, tmp_path):
+    """The batch may have any size."""
     mine, theirs = networks(device)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(

@@ -1,4 +1,4 @@
-"""Several processes on torch's own engine: DTensor, DistributedDataParallel and FSDP2."""
+"""Both modules in several processes: DTensor, DistributedDataParallel and FSDP2."""
 
 import copy
 import os
@@ -27,6 +27,7 @@ OPERATOR = f"{namespaces['linear_relu_divide']}.linear_relu_divide"
 
 
 def spawn(check, device, folder):
+    """Run a check in WORLD processes."""
     if device == "cuda" and torch.cuda.device_count() < WORLD:
         pytest.skip(f"needs {WORLD} CUDA devices")
     mp.spawn(worker, (check, device, f"file://{folder}/rendezvous"), nprocs=WORLD)
@@ -54,7 +55,7 @@ def check_dtensor(device, mesh):
             with torch.no_grad(), torch.profiler.profile() as profile:
                 out = ModelNew()(x)
             assert f"{namespaces['relu']}::relu" in {event.key for event in profile.key_averages()}
-            if min(shape) >= WORLD:  # else a process would hold nothing
+            if min(shape) >= WORLD:  # otherwise a process would have no rows or columns
                 assert out.placements == (placement,)
             assert torch.equal(out.full_tensor(), torch.relu(whole))
             x.requires_grad_()
@@ -66,7 +67,7 @@ def check_dtensor(device, mesh):
 
 
 class Recorded(TorchDispatchMode):
-    """The names of the operators that are called on the shards, and between processes."""
+    """Records the names of operators that are called on shards, and of communication."""
 
     def __init__(self):
         super().__init__()
@@ -106,50 +107,64 @@ def shard(module, mesh, weight, bias):
         setattr(module.linear, name, nn.Parameter(sharded))
 
 
+def placements_of_linear(shape):
+    """Yield placements of weight and x, the number of features, and whether our operator computes.
+
+    Our operator computes where no sum over processes comes before ReLU, and needs no communication.
+    torch's product computes all other cases.
+    """
+    last = len(shape) - 1
+    rows = [Shard(dimension) for dimension in range(last)]
+    yield Replicate(), Replicate(), 16, True
+    yield Shard(0), Replicate(), 16, True
+    yield Shard(0), Replicate(), 12, True  # a shard's 6 features end within a byte of the mask
+    for row in rows:
+        yield Replicate(), row, 16, True
+        yield Shard(0), row, 16, False  # one of the two is gathered
+    yield Shard(1), Shard(last), 16, False
+    yield Shard(1), Replicate(), 16, False
+    yield Replicate(), Shard(last), 16, False
+
+
 def check_linear_dtensor(device, mesh):
-    """The operators serve where no sums come before ReLU; torch's product serves all else."""
-    alone = [(Replicate(), Replicate()), (Shard(0), Replicate())]  # weight and x
     for shape in ((4, 6), (5, 6), (2, 4, 6), (6,)):
-        last = len(shape) - 1
-        rows = [Shard(dimension) for dimension in range(last)]
-        sums = [(Shard(1), Shard(last)), (Shard(1), Replicate()), (Replicate(), Shard(last))]
-        cases = [(*pair, 16, True, True) for pair in alone]
-        cases += [(Replicate(), row, 16, True, True) for row in rows]
-        cases += [(Shard(0), row, 16, False, False) for row in rows]  # one of them is gathered
-        cases += [(*pair, 16, False, False) for pair in sums]
-        cases += [(Shard(0), Replicate(), 12, True, True)]  # shards of 6 are no bytes of a mask
-        for weight, x_placement, features, is_ours, is_alone in cases:
-            case = f"{shape} {x_placement} x {features} features {weight}"
-            mine, theirs = linear_modules(6, features, -3.0, device=device)
-            torchs = copy.deepcopy(theirs)
-            bias = weight if weight == Shard(0) else Replicate()
-            for module in (mine, torchs):
-                shard(module, mesh, weight, bias)
-            x = torch.randn(shape, device=device)
-            dist.broadcast(x, 0)
-            leaf = x.clone().requires_grad_()
-            sharded = distribute_tensor(x, mesh, [x_placement])
-            with torch.inference_mode():
-                torch.testing.assert_close(whole(mine(sharded)), theirs(x))
-            sharded.requires_grad_()
-            with Recorded() as recorded:
-                out = mine(sharded)
-            assert (f"{OPERATOR}_with_mask.default" in recorded.names) == is_ours, case
-            assert not (is_alone and any("c10d" in name for name in recorded.names)), case
-            torch.testing.assert_close(whole(out), theirs(x))
-            runs = [gradients, gradients_of_gradients]
-            try:
-                assert torchs(sharded).placements == out.placements, case
-            except RuntimeError:  # torch 2.9's product has no rows sharded in the middle of x
-                assert is_ours, case
-                runs.remove(gradients_of_gradients)
-            for run in runs:
-                got, want = tuple(map(whole, run(mine, sharded))), run(theirs, leaf)
-                torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+        for weight, x, features, is_ours in placements_of_linear(shape):
+            check_placements_of_linear(device, mesh, shape, weight, x, features, is_ours)
+
+
+def check_placements_of_linear(device, mesh, shape, weight, x_placement, features, is_ours):
+    case = f"{shape} {x_placement} x {features} features {weight}"
+    mine, theirs = linear_modules(6, features, -3.0, device=device)
+    torchs = copy.deepcopy(theirs)
+    bias = weight if weight == Shard(0) else Replicate()
+    for module in (mine, torchs):
+        shard(module, mesh, weight, bias)
+    x = torch.randn(shape, device=device)
+    dist.broadcast(x, 0)
+    leaf = x.clone().requires_grad_()
+    sharded = distribute_tensor(x, mesh, [x_placement])
+    with torch.inference_mode():
+        torch.testing.assert_close(whole(mine(sharded)), theirs(x))
+    sharded.requires_grad_()
+    with Recorded() as recorded:
+        out = mine(sharded)
+    assert (f"{OPERATOR}_with_mask.default" in recorded.names) == is_ours, case
+    communicates = any("c10d" in name for name in recorded.names)
+    assert not (is_ours and communicates), case
+    torch.testing.assert_close(whole(out), theirs(x))
+    runs = [gradients, gradients_of_gradients]
+    try:
+        assert torchs(sharded).placements == out.placements, case
+    except RuntimeError:  # torch 2.9's product does not support rows sharded in the middle of x
+        assert is_ours, case
+        runs.remove(gradients_of_gradients)
+    for run in runs:
+        got = tuple(map(whole, run(mine, sharded)))
+        torch.testing.assert_close(got, run(theirs, leaf), atol=1e-5, rtol=1e-4)
 
 
 def check_compiled_dtensor(device, mesh):
-    """A graph holds torch's ops."""
+    """Compiled graphs contain torch's ops."""
     for weight, bias, x_placement in (
         (Shard(0), Shard(0), Replicate()),
         (Replicate(), Replicate(), Shard(0)),
@@ -187,7 +202,7 @@ def check_tensor_parallel(device, mesh):
 
 
 def networks(device):
-    """Both modules, and the references with the same parameters."""
+    """Yield a network of our modules, then one of the references with the same parameters."""
     pairs = linear_modules(6, 8, 2.0, device=device), linear_modules(8, 4, -3.0, device=device)
     for i, relu in enumerate((ModelNew(), Model())):
         yield nn.Sequential(pairs[0][i], nn.Linear(8, 8), relu, pairs[1][i]).to(device)
@@ -217,5 +232,5 @@ CHECKS += [check_tensor_parallel, check_wrapped]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_two_processes(device, check, tmp_path):
+def test_two_processes_compute_the_references_results(device, check, tmp_path):
     spawn(check, device, tmp_path)

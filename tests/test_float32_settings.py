@@ -1,6 +1,6 @@
-"""Linear -> ReLU -> divide under every setting of float32's precision: the arithmetic of torch's.
+"""Linear -> ReLU -> divide uses float32 or TF32 as torch does, for every setting of torch.
 
-Settings are of the process, and some cannot be undone, so each test does its work in a child.
+Settings belong to the process, and some cannot be undone, so each test runs in a child process.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 
 def child(function, tmp_path, **environment):
-    """Calls a function of this file in a fresh process."""
+    """Call a function of this file in a new process."""
     code = f"from test_float32_settings import {function.__name__} as f; f()"
     printed(code, tmp_path, path=(ROOT, SUPPORT, Path(__file__).parent), **environment)
 
 
 def settings(on_cpu=False):
-    """Every way to set the precision of products that this torch takes: a name, and a call."""
+    """Return every way to set the precision of products in this torch: names and functions."""
     backends = torch.backends
     levels = {"matmul": backends.cuda.matmul, "cudnn": backends.cudnn, "backends": backends}
     if on_cpu:
@@ -42,46 +42,48 @@ def settings(on_cpu=False):
     for value in (True, False):
         name = f"allow_tf32 = {value}"
         calls[name] = partial(setattr, backends.cuda.matmul, "allow_tf32", value)
-    warnings.simplefilter("ignore")  # torch 2.9 warns where later ones refuse
-    taken = {}
+    warnings.simplefilter("ignore")  # torch 2.9 warns where later versions raise
+    accepted = {}
     for name, call in calls.items():
         with contextlib.suppress(RuntimeError):
             call()
-            taken[name] = call
-    return taken
+            accepted[name] = call
+    return accepted
 
 
 def make(calls, *names):
-    """Makes these settings, in this order, and no others."""
+    """Make these settings, in this order, and no others."""
     calls["highest"]()
     for name in [name for name in calls if name.endswith("none")] + list(names):
         calls[name]()
 
 
 def combinations(calls, repeat):
-    """The names of any settings, which are made one after the other."""
+    """Make `repeat` settings one after the other, in all combinations; yield their names."""
     for names in itertools.product(calls, repeat=repeat):
         make(calls, *names)
         yield names
 
 
 def check_products():
-    override, calls, mixed = os.environ.get("NVIDIA_TF32_OVERRIDE"), settings(), 0
-    for names in combinations(calls, 3):
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")
+    mixed = 0
+    for names in combinations(settings(), 3):
         setting = torch._C._get_fp32_precision_getter("cuda", "matmul")
-        one = {"0": False, "1": setting != "bfx9"}.get(override, setting == "tf32")
-        assert OPERATORS.float32_precision() == ("high" if one else "highest"), (names, setting)
+        is_tf32 = {"0": False, "1": setting != "bfx9"}.get(override, setting == "tf32")
+        expected = "high" if is_tf32 else "highest"
+        assert OPERATORS.float32_precision() == expected, (names, setting)
         try:
             torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         except RuntimeError:
             mixed += 1
-    assert mixed > 100  # torch has an error for these, which its products don't raise
+    assert mixed > 100  # reading the old setting raises for these, but torch's products do not
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("override", OVERRIDES)
-def test_number_of_products(override, tmp_path):
-    """As torch resolves its settings, without an error where old and new ones are mixed."""
+def test_the_precision_is_the_one_that_torch_derives_from_its_settings(override, tmp_path):
+    """Old and new settings may be mixed without an error."""
     child(check_products, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
@@ -96,24 +98,24 @@ def check_cpu():
 
 
 @pytest.mark.slow
-def test_the_cpu_follows(tmp_path):
-    """Output and gradients are torch's, also on a CPU that has TF32 or bfloat16 products."""
+def test_results_on_a_cpu_are_torchs_for_every_setting(tmp_path):
+    """This includes CPUs with TF32 or bfloat16 products."""
     child(check_cpu, tmp_path)
 
 
-# A size whose products are sm_90's at `high` and at `highest`.
+# A size for which the sm90 kernels compute the products at `high` and at `highest`.
 M, N, K = 1024, 4096, 2048
 
 
 def arithmetic(got, exact):
-    """float32 or TF32, by the mean error."""
+    """Return "float32" or "TF32", judging by the mean error."""
     error = ((got.double() - exact).abs().mean() / exact.abs().mean()).item()
     assert error < 2e-3, error
     return "TF32" if error > 1e-5 else "float32"
 
 
 def arithmetic_of(run, *arguments):
-    """What `run` returns, or the kind of its error."""
+    """Return what `run` returns, or the type of its error."""
     try:
         return run(*arguments)
     except RuntimeError as error:
@@ -121,13 +123,16 @@ def arithmetic_of(run, *arguments):
 
 
 def assert_same_arithmetic(ours, eager, context):
-    """Where torch raises an error, as for "bfx9" on some GPUs, ours may be float32 products."""
+    """Assert that both are the same.
+
+    Ours may be float32 where torch raises, as it does for "bfx9" on some GPUs.
+    """
     is_error = isinstance(eager, type)
     assert ours == eager or (is_error and ours == "float32"), (context, ours, eager)
 
 
 def drawn():
-    """Both modules, x, and the exact result."""
+    """Return both modules, x, and the exact result."""
     modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
     weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
     return modules, x, torch.relu(x.double() @ weight.t() + bias) / 3.0
@@ -147,8 +152,7 @@ def check_forward():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1", "2"])
-def test_forward(override, tmp_path):
-    """The same arithmetic as torch's after any two settings."""
+def test_the_forward_uses_torchs_arithmetic_after_any_two_settings(override, tmp_path):
     child(check_forward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
@@ -177,8 +181,7 @@ def check_backward():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1"])
-def test_settings_changed_before_backward(override, tmp_path):
-    """The gradients' products are of the precision that is set when they are made."""
+def test_gradients_use_the_precision_that_is_set_during_backward(override, tmp_path):
     child(check_backward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
@@ -194,6 +197,5 @@ def check_autocast():
 
 
 @pytest.mark.gpu
-def test_autocast(tmp_path):
-    """Products of half types, whatever is set for float32."""
+def test_products_under_autocast_do_not_depend_on_float32_settings(tmp_path):
     child(check_autocast, tmp_path)

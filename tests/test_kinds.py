@@ -1,4 +1,4 @@
-"""Kinds of tensors, and a `linear` that is more than an nn.Linear, beside the reference."""
+"""Both modules behave as the reference for other kinds of tensors, and if `linear` is changed."""
 
 import pytest
 import torch
@@ -23,56 +23,112 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def double(module):
-    weights = module.linear.state_dict()
-    module.linear = Doubled(6, 10).to(module.linear.weight.device)
-    module.linear.load_state_dict(weights)
-
-
-def patch(module):
-    module.linear.forward = lambda x: x.sum() + nn.Linear.forward(module.linear, x)
-
-
-def replace_by_function(module):
-    base = module._modules.pop("linear")
-    module.base, module.linear = base, lambda x: base(x) + 1
-
-
 def move(module, name, put):
-    """A parameter to another home, as wrappers that shard, tie or freeze do."""
+    """Put a parameter, plus 1, in another place, as wrappers that shard, tie or freeze do."""
     tensor = getattr(module.linear, name).detach() + 1
     delattr(module.linear, name)
     put(module.linear, name, tensor)
 
 
-CHANGES = {
-    "pre-hook": lambda m: m.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
-    "hook": lambda m: m.linear.register_forward_hook(lambda _, args, out: out * 2),
-    "divisor": lambda m: m.linear.register_forward_hook(lambda *_: setattr(m, "divisor", 7.0)),
-    "parametrization": lambda m: register_parametrization(m.linear, "weight", nn.Softplus()),
-    "pruning": lambda m: prune.l1_unstructured(m.linear, "weight", 0.5),
-    "subclass": double,
-    "patched forward": patch,
-    "function": replace_by_function,
-    "bias as an attribute": lambda m: move(m, "bias", setattr),
-    "bias as a buffer": lambda m: move(m, "bias", nn.Module.register_buffer),
-    "weight as an attribute": lambda m: move(m, "weight", setattr),
-    "attribute over weight": lambda m: m.linear.__dict__.update(weight=m.linear.weight * 2),
-    "attribute over linear": lambda m: m.__dict__.update(linear=nn.Sequential(m.linear, nn.Tanh())),
-    "weight after bias": lambda m: move(
-        m, "weight", lambda module, name, t: setattr(module, name, nn.Parameter(t))
-    ),
-    "sequential": lambda m: setattr(m, "linear", nn.Sequential(m.linear, nn.Tanh())),
-}
+# Changes of a module that its forward must respect.
+
+
+def pre_hook(module):
+    module.linear.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+
+
+def hook(module):
+    module.linear.register_forward_hook(lambda _, args, out: out * 2)
+
+
+def hook_that_changes_the_divisor(module):
+    def change_divisor(*_):
+        module.divisor = 7.0
+
+    module.linear.register_forward_hook(change_divisor)
+
+
+def parametrization(module):
+    register_parametrization(module.linear, "weight", nn.Softplus())
+
+
+def pruning(module):
+    prune.l1_unstructured(module.linear, "weight", 0.5)
+
+
+def subclass(module):
+    parameters = module.linear.state_dict()
+    module.linear = Doubled(6, 10).to(module.linear.weight.device)
+    module.linear.load_state_dict(parameters)
+
+
+def patched_forward(module):
+    module.linear.forward = lambda x: x.sum() + nn.Linear.forward(module.linear, x)
+
+
+def linear_as_a_function(module):
+    base = module._modules.pop("linear")
+    module.base = base
+    module.linear = lambda x: base(x) + 1
+
+
+def bias_as_an_attribute(module):
+    move(module, "bias", setattr)
+
+
+def bias_as_a_buffer(module):
+    move(module, "bias", nn.Module.register_buffer)
+
+
+def weight_as_an_attribute(module):
+    move(module, "weight", setattr)
+
+
+def attribute_that_hides_weight(module):
+    module.linear.__dict__["weight"] = module.linear.weight * 2
+
+
+def attribute_that_hides_linear(module):
+    module.__dict__["linear"] = nn.Sequential(module.linear, nn.Tanh())
+
+
+def weight_after_bias(module):
+    def put(linear, name, tensor):
+        setattr(linear, name, nn.Parameter(tensor))
+
+    move(module, "weight", put)
+
+
+def sequential(module):
+    module.linear = nn.Sequential(module.linear, nn.Tanh())
+
+
+CHANGES = [
+    pre_hook,
+    hook,
+    hook_that_changes_the_divisor,
+    parametrization,
+    pruning,
+    subclass,
+    patched_forward,
+    linear_as_a_function,
+    bias_as_an_attribute,
+    bias_as_a_buffer,
+    weight_as_an_attribute,
+    attribute_that_hides_weight,
+    attribute_that_hides_linear,
+    weight_after_bias,
+    sequential,
+]
 
 
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_done_to_linear_is_done(device, modules, change, is_compiled):
+def test_changes_of_linear_change_the_result(device, modules, change, is_compiled):
     x = samples(device)
     plain = modules[1](x)
     for module in modules:
-        CHANGES[change](module)
+        change(module)
         module.to(device)
     mine, theirs = modules
     if is_compiled:
@@ -82,8 +138,8 @@ def test_what_is_done_to_linear_is_done(device, modules, change, is_compiled):
     assert not torch.equal(out, plain)
 
 
-def test_a_class_that_is_changed(device, modules):
-    """A subclass may have a `linear` of its own."""
+def test_the_class_of_an_object_may_change(device, modules):
+    """A `Model` may become a ModelNew, and a subclass may define its own `linear`."""
     x, module = samples(device), Model()
     module.__class__ = ModelNew
     assert_same_bits(module(x), torch.relu(x))
@@ -94,19 +150,26 @@ def test_a_class_that_is_changed(device, modules):
 
 
 @pytest.mark.parametrize("name", ["bias", "weight"])
-def test_a_parameter_that_was_deleted_is_missed(device, modules, name):
+def test_a_deleted_parameter_raises(device, modules, name):
     for module in modules:
         delattr(module.linear, name)
         with pytest.raises(AttributeError, match=name):
             module(samples(device))
 
 
-def test_backward_hooks_and_global_hooks(device, modules):
+def test_backward_hooks_and_global_hooks_are_called(device, modules):
     seen = []
-    modules[0].linear.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
+
+    def record_backward(*_):
+        seen.append("backward")
+
+    def record_forward(module, args, out):
+        seen.append(type(module))
+
+    modules[0].linear.register_full_backward_hook(record_backward)
     modules[0](samples(device).requires_grad_()).sum().backward()
     register = nn.modules.module.register_module_forward_hook
-    with register(lambda module, args, out: seen.append(type(module))):
+    with register(record_forward):
         modules[0](samples(device))
     assert seen == ["backward", nn.Linear, LinearReluDivideNew]
     modules[0].linear._compiled_call_impl = lambda x: x.new_zeros(4, 10)
@@ -114,16 +177,16 @@ def test_backward_hooks_and_global_hooks(device, modules):
 
 
 def pairs(device="cpu"):
-    """Ours and the reference, of both problems."""
+    """Return our module and the reference, for both problems."""
     return [(ModelNew(), Model()), linear_modules(6, 10, 3.0, device=device)]
 
 
 class Named(torch.Tensor):
-    """A subclass without behaviour of its own."""
+    """A subclass that changes nothing."""
 
 
 class Logged(torch.Tensor):
-    """A subclass that serves F.linear itself, as quantized weights do."""
+    """A subclass with its own F.linear, as quantized weights have."""
 
     seen = ()
 
@@ -133,7 +196,7 @@ class Logged(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_subclasses():
+def test_subclasses_are_kept_and_see_linear():
     x = samples()
     for mine, theirs in pairs():
         got, want = (module(x.as_subclass(Named)) for module in (mine, theirs))
@@ -166,7 +229,7 @@ class Wrapper(torch.Tensor):
         return Wrapper(out) if isinstance(out, torch.Tensor) else out
 
 
-def test_gradient_of_a_wrapper_subclass():
+def test_a_wrapper_subclass_has_gradients():
     inner = samples()
     x, grad_output = Wrapper(inner).requires_grad_(), Wrapper(samples())
     out = ModelNew()(x)
@@ -177,23 +240,23 @@ def test_gradient_of_a_wrapper_subclass():
 
 
 class Table(torch.Tensor):
-    """A subclass that serves a few of torch's functions, and no other."""
+    """A subclass that defines a few of torch's functions, and no others."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        served = {nn.functional.linear: cls(), torch.relu: 6.0, torch.relu_: 7.0}
-        return served.get(function, NotImplemented)
+        results = {nn.functional.linear: cls(), torch.relu: 6.0, torch.relu_: 7.0}
+        return results.get(function, NotImplemented)
 
 
 class TableOfOperators(torch.Tensor):
-    """The same one level below."""
+    """A subclass that defines one of torch's operators, and no others."""
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         return {torch.ops.aten.relu.default: cls()}.get(function, NotImplemented)
 
 
-def test_subclasses_that_know_torchs_functions_alone():
+def test_subclasses_that_define_torchs_functions_alone():
     x = samples().as_subclass(Table)
     assert [module(x) for module in pairs()[0]] == [6.0, 6.0]
     assert ModelNew(inplace=True)(x) == 7.0
@@ -216,7 +279,7 @@ KINDS = {
 
 
 def parts(x):
-    """Dense tensors of the same values."""
+    """Return dense tensors with the values of x, which may be nested, quantized or sparse."""
     if x.is_nested:
         return x.unbind()
     return [x.dequantize() if x.is_quantized else x.to_dense()]
@@ -225,7 +288,7 @@ def parts(x):
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_other_kinds_of_tensors(make, mode):
+def test_other_kinds_of_tensors_give_torchs_result_or_error(make, mode):
     for pair in pairs():
         with mode():
             x = make(samples())
@@ -237,7 +300,7 @@ def test_other_kinds_of_tensors(make, mode):
             assert_same_bits(parts(got), parts(want))
 
 
-def test_sparse_gradient():
+def test_a_sparse_x_has_torchs_gradient():
     x = samples().to_sparse().requires_grad_()
 
     def run(module):
@@ -247,9 +310,11 @@ def test_sparse_gradient():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sparse_weight():
+def test_a_sparse_weight_gives_torchs_result():
     modules = linear_modules(6, 10)
     for module in modules:
-        module.linear.weight = nn.Parameter(module.linear.weight.detach().to_sparse_csr(), False)
+        module.linear.weight = nn.Parameter(
+            module.linear.weight.detach().to_sparse_csr(), requires_grad=False
+        )
     x = samples()
     both(modules, lambda module: module(x))

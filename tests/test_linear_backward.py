@@ -1,4 +1,8 @@
-"""Linear -> ReLU -> divide, gradients: as accurate as the reference's, from one bit an element."""
+"""Linear -> ReLU -> divide, backward.
+
+The gradients are as accurate as the reference's. The output is saved as a mask, one bit for each
+element.
+"""
 
 import random
 
@@ -15,15 +19,19 @@ SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
 
 
 def assert_right(mine, theirs, x, grad_output):
-    """Given the output's signs, which are the kernel's to find, the gradients are as accurate."""
+    """Assert that the gradients are as accurate as torch's.
+
+    On a GPU rounding decides whether an output near 0 is positive. There, torch's gradients are
+    computed from our mask.
+    """
     got, want = step(mine, x, grad_output), step(theirs, x, grad_output)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    # By a number, torch would multiply with the reciprocal on a GPU.
+    # On a GPU torch multiplies by the reciprocal of a number; it divides by a tensor.
     divisor = torch.tensor(float(mine.divisor), dtype=wide, device=x.device)
     keep = got[0] != 0
     quotient = (grad_output.to(wide) / divisor).to(x.dtype)
     grad_z = torch.where(keep, quotient, torch.zeros_like(quotient))
-    if x.is_cuda:  # torch's, given the same signs
+    if x.is_cuda:
         leaf, weight = x.detach().requires_grad_(), mine.linear.weight
         own = torch.autograd.grad(linear(leaf, weight), [leaf, weight], grad_z)
     else:
@@ -37,7 +45,7 @@ def assert_right(mine, theirs, x, grad_output):
 
 
 def assert_sum(got, terms):
-    """The sums of the columns, within the bound of a float sum in runs of 64, and one rounding."""
+    """Assert that `got` has the columns' sums, within the bound of sums of 64 and one rounding."""
     m = terms.shape[0]
     unit = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32).eps / 2
     bound = (64 + m / 64) * unit * terms.double().abs().sum(0)
@@ -51,8 +59,8 @@ def assert_sum(got, terms):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("gradients", ["uniform", "normal"])
-def test_gradient_of_bias_errs_at_most_as_eagers(dtype, gradients):
-    """On a CPU, against float64: every element, for many and few rows and columns."""
+def test_each_element_of_the_biass_gradient_errs_at_most_as_eagers(dtype, gradients):
+    """This is on a CPU, against float64, for few and many rows and columns."""
     sizes = [(m, n) for m in (1, 3, 17, 65, 1000) for n in (1, 3, 8, 100, 513, 4096)]
     for m, n in [*sizes, (4097, 33), (65_536, 1), (65_536, 7), (65_536, 130)]:
         mine, theirs = linear_modules(2, n, 3.0, dtype)
@@ -91,6 +99,7 @@ def test_shapes(device, dtype):
 @pytest.mark.parametrize("name", ["columns", "rows", "offset", "transposed", "one row", "reversed"])
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_strides(device, name, dtype):
+    """x, weight and the output's gradient may each be a view of any strides."""
     view = VIEWS[name]
     x = view(draw((12, 20), dtype, device))
     mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
@@ -109,7 +118,7 @@ def test_strides(device, name, dtype):
 
 @pytest.mark.parametrize("divisor", [2.0, -0.3, 0.0, float("inf"), float("nan")])
 def test_special_values(device, divisor):
-    """The gradient is selected, not multiplied: where relu is flat it is 0, whatever comes in."""
+    """Where ReLU is flat the gradient is 0, also if the output's gradient is infinite or NaN."""
     values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 2.0, -3.0]
     x = torch.tensor(values, device=device).unsqueeze(1)
     mine, theirs = linear_modules(1, 1, divisor, device=device, bias=False)
@@ -124,13 +133,16 @@ def test_special_values(device, divisor):
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
-def test_gradients_of_transposed_operands(device, dtype, turned):
-    """On a CPU with autograd's strides, which tell how it makes its products."""
-    x, weight = draw((16, 24), dtype, device), draw((40, 24), dtype, device)
-    x, weight = (
-        a.t().contiguous().t() if is_ else a for a, is_ in zip((x, weight), turned, strict=True)
-    )
+@pytest.mark.parametrize("x_is_transposed", [False, True])
+@pytest.mark.parametrize("weight_is_transposed", [False, True])
+def test_gradients_of_transposed_operands(device, dtype, x_is_transposed, weight_is_transposed):
+    """On a CPU they also have autograd's strides, which show how it computes its products."""
+    x = draw((16, 24), dtype, device)
+    weight = draw((40, 24), dtype, device)
+    if x_is_transposed:
+        x = x.t().contiguous().t()
+    if weight_is_transposed:
+        weight = weight.t().contiguous().t()
     mine, theirs = linear_modules(24, 40, 2.0, dtype, device)
     for module in (mine, theirs):
         module.linear.weight = nn.Parameter(weight)
@@ -143,33 +155,39 @@ def test_gradients_of_transposed_operands(device, dtype, turned):
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("columns", [1, 5, 8, 9, 31, 33, 63, 65, 127, 129, 255, 257, 264, 520])
 def test_mask_of_every_layout(device, dtype, columns):
-    """Rows of all alignments: bits, order and zeros after the last column."""
-    wanted = torch.rand(300, columns, device=device) < 0.5
-    x = torch.where(wanted, 1.0, -1.0).to(dtype)
+    """Rows have all alignments. The bits are in order, with zeros after the last column."""
+    is_positive = torch.rand(300, columns, device=device) < 0.5
+    x = torch.where(is_positive, 1.0, -1.0).to(dtype)
     weight = torch.eye(columns, dtype=dtype, device=device)
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, None, 2.0)
-    assert_same_bits(out, torch.where(wanted, 0.5, 0.0).to(dtype))
-    assert_mask_of(wanted, mask)
+    assert_same_bits(out, torch.where(is_positive, 0.5, 0.0).to(dtype))
+    assert_mask_of(is_positive, mask)
 
 
 def saved_by(run):
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    """Return the shapes and dtypes of the tensors that autograd saves for backward."""
+    saved = []
+
+    def save(tensor):
+        saved.append((tuple(tensor.shape), tensor.dtype))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         run()
-    return sorted([(tuple(t.shape), t.dtype) for t in kept], key=str)
+    return sorted(saved, key=str)
 
 
-def test_what_is_kept(device):
-    """The mask, and of x and weight only what a gradient that is wanted needs."""
+def test_only_the_mask_and_needed_operands_are_saved(device):
+    """Backward needs x for the gradient of weight, and weight for the gradient of x."""
     mine, _ = linear_modules(6, 17, device=device)
     x, leaf = torch.randn(4, 6, device=device), torch.randn(4, 6, device=device).requires_grad_()
     bits, inputs, weight = ((4, 3), torch.uint8), ((4, 6), x.dtype), ((17, 6), x.dtype)
     assert saved_by(lambda: mine(leaf)) == sorted([bits, inputs, weight], key=str)
     assert saved_by(lambda: mine(x)) == [bits, inputs]
-    mine.linear.weight.requires_grad_(False)
+    mine.linear.weight.requires_grad = False
     assert saved_by(lambda: mine(leaf)) == sorted([bits, weight], key=str)
     assert saved_by(lambda: mine(x)) == [bits]
-    mine.linear.bias.requires_grad_(False)
+    mine.linear.bias.requires_grad = False
     assert saved_by(lambda: mine(x)) == []
     assert mine(x).grad_fn is None
     with torch.no_grad():
@@ -177,7 +195,7 @@ def test_what_is_kept(device):
 
 
 def test_changes_after_the_forward(device):
-    """The output may change, of which nothing is kept; x and weight may not, as in torch."""
+    """The output may change, because it is not saved. x and weight may not, as in torch."""
     mine, theirs = linear_modules(6, 17, device=device)
     x = torch.randn(4, 6, device=device).requires_grad_()
     want = step(theirs, x, torch.ones(4, 17, device=device))[1]
@@ -185,17 +203,18 @@ def test_changes_after_the_forward(device):
     out.detach().zero_()
     out.sum().backward()
     torch.testing.assert_close(x.grad, want)
-    for change in (lambda moving: moving, lambda _: mine.linear.weight):
-        moving = x * 1
-        out = mine(moving)
+    for operand in ("x", "weight"):
+        changing_x = x * 1
+        out = mine(changing_x)
         with torch.no_grad():
-            change(moving).add_(1)
+            changed = changing_x if operand == "x" else mine.linear.weight
+            changed.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
 
 
 def test_x_that_is_no_matrix_may_change_after_the_forward(device):
-    """Where only a copy of x is a matrix, the copy is kept; otherwise a change is noticed."""
+    """If a copy makes x a matrix, the copy is saved. Otherwise x is, and a change raises."""
     grads = []
     for module in linear_modules(6, 17, device=device):
         torch.manual_seed(1)
@@ -234,8 +253,8 @@ def test_gradcheck(device, shape, bias):
 
 
 @pytest.mark.parametrize("where", ["x", "linear.weight", "linear.bias", "grad_output", "nowhere"])
-def test_double_backward_with_nan(device, where):
-    """As the reference's, which multiplies zeros with it; and by every input."""
+def test_second_gradients_with_nan_are_the_references(device, where):
+    """The reference multiplies zeros by NaN. The second gradients of all inputs are compared."""
     modules = linear_modules(6, 17, dtype=torch.float64, device=device)
     drawn = {"x": draw((4, 6), torch.float64, device), "grad_output": torch.ones(4, 17).double()}
     results = []
@@ -253,7 +272,7 @@ def test_double_backward_with_nan(device, where):
     torch.testing.assert_close(*results, equal_nan=True)
 
 
-def test_same_bits_every_time(device):
+def test_results_have_the_same_bits_every_time(device):
     mine, _ = linear_modules(64, 513, device=device)
     x = torch.randn(3001, 64, device=device)
     grad_output = torch.randn(3001, 513, device=device)
@@ -263,20 +282,20 @@ def test_same_bits_every_time(device):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        (lambda a: a.update(mask=a["mask"].to(torch.int8)), "mask must be"),
-        (lambda a: a.update(mask=a["mask"][:-1]), "mask must be"),
-        (lambda a: a.update(mask=a["mask"].flatten()), "mask must be"),
-        (lambda a: a.update(grad_output=a["grad_output"].to(torch.int32)), "fit together"),
-        (lambda a: a.update(grad_output=torch.tensor(1.0)), "fit together"),
-        (lambda a: a.update(input=a["input"][1:]), "fit together"),
-        (lambda a: a.update(weight=a["weight"].double()), "fit together"),
-        (lambda a: a.update(output_mask=6), "output_mask must be"),
-        (lambda a: a.update(output_mask=8), "output_mask must be"),
+        ("mask", lambda mask: mask.to(torch.int8), "mask must be"),
+        ("mask", lambda mask: mask[:-1], "mask must be"),
+        ("mask", lambda mask: mask.flatten(), "mask must be"),
+        ("grad_output", lambda grad_output: grad_output.to(torch.int32), "fit together"),
+        ("grad_output", lambda _: torch.tensor(1.0), "fit together"),
+        ("input", lambda x: x[1:], "fit together"),
+        ("weight", lambda weight: weight.double(), "fit together"),
+        ("output_mask", lambda _: 6, "output_mask must be"),
+        ("output_mask", lambda _: 8, "output_mask must be"),
     ],
 )
-def test_the_operator_checks_its_arguments(change, message):
+def test_the_gradients_operator_checks_its_arguments(name, change, message):
     arguments = {
         "grad_output": torch.rand(4, 9),
         "mask": torch.zeros(4, 2, dtype=torch.uint8),
@@ -285,6 +304,6 @@ def test_the_operator_checks_its_arguments(change, message):
         "output_mask": 7,
         "divisor": 2.0,
     }
-    change(arguments)
+    arguments[name] = change(arguments[name])
     with pytest.raises(RuntimeError, match=message):
         OPERATORS.linear_relu_divide_gradients(**arguments)

@@ -1,4 +1,4 @@
-"""A GEMM takes x in chunks of rows: kernels/linear/chunks.h, host code, compiled and run alone."""
+"""Chunks of rows, in which a GEMM processes x: linear/chunks.h, compiled and run without a GPU."""
 
 import pytest
 from processes import compiled
@@ -81,7 +81,7 @@ def divide_up(a, b):
 
 @pytest.fixture(scope="module")
 def chunks_of(tmp_path_factory):
-    """A function that returns the rows of a chunk, and for each chunk what the program prints."""
+    """Return a function that returns the rows of a chunk, and what is printed for each chunk."""
     program = compiled(tmp_path_factory.mktemp("chunks"), CHUNKS_PROGRAM)
 
     def call(*arguments, mask=MASK):
@@ -105,8 +105,12 @@ def test_slices_are_aligned_and_measured_without_memory(tmp_path):
 @pytest.mark.parametrize("fixed", [0, 13 * MIB, 600 * MIB])
 @pytest.mark.parametrize("k", [64, 1024, 8192, 100_000])
 @pytest.mark.parametrize("m", [1, 5000, 65_536, 1_000_003])
-def test_chunks_are_all_rows_within_the_limit(chunks_of, m, k, fixed, element_size, has_mask):
-    n, stride, per_row = 1001, k + 3, 4 + 4 * k
+def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
+    chunks_of, m, k, fixed, element_size, has_mask
+):
+    n = 1001
+    stride = k + 3
+    per_row = 4 + 4 * k
     mask_of_all = MASK if has_mask else 0
     rows, chunks = chunks_of(
         element_size, m, n, stride, fixed, per_row, 176, 1, 1, mask=mask_of_all
@@ -115,7 +119,8 @@ def test_chunks_are_all_rows_within_the_limit(chunks_of, m, k, fixed, element_si
     for x, out, mask, count, is_first in chunks:
         assert x == X + begin * stride * element_size
         assert out == OUT + begin * n * element_size
-        assert mask == (MASK + begin * ((n + 7) // 8) if has_mask else 0)
+        expected_mask = MASK + begin * ((n + 7) // 8) if has_mask else 0
+        assert mask == expected_mask
         assert is_first == (begin == 0)
         assert count == min(rows, m - begin)
         begin += count
@@ -123,32 +128,35 @@ def test_chunks_are_all_rows_within_the_limit(chunks_of, m, k, fixed, element_si
     assert rows == m or rows % 176 == 0
 
     limit = max(MAX_WORKSPACE, fixed + MIN_FOR_ROWS)
-    least = fixed + per_row * 176  # of a chunk of one tile
+    least = fixed + per_row * 176  # the memory of a chunk of one tile
     assert fixed + per_row * rows <= max(limit, least) + 512
-    # Chunks are few, and equal but for a tile of each.
+    # There are as few chunks as possible, and their sizes differ by at most a tile for each chunk.
     tiles_of_chunk = max((limit - fixed) // (per_row * 176), 1)
     assert len(chunks) == divide_up(divide_up(m, 176), tiles_of_chunk)
     assert chunks[0][3] - chunks[-1][3] < 176 * len(chunks)
 
 
-# The GEMM with one product on an H200. From N = 8192 on, the weight's slices leave too little for a
-# chunk of whole waves.
+# gemm_single on an H200. From N = 8192 on, the weight's slices leave too little memory for a chunk
+# of whole waves.
 @pytest.mark.parametrize("m", [65_536, 100_000])
 @pytest.mark.parametrize("n", [512, 1024, 1536, 4096])
 def test_chunks_are_whole_waves_of_tiles(chunks_of, m, n):
-    k, tile, at_once = 8192, 256, 66
-    side_by_side = divide_up(n, tile)
-    fixed, per_row = 2 * n * k, 2 * k + 12
-    _, chunks = chunks_of(4, m, n, k, fixed, per_row, tile, side_by_side, at_once, mask=0)
+    k = 8192
+    tile = 256
+    tiles_of_a_wave = 66
+    weight_tiles = divide_up(n, tile)
+    fixed = 2 * n * k
+    per_row = 2 * k + 12
+    _, chunks = chunks_of(4, m, n, k, fixed, per_row, tile, weight_tiles, tiles_of_a_wave, mask=0)
 
     def waves_of(rows):
-        return divide_up(divide_up(rows, tile) * side_by_side, at_once)
+        return divide_up(divide_up(rows, tile) * weight_tiles, tiles_of_a_wave)
 
     assert len(chunks) > 1
     waves = sum(waves_of(count) for *_, count, _ in chunks)
     assert waves <= waves_of(m) * 1.01 + 1
 
 
-def test_the_example_in_the_comment(chunks_of):
+def test_the_example_in_the_headers_comment_is_right(chunks_of):
     rows, chunks = chunks_of(4, 100_000, 1536, 8192, 24 * MIB, 16396, 256, 6, 66)
     assert (rows, len(chunks)) == (55 * 256, 8)

@@ -1,4 +1,4 @@
-"""float32 on a GPU by kernels of ours, forward and backward: any shape, torch's accuracy."""
+"""float32 products by our kernels on a GPU: forward and backward are as accurate as torch's."""
 
 import pytest
 import torch
@@ -23,12 +23,13 @@ from torch import nn
 
 pytestmark = pytest.mark.gpu
 
-# [m, n, k]: from K = 1024 on the promise is kept, whatever M and N.
+# [m, n, k]. From K = 1024 on the promise holds for any M and N.
 LONG = [(1, 513, 1027), (64, 512, 1024), (65, 1001, 1030), (200, 4099, 2053)]
 SHORT = [(1, 1, 1), (1, 3, 7), (64, 17, 65), (65, 129, 300), (200, 513, 129), (200, 1, 1000)]
-# On Hopper: one tile in many parts, some in a few, and what a whole round of tiles leaves.
+# Shapes for which clusters of Hopper share tiles along K: one tile in many parts, some tiles in few
+# parts, and the tiles that whole waves leave over.
 SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
-# Each of the three products has M, N and K that are multiples of nothing.
+# A shape for which the M, N and K of all three products are no multiples of anything.
 TRAINING = (1030, 1537, 1029)
 
 
@@ -39,7 +40,7 @@ def path(request):
 
 
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
-def test_promise(path, precision, shape):
+def test_promise_of_the_forward(path, precision, shape):
     mine, _, x, _ = draw(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
@@ -57,23 +58,26 @@ MEETING = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512
 
 @pytest.mark.parametrize("shape", MEETING + SHARED, ids=str)
 def test_tiles_of_x_meet(path, precision, shape):
-    """On Hopper they are of 64 rows for short K or few rows, or of 176, and 160 for long K."""
+    """Tiles cover all rows of x once.
+
+    On Hopper a tile has 64 rows for a short K or few rows, otherwise 176, or 160 for a long K.
+    """
     assert_exact(*shape)
 
 
-# So many rows of x that a workspace of 256 MiB takes them in several chunks.
+# x has so many rows that they need several chunks with a workspace of 256 MiB.
 CHUNKED = (200_003, 262, 1024)
 WORKSPACE_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=True)
 
 
 @WORKSPACE_PATHS
 def test_chunks_of_x_meet(path, precision):
-    """Sums are exact, and special values stay in their rows."""
+    """Chunks cover all rows once: integers are exact, and special values stay in their rows."""
     assert_exact(*CHUNKED)
     mine, theirs, x, _ = draw(*CHUNKED)
     with torch.no_grad():
         out, last = mine(x), mine(x[-70_000:])
-        # Where clusters of Hopper share tiles along K, which they share depends on the rows.
+        # The number of rows decides which tiles the clusters of Hopper share along K.
         torch.testing.assert_close(last, out[-70_000:], rtol=1e-5, atol=1e-6)
         x[:1000], x[-1000:] = spoil(x[:1000]), spoil(x[-1000:])
         assert_special_values(mine(x), theirs(x))
@@ -93,7 +97,7 @@ def test_memory_beside_the_result_is_limited(path, precision, shape):
 
 
 def products_of(module, x, grad_output, results):
-    """The output's gradients of x and weight, each with its two factors."""
+    """Return the gradients of x and of weight, each with its two factors."""
     _, grad_x, grad_weight, *_ = results
     grad_z = grad_of_product(results[0], grad_output)
     return (grad_x, grad_z, module.linear.weight.detach()), (grad_weight, grad_z.t(), x)
@@ -110,7 +114,7 @@ def test_promise_of_the_gradients(path, precision):
 
 
 @pytest.mark.parametrize("shape", SHORT, ids=str)
-def test_short_sums(path, precision, shape):
+def test_short_sums_err_as_torchs_or_by_a_few_roundings(path, precision, shape):
     unit = 2.0**-24 if precision == "highest" else 2.0**-12
     mine, theirs, x, grad_output = draw(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
@@ -137,8 +141,8 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize(("shape", "best", "results"), CHOSEN, ids=str)
-def test_choice_on_hopper(shape, best, results):
-    """Output and gradients are, or are not, those of the paths."""
+def test_the_best_path_is_chosen_on_hopper(shape, best, results):
+    """The output and gradients have the bits of the best path; torch's only if torch's is best."""
     mine, _, x, grad_output = draw(*shape)
     names = ("auto", "sm90", "skinny", "torch")
     found = {}
@@ -164,7 +168,7 @@ def test_the_layout_changes_no_bit(path, layout, shape):
     assert_same_bits(step(mine, x, grad_output), want)
 
 
-def test_more_dimensions_and_one_row_again_and_again(path):
+def test_x_may_have_more_dimensions_and_an_expanded_row(path):
     mine, _, x, grad_output = draw(60, 130, 1027)
     want = step(mine, x, grad_output)
     deep = step(mine, x.view(3, 4, 5, -1), grad_output.view(3, 4, 5, -1))
@@ -175,11 +179,12 @@ def test_more_dimensions_and_one_row_again_and_again(path):
 
 
 def spoil(x):
-    """Rows that no split carries: inf, NaN, both inf, and one value that dwarfs the others."""
+    """Put special values into rows: inf, NaN, both infinities, or one that dwarfs all others."""
     x = x.clone()
     for row, value in enumerate([INF, -INF, NAN, 1e30]):
         x[row::11, row + 2] = value
-    x[4::11, 0], x[4::11, -1] = INF, -INF
+    x[4::11, 0] = INF
+    x[4::11, -1] = -INF
     return x
 
 
@@ -203,8 +208,8 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
     assert any(not want.isfinite().all() for want in own)
 
 
-def test_cuda_graph(path, precision):
-    """Captured with plain operands, replayed with others, some of which are made again."""
+def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
+    """The graph is captured with plain operands, and replayed with plain and special ones."""
     mine, _, x, grad_output = draw(65, 1001, 1030)
     x.requires_grad_()
 
@@ -213,7 +218,7 @@ def test_cuda_graph(path, precision):
         return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
 
     graph, results = captured(run)
-    for change in (lambda t: torch.randn_like(t), lambda t: spoil(torch.randn_like(t))):
+    for change in (torch.randn_like, lambda t: spoil(torch.randn_like(t))):
         with torch.no_grad():
             for t in (x, grad_output, mine.linear.weight):
                 t.copy_(change(t))
@@ -224,7 +229,7 @@ def test_cuda_graph(path, precision):
 def test_the_host_never_waits(path):
     mine, _, x, grad_output = draw(65, 1001, 1030)
     x, grad_output = spoil(x), spoil(grad_output)
-    step(mine, x, grad_output)  # fills torch's cache of memory
+    step(mine, x, grad_output)  # later steps find memory in torch's cache
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -236,15 +241,15 @@ def test_the_host_never_waits(path):
     assert not is_done
 
 
-def test_current_stream(path):
-    """All launches are on it, and memory returned in between is not overwritten too early."""
+def test_all_work_is_on_the_current_stream(path):
+    """Memory that is freed between two steps is not overwritten too early."""
     mine, _, x, grad_output = draw(65, 1001, 1030)
     want = step(mine, x, grad_output)
     moving = torch.zeros_like(x)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # holds the stream back; the default stream is free
+        torch.cuda._sleep(50_000_000)  # delays this stream, but not the default one
         moving.copy_(x)
         got = step(mine, moving, grad_output)
         again = step(mine, moving, grad_output)
@@ -252,7 +257,7 @@ def test_current_stream(path):
     assert_same_bits((got, again), (want, want))
 
 
-def test_device_that_is_not_current(path):
+def test_operands_on_a_device_that_is_not_current(path):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     for shape in ((3, 1001, 1030), (65, 1001, 1030), (257, 1024, 1024)):
@@ -264,8 +269,8 @@ def test_device_that_is_not_current(path):
     assert torch.cuda.current_device() == 0
 
 
-def test_two_streams_at_once(path):
-    """Blocks that wait for what others leave do so even if not all of them fit on the GPU."""
+def test_two_streams_at_once_do_not_deadlock(path):
+    """Blocks may wait for partial sums although not all blocks fit on the GPU at once."""
     mine, _, x, _ = draw(*SHARED[1])
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()

@@ -1,4 +1,7 @@
-"""Linear -> ReLU -> divide, forward: on a CPU bit for bit the reference's, on a GPU as accurate."""
+"""Linear -> ReLU -> divide, forward.
+
+On a CPU the results have the bits of the reference; on a GPU they are as accurate.
+"""
 
 import random
 
@@ -14,7 +17,7 @@ HALF = (torch.float16, torch.bfloat16)
 INF, NAN = float("inf"), float("nan")
 DIVISORS = [2.0, 3.0, -3.0, 0.7, 5, -4, True, 0.0, -0.0, INF, -INF, NAN]
 DIVISORS += [1e-40, -(2.0**-128), -1e-300, 5e-324, 2.0**-126, 3e38, 1e39, 1e300]
-# A device, how products on it are computed, and a dtype that is served so in any shape and layout.
+# A device, the path of its products, and a dtype that the path supports in any shape and layout.
 CASES = [("cpu", "auto", dtype) for dtype in FLOATING]
 ON_GPU = [("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
 ON_GPU += [("cuda", path, torch.float32) for path in ("skinny", "sm90", "sm80")]
@@ -23,14 +26,16 @@ CASES += [pytest.param(case, marks=pytest.mark.gpu) for case in ON_GPU]
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
 def case(request):
-    """A device, a dtype, and whether kernels of ours may do the product in float32."""
+    """Return a device, a dtype, and whether our kernels may compute the product in float32."""
     device, path, dtype = request.param
+    is_ours = device == "cuda" and path != "torch" and dtype == torch.float32
     with linear_path(path):
-        yield device, dtype, device == "cuda" and path != "torch" and dtype == torch.float32
+        yield device, dtype, is_ours
 
 
 def odd_shapes(count):
-    choose, shapes = random.Random(0), set()
+    choose = random.Random(0)
+    shapes = set()
     while len(shapes) < count:
         m, n, k = (choose.choice(SIZES) for _ in range(3))
         if m * n * k <= 2**21:
@@ -39,7 +44,7 @@ def odd_shapes(count):
 
 
 def exactly(module, x):
-    """In float64, with the divisor in the type that it is a divisor in."""
+    """Return the result in float64, for the divisor rounded to the dtype in which torch divides."""
     weight, bias = module.linear.weight.double(), module.linear.bias
     z = linear(x.double(), weight, None if bias is None else bias.double())
     divisor = torch.tensor(float(module.divisor), device=x.device)
@@ -48,7 +53,10 @@ def exactly(module, x):
 
 
 def torchs_own(module, x):
-    """The reference's result, but with the bias in the product, and a true division on a GPU."""
+    """Return the reference's result, with the bias added in the product and, on a GPU, a division.
+
+    The reference itself multiplies by the reciprocal on a GPU.
+    """
     x = x.contiguous() if x.dim() > 2 else x
     if x.is_cuda and x.dtype not in HALF:
         divisor = torch.tensor(float(module.divisor), dtype=x.dtype, device=x.device)
@@ -57,7 +65,11 @@ def torchs_own(module, x):
 
 
 def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
-    """mine(x) is what it is to be."""
+    """Assert that mine(x) is contiguous, has the right values, and leaves x unchanged.
+
+    On a CPU the bits are the reference's. On a GPU the error is at most torch's, and a few
+    roundings more if `is_ours`.
+    """
     before = x.clone()
     with torch.no_grad():
         got, want = mine(x), torchs_own(theirs, x)
@@ -74,8 +86,8 @@ def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(case):
-    """Odd ones, of any number of dimensions, without elements, and for several threads."""
-    place, dtype, is_ours = case
+    """Odd sizes, any number of dimensions, empty tensors, and sizes for several threads."""
+    device, dtype, is_ours = case
     shapes = [((m, k), n) for m, n, k in odd_shapes(80 if dtype == torch.float32 else 40)]
     if not is_ours:
         shapes += [((7,), 9), ((2, 3, 7), 9), ((2, 1, 3, 7), 9), ((1, 1, 1, 1, 7), 9)]
@@ -84,8 +96,8 @@ def test_shapes(case):
     for shape, n in shapes:
         print(shape, n)
         has_bias = (sum(shape) + n) % 4 > 0
-        mine, theirs = linear_modules(shape[-1], n, -3.0, dtype, place, has_bias)
-        x = draw(shape, dtype, place)
+        mine, theirs = linear_modules(shape[-1], n, -3.0, dtype, device, has_bias)
+        x = draw(shape, dtype, device)
         assert_right(mine, theirs, x, is_ours)
         assert mine(x).shape == (*shape[:-1], n)
 
@@ -107,33 +119,35 @@ VIEWS = {
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
 def test_strides(case, view, size):
-    place, dtype, is_ours = case
-    x = view(draw(size, dtype, place))
-    mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, place)
+    """x, weight and bias may each be a view of any strides."""
+    device, dtype, is_ours = case
+    x = view(draw(size, dtype, device))
+    mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
     assert_right(mine, theirs, x, is_ours)
-    weight = view(draw(size, dtype, place)).flatten(0, -2)
-    if not weight.is_contiguous() or weight.shape[0] != size[0]:
-        mine, theirs = linear_modules(weight.shape[1], weight.shape[0], 3.0, dtype, place, False)
+    weight = view(draw(size, dtype, device)).flatten(0, -2)
+    n, k = weight.shape
+    if not weight.is_contiguous() or n != size[0]:
+        mine, theirs = linear_modules(k, n, 3.0, dtype, device, bias=False)
         mine.linear.weight = theirs.linear.weight = nn.Parameter(weight)
-        assert_right(mine, theirs, draw((17, weight.shape[1]), dtype, place), is_ours)
-    mine, theirs = linear_modules(16, 6, 3.0, dtype, place)
-    mine.linear.bias = theirs.linear.bias = nn.Parameter(draw((12,), dtype, place)[::2])
-    assert_right(mine, theirs, draw((5, 16), dtype, place), is_ours)
+        assert_right(mine, theirs, draw((17, k), dtype, device), is_ours)
+    mine, theirs = linear_modules(16, 6, 3.0, dtype, device)
+    mine.linear.bias = theirs.linear.bias = nn.Parameter(draw((12,), dtype, device)[::2])
+    assert_right(mine, theirs, draw((5, 16), dtype, device), is_ours)
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
 def test_divisors(case, divisor):
-    place, dtype, _ = case
+    device, dtype, _ = case
     for n in (3, 64, 129):
-        mine, theirs = linear_modules(16, n, divisor, dtype, place)
-        x = draw((5, 16), dtype, place)
+        mine, theirs = linear_modules(16, n, divisor, dtype, device)
+        x = draw((5, 16), dtype, device)
         x[0] = 0
         mine.linear.bias.data[:2] = theirs.linear.bias.data[:2] = torch.tensor([0.0, -1.0])
         with torch.no_grad():
             got, want = mine(x), theirs(x)
-        if place == "cpu" or not 2.0**-126 <= abs(divisor) <= 2.0**126:
+        if device == "cpu" or not 2.0**-126 <= abs(divisor) <= 2.0**126:
             assert_same_bits(got, want)
-        else:  # torch multiplies by the reciprocal there
+        else:  # torch multiplies by the reciprocal, so only special values are the same
             assert torch.equal(got.isnan(), want.isnan())
             assert torch.equal(got.isinf(), want.isinf())
             assert torch.equal(got == 0, want == 0)
@@ -141,25 +155,25 @@ def test_divisors(case, divisor):
 
 
 @pytest.mark.parametrize("divisor", [2**53 + 1, torch.tensor(2.0), torch.rand(9) + 1])
-def test_divisors_that_are_no_plain_numbers(divisor):
+def test_tensors_and_large_integers_as_divisors(divisor):
     mine, theirs = linear_modules(7, 9, divisor)
     x = torch.randn(5, 7)
     assert_same_bits(mine(x), theirs(x))
 
 
 def test_special_values(case):
-    """NaN and infinity come out where torch has them."""
-    place, dtype, _ = case
+    """Results are NaN or infinite where torch's are."""
+    device, dtype, _ = case
     for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
-        mine, theirs = linear_modules(k, n, 3.0, dtype, place)
-        x = draw((m, k), dtype, place)
+        mine, theirs = linear_modules(k, n, 3.0, dtype, device)
+        x = draw((m, k), dtype, device)
         some = x.view(-1)[::7]
         some.copy_(torch.tensor([NAN, INF, -INF, 0.0]).repeat(m * k)[: len(some)])
         with torch.no_grad():
             got, want = mine(x), theirs(x)
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.isinf(), want.isinf())
-        x = torch.zeros(m, k, dtype=dtype, device=place)
+        x = torch.zeros(m, k, dtype=dtype, device=device)
         x[0, 0] = NAN
         with torch.no_grad():
             assert torch.equal(mine(x).isnan(), theirs(x).isnan())
@@ -167,7 +181,7 @@ def test_special_values(case):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_conversions_of_half_types(device, dtype):
-    """Every bit pattern, through a product with 1 and a division that is exact or rounds."""
+    """Every bit pattern is multiplied by 1, and divided exactly or with rounding."""
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
     for divisor in (1.0, 3.0, 2.0**-20, 2.0**20):
         mine, _ = linear_modules(1, 1, divisor, dtype, device, bias=False)
@@ -200,13 +214,14 @@ def test_parameters_and_divisor_are_read_in_each_call(device):
 
 
 def replace(**attributes):
-    """A change of a module."""
+    """Return a function that sets attributes of a module, and parameters of its `linear`."""
 
     def change(module):
         for name, value in attributes.items():
-            is_parameter = isinstance(value, torch.Tensor)
-            owner = module.linear if is_parameter else module
-            setattr(owner, name, nn.Parameter(value) if is_parameter else value)
+            if isinstance(value, torch.Tensor):
+                setattr(module.linear, name, nn.Parameter(value))
+            else:
+                setattr(module, name, value)
 
     return change
 
@@ -235,7 +250,7 @@ def rows():
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])
-def test_what_torch_refuses_is_refused(device, change, make, grad):
+def test_errors_are_torchs(device, change, make, grad):
     x = make()
     x = x.to(device) if isinstance(x, torch.Tensor) and not x.is_meta else x
     modules = linear_modules(6, 5)
@@ -249,7 +264,7 @@ def test_what_torch_refuses_is_refused(device, change, make, grad):
     assert got == want
 
 
-def test_path_of_choice():
+def test_a_path_that_does_not_exist_raises():
     with pytest.raises(RuntimeError, match="expected a path among auto, skinny, sm90, sm80, torch"):
         OPERATORS.set_linear_path("fast")
 
@@ -263,8 +278,8 @@ def test_a_path_that_does_not_support_a_problem_raises():
 
 @pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 4), (2, 0, 4), (0,)])
 def test_the_forward_with_a_mask_takes_empty_tensors_of_any_dimensions(shape):
-    """Compiled programs that train call it."""
+    """Compiled programs that train call this operator."""
     x, weight, bias = torch.ones(shape), torch.ones(5, shape[-1]), torch.ones(5)
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, 2.0)
-    assert torch.equal(out, torch.relu(torch.nn.functional.linear(x, weight, bias)) / 2.0)
+    assert torch.equal(out, torch.relu(linear(x, weight, bias)) / 2.0)
     assert mask.shape == (*shape[:-1], 1)

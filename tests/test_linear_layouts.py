@@ -1,4 +1,4 @@
-"""Operands on Hopper of which either dimension is adjacent: half types, and float32 at `high`."""
+"""Operands on Hopper that are stored by rows or by columns: half types, and float32."""
 
 import itertools
 
@@ -13,7 +13,8 @@ from referee.operands import named
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float16, torch.bfloat16]
-# Multiples of the tiles, parts of them, sums shorter than a step of K, and several tiles a cluster.
+# [m, n, k]: multiples of the tiles, parts of them, a K shorter than a k-tile, and several tiles for
+# each cluster.
 SHAPES = [
     (256, 256, 64),
     (1, 1, 1),
@@ -25,7 +26,8 @@ SHAPES = [
     (1000, 1001, 999),
     (2048, 4096, 320),
 ]
-OPERANDS = list(itertools.product([False, True], repeat=2))  # whether x and the weight are turned
+# Whether x, and whether weight, is stored by columns.
+TRANSPOSED = list(itertools.product([False, True], repeat=2))
 
 
 @pytest.fixture(autouse=True)
@@ -39,25 +41,31 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=OPERANDS, ids=lambda p: f"x{'^T' * p[0]}-weight{'^T' * p[1]}")
-def turned(request):
+def name_of_layout(transposed):
+    x, weight = ("^T" if is_transposed else "" for is_transposed in transposed)
+    return f"x{x}-weight{weight}"
+
+
+@pytest.fixture(params=TRANSPOSED, ids=name_of_layout)
+def transposed(request):
     return request.param
 
 
-def laid_out(x, is_turned, alignment=8):
-    """The same matrix by rows, or by columns, in lines that begin at multiples of 16 bytes.
+def laid_out(x, is_transposed, alignment=8):
+    """Return the same matrix, stored by rows or by columns.
 
-    Between the lines there is NaN.
+    Each row, or column, begins at a multiple of `alignment` elements; the gaps between them are
+    NaN.
     """
-    lines = x.t() if is_turned else x
+    lines = x.t() if is_transposed else x
     length = -(-lines.shape[1] // alignment) * alignment
     wide = torch.full((lines.shape[0], length), float("nan"), dtype=x.dtype, device=x.device)
     view = wide[:, : lines.shape[1]].copy_(lines)
-    return view.t() if is_turned else view
+    return view.t() if is_transposed else view
 
 
 def integers(shape, dtype, most=4):
-    """Sums of products of these are exact in float32, if they have fewer than 2^20 terms."""
+    """Draw small integers: sums of fewer than 2^20 of their products are exact in float32."""
     return torch.randint(-most, most + 1, shape, device="cuda").to(dtype)
 
 
@@ -69,7 +77,7 @@ def module_of(weight, bias, divisor):
 
 
 def exact_step(x, weight, grad_output):
-    """The output for a divisor of 2, and the gradients of x and weight, in float64."""
+    """Return the output for a divisor of 2, and the gradients of x and weight, in float64."""
     x, weight, grad_output = x.double(), weight.double(), grad_output.double()
     z = x @ weight.t()
     grad_z = grad_output / 2 * (z > 0)
@@ -77,50 +85,49 @@ def exact_step(x, weight, grad_output):
 
 
 def assert_same_but_for_zeros(got, want):
-    """The bits, in the dtype that is got; + 0 drops the sign of zero."""
-    assert_same_bits(
-        [a + 0 for a in got], [b.to(a.dtype) + 0 for a, b in zip(got, want, strict=True)]
-    )
+    """Assert that tensors have the same bits, except for the sign of zero."""
+    for a, b in zip(got, want, strict=True):
+        assert_same_bits(a + 0, b.to(a.dtype) + 0)  # + 0 drops the sign of zero
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("divisor", [2.0, -3.0])
-def test_sums_of_integers_are_exact(dtype, turned, shape, divisor):
+def test_sums_of_integers_are_exact(dtype, transposed, shape, divisor):
     m, n, k = shape
     x, weight, bias = (integers(s, dtype) for s in ((m, k), (n, k), (n,)))
     z = x.double() @ weight.double().t() + bias.double()
     want = (z.relu().float() / torch.tensor(divisor, device="cuda")).to(dtype)
-    x, weight = laid_out(x, turned[0]), laid_out(weight, turned[1])
+    x, weight = laid_out(x, transposed[0]), laid_out(weight, transposed[1])
     arguments = (x, weight, bias, divisor)
     out, mask = OPERATORS.linear_relu_divide_with_mask(*arguments)
     assert_same_but_for_zeros([out, OPERATORS.linear_relu_divide(*arguments)], [want, want])
     assert_mask_of(z, mask)
 
 
-# The last two: several tiles a cluster of fewer steps than the boxes that store a tile.
+# In the last two, a cluster computes several tiles, with fewer k-tiles than TMA boxes to store.
 GRADIENT_SHAPES = [*(s for s in SHAPES if s[1] % 8 == 0), (40, 4352, 4104), (200, 2056, 8200)]
 
 
 @pytest.mark.parametrize("shape", GRADIENT_SHAPES, ids=str)
-def test_gradients_of_integers_are_exact(dtype, turned, shape):
+def test_gradients_of_integers_are_exact(dtype, transposed, shape):
     m, n, k = shape
     x, weight, bias = (integers(s, dtype, 3) for s in ((m, k), (n, k), (n,)))
     grad_output = 2 * integers((m, n), dtype, 3)
     passes = x.double() @ weight.double().t() + bias.double() > 0
     grad_z = (grad_output.double() / 2) * passes
     want = grad_z @ weight.double(), grad_z.t() @ x.double(), grad_z.sum(0)
-    module = module_of(laid_out(weight, turned[1]), bias, 2.0)
-    got = step(module, laid_out(x, turned[0]), grad_output)[1:]
+    module = module_of(laid_out(weight, transposed[1]), bias, 2.0)
+    got = step(module, laid_out(x, transposed[0]), grad_output)[1:]
     assert_same_but_for_zeros(got, want)
 
 
 @pytest.mark.parametrize("shape", [(1000, 1000, 1000), (512, 1024, 4096)], ids=str)
-def test_as_accurate_as_torch(dtype, turned, shape):
+def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
     m, n, k = shape
     x, weight, bias = (torch.randn(s, device="cuda", dtype=dtype) for s in ((m, k), (n, k), (n,)))
     grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
-    module = module_of(laid_out(weight, turned[1]), bias, 2.0)
-    out, grad_x, grad_weight, _ = step(module, laid_out(x, turned[0]), grad_output)
+    module = module_of(laid_out(weight, transposed[1]), bias, 2.0)
+    out, grad_x, grad_weight, _ = step(module, laid_out(x, transposed[0]), grad_output)
     wide_x, wide_weight = x.double(), weight.double()
     own = nn.functional.linear(x, weight, bias).relu() / 2
     assert_as_accurate(out, own, (wide_x @ wide_weight.t() + bias.double()).relu() / 2)
@@ -130,17 +137,16 @@ def test_as_accurate_as_torch(dtype, turned, shape):
     assert_as_accurate(grad_weight, grad_z.t() @ x, wide.t() @ wide_x)
 
 
-def test_lines_that_are_not_aligned(dtype, turned):
-    """The forward copies them, and gradients are torch's products."""
+def test_operands_that_are_not_aligned(dtype, transposed):
+    """The forward copies such operands, and torch's products compute the gradients."""
     x, weight = integers((130, 257), dtype, 1), integers((261, 257), dtype, 1)
     grad_output = 2 * integers((130, 261), dtype, 1)
-    module = module_of(laid_out(weight, turned[1], 1), None, 2.0)
-    got = step(module, laid_out(x, turned[0], 1), grad_output)
+    module = module_of(laid_out(weight, transposed[1], 1), None, 2.0)
+    got = step(module, laid_out(x, transposed[0], 1), grad_output)
     assert_same_but_for_zeros(got, exact_step(x, weight, grad_output))
 
 
-def test_more_dimensions(dtype):
-    """An x whose rows are a view: adjacent along two dimensions."""
+def test_x_may_have_three_dimensions_and_be_stored_by_columns(dtype):
     x, weight = integers((200, 5, 16), dtype), integers((72, 200), dtype)
     with torch.no_grad():
         got = module_of(weight, None, 2.0)(x.permute(1, 2, 0))
@@ -150,21 +156,23 @@ def test_more_dimensions(dtype):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_stay_in_their_row(dtype, turned, value):
+def test_values_that_are_not_finite_stay_in_their_row(dtype, transposed, value):
     x, weight = integers((300, 200), dtype), integers((264, 200), dtype)
     want = (x.double() @ weight.double().t()).relu() / 2
     x[7, 199] = value
     want[7] = (x[7].double() @ weight.double().t()).relu() / 2
     with torch.no_grad():
-        got = module_of(laid_out(weight, turned[1]), None, 2.0)(laid_out(x, turned[0]))
+        got = module_of(laid_out(weight, transposed[1]), None, 2.0)(laid_out(x, transposed[0]))
     assert_same_bits(got + 0, want.to(dtype) + 0)
 
 
-def test_nothing_is_copied(dtype, turned):
-    """Beside its results a step needs the gradient of the product, the mask and small things."""
+def test_no_operand_is_copied(dtype, transposed):
+    """A step allocates its results, the gradient of the product, the mask, and at most 256 KiB."""
     m, n, k = 512, 1024, 4096
     x, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
-    x, weight = (laid_out(t.to(dtype), t_) for t, t_ in zip((x, weight), turned, strict=True))
+    x_is_transposed, weight_is_transposed = transposed
+    x = laid_out(x.to(dtype), x_is_transposed)
+    weight = laid_out(weight.to(dtype), weight_is_transposed)
     grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
     module = module_of(weight, None, 2.0)
     step(module, x, grad_output)
@@ -176,9 +184,11 @@ def test_nothing_is_copied(dtype, turned):
     assert peak <= sum(t.nbytes for t in results) + grad_output.nbytes + m * n // 8 + 2**18
 
 
-def test_the_path_of_choice(dtype):
-    """Large results are ours, gradients too; small ones and those of unaligned rows are torch's."""
-    large, small, unaligned = (8192, 8192, 8192), (256, 512, 1024), (8192, 8192, 8191)
+def test_the_kernels_compute_large_aligned_products_and_torch_all_others(dtype):
+    """The gradients follow the same rule as the forward."""
+    large = (8192, 8192, 8192)
+    small = (256, 512, 1024)
+    unaligned = (8192, 8192, 8191)
     with linear_path("auto"):
         for (m, n, k), is_ours in ((large, True), (small, False), (unaligned, False)):
             module = module_of(integers((n, k), dtype), None, 2.0)
@@ -193,10 +203,10 @@ WRITTEN = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [(torch.f
 
 
 @pytest.mark.parametrize(("dtype", "precision"), WRITTEN, indirect=["precision"], ids=str)
-def test_what_was_written_just_before_is_read(dtype, precision, turned):
-    """The kernels start before the kernel in front of them has ended."""
-    x, weight = laid_out(integers((520, 1024), dtype), turned[0]), integers((776, 1024), dtype)
-    weight = laid_out(weight, turned[1])
+def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transposed):
+    """Our kernels start before the kernel in front of them on the stream has ended."""
+    x, weight = laid_out(integers((520, 1024), dtype), transposed[0]), integers((776, 1024), dtype)
+    weight = laid_out(weight, transposed[1])
     module = module_of(weight, None, 2.0)
     grad_output = torch.zeros(520, 776, device="cuda", dtype=dtype)
     for _ in range(20):
@@ -225,13 +235,14 @@ def test_what_was_written_just_before_is_read(dtype, precision, turned):
     ],
 )
 @pytest.mark.parametrize("precision", ["high", "highest"])
-def test_the_layout_changes_no_bit_in_float32(precision, name, shape, turned):
+def test_the_layout_changes_no_bit_in_float32(precision, name, shape, transposed):
     m, n, k = shape
     x, weight, bias = named(name, m, k, n, device="cuda")
     grad_output = torch.randn(m, n, device="cuda")
+    results = []
     with float32_precision(precision):
-        want, got = (
-            step(module_of(laid_out(weight, w, 4), bias, 2.0), laid_out(x, x_, 4), grad_output)
-            for x_, w in ((False, False), turned)
-        )
+        for x_is_transposed, weight_is_transposed in ((False, False), transposed):
+            module = module_of(laid_out(weight, weight_is_transposed, 4), bias, 2.0)
+            results.append(step(module, laid_out(x, x_is_transposed, 4), grad_output))
+    want, got = results
     assert_same_bits(got, want)

@@ -1,10 +1,11 @@
-"""Which path computes a product on a GPU: host code, compiled and run alone."""
+"""The choice of a path for a product on a GPU: linear/choose_path.h, compiled and run alone."""
 
 import pytest
 from processes import compiled
 
-# Prints the path of each problem: float bits, is it at `highest`, m, n, k, relu, vectors,
-# is x transposed, capability, multiprocessors.
+# Reads problems and prints the path of each. A problem is ten numbers: the dtype's bits;
+# whether the precision is `highest`; m, n, k; whether there is a ReLU; whether the rows of weight
+# can be read as vectors; whether x is transposed; the GPU's compute capability and multiprocessors.
 PROGRAM = r"""
 #include <cstdio>
 
@@ -17,11 +18,14 @@ int main() {
   while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld %d %d", &bits, &highest, &m, &n, &k, &relu,
                &has_vectors, &is_transposed, &gpu.capability, &gpu.multiprocessors) == 10) {
     Product product{};
-    product.dtype = bits == 64   ? DType::kFloat64
-                    : bits == 32 ? DType::kFloat32
-                                 : DType::kFloat16;
+    product.dtype = DType::kFloat16;
+    if (bits == 32) product.dtype = DType::kFloat32;
+    if (bits == 64) product.dtype = DType::kFloat64;
     product.precision = highest ? Precision::kHighest : Precision::kHigh;
-    product.m = m, product.n = n, product.k = k, product.has_relu = relu;
+    product.m = m;
+    product.n = n;
+    product.k = k;
+    product.has_relu = relu;
     product.x_is_transposed = is_transposed;
     product.weight_has_vector_rows = has_vectors;
     const char* const names[] = {"skinny", "sm90", "sm80", "torch"};
@@ -53,7 +57,8 @@ def problem(m, n, k, **options):
 HIGH, HALF = {"highest": False}, {"bits": 16}
 GRADIENT, COLUMNS = {"relu": False}, {"vectors": False}
 LARGE = (4096, 8192, 8192)
-# Far from the limits, which stand in choose_path.h alone.
+# Sizes, options, and the expected path. The sizes are far from the limits, so that these can change
+# in choose_path.h alone.
 TABLE = [
     (LARGE, {}, "sm90"),
     (LARGE, HIGH, "sm90"),
@@ -81,18 +86,18 @@ TABLE = [
     ((4096, 16, 8192), {}, "torch"),  # few features
     ((1024, 1024, 8192), HIGH | {"transposed": True}, "torch"),
     ((128, 128, 8192), HALF, "torch"),
-    ((1024, 4608, 8192), HALF, "torch"),  # 72 tiles of 256 x 256 for 66 pairs: a second round
+    ((1024, 4608, 8192), HALF, "torch"),  # 72 tiles of 256 x 256 for 66 clusters: a second wave
     ((1024, 4608, 8192), HALF | {"sms": 144}, "sm90"),
 ]
 
 
-def test_every_line_of_the_table(paths_of):
+def test_each_problem_of_the_table_takes_the_expected_path(paths_of):
     got = paths_of(problem(*sizes, **options) for sizes, options, _ in TABLE)
     wrong = [(*line, path) for line, path in zip(TABLE, got, strict=True) if line[2] != path]
-    assert not wrong
+    assert wrong == []
 
 
-def test_sizes_beyond_32_bits(paths_of):
+def test_sizes_beyond_32_bits_are_handled(paths_of):
     large = 1 << 31
     problems = [problem(large, 256, 4096), problem(1024, large, 1024, highest=False)]
     assert paths_of(problems) == ["sm90", "sm90"]

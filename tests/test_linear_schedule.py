@@ -40,13 +40,13 @@ int main(int, char** arguments) {
 
 
 def rows_of(tile):
-    """The rows of x of a tile: every third one is narrow."""
+    """Return the number of rows of x of a tile: every third tile is narrow."""
     return WIDE if tile % 3 < 2 else NARROW
 
 
 @dataclass
 class Plan:
-    """What `Schedule::plan` planned.
+    """A plan that `Schedule::plan` made.
 
     Attributes:
         tiles, k_groups, clusters: the arguments; `k_groups` is that of one tile.
@@ -64,28 +64,28 @@ class Plan:
 
     @property
     def first_of_last_wave(self):
-        """The number of the last wave's first tile."""
+        """Return the number of the last wave's first tile."""
         return self.waves * self.clusters
 
     @property
     def cuts(self):
-        """Where tiles are cut, in k-groups from the beginning of their tile."""
+        """Return where tiles are cut, in k-groups from the beginning of their tile."""
         return {begin % self.k_groups for begin in self.begin} - {0}
 
     def load(self, cluster):
-        """The rows times k-groups that a cluster multiplies."""
+        """Return the rows times k-groups that a cluster multiplies."""
         whole_tiles = range(cluster, self.first_of_last_wave, self.clusters)
         of_range = range(self.begin[cluster], self.begin[cluster + 1])
         tiles_of_range = (self.first_of_last_wave + group // self.k_groups for group in of_range)
         return sum(map(rows_of, whole_tiles)) * self.k_groups + sum(map(rows_of, tiles_of_range))
 
     def longest_load(self, end):
-        """The longest load of a cluster if the tiles before `end` are dealt out uncut."""
+        """Return the longest load of a cluster if the tiles before `end` are dealt out uncut."""
         loads = [sum(map(rows_of, range(c, end, self.clusters))) for c in range(self.clusters)]
         return max(loads) * self.k_groups
 
     def sharers(self, tile):
-        """How many clusters have k-groups of a tile of the last wave, counted from 0 there."""
+        """Return how many clusters have k-groups of a tile; tile 0 is the last wave's first one."""
         first, end = tile * self.k_groups, (tile + 1) * self.k_groups
         return sum(a < end and b > first for a, b in pairwise(self.begin))
 
@@ -101,7 +101,7 @@ def plan(tmp_path_factory):
     return call
 
 
-def test_example_of_the_header(plan):
+def test_the_example_in_the_headers_comment_is_right(plan):
     planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=WIDE)
     assert (planned.used, planned.waves, planned.begin) == (3, 1, [0, 6, 12, 18])
 
@@ -137,7 +137,8 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(plan, tiles, k_groups,
     # Tiles are not cut near their ends.
     assert all(MIN_PART <= cut <= k_groups - MIN_PART for cut in planned.cuts)
 
-    # Clusters have about the same load if tiles are cut, and else none has more than whole tiles.
+    # If tiles are cut, clusters have about the same load. If none is cut, no load is longer than
+    # that of tiles dealt out whole.
     loads = [planned.load(cluster) for cluster in range(clusters)]
     total = sum(map(rows_of, range(tiles))) * k_groups
     assert sum(loads) == total

@@ -33,8 +33,9 @@ def graded(row):
     return row * torch.linspace(-20, 20, len(row), device=row.device).exp2()
 
 
-# By name, what makes of a row of normal numbers a "wide" row: one that fp16 cannot represent as
-# accurately as TF32. The first are wide in x and in the weight, whose rows are scaled differently.
+# By name, a function that turns a row of normal numbers into a "wide" row, which fp16 cannot
+# represent as accurately as TF32. These are wide both in x and in the weight, although the rows of
+# the two are scaled differently.
 WIDE_ROWS = {
     "inf": lambda row: put(row, -1, INF),
     "both infinities": lambda row: put(put(row, 5, INF), -5, -INF),

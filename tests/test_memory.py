@@ -1,4 +1,4 @@
-"""Memory of large outputs on a CPU, and what runs out."""
+"""The pool of a CPU's large outputs, and calls for which memory runs out."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from model_new import ModelNew
 
 pytestmark = pytest.mark.slow
 
-# The children start with this: a class for each problem, and outputs of 64 MiB.
+# The code of each child starts with this. Outputs of n float32 have 64 MiB.
 START = """
 import os, resource, signal, threading, time
 import torch
@@ -30,10 +30,11 @@ torch.relu(x)  # starts the threads
 
 
 def run(code, tmp_path, **environment):
+    """Run START and the code in a new process; return the words that it prints."""
     return printed(START + code, tmp_path, **environment).split()
 
 
-def test_off_by_an_environment_variable(tmp_path):
+def test_an_environment_variable_switches_the_pool_off(tmp_path):
     code = """
 before = address_space()
 for _ in range(3):
@@ -47,7 +48,7 @@ print(address_space() - before)
 
 
 @pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
-def test_bounded_by_an_eighth_of_the_containers_memory(file, tmp_path):
+def test_the_pool_keeps_at_most_an_eighth_of_the_containers_memory(file, tmp_path):
     code = f"""
 import ctypes, subprocess, sys
 path = "/sys/fs/cgroup/{file}"
@@ -71,7 +72,7 @@ print(address_space() - before)
     assert 128 << 20 <= int(kept[0]) <= 144 << 20
 
 
-def test_memory_of_a_limited_address_space_is_not_kept(tmp_path):
+def test_the_pool_keeps_nothing_if_the_address_space_is_limited(tmp_path):
     code = """
 relu(x)
 limit_address_space(10 << 30)
@@ -87,13 +88,13 @@ print(address_space() - before)
 @pytest.mark.parametrize(
     "call",
     [
-        "relu(x[: n // 2 + 512])",  # a block of its own, of another size than those kept
-        "relu(x[: 7 << 20])",  # too small for a block: torch's allocator
+        "relu(x[: n // 2 + 512])",  # a new block, of another size than those in the pool
+        "relu(x[: 7 << 20])",  # too small for the pool: torch's allocator
         "relu(x.requires_grad_())",
         "torch.autograd.grad(relu(leaf), leaf, ones)",
     ],
 )
-def test_kept_memory_is_returned_before_an_allocation_fails(call, tmp_path):
+def test_the_pool_returns_its_memory_before_an_allocation_fails(call, tmp_path):
     code = f"""
 ones, leaf = torch.ones(9 << 20), torch.randn(9 << 20).requires_grad_()
 {call}
@@ -123,7 +124,7 @@ cases = {
 
 
 def test_out_of_memory_is_torchs_error_and_the_next_call_works(tmp_path):
-    """Forward, with mask and backward; nothing leaks."""
+    """This holds for forward, with and without a mask, and backward. No memory leaks."""
     code = """
 for name, case in cases.items():
     held = case()  # so the pool is empty
@@ -149,7 +150,7 @@ for name, case in cases.items():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_out_of_gpu_memory_is_torchs_error_and_the_next_call_works(dtype, precision, tmp_path):
-    """As above; a GPU's memory is limited to what is in use and, for the mask, its output."""
+    """The GPU's memory is limited to the memory in use; for "mask", the output fits as well."""
     settings = f"""
 torch.set_float32_matmul_precision({precision!r})
 torch.set_default_device("cuda")
@@ -201,8 +202,8 @@ except torch.OutOfMemoryError:
     assert int(run(code, tmp_path)[0]) < 32 << 20
 
 
-# Takes the place of glibc's function, with which torch allocates at multiples of 64 bytes. glibc's
-# malloc aligns to 16 bytes, and returns large blocks 16 bytes behind the beginning of a page.
+# This replaces glibc's posix_memalign, with which torch allocates at multiples of 64 bytes. glibc's
+# malloc aligns to 16 bytes, and returns large blocks 16 bytes after the beginning of a page.
 ALIGNED_TO_16 = """
 #include <errno.h>
 #include <stdlib.h>
@@ -215,10 +216,10 @@ int posix_memalign(void** memory, size_t alignment, size_t bytes) {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_outputs_of_an_allocator_that_aligns_to_16_bytes(dtype, tmp_path):
-    """Where the pool has no memory, another allocator's is right, too: outputs, masks, gradients.
+    """If the pool has no memory, outputs, masks and gradients are right in another allocator's.
 
-    Address space is left for an output and its mask, but not for the huge page more than that
-    which a block of the pool takes.
+    The limited address space has room for an output and its mask, but not for the additional huge
+    page of a block of the pool.
     """
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
@@ -245,7 +246,7 @@ assert torch.equal(grad, (x > 0).to(x.dtype))
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork_while_other_threads_use_the_pool(tmp_path):
-    """The child computes, with blocks of its own, whoever was inside the pool."""
+    """The child computes, with its own blocks, even if a thread was in the pool's code."""
     code = """
 torch.set_num_threads(1)
 x = torch.randn(n // 2)
@@ -272,8 +273,7 @@ assert torch.equal(relu(x), want)
     run(code, tmp_path)
 
 
-def test_lazy_clones_of_large_outputs():
-    """Copy-on-write clones."""
+def test_copy_on_write_clones_of_large_outputs():
     x = torch.randn(9 << 20)
     out, want = ModelNew()(x), relu_by_definition(x)
     clone = out._lazy_clone()

@@ -1,4 +1,4 @@
-"""The operators as anybody may call them: ill-fitting arguments, and programs saved elsewhere."""
+"""Direct calls of the operators: arguments of any kind, and programs that were saved before."""
 
 import random
 import textwrap
@@ -24,7 +24,10 @@ NAMES = [schema.partition("(")[0] for schema in SCHEMAS]
 
 
 def expanded(x):
-    """2^20 elements, or more than any address space: Linux may promise all memory short of that."""
+    """Return a view of 2^20 elements, or of 2^60, which no address space can hold.
+
+    Linux may promise any memory that is smaller than the address space.
+    """
     return x.new_ones(()).expand([2**20] * (3 if x.dim() % 2 else 1))
 
 
@@ -47,7 +50,7 @@ def random_tensor(choose):
     shape = [choose.choice([0, 1, 1, 2, 3, 4, 8, 9, 17]) for _ in range(choose.randint(0, 4))]
     x = torch.ones(shape, dtype=dtype)
     if choose.random() < 0.7:
-        with suppress(RuntimeError, IndexError):  # integers without gradients, scalars without rows
+        with suppress(RuntimeError, IndexError):  # integers have no gradients, scalars have no rows
             return choose.choice(CHANGES)(x)
     return x
 
@@ -56,7 +59,7 @@ def random_argument(choose, kind, tensors):
     if choose.random() < 0.01:
         return choose.choice([None, "text", 2**70, [1.5], object()])
     if kind == "Tensor":
-        # Half of them are one of a few, so that some fit together.
+        # More than half are one of a few tensors, so that some arguments fit together.
         return choose.choice(tensors) if choose.random() < 0.6 else random_tensor(choose)
     if kind == "Tensor?":
         return None if choose.random() < 0.4 else random_argument(choose, "Tensor", tensors)
@@ -68,8 +71,9 @@ def random_argument(choose, kind, tensors):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(3))
 def test_random_arguments_give_results_or_errors(seed):
-    """Never a crash, and no shape but the one that the operator promises."""
-    choose, served = random.Random(seed), 0
+    """A call never crashes. Results of ReLU have the shape of the argument."""
+    choose = random.Random(seed)
+    calls_with_results = 0
     for _ in range(1000):
         name = choose.choice(NAMES)
         operator = getattr(OPERATORS, name).default
@@ -88,19 +92,19 @@ def test_random_arguments_give_results_or_errors(seed):
             results = operator(*arguments)
         except (RuntimeError, TypeError, ValueError, IndexError, OverflowError):
             continue
-        served += 1
+        calls_with_results += 1
         if name.startswith("relu") and isinstance(results, torch.Tensor):
             assert results.shape == arguments[0].shape
-    assert served > 100
+    assert calls_with_results > 100
 
 
 def test_schemas_are_those_that_saved_programs_hold():
-    """A schema that changes needs another name: programs that were saved before must go on."""
+    """Programs that were saved before must still run. A new schema needs a new name."""
     got = [str(getattr(OPERATORS, name).default._schema) for name in NAMES]
     assert got == [f"relu_divide_kernels::{schema}" for schema in SCHEMAS]
 
 
-# Another build: its sources and so its name are others.
+# Code that loads another build, which has other sources and so another name.
 ANOTHER_BUILD = f"""
 import pathlib, sys, torch
 sys.path.insert(0, {str(ROOT)!r})
@@ -115,14 +119,14 @@ def builds():
 
 
 class Operator(torch.nn.Module):
-    """ReLU as ModelNew was traced at first."""
+    """ReLU as the first versions of ModelNew were traced."""
 
     def forward(self, x):
         return torch.ops.relu_divide_kernels.relu(x)
 
 
 def save(x, relu, module, folder):
-    """As programs of all kinds, with what they return for x."""
+    """Save both modules as programs of all kinds, and their results for x."""
     for name, model in (("relu", relu), ("linear", module)):
         exported = torch.export.export(model, (x,))
         torch.export.save(exported, folder / f"{name}.pt2")
@@ -167,7 +171,7 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_of_relu_run_without_these_kernels(tmp_path):
-    """So does the linear module as TorchScript, which calls its `linear`."""
+    """The linear module as TorchScript runs without them, too, because it calls its `linear`."""
     save(torch.randn(4, 6), ModelNew(), linear_modules(6, 9)[0], tmp_path)
     code = """
         import torch

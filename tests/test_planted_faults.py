@@ -1,4 +1,4 @@
-"""Faults in copies of the kernels are named, by `run.py` alone and by `run.py --solution`."""
+"""`run.py`, with and without `--solution`, finds faults in copies of the kernels and names them."""
 
 import os
 import re
@@ -9,21 +9,26 @@ import pytest
 from processes import copy_project, printed
 from test_run import run_it
 
-pytestmark = pytest.mark.slow  # it builds kernels for each of them
+pytestmark = pytest.mark.slow  # each fault needs a build
 
-ROWS = {"cpu": "24", "cuda": "1024"}  # from these on, kernels work as at the headline's size
+# From these numbers of rows on, kernels work as at the headline's size.
+ROWS = {"cpu": "24", "cuda": "1024"}
 RELU_CPU = "relu/relu_cpu.cpp"
 BLOCK, BITS = "relu_block<E>(from, made);", "mask_of_block(made)"
 TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
 NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
 LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "sum_rows(sums, runs"
 RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
-# It waits for the timed stream, which does not wait for it.
+# Launches on another stream, which waits for the timed one; the timed stream does not wait for it.
 STREAM = """if constexpr (Config::kIsLarge && !kMask) {
   static cudaStream_t other;
   static cudaEvent_t before;
-  if (!other) cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaEventCreate(&before);
-  cudaEventRecord(before, stream), cudaStreamWaitEvent(other, before);
+  if (!other) {
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    cudaEventCreate(&before);
+  }
+  cudaEventRecord(before, stream);
+  cudaStreamWaitEvent(other, before);
   stream = other;
 }
 """
@@ -32,7 +37,7 @@ DIFFER, NO_NAN = "wrong: .* elements differ", "wrong: .*got 0, expected nan"
 STEP = "cheating: a timed step's gradient of x was wrong: .* elements differ"
 X, BIAS = (f"wrong: gradient of {x}: .* beyond the error budget" for x in ("x", "linear.bias"))
 UNSEEN = "cheating: .*(another stream|outside the timed call|not credible)"
-# By name: a file, a text in it, what replaces it, and the verdict with what its reason says.
+# By name: a file, a text in it, the text that replaces it, and a pattern of the verdict and reason.
 FAULTS = {
     "tail": (RELU_CPU, BLOCK, TAIL + BLOCK, DIFFER),
     "nan": (RELU_CPU, BLOCK, BLOCK + NAN, NO_NAN),
@@ -49,39 +54,45 @@ FAULTS = {
 
 
 def environment(folder):
-    """Copies share builds of the same sources, made as users make them."""
+    """Return variables with which copies share builds, and build as users do."""
     flags = os.environ.get("NVCC_APPEND_FLAGS", "").replace("-DKERNELS_ALL_PATHS", "")
     return {"TORCH_EXTENSIONS_DIR": str(folder.parent / "built"), "NVCC_APPEND_FLAGS": flags}
 
 
 def plant(root, name):
-    """A copy with a fault, built."""
-    folder, (file, old, new, _) = root / name, FAULTS[name]
+    """Make a copy of the project with a fault, and build its kernels."""
+    folder = root / name
+    file, old, new, _ = FAULTS[name]
     copy_project(folder)
     path = folder / "kernels" / file
     parts = path.read_text().split(old)
     assert len(parts) == 2, f"{file} has {old!r} {len(parts) - 1} times"
     path.write_text(new.join(parts))
-    more = "; model_new.LinearReluDivideNew" * file.startswith("linear")
-    printed(f"import model_new{more}", folder, path=(), **environment(folder))
+    code = "import model_new"
+    if file.startswith("linear"):
+        code += "; model_new.LinearReluDivideNew"
+    printed(code, folder, path=(), **environment(folder))
     return folder
 
 
 @pytest.fixture(scope="module")
 def planted(request, tmp_path_factory):
-    """The copies for the tests that run, by name, built at the same time."""
+    """Return the copies for the tests that run, by name; they are built at the same time."""
     items = [item for item in request.session.items if item.module is request.module]
-    names, root = [item.callspec.params["name"] for item in items], tmp_path_factory.mktemp("all")
+    names = [item.callspec.params["name"] for item in items]
+    root = tmp_path_factory.mktemp("all")
     with ThreadPoolExecutor() as pool:
         return dict(zip(names, pool.map(partial(plant, root), names), strict=True))
 
 
-MARKED = [pytest.param(n, marks=[pytest.mark.gpu] * n.startswith("gpu_")) for n in FAULTS]
+CPU_FAULTS = [name for name in FAULTS if not name.startswith("gpu_")]
+GPU_FAULTS = [pytest.param(n, marks=pytest.mark.gpu) for n in FAULTS if n.startswith("gpu_")]
 
 
-@pytest.mark.parametrize("name", MARKED)
-def test_faults_are_named(name, planted):
-    device, (file, *_, verdict) = "cuda" if name.startswith("gpu_") else "cpu", FAULTS[name]
+@pytest.mark.parametrize("name", [*CPU_FAULTS, *GPU_FAULTS])
+def test_faults_are_found_and_named(name, planted):
+    device = "cuda" if name.startswith("gpu_") else "cpu"
+    file, *_, verdict = FAULTS[name]
     problem = "relu" if file.startswith("relu") else "linear_relu_divide"
     options = [problem, "--rows", ROWS[device], "--trials", "3", "--device", device]
     folder = planted[name]

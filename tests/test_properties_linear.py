@@ -1,4 +1,4 @@
-"""Linear -> ReLU -> divide on random operands that hypothesis draws."""
+"""Linear -> ReLU -> divide is as accurate as the reference, on operands that hypothesis draws."""
 
 import math
 import warnings
@@ -8,7 +8,7 @@ from functools import cache
 import properties as drawn
 import pytest
 import torch
-from compare import exact_gradients, outcome, watched
+from compare import checked_call, exact_gradients, outcome
 from properties import Drawn, assert_same, assert_same_layout, assume, given, one_of, st
 from tensors import FLOATING, float32_precision, linear_modules, step
 from torch import nn
@@ -21,13 +21,14 @@ FLOATING = tuple(FLOATING)
 DIVISORS = (2.0, 3.0, -1.5, 1.0)
 SPECIAL_DIVISORS = (2.0, 3.0, -1.5, 0.0, -0.0, math.inf, math.nan)
 SMALL = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 33, 64, 65, 129, 257)
-# On a GPU, the kernels multiply what is larger.
+# On a GPU, torch multiplies small operands, and our kernels large ones.
 SIZES = {"cpu": SMALL, "cuda": (*SMALL, 513, 1024, 1025, 2049)}
-MOST = {"cpu": 1 << 16, "cuda": 1 << 27}  # terms of all sums
+MOST = {"cpu": 1 << 16, "cuda": 1 << 27}  # the most products: M * N * K
 DENSE = torch.contiguous_format
-EXACT = (1.0, 2.0, -0.5)  # quotients of small integers are exact too
+EXACT = (1.0, 2.0, -0.5)  # divisors for which quotients of small integers are exact
 PRECISIONS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
-NOISE = 1.15, 1.02, 1.15  # of two results of the same accuracy, in what `measured` gives
+# Two results of the same accuracy differ by these factors in the three errors of `measured`.
+NOISE = 1.15, 1.02, 1.15
 
 
 # Small products on a busy machine wait for other threads longer than they take.
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @dataclass(frozen=True)
 class Operands:
-    """x, weight and bias, of one dtype, and the divisor."""
+    """Descriptions of x, weight and bias, of one dtype, and the divisor."""
 
     x: Drawn
     weight: Drawn
@@ -44,7 +45,7 @@ class Operands:
     divisor: float
 
     def modules(self, device):
-        """The replacement and the reference."""
+        """Return the replacement and the reference."""
         n, k = self.weight.layout.shape
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
@@ -59,7 +60,7 @@ class Operands:
 @cache
 @st.composite
 def operands(draw, device, values, divisors, dtypes=FLOATING):
-    """Operands that fit together, in layouts of any kind, now and then without rows or terms."""
+    """Draw operands that fit together, in any layouts; now and then K or N is 0."""
     limits = {"sizes": SIZES[device], "most_dims": 3}
     k, n = draw(one_of(SIZES[device])), draw(one_of(SIZES[device]))
     rows = drawn.draw_shape(draw, most=max(MOST[device] // (n * k), 1), **limits)
@@ -73,24 +74,40 @@ def operands(draw, device, values, divisors, dtypes=FLOATING):
 
 @st.composite
 def like(draw, shape, dtype, values):
-    """Tensors of one shape, in any layout."""
+    """Draw tensors of one shape, in any layout."""
     return drawn.draw_tensor(draw, (dtype,), (values,), drawn.draw_layout(draw, shape))
 
 
 def measured(got, exact, sizes, terms, setting="highest", is_product=True):
-    """How many elements are beyond a few roundings; the largest error, their mean, and the largest
-    in parts of the sum of the terms' magnitudes.
+    """Measure the errors of a result.
+
+    Args:
+        got: the result.
+        exact: the result in float64.
+        sizes: for each element, the sum of its terms' magnitudes.
+        terms: the number of terms of each sum.
+        setting: the precision of float32 products.
+        is_product: False for sums that are no products, as the bias's gradient.
+
+    Returns:
+        The number of elements that are wrong by more than a few roundings, and three errors: the
+        largest, the mean, and the largest relative to `sizes`.
     """
     if not got.numel():
         return 0, (0.0, 0.0, 0.0)
-    dtype, limits, rounded = got.dtype, torch.finfo(got.dtype), exact.to(got.dtype)
-    exact, sizes = torch.where(rounded.isinf(), rounded.double(), exact), sizes.nan_to_num(0, 0)
+    dtype = got.dtype
+    limits = torch.finfo(dtype)
+    rounded = exact.to(dtype)
+    exact = torch.where(rounded.isinf(), rounded.double(), exact)
+    sizes = sizes.nan_to_num(0, 0)
     error = errors(got, rounded, exact)
     part = (4 + math.sqrt(terms)) * U32
-    if dtype == torch.float64:  # the exact result itself is this far off
+    if dtype == torch.float64:  # `exact` itself has this error
         part = (terms + 4) * limits.eps
     elif dtype == torch.float32 and is_product:  # operands, sum and quotient are rounded once each
-        part = 4 * U32 + (0 if setting == "highest" else 2 * U_TF32)
+        part = 4 * U32
+        if setting != "highest":
+            part += 2 * U_TF32
     allowed = sizes * part + limits.smallest_normal * limits.eps / 2
     if dtype.itemsize == 2:
         allowed += (exact.abs() * (limits.eps / 2)).nan_to_num(0, 0, 0)
@@ -100,19 +117,20 @@ def measured(got, exact, sizes, terms, setting="highest", is_product=True):
 
 
 def measured_outputs(results, x, module, setting):
-    """Of outputs for x and the parameters."""
+    """Measure the errors of several outputs for x and the module's parameters."""
     z, sizes = exact_sums(module.linear, x)
     exact = torch.relu(z) / module.divisor, sizes / abs(module.divisor)
     return [measured(out, *exact, x.shape[-1], setting) for out in results]
 
 
 def assert_accurate(ours, eager, dtype, terms, is_expanded=False):
-    """Every element within a few roundings, or errors no larger than the reference's, or those
-    that roundings may have.
+    """Assert that a result is as accurate as the reference's.
 
-    Among thousands of cases there are some in which another order of summation is the luckier one.
-    The roundings of a sum of equal terms have one sign. Half types are summed in float32, and
-    rounded after product, bias and division.
+    `ours` and `eager` are what `measured` returns. One of three conditions is enough: every element
+    is within a few roundings; the errors are no larger than the reference's; or the largest error
+    is one that roundings alone may cause. The third is needed because in some of thousands of cases
+    the reference's order of summation is luckier. The roundings of a sum of equal terms have one
+    sign. Half types are summed in float32, and rounded after product, bias and division.
     """
     (beyond, found), (_, own) = ours, eager
     is_alike = all(a <= n * b and a < math.inf for a, b, n in zip(found, own, NOISE, strict=True))
@@ -124,14 +142,14 @@ def assert_accurate(ours, eager, dtype, terms, is_expanded=False):
 
 @given(st.data())
 def test_forward(device, data):
-    """As accurate as the reference, at every precision; x and parameters as they were."""
+    """The result is as accurate as the reference's, at every precision. Operands do not change."""
     check_forward(device, data, ("normal",), DIVISORS)
 
 
 @pytest.mark.gpu
 @given(st.data())
 def test_special_values_on_a_gpu(data):
-    """Infinities, NaN and division by 0, where every sum is exact."""
+    """Sums of infinities, NaN and integers are exact; the divisor may be 0, infinite or NaN."""
     check_forward("cuda", data, ("sprinkled",), SPECIAL_DIVISORS)
 
 
@@ -142,7 +160,7 @@ def check_forward(device, data, values, divisors):
     size = math.prod((*x.shape[:-1], n)) * x.element_size()
     setting = data.draw(one_of(PRECISIONS[device]))
     with torch.no_grad(), float32_precision(setting):
-        got = watched(lambda: mine(x), [x, *mine.parameters()], size)
+        got = checked_call(lambda: mine(x), [x, *mine.parameters()], size)
         want = theirs(x)
     assert_same_layout(got, want)
     is_expanded = 0 in (*case.x.layout.stride, *case.weight.layout.stride)
@@ -152,11 +170,12 @@ def check_forward(device, data, values, divisors):
 
 @given(operands("cpu", ("integers", "sprinkled"), (3.0, 0.0, 1e-40, -1e300, 5, True)))
 def test_exact_sums_on_the_cpu(case):
-    """The product is torch's there, so all values are, infinities, NaN and any divisor included.
+    """On a CPU torch computes the product, so results have the reference's bits.
 
-    Integers: where a tensor lies may decide in which order a library sums. Batches are dense: of
-    those with gaps torch rounds the product before it adds the bias. Weights of bfloat16 are
-    dense: with others torch 2.9 loses NaN, and torch 2.11 has some that come and go.
+    This includes infinities, NaN and any divisor. Operands are integers, because the address of a
+    tensor may decide in which order a library sums. Batches are dense: for those with gaps torch
+    rounds the product before it adds the bias. Weights of bfloat16 are dense: with others torch 2.9
+    loses NaN, and torch 2.11 has NaN that come and go.
     """
     mine, theirs = case.modules("cpu")
     x = case.x.make("cpu")
@@ -170,10 +189,10 @@ def test_exact_sums_on_the_cpu(case):
 
 @given(st.data())
 def test_gradients(device, data):
-    """As accurate as the reference's, the second gradient too."""
+    """The gradients, and the second gradient, are as accurate as the reference's."""
     case = data.draw(operands(device, ("normal",), (2.0, -1.0)))
     n, k = case.weight.layout.shape
-    assume(n > 0)  # else there is nothing to compare
+    assume(n > 0)  # otherwise there is nothing to compare
     mine, theirs = case.modules(device)
     x, (weight, *bias) = case.x.make(device), (p.detach() for p in theirs.parameters())
     setting = data.draw(one_of(PRECISIONS[device]))
@@ -186,15 +205,16 @@ def test_gradients(device, data):
         data.draw(like(tuple(t.shape), x.dtype, "normal")).make(device) for t in (z, x)
     )
     is_expanded = any(0 in t.stride() for t in (x, weight, grad_output))
-    grad_output = grad_output * clear  # elsewhere rounding decides on ReLU's side
-    given = x, grad_output, direction
+    grad_output = grad_output * clear  # elsewhere rounding decides whether ReLU passes it
+    arguments = x, grad_output, direction
     with float32_precision(setting):
-        ours = watched(lambda: step(mine, *given), [*given, *mine.parameters()], grad_output.nbytes)
-        eager = step(theirs, *given)
+        tensors = [*arguments, *mine.parameters()]
+        ours = checked_call(lambda: step(mine, *arguments), tensors, grad_output.nbytes)
+        eager = step(theirs, *arguments)
     compared = [[one] for one in measured_outputs((ours[0], eager[0]), x, theirs, setting)]
     sums = [(n, setting), (m, setting), *[(m, setting, False)] * len(bias), (k, setting)]
     for found, results in zip(compared, (ours, eager), strict=True):
-        # Where it is not clear, the second gradient has to be right for either side.
+        # Where it is not clear, the second gradient must be right for the side that was taken.
         passes = torch.where(clear, z > 0, results[-1] != 0).double() / case.divisor
         factors = x, weight, grad_output * passes, direction, passes
         exact, sizes = (
@@ -205,13 +225,13 @@ def test_gradients(device, data):
             found.append(measured(*values, *about))
     for got, want, *found in zip(ours, eager, *compared, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
-        if not torch.equal(got, want):  # where torch 2.9 errs, in products of bfloat16, too
+        if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
             assert_accurate(*found, x.dtype, max(n, k, m), is_expanded)
 
 
 @given(st.data())
 def test_any_of_the_gradients(device, data):
-    """Those that are wanted, and no other; every sum is exact, so they are equal."""
+    """Only the wanted gradients are computed. Every sum is exact, so they equal the reference's."""
     case = data.draw(operands(device, ("integers",), EXACT, (torch.float32, torch.float64)))
     wanted = data.draw(st.sets(st.sampled_from(["x", "weight", "bias"])))
     n = case.weight.layout.shape[0]
@@ -230,21 +250,20 @@ def test_any_of_the_gradients(device, data):
         results.append([out.detach(), *grads])
     for got, want in zip(*results, strict=True):
         assert (got is None) == (want is None)
-        if want is not None:  # the strides of gradients are the engine's business
+        if want is not None:  # autograd may change the strides of gradients
             assert_same(got.clone(memory_format=DENSE), want.clone(memory_format=DENSE))
 
 
 @st.composite
 def misfits(draw):
-    """x, weight and bias of any shapes and dtypes."""
+    """Draw x, weight and bias of any shapes and dtypes, which need not fit together."""
     sizes = {"sizes": (1, 2, 3), "most_dims": 3}
     dtypes = (torch.float32, torch.float64, torch.float16, torch.int64, torch.bool)
     return [draw(drawn.tensors(dtypes, ("integers",), **sizes)) for _ in range(3)]
 
 
 @given(misfits())
-def test_refusals(device, operands):
-    """torch's error, or torch's result."""
+def test_misfits_give_torchs_error_or_result(device, operands):
     results = []
     for module in linear_modules(1, 1, 2.0):
         x, weight, bias = (t.make(device) for t in operands)

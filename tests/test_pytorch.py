@@ -1,4 +1,4 @@
-"""Everything else that PyTorch does to a module and its operators, beside the references."""
+"""PyTorch's other features: modules and operators behave as the references."""
 
 import copy
 import pickle
@@ -19,8 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from model import LinearReluDivide, Model
 from model_new import LinearReluDivideNew, ModelNew, namespaces
 
-# What a graph of the module holds.
+# The namespaces of this build's operators.
 NAMESPACES = {"relu": namespaces["relu"], "linear": namespaces["linear_relu_divide"]}
+# The operator in a graph of the module.
 TARGET = {
     "relu": "aten.relu.default",
     "linear": f"{NAMESPACES['linear']}.linear_relu_divide.default",
@@ -28,7 +29,7 @@ TARGET = {
 
 
 def modules_of(kind, device="cpu", dtype=torch.float32):
-    """The replacement and the reference; both take `samples`."""
+    """Return the replacement and the reference; both take `samples`."""
     if kind == "relu":
         return ModelNew(), Model()
     return linear_modules(6, 10, 3.0, dtype, device)
@@ -45,7 +46,7 @@ def modules(kind, device):
 
 
 def recording(seen, kind):
-    """A mode that writes down what it is asked for."""
+    """Return a mode of this kind that appends the functions that are called."""
 
     def record(self, function, types, args=(), kwargs=None):
         seen.append(function)
@@ -63,7 +64,8 @@ def test_opcheck_of_relu(device):
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck_of_linear(device, bias):
-    weight, b = torch.randn(10, 6, device=device), torch.randn(10, device=device) if bias else None
+    weight = torch.randn(10, 6, device=device)
+    b = torch.randn(10, device=device) if bias else None
     for x in (samples(device), samples(device).unflatten(0, (2, 2)), samples(device)[:0]):
         for grad in (False, True):
             tensors = [t if t is None else t.clone().requires_grad_(grad) for t in (x, weight, b)]
@@ -72,14 +74,18 @@ def test_opcheck_of_linear(device, bias):
             continue
         out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, b, 3.0)
         torch.library.opcheck(OPERATORS.linear_relu_divide_with_mask, (x, weight, b, 3.0))
-        # Without a bias these would be the same calls again.
-        for grad_output in (torch.randn_like(out), torch.randn_like(out).requires_grad_()) * bias:
-            for wanted in range(8):
-                of_x, of_weight = x if wanted & 2 else None, weight if wanted & 1 else None
-                torch.library.opcheck(
-                    OPERATORS.linear_relu_divide_gradients,
-                    (grad_output, mask, of_x, of_weight, wanted, 3.0),
-                )
+        if bias:  # without a bias these would be the same calls again
+            opcheck_gradients(torch.randn_like(out), mask, x, weight)
+            opcheck_gradients(torch.randn_like(out).requires_grad_(), mask, x, weight)
+
+
+def opcheck_gradients(grad_output, mask, x, weight):
+    """Check the operator of the gradients for every combination of wanted gradients."""
+    for output_mask in range(8):
+        needed_x = x if output_mask & 2 else None
+        needed_weight = weight if output_mask & 1 else None
+        arguments = (grad_output, mask, needed_x, needed_weight, output_mask, 3.0)
+        torch.library.opcheck(OPERATORS.linear_relu_divide_gradients, arguments)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +103,13 @@ def test_opcheck_of_linear(device, bias):
         lambda f, x: torch.func.functional_call(f, {}, (x,)),
     ],
 )
-def test_torch_func(device, modules, transform):
+def test_transforms_of_torch_func(device, modules, transform):
     x = samples(device)
     both(modules, lambda module: transform(module, x))
 
 
 def test_vmap_over_parameters(device):
-    """Gradients of each sample, and ensembles."""
+    """This gives the gradients of each sample, and the outputs of an ensemble."""
     x = samples(device)
     pairs = [linear_modules(6, 10, 3.0, device=device) for _ in range(3)]
 
@@ -123,7 +129,7 @@ def test_vmap_over_parameters(device):
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_make_fx(kind, mode):
+def test_make_fx_records_the_operator(kind, mode):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mine, theirs = modules_of(kind)
@@ -134,7 +140,7 @@ def test_make_fx(kind, mode):
         assert_same(graph(x), theirs(x), kind == "relu")
 
 
-def test_symbolic_trace(kind):
+def test_symbolic_trace_records_the_references_calls(kind):
     modules = modules_of(kind)
     x = samples()
     graphs = [torch.fx.symbolic_trace(module) for module in modules]
@@ -144,7 +150,7 @@ def test_symbolic_trace(kind):
     assert_same(graphs[0](x), modules[1](x), kind == "relu")
 
 
-def test_results_are_no_views(device, kind):
+def test_results_are_not_views_and_may_be_changed_in_place(device, kind):
     x = samples(device).reshape(2, 2, 6).transpose(0, 1)
     for module in modules_of(kind, device):
         assert not module(x)._is_view()
@@ -154,7 +160,7 @@ def test_results_are_no_views(device, kind):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_jit_trace(kind):
+def test_traced_modules(kind):
     mine, theirs = modules_of(kind)
     traced = torch.jit.trace(mine, samples())
     assert kind == "linear" or "aten::relu" in str(traced.graph)
@@ -164,7 +170,7 @@ def test_jit_trace(kind):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("inplace", [False, True])
-def test_jit_script_of_relu(inplace):
+def test_scripted_relu(inplace):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 6), ModelNew(inplace)))
     x, layer = samples(), scripted[0]
     got = torch.autograd.grad(scripted(x).sum(), layer.weight)
@@ -179,7 +185,7 @@ def test_jit_script_of_relu(inplace):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("divisor", [3.0, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_jit_script_of_linear(divisor, bias):
+def test_scripted_linear(divisor, bias):
     modules = linear_modules(6, 10, divisor, bias=bias)
     x = samples()
     both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
@@ -188,7 +194,7 @@ def test_jit_script_of_linear(divisor, bias):
     both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
 
 
-def test_meta_and_fake_tensors(kind):
+def test_meta_and_fake_tensors_have_the_right_shapes_and_devices(kind):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mine, theirs = modules_of(kind, "meta")
@@ -208,8 +214,7 @@ def test_meta_and_fake_tensors(kind):
             assert mine(torch.empty(2, 6, device="cuda")).device.type == "cuda"
 
 
-def test_a_function_mode_sees_torchs_calls(kind):
-    """Those of the reference, one by one."""
+def test_a_function_mode_sees_the_references_calls(kind):
     seen = []
     mine, theirs = modules_of(kind)
     x = samples()
@@ -238,7 +243,7 @@ def test_a_dispatch_mode_sees_the_operators(kind, grad):
 
 
 def test_flops_are_counted(kind):
-    """Those of the modules, whose `linear` has hooks then, and those of the operator."""
+    """The counter puts hooks on modules and their `linear`. It counts direct calls too."""
     calls = [*modules_of(kind)]
     if kind == "linear":
         weight, bias = calls[0].parameters()
@@ -247,7 +252,9 @@ def test_flops_are_counted(kind):
         x = samples().requires_grad_()
         with FlopCounterMode(display=False) as counter:
             call(x).sum().backward()
-        assert counter.get_total_flops() == (kind == "linear") * 3 * 2 * 10 * x.numel()
+        flops_of_three_products = 3 * 2 * 10 * x.numel()
+        expected = flops_of_three_products if kind == "linear" else 0
+        assert counter.get_total_flops() == expected
 
 
 def test_flops_are_counted_by_a_counter_that_is_imported_later(tmp_path):
@@ -265,8 +272,10 @@ def test_flops_are_counted_by_a_counter_that_is_imported_later(tmp_path):
 
 
 def test_reentrant_dispatch(kind):
-    """Modules called by a mode, on what it was called with."""
-    x, modules, results = samples(), modules_of(kind), []
+    """A dispatch mode may call the modules for an operator's argument."""
+    x = samples()
+    modules = modules_of(kind)
+    results = []
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -282,20 +291,22 @@ def test_reentrant_dispatch(kind):
 @pytest.mark.parametrize(
     ("owner", "name"), [(torch, "relu"), (nn.functional, "linear"), (nn.Linear, "forward")]
 )
-def test_a_function_in_the_place_of_torchs_is_called(kind, owner, name, monkeypatch, device):
-    """Low-rank adapters and other precisions reach all modules so."""
+def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatch, device):
+    """Low-rank adapters and other precisions change all modules in this way."""
     modules, x, before = modules_of(kind, device), samples(device), getattr(owner, name)
     plain = modules[1](x)
     monkeypatch.setattr(owner, name, lambda *args: before(*args) + 1)
     changed = both(modules, lambda module: module(x))
-    assert torch.equal(changed, plain) == (kind == "relu" and owner is not torch)
+    is_unaffected = kind == "relu" and owner is not torch
+    assert torch.equal(changed, plain) == is_unaffected
     torch._dynamo.reset()
     both([torch.compile(m, backend="eager") for m in modules], lambda module: module(x))
 
 
 def test_a_profiler_sees_the_operator(device, kind, modules):
-    """Under a default device too, whose mode changes functions that make tensors."""
-    name, x = {"relu": "relu", "linear": "linear_relu_divide"}[kind], samples(device)
+    """This holds under a default device too, whose mode changes functions that make tensors."""
+    name = {"relu": "relu", "linear": "linear_relu_divide"}[kind]
+    x = samples(device)
     for default in (device, "meta"):
         with torch.device(default), torch.profiler.profile() as profile:
             both(modules, lambda module: module(x))
@@ -303,7 +314,7 @@ def test_a_profiler_sees_the_operator(device, kind, modules):
         assert f"{NAMESPACES[kind]}::{name}" in events
 
 
-def test_inference_mode(device, modules):
+def test_results_in_inference_mode_are_inference_tensors(device, modules):
     x = samples(device).requires_grad_()
     with torch.inference_mode():
         assert both(modules, lambda module: module(x)).is_inference()
@@ -333,12 +344,12 @@ def test_autocast_with_mixed_dtypes(device):
 
 def test_deterministic_and_anomaly_mode(device, modules):
     x = samples(device)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(mode=True)
     try:
         with torch.autograd.detect_anomaly(check_nan=True):
             both(modules, lambda module: step(module, x))
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(mode=False)
 
 
 @pytest.mark.gpu
@@ -362,7 +373,7 @@ def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
         assert_same_bits(results, run())
 
 
-def test_copies_and_serialisation(kind, tmp_path):
+def test_copies_and_saved_modules_give_the_same_results(kind, tmp_path):
     mine, theirs = modules_of(kind)
     x = samples()
     want = theirs(x)
@@ -375,11 +386,12 @@ def test_copies_and_serialisation(kind, tmp_path):
     assert_same(theirs(x), want, kind == "relu")
 
 
-def test_construction(kind):
-    """Random numbers, parameters and divisor of the reference."""
+def test_construction_is_the_references(kind):
+    """The parameters, the divisor, and the random numbers drawn are the same."""
     kinds = {"relu": (ModelNew, Model), "linear": (LinearReluDivideNew, LinearReluDivide)}[kind]
     assert issubclass(*kinds)
-    for arguments in ((),) if kind == "relu" else ((6, 5, 2.0), (1, 1, -3)):
+    arguments_of = {"relu": [()], "linear": [(6, 5, 2.0), (1, 1, -3)]}
+    for arguments in arguments_of[kind]:
         states, divisors = [], []
         for module_class in kinds:
             torch.manual_seed(3)
@@ -391,7 +403,7 @@ def test_construction(kind):
         assert divisors[0] == divisors[1]
 
 
-def test_fresh_memory_every_time(device, modules):
+def test_every_result_has_new_memory(device, modules):
     x = samples(device)
     kept = [x, modules[0](x), modules[0](x), *modules[0].parameters()]
     assert len({tensor.untyped_storage().data_ptr() for tensor in kept}) == len(kept)
@@ -405,12 +417,19 @@ def test_second_backward_raises_as_torch_does(device, modules):
         out.backward()
 
 
-def test_hooks(device, modules):
+def test_hooks_are_called_in_order(device, modules):
     seen = []
     mine = modules[0]
-    mine.register_forward_pre_hook(lambda m, args: seen.append("before"))
-    mine.register_forward_hook(lambda m, args, out: seen.append("after"))
-    mine.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
+
+    def recorder(event):
+        def hook(*_):
+            seen.append(event)
+
+        return hook
+
+    mine.register_forward_pre_hook(recorder("before"))
+    mine.register_forward_hook(recorder("after"))
+    mine.register_full_backward_hook(recorder("backward"))
     mine(samples(device).requires_grad_()).sum().backward()
     assert seen == ["before", "after", "backward"]
 
@@ -427,6 +446,7 @@ def test_activation_checkpointing(device, modules, use_reentrant):
     both(modules, run)
 
 
+# By name, hooks that change how saved tensors are stored.
 SAVED = {
     "on the CPU": torch.autograd.graph.save_on_cpu,
     "converted": lambda: saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()),
@@ -441,7 +461,7 @@ def test_saved_tensor_hooks(device, modules, hooks):
         both(modules, lambda module: step(module, x))
 
 
-def test_a_hook_that_gives_back_another_mask(device, modules):
+def test_a_hook_that_returns_another_mask_raises(device, modules):
     with saved_tensors_hooks(lambda t: t, lambda t: t[:1].clone()):
         out = modules[0](samples(device).requires_grad_())
     with pytest.raises(RuntimeError, match=r"must have|fit together"):

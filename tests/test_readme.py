@@ -1,4 +1,4 @@
-"""What README and the documents say about files, functions and each other is true of the tree."""
+"""The files, functions and links that README and the documents name exist."""
 
 import re
 from fnmatch import fnmatch
@@ -57,7 +57,7 @@ def test_readmes_tree_is_the_tree():
 
 
 def test_each_file_of_the_kernels_belongs_to_one_row_of_designs_table():
-    """A row's first cell has paths, in which * stands for any characters."""
+    """A row's first cell has paths, in which * matches any characters."""
     [table] = re.findall(r"^## Files\n(.+)", DESIGN, re.DOTALL | re.MULTILINE)
     cells = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
     rows = [path for cell in cells for path in re.findall(r"`(.+?)`", cell)]

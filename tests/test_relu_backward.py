@@ -1,11 +1,11 @@
-"""The gradient: bit for bit torch's, from one bit an element."""
+"""ReLU, backward: the bits of torch's gradient, from a mask of one bit for each element."""
 
 from itertools import permutations, product
 from math import prod
 
 import pytest
 import torch
-from compare import assert_same_bits, unpacked, watched
+from compare import assert_same_bits, checked_call, unpacked
 from tensors import FLOATING, draw, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -32,7 +32,7 @@ def test_sizes(device, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_layouts(device, dtype):
-    """Of x, and of the gradient: in another order, expanded, with gaps, misaligned."""
+    """For each layout of x, the gradient is dense, expanded, with gaps, misaligned or permuted."""
     for name, x in views(dtype, device):
         print(name, tuple(x.shape), x.stride())
         assert_same_gradient(x, draw(x.shape, dtype, device))
@@ -45,17 +45,21 @@ def test_layouts(device, dtype):
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 2, 2), (2, 1, 3), (2, 3, 1, 2)], ids=str)
-def test_strides_where_a_size_is_1(device, shape):
-    """These say nothing: in every order of dimensions, also 1 and 5, and 0 of the gradient."""
+def test_strides_of_dimensions_of_size_1_do_not_matter(device, shape):
+    """Such a stride is the dense one, 1 or 5, in every order of dimensions.
+
+    The gradient may also be expanded, with strides of 0.
+    """
     every = []
     for order, odd in product(permutations(range(len(shape))), [None, 1, 5]):
         dense = [prod(shape[d] for d in order[: order.index(i)]) for i in range(len(shape))]
         pairs = zip(dense, shape, strict=True)
         every.append([odd if odd and size == 1 else stride for stride, size in pairs])
-    values, grad_output = draw((99,), torch.float32, device), draw((99,), torch.float32, device)
-    for of_x, of_grad in product(every, [*every, [0] * len(shape)]):
-        x = values.as_strided(shape, of_x)
-        assert_same_gradient(x, grad_output.as_strided(shape, of_grad))
+    values = draw((99,), torch.float32, device)
+    grad_output = draw((99,), torch.float32, device)
+    for x_stride, grad_stride in product(every, [*every, [0] * len(shape)]):
+        x = values.as_strided(shape, x_stride)
+        assert_same_gradient(x, grad_output.as_strided(shape, grad_stride))
 
 
 def test_several_threads_and_huge_pages(three_threads):
@@ -90,19 +94,24 @@ def test_special_values(device, dtype):
 
 def test_gradient_is_written_to_fresh_memory(device):
     x, grad_output = torch.randn(2, 1000, device=device)
-    watched(lambda: step(ModelNew(), x, grad_output), [x, grad_output], x.nbytes)
+    checked_call(lambda: step(ModelNew(), x, grad_output), [x, grad_output], x.nbytes)
 
 
-def test_one_bit_an_element_is_kept(device):
-    kept = []
+def test_one_bit_for_each_element_is_saved(device):
+    saved = []
     x = torch.randn(64, 1000, device=device, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+
+    def save(tensor):
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         ModelNew()(x)
-    assert [(t.dtype, t.numel()) for t in kept] == [(torch.uint8, x.numel() // 8)]
-    assert torch.equal(unpacked(kept[0]), x.flatten() > 0)
+    assert [(t.dtype, t.numel()) for t in saved] == [(torch.uint8, x.numel() // 8)]
+    assert torch.equal(unpacked(saved[0]), x.flatten() > 0)
 
 
-def test_nothing_is_kept_without_a_gradient(device):
+def test_nothing_is_saved_without_a_gradient(device):
     x = torch.randn(100, device=device, requires_grad=True)
     with torch.no_grad():
         out = ModelNew()(x)
@@ -111,13 +120,13 @@ def test_nothing_is_kept_without_a_gradient(device):
     assert ModelNew()(x.detach()).grad_fn is None
 
 
-def test_changes_after_the_forward(device):
-    """Of the input, and of the output, which torch keeps and must raise for; ours keeps bits."""
+def test_x_and_the_output_may_change_after_the_forward(device):
+    """We save a mask. torch saves the output, and raises if it has changed."""
     x = torch.randn(100, device=device)
     leaf = x.clone().requires_grad_()
-    moving = leaf * 1
-    out = ModelNew()(moving)
-    moving.detach().zero_()
+    changing_x = leaf * 1
+    out = ModelNew()(changing_x)
+    changing_x.detach().zero_()
     out.mul_(3)
     out.sum().backward()
     assert_same_bits(leaf.grad, 3 * (x > 0).float())
@@ -128,8 +137,8 @@ def test_changes_after_the_forward(device):
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_gradients_of_gradients_by_the_input(device, inplace):
-    """Zeros, as torch's, and not nothing; without a gradient of the output's gradient too."""
+def test_second_gradients_by_x_are_zeros(device, inplace):
+    """They are zeros as torch's, not None, also if the output's gradient needs no gradient."""
     leaf = special_values(torch.float32).to(device).repeat(3)
 
     def run(module):
@@ -154,7 +163,7 @@ def test_gradcheck(device, make):
 
 
 def test_opinfo_samples_with_gradients(device):
-    # Which may need packages that torch does not bring.
+    # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 
     (info,) = [op for op in op_db if op.name == "nn.functional.relu"]

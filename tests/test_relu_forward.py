@@ -1,4 +1,4 @@
-"""The forward: torch.relu's bits, on every dtype, shape and layout; in place, torch's own."""
+"""ReLU, forward: the bits of torch.relu, for every dtype, shape and layout."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def test_sizes_and_layouts(device, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_special_values(device, dtype):
     values = special_values(dtype).to(device)
-    for repeat in (1, 40):  # off and on the vectors' way
+    for repeat in (1, 40):  # too short for vectors, and long enough
         x = values.repeat(repeat)
         assert_is_relu(ModelNew()(x), x)
         assert_same_bits(ModelNew()(x), relu_by_definition(x))
@@ -44,8 +44,9 @@ def test_all_16_bit_patterns(device, dtype):
 
 
 def test_float32_patterns(device):
-    """All of them on a GPU, every 641st on a CPU."""
-    model, step = ModelNew(), 1 if device == "cuda" else 641
+    """Every bit pattern on a GPU, every 641st on a CPU."""
+    model = ModelNew()
+    step = 1 if device == "cuda" else 641
     for start in range(-(2**31), 2**31, 2**28):
         patterns = torch.arange(start, start + 2**28, step, dtype=torch.int64, device=device)
         x = patterns.to(torch.int32).view(torch.float32)
@@ -58,26 +59,21 @@ def test_float32_patterns(device):
 
 @pytest.mark.slow
 def test_several_threads_and_huge_pages(three_threads):
-    """Outputs of more than 32 MiB, with threads that meet in the middle of a page."""
+    """Outputs have more than 32 MiB, and two threads write to different parts of a page."""
     x = draw((3, 12_500_003), torch.float32)
     for view in (x, x.t(), x[:, ::2]):
         assert_is_relu(ModelNew()(view), view)
 
 
 def lazily_freed():
-    """Bytes of this process that the system may take."""
-    return (
-        int(
-            re.search(r"^LazyFree: *(\d+) kB$", Path("/proc/self/smaps_rollup").read_text(), re.M)[
-                1
-            ]
-        )
-        << 10
-    )
+    """Return the bytes of this process that the system may take back."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    kib = re.search(r"^LazyFree: *(\d+) kB$", text, re.M)[1]
+    return int(kib) << 10
 
 
 def test_memory_of_large_outputs_is_used_again():
-    """Never while somebody holds it, and what is kept meanwhile is the system's to take."""
+    """It is not used while a tensor holds it. Meanwhile the system may take free memory back."""
     x = draw((20_000_003,), torch.float32)
     relu = ModelNew()
     first, second = relu(x), relu(-x)
@@ -95,11 +91,12 @@ def test_memory_of_large_outputs_is_used_again():
     assert relu(x).data_ptr() == address
 
 
-def test_large_outputs_are_tensors_like_others():
+def test_large_outputs_can_be_resized_shared_and_profiled():
     x = draw((20_000_003,), torch.float32)
     out = ModelNew()(x)
     storage = out.untyped_storage()
-    assert storage.nbytes() == x.nbytes and storage.resizable()
+    assert storage.nbytes() == x.nbytes
+    assert storage.resizable()
     kept = out[:1000].clone()
     out.resize_(3)
     assert_same_bits(out, kept[:3])
@@ -125,12 +122,12 @@ def test_more_than_2_to_the_31_elements():
 
 
 @pytest.mark.gpu
-def test_current_stream():
+def test_all_work_is_on_the_current_stream():
     x = draw((1 << 24,), torch.float32, "cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # holds the stream back; the default stream is free
+        torch.cuda._sleep(50_000_000)  # delays this stream, but not the default one
         x.fill_(-1)
         out = ModelNew()(x)
     stream.synchronize()
@@ -138,7 +135,7 @@ def test_current_stream():
 
 
 @pytest.mark.gpu
-def test_device_that_is_not_current():
+def test_x_on_a_device_that_is_not_current():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     x = draw((1000,), torch.float32, "cuda:1")
@@ -157,11 +154,11 @@ def test_device_that_is_not_current():
         lambda: [1.0, 2.0],
         lambda: 1.0,
         lambda: None,
-        lambda: nn.UninitializedParameter(),
+        nn.UninitializedParameter,
     ],
 )
-def test_what_has_no_kernel_is_torchs(device, make):
-    """Its errors; and its results, where a newer torch has them."""
+def test_x_without_a_kernel_gives_torchs_error_or_result(device, make):
+    """A newer torch has results for some of these."""
     x = make()
     x = x.to(device) if type(x) is torch.Tensor else x
     got, want = outcome(ModelNew(), x), outcome(torch.relu, x)
@@ -172,7 +169,7 @@ def test_what_has_no_kernel_is_torchs(device, make):
 
 
 def test_opinfo_samples(device):
-    # Which may need packages that torch does not bring.
+    # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 
     (info,) = [op for op in op_db if op.name == "nn.functional.relu"]
@@ -184,7 +181,7 @@ def test_opinfo_samples(device):
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_cuda_tensors_without_cuda_kernels(tmp_path):
+def test_cuda_tensors_raise_if_the_build_has_no_cuda_kernels(tmp_path):
     code = """
         import torch
         is_available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
@@ -199,7 +196,7 @@ def test_cuda_tensors_without_cuda_kernels(tmp_path):
 
 
 def test_in_place(device):
-    """By torch's own op."""
+    """The op of torch overwrites x."""
     assert f"{ModelNew()} {ModelNew(inplace=True)}" == "ModelNew() ModelNew(inplace=True)"
     x = draw((7, 9), torch.float32, device)[:, ::2]
     want, address, version = relu_by_definition(x), x.data_ptr(), x._version

@@ -1,7 +1,7 @@
-"""Mixed calls of both modules from several threads: results right, memory flat.
+"""Mixed calls of both modules from several threads: results stay right, and memory does not grow.
 
-5 s on each device, or as many as the variable KERNELS_SOAK_SECONDS says, after as many or 10 s of
-the same to warm up. Prints what it did (-s).
+The test takes 5 s on each device, or KERNELS_SOAK_SECONDS, after a warm-up of the same length or
+10 s. With `-s` it prints the number of calls and the memory.
 """
 
 import ctypes
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("KERNELS_SOAK_SECONDS", "5"))
 THREADS = 4
-# The last is from 32 MiB of float32 on: memory of its own kind on a CPU.
+# float32 tensors of the last size have more than 32 MiB. On a CPU their memory comes from our pool.
 SIZES = [0, 1, 7, 1000, 40_000, 300_000, 9_000_000]
 WEIGHTS = [100, 100, 100, 100, 100, 30, 1]
 SHAPES = [(1, 1), (7, 33), (64, 64), (65, 129), (33, 1024), (300, 257)]  # n, k
 ROWS = [0, 1, 5, 64, 129]
-# RSS that comes and goes: buffers of torch's and of malloc's for each thread, code met late.
+# RSS varies by about this: buffers of torch and malloc for each thread, code that is loaded late.
 SLACK = 128 << 20
 
 
@@ -41,10 +41,11 @@ def assert_equal(got, want):
 
 
 class Caller:
-    """One thread's calls, on a stream of its own on a GPU, with random numbers of its own."""
+    """The calls of one thread, which has its own random numbers and, on a GPU, its own stream."""
 
     def __init__(self, device, seed):
-        self.device, self.choose = device, random.Random(seed)
+        self.device = device
+        self.choose = random.Random(seed)
         self.calls = 0
         self.modules = {
             (n, k, dtype): linear_modules(k, n, 2.0, dtype, device)
@@ -62,9 +63,11 @@ class Caller:
                 torch.cuda.current_stream().synchronize()
 
     def tensor(self, dtypes):
-        """Flat, at any offset, or with gaps."""
-        size, dtype = self.choose.choices(SIZES, WEIGHTS)[0], self.choose.choice(dtypes)
-        offset, step = self.choose.randrange(4), self.choose.choice([1, 1, 2])
+        """Draw a flat tensor, at any offset, with or without gaps."""
+        size = self.choose.choices(SIZES, WEIGHTS)[0]
+        dtype = self.choose.choice(dtypes)
+        offset = self.choose.randrange(4)
+        step = self.choose.choice([1, 1, 2])
         return draw((offset + size * step,), dtype, self.device)[offset::step]
 
     def relu(self):
@@ -77,8 +80,9 @@ class Caller:
         assert_equal(*(step(module, x, torch.ones_like(x))[1] for module in (ModelNew(), Model())))
 
     def linear(self):
-        """Small integers: every sum is exact, so that any two orders agree."""
-        (n, k), dtype = self.choose.choice(SHAPES), self.choose.choice(FLOATING)
+        """Use small integers: every sum is exact, so the order of additions does not matter."""
+        n, k = self.choose.choice(SHAPES)
+        dtype = self.choose.choice(FLOATING)
         mine, theirs = self.modules[n, k, dtype]
         shape = (self.choose.choice(ROWS), k)
         with torch.no_grad():
@@ -87,7 +91,8 @@ class Caller:
         x = torch.randint(-2, 3, shape, device=self.device).to(dtype)
         if self.choose.random() < 0.5:
             with torch.no_grad():
-                return assert_equal(mine(x), theirs(x))
+                assert_equal(mine(x), theirs(x))
+            return
         grad_output = torch.randint(-1, 2, (len(x), n), device=self.device).to(dtype)
         results = (step(module, x, grad_output) for module in (mine, theirs))
         for got, want in zip(*results, strict=True):
@@ -95,7 +100,7 @@ class Caller:
 
 
 def call_for(callers, seconds):
-    """Runs all callers at once; raises the first error of any."""
+    """Run all callers at once; raise the first error of any."""
     until = time.monotonic() + seconds
     with ThreadPoolExecutor(len(callers)) as pool:
         for call in [pool.submit(caller.run, until) for caller in callers]:
@@ -103,9 +108,9 @@ def call_for(callers, seconds):
 
 
 def memory(device):
-    """Bytes by name; those that the system may take back, as the CPU's page pool, do not count."""
+    """Return bytes by name; those that the system may take back from the pool do not count."""
     gc.collect()
-    with suppress(AttributeError):  # what glibc keeps of blocks that were freed
+    with suppress(AttributeError):  # glibc returns freed blocks to the system
         ctypes.CDLL(None).malloc_trim(0)
     found = {}
     if device == "cuda":
@@ -120,7 +125,7 @@ def memory(device):
     return found
 
 
-def test_soak(device):
+def test_results_stay_right_and_memory_does_not_grow(device):
     callers = [Caller(device, seed) for seed in range(THREADS)]
     call_for(callers, min(SECONDS, 10))  # until every kind of call has been made
     before = memory(device)
@@ -129,4 +134,5 @@ def test_soak(device):
     print(f"{device}: {sum(caller.calls for caller in callers):,} calls from {THREADS} threads")
     for name, size in before.items():
         print(f"  {name}: {size >> 20:,} MiB before, {after[name] >> 20:,} MiB after")
-        assert after[name] <= size + (SLACK if name == "RSS" else 0), name
+        slack = SLACK if name == "RSS" else 0
+        assert after[name] <= size + slack, name

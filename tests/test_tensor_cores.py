@@ -1,4 +1,4 @@
-"""How tensor cores add: on the twin, and against a GPU."""
+"""The twin adds as tensor cores do: against known sums, and against a GPU's bits."""
 
 from dataclasses import replace
 
@@ -18,20 +18,22 @@ UNIT = 2.0**-24
 
 
 def add(total, products, alignment):
+    """Return the total after a tensor core has added up to 16 products."""
     x = torch.zeros(1, 16, dtype=torch.float64)
     x[0, : len(products)] = torch.tensor(products, dtype=torch.float64)
     total = torch.full((1, 1), total, dtype=torch.float64)
     return twin.accumulate(total, x, torch.ones(1, 16, dtype=torch.float64), alignment).item()
 
 
-def test_accumulate():
-    unit = 2.0**-23  # of 1
+def test_an_accumulation_truncates_toward_zero():
+    unit = 2.0**-23  # the last place of 1
     for alignment in (None, 0, 1, 2, 3):
         assert add(1.0, [1.5 * unit], alignment) == 1 + unit
         assert add(-1.0, [-1.5 * unit], alignment) == -1 - unit
         assert add(0.0, [0.0], alignment) == 0
         assert add(0.0, [3 * 2.0**-40, -(2.0**-42)], alignment) == 11 * 2.0**-42
-    for alignment in (0, 1, 2, 3):  # 16 products that are each just on, or just below, the last bit
+    # 16 products that are each equal to the last bit that is kept, or half of it.
+    for alignment in (0, 1, 2, 3):
         last = unit / 2**alignment
         assert add(1.0, [last] * 16, alignment) == 1 + 16 * last
         assert add(1.0, [last / 2] * 16, alignment) == 1
@@ -42,7 +44,7 @@ def test_accumulate():
 @pytest.mark.parametrize("k", [300, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize(("path", "kernel"), [("sm80", SM80_ON_HOPPER), ("sm90", SM90)])
 def test_kernels_have_the_bits_of_the_twin(path, kernel, k):
-    """On 132 multiprocessors, among which sm90/launch.cu cuts no tile of these sizes along k."""
+    """The twin does not cut tiles along K, and on 132 multiprocessors sm90 does not either."""
     if torch.cuda.get_device_properties(0).multi_processor_count != 132:
         pytest.skip("tiles may be cut")
     x, weight, bias = named("normal", 1024, k, 2816)
@@ -63,39 +65,40 @@ def test_tensor_cores_accumulate_as_the_twin_does():
         for draw in (torch.randn, torch.rand):
             x, weight = draw(128, k).half(), draw(128, k).half()
             got = torch.mm(x.cuda(), weight.cuda().t(), out_dtype=torch.float32).cpu()
-            assert torch.equal(got.double(), twin.whole_sum(x, weight, 16, SM90))
+            assert torch.equal(got.double(), twin.unpromoted_sum(x, weight, 16, SM90))
 
 
 @pytest.mark.parametrize("cores", [twin.AMPERE, twin.HOPPER])
 def test_an_addition_truncates_at_most_ten_units(cores):
-    """As the derivation of the bound says. Small terms beside a large sum come near it."""
-    last = 2.0 ** -(23 + cores.alignment)  # that is kept, of a sum in [1, 2)
+    """docs/SPLIT.md derives the bound from this. Small terms beside a large sum come near it."""
+    last = 2.0 ** -(23 + cores.alignment)  # the last bit that is kept of a sum in [1, 2)
     ends_in_ones = [1.999] * (2**cores.alignment - 1)
     small = [0.999] * (cores.terms - len(ends_in_ones))
     for terms, least in ((small, 4.9), (small + ends_in_ones, 8.9), ([5.5] * cores.terms, 4.0)):
-        taken = 1 + last * sum(terms) - add(1.0, [last * term for term in terms], cores.alignment)
-        assert least <= taken / UNIT <= 10
+        exact = 1 + last * sum(terms)
+        error = exact - add(1.0, [last * term for term in terms], cores.alignment)
+        assert least <= error / UNIT <= 10
 
 
-def test_low_products_precede_high_ones():
-    """Added to the high sum, 64, each would be truncated to nothing."""
+def test_lo_products_precede_hi_ones():
+    """If they were added to the sum of the hi products, 64, they would be truncated to nothing."""
     x = torch.full((1, 64), 1 + 2.0**-20)
-    for segment in (32, 64):
-        out = product(x, torch.ones(1, 64), replace(SM80, segment=segment))
+    for interval in (32, 64):
+        out = product(x, torch.ones(1, 64), replace(SM80, interval=interval))
         assert out.item() == 64 + 2.0**-14
 
 
-def test_compensation_begins_a_segment_with_what_was_rounded_off():
-    """Each segment adds 3/8 of the last place of the sum: nothing, if it were rounded off."""
+def test_compensation_adds_the_rounding_error_to_the_next_accumulation():
+    """Each interval adds 3/8 of the last place of the sum, which is lost without compensation."""
     x = torch.zeros(1, 320)
     x[0, ::32] = 0.375 * 2.0**-23
     x[0, 0] = 1
     ones = torch.ones(1, 320)
-    assert product(x, ones, replace(SM80, compensates=False, segment=32)).item() == 1
+    assert product(x, ones, replace(SM80, compensates=False, interval=32)).item() == 1
     assert product(x, ones, SM80).item() == 1 + 3 * 2.0**-23
 
 
-def test_fma_sum_rounds_once_a_step():
+def test_fma_sum_rounds_once_for_each_term():
     x = torch.tensor([[1 + 2.0**-11, 1 + 2.0**-12]])
     weight = torch.tensor([[-1.0, 1 + 2.0**-12]])
     assert twin.fma_sum(x, weight).item() == 2.0**-24

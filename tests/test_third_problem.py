@@ -1,4 +1,4 @@
-"""Another problem takes the files of `tests/third_problem`, and nothing else.
+"""A third problem needs the files of `tests/third_problem`, and nothing else.
 
 Its Python files are appended to those of the project.
 """
@@ -11,7 +11,7 @@ import pytest
 from processes import ROOT, copy_project
 from test_run import run_it
 
-pytestmark = pytest.mark.slow  # it builds its kernels twice
+pytestmark = pytest.mark.slow  # the kernels are built twice
 
 ADDED = ROOT / "tests" / "third_problem"
 EXTENDED = {  # files of the project, and what is appended to them
@@ -26,7 +26,7 @@ GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of the project, with the problem."""
+    """Return a copy of the project with the third problem."""
     folder = tmp_path_factory.mktemp("project")
     copy_project(folder)
     shutil.copytree(ADDED / "kernels", folder / "kernels", dirs_exist_ok=True)
@@ -37,13 +37,13 @@ def project(tmp_path_factory):
 
 
 def run(folder, *arguments, status=0):
-    """What `python run.py gelu` prints."""
+    """Run `python run.py gelu`, assert its exit status, and return its output."""
     done = run_it("gelu", *arguments, folder=folder, cwd=folder)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def test_it_is_compared_and_files_are_graded(project, device):
+def test_a_third_problem_is_compared_and_its_solutions_are_graded(project, device):
     size = ["--rows", "3", "--trials", "3", "--device", device]
     output = run(project, *size)
     assert "6 cases compared with the reference, none wrong" in output

@@ -1,4 +1,4 @@
-"""The build tools: targets, flags, what is said when a tool is missing or fails."""
+"""The build tools: targets, flags, and the errors if a tool is missing or fails."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def fake_cuda(monkeypatch, devices, cuda="13.0"):
-    """The parts of torch.cuda and torch.version that are asked."""
+    """Replace the parts of torch.cuda and torch.version that the toolchain reads."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
@@ -37,7 +37,7 @@ def fake_cuda(monkeypatch, devices, cuda="13.0"):
 
 
 def tool(folder, name, script):
-    """An executable that runs a line of shell."""
+    """Make an executable that runs a line of shell; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -46,6 +46,7 @@ def tool(folder, name, script):
 
 
 def error_of(sources=SOURCES):
+    """Return the error of a build that must fail."""
     with pytest.raises(BuildError) as error:
         load_extensions({"greet": sources}, cpp_extension.load_inline)
     return str(error.value)
@@ -65,7 +66,7 @@ def error_of(sources=SOURCES):
         ([], None, []),
     ],
 )
-def test_targets(monkeypatch, devices, wanted, expected):
+def test_targets_are_those_of_the_gpus_or_of_the_variable(monkeypatch, devices, wanted, expected):
     fake_cuda(monkeypatch, devices)
     if wanted is not None:
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
@@ -75,7 +76,7 @@ def test_targets(monkeypatch, devices, wanted, expected):
 
 
 @pytest.mark.parametrize("entry", ["all", "native", "Hoper", "9", "9.0b", "Ada+PTX", "8.0,9.0"])
-def test_entry_that_is_not_understood(monkeypatch, entry):
+def test_an_unknown_entry_of_the_variable_raises(monkeypatch, entry):
     fake_cuda(monkeypatch, [])
     wanted = entry if entry == "native" else f"8.0;{entry}"
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
@@ -85,7 +86,7 @@ def test_entry_that_is_not_understood(monkeypatch, entry):
 
 
 @pytest.mark.parametrize(
-    ("code", "runs", "does_not"),
+    ("code", "supported", "unsupported"),
     [
         ("sm_80", ["sm_80", "sm_86", "sm_89"], ["sm_75", "sm_90a", "sm_100"]),
         ("sm_86", ["sm_86", "sm_89"], ["sm_80", "sm_120"]),
@@ -95,9 +96,9 @@ def test_entry_that_is_not_understood(monkeypatch, entry):
         ("compute_90", ["sm_100", "sm_121"], ["sm_90a", "sm_89"]),
     ],
 )
-def test_which_gpus_run_a_code(code, runs, does_not):
-    assert all(code in toolchain.compatible_targets(target) for target in runs)
-    assert not any(code in toolchain.compatible_targets(target) for target in does_not)
+def test_a_gpu_runs_the_code_of_compatible_targets(code, supported, unsupported):
+    assert all(code in toolchain.compatible_targets(target) for target in supported)
+    assert not any(code in toolchain.compatible_targets(target) for target in unsupported)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,10 @@ def test_which_gpus_run_a_code(code, runs, does_not):
         ([], "7.5", False),
     ],
 )
-def test_build_made_ahead(monkeypatch, tmp_path, devices, wanted, is_loaded):
-    """One build for several architectures serves each machine whose GPUs it covers."""
+def test_a_build_made_ahead_is_loaded_if_it_covers_the_gpus(
+    monkeypatch, tmp_path, devices, wanted, is_loaded
+):
+    """The build was made for several architectures, on a machine without a GPU."""
 
     def load_inline(name, build_directory, **arguments):
         flags = "".join(arguments["extra_cuda_cflags"])
@@ -122,7 +125,8 @@ def test_build_made_ahead(monkeypatch, tmp_path, devices, wanted, is_loaded):
     made = []
     monkeypatch.setenv("CUDA_HOME", toolkit(tmp_path / "home"))
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / "home"))
-    subprocess.run(["c++", "-shared", "-xc++", "/dev/null", "-o", "it.so"], cwd=tmp_path)
+    compile_it = ["c++", "-shared", "-xc++", "/dev/null", "-o", "it.so"]
+    subprocess.run(compile_it, cwd=tmp_path, check=True)
     for machine, names in (([], "8.0;9.0;10.0+PTX"), (devices, wanted)):
         fake_cuda(monkeypatch, machine)
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
@@ -131,22 +135,23 @@ def test_build_made_ahead(monkeypatch, tmp_path, devices, wanted, is_loaded):
     assert made == ([True] if is_loaded else [True, False])
 
 
-def test_flags_for_the_cpu(monkeypatch):
+def test_avx2_is_used_if_the_cpu_has_it(monkeypatch):
     for capability, has_avx2 in (("DEFAULT", False), ("AVX2", True), ("AVX512", True)):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         assert ("-mavx2" in toolchain.cpu_flags()) == has_avx2
 
 
 @pytest.mark.parametrize("compiler", ["g++-11", "g++", "clang++"])
-def test_compilers_know_the_flags(compiler, tmp_path):
+def test_compilers_accept_all_flags_without_a_warning(compiler, tmp_path):
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no {compiler}")
     command = [compiler, *toolchain.CXX_FLAGS, "-Werror", "-c", "-xc++", "/dev/null", "-o", "a.o"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr == ""
 
 
-def test_ninja_of_an_environment_that_is_not_activated(tmp_path, monkeypatch):
+def test_ninja_is_found_beside_python(tmp_path, monkeypatch):
+    """It is not on PATH if the virtual environment is not activated."""
     tool(tmp_path / "bin", "c++", "")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path / "scripts"))
@@ -155,7 +160,7 @@ def test_ninja_of_an_environment_that_is_not_activated(tmp_path, monkeypatch):
     assert toolchain.find_ninja() == str(ninja)
 
 
-def test_missing_compiler(monkeypatch):
+def test_a_missing_compiler_gives_an_error(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "C++ compiler; 'no-such-compiler' is not on PATH" in error_of()
 
@@ -167,7 +172,7 @@ NVCC = (
 
 
 def toolkit(home, script=NVCC):
-    """A folder like that of a CUDA toolkit."""
+    """Make a folder like that of a CUDA toolkit; return its path."""
     tool(home / "bin", "nvcc", script)
     (home / "include").mkdir()
     (home / "include" / "cuda_runtime.h").touch()
@@ -176,7 +181,7 @@ def toolkit(home, script=NVCC):
 
 @pytest.fixture
 def no_toolkit(monkeypatch):
-    """Hides this machine's own."""
+    """Hide the toolkits of this machine."""
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda p: "/usr/local/cuda" not in str(p) and exists(p))
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
@@ -185,7 +190,7 @@ def no_toolkit(monkeypatch):
 
 
 @pytest.mark.parametrize("devices", [[(9, 0)], []])
-def test_missing_nvcc(monkeypatch, no_toolkit, tmp_path, devices):
+def test_a_missing_nvcc_gives_an_error_with_remedies(monkeypatch, no_toolkit, tmp_path, devices):
     fake_cuda(monkeypatch, devices)
     monkeypatch.setattr(toolchain, "find_ninja", lambda: "ninja")
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: name if name == "c++" else None)
@@ -199,8 +204,8 @@ def test_missing_nvcc(monkeypatch, no_toolkit, tmp_path, devices):
         assert 'pip install "cuda-toolkit[nvcc,cccl]==13.0.*"' in str(error.value)
 
 
-def test_toolkit_of_pip(monkeypatch, no_toolkit, tmp_path):
-    """It is found where torch found none, and linked though it lacks `libcudart.so`."""
+def test_the_toolkit_of_pip_is_found_and_linked(monkeypatch, no_toolkit, tmp_path):
+    """It has no file `libcudart.so`, and torch itself may not find it."""
     fake_cuda(monkeypatch, [(9, 0)])
     home = tmp_path / "nvidia" / "cu13"
     toolkit(home)
@@ -217,15 +222,14 @@ def test_toolkit_of_pip(monkeypatch, no_toolkit, tmp_path):
         (tmp_path / "libcudart.so").unlink()
 
 
-def test_flags_for_nvcc():
+def test_nvcc_gets_a_flag_for_each_target():
     targets = [
         flag.partition("arch=")[2] for flag in toolchain.cuda_flags(["compute_80", "sm_90a"])
     ]
     assert targets[-2:] == ["compute_80,code=compute_80", "compute_90a,code=sm_90a"]
 
 
-def test_targets_for_a_torch_without_cuda(monkeypatch, capfd):
-    """TORCH_CUDA_ARCH_LIST has no effect there, and a line says so."""
+def test_a_torch_without_cuda_ignores_the_variable_and_says_so(monkeypatch, capfd):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     assert toolchain.cuda_targets() == []
@@ -241,15 +245,15 @@ def test_targets_for_a_torch_without_cuda(monkeypatch, capfd):
         (NVCC, "can't compile for sm_120"),
     ],
 )
-def test_nvcc_that_does_not_fit(monkeypatch, tmp_path, script, message):
+def test_an_nvcc_of_another_version_gives_an_error(monkeypatch, tmp_path, script, message):
     fake_cuda(monkeypatch, [(8, 0), (9, 0), (12, 0)])
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", toolkit(tmp_path / "home", script))
     with pytest.raises(BuildError, match=message):
         toolchain.check_tools(toolchain.find_toolchain())
 
 
-def test_small_stack(tmp_path):
-    """`ulimit -s 512` kills the build tools without a message."""
+def test_a_small_stack_is_named_in_the_error(tmp_path):
+    """With `ulimit -s 512` build tools are killed without a message."""
     code = """
         import resource
         from torch.utils.cpp_extension import load_inline
@@ -258,7 +262,7 @@ def test_small_stack(tmp_path):
         load_extensions({"a": {"a/a.cpp": "int x;"}}, load_inline)
     """
     done = python(code, tmp_path)
-    if done.returncode != 0:  # a machine whose tools need less
+    if done.returncode != 0:  # on some machines the tools need less
         assert "was killed by signal" in done.stderr
         assert "The stack is limited to 512 KiB: ulimit -s 8192" in done.stderr
 
@@ -290,7 +294,7 @@ def test_compiler_errors_come_first_and_name_the_file(monkeypatch, compiler):
          "cannot find -lnothing"),
     ],
 )  # fmt: skip
-def test_compilers_that_fail(monkeypatch, tmp_path, script, message):
+def test_the_first_line_says_why_a_compiler_failed(monkeypatch, tmp_path, script, message):
     monkeypatch.setenv("CXX", str(tool(tmp_path, "failing-c++", script)))
     assert message in error_of().splitlines()[0]
     assert not [*tmp_path.glob("cache/*/*-*")]
@@ -311,8 +315,8 @@ def test_compilers_that_fail(monkeypatch, tmp_path, script, message):
         ("nvcc fatal   : Unsupported gpu architecture 'compute_20'", "", ""),
     ],
 )  # fmt: skip
-def test_first_error(first, last, hint):
-    """Lines as the tools of GCC 12, LLVM 14 and CUDA 13 write them."""
+def test_the_first_real_error_is_found_and_explained(first, last, hint):
+    """The lines are those of the tools of GCC 12, LLVM 14 and CUDA 13."""
     log = f"[1/2] c++ -Wno-error -c main.cpp\nFAILED: main.o \n{first}\n{last}\nninja: stopped."
     found, *hints = errors.first_error(log).splitlines()
     assert found == first
@@ -320,8 +324,7 @@ def test_first_error(first, last, hint):
     assert hint in "".join(hints)
 
 
-def test_an_import_that_fails_ends_with_the_error(tmp_path):
-    """Not with a traceback of torch's own."""
+def test_an_import_that_fails_has_one_traceback_with_our_error(tmp_path):
     code = """
         from torch.utils.cpp_extension import load_inline
         from kernels.build.extension import load_extensions

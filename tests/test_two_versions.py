@@ -42,6 +42,7 @@ FAULTS = [
 
 
 def copy_faulty_project(folder):
+    """Copy the project, with faults in its sources."""
     copy_project(folder)
     for name, line, fault in FAULTS:
         source = folder / "kernels" / name
@@ -68,7 +69,7 @@ PROGRAM = """
         return bool(tensor.flatten()[0] == 0)
 
     def faults_of(relu, linear):
-        '''Which of the results have a fault, by how they were computed.'''
+        '''Return for each way to compute a result whether the result has the fault.'''
         x = torch.arange(1.0, 6.0)
         torch.nn.init.eye_(linear.linear.weight)
         torch.nn.init.ones_(linear.linear.bias)
@@ -118,7 +119,7 @@ def test_each_version_runs_its_own_kernels(tmp_path):
 
 
 def registered_keys(operator):
-    """The dispatch keys for which an operator has a function."""
+    """Return the dispatch keys for which an operator has a function."""
     dump = torch._C._dispatch_dump(operator)
     return set(re.findall(r"^(\w+)(?:\[alias\])?: registered at", dump, re.MULTILINE))
 
@@ -136,7 +137,7 @@ def test_both_names_of_an_operator_have_the_same_functions(name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_traces_hold_the_stable_name():
+def test_traced_and_exported_programs_contain_the_stable_name():
     module, x = LinearReluDivideNew(6, 9, 3.0), torch.randn(4, 6)
     traced = torch.jit.trace(module, x, check_trace=False)
     assert f" {STABLE}::linear_relu_divide(" in str(traced.graph)

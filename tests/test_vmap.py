@@ -1,4 +1,4 @@
-"""A backward under vmap, of a forward outside it: torch's own ops compute all gradients at once.
+"""A backward under vmap whose forward was outside it: torch computes all gradients at once.
 
 Such calls come from `torch.autograd.grad(is_grads_batched=True)` and `jacobian(vectorize=True)`,
 which use torch's older vmap, and from `torch.func.vmap` over a function that calls
@@ -28,14 +28,15 @@ def modules(request, device):
 
 @contextmanager
 def no_fallback_of_ours():
-    """Fails where vmap runs an operator of this project once for each element of the batch."""
-    torch._C._debug_only_display_vmap_fallback_warnings(True)
+    """Fail if vmap calls an operator of this project once for each element of the batch."""
+    set_fallback_warnings = torch._C._debug_only_display_vmap_fallback_warnings
+    set_fallback_warnings(True)
     try:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             yield
     finally:
-        torch._C._debug_only_display_vmap_fallback_warnings(False)
+        set_fallback_warnings(False)
     messages = [str(warning.message) for warning in found]
     assert not [message for message in messages if "relu_divide_kernels" in message]
 
@@ -70,7 +71,7 @@ def test_gradients_of_x_and_parameters(device, modules, batched_grad, shape):
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
-def test_some_gradients_of_linear(device, batched_grad, wanted):
+def test_only_the_wanted_gradients_of_linear(device, batched_grad, wanted):
     x, grad_outputs = samples(device), torch.randn(BATCH, 4, 10, device=device)
 
     def run(module):
@@ -135,7 +136,7 @@ def test_vectorized_hessian(device, modules):
 
 
 def random_batch(shape, dim):
-    """A tensor of this shape, or a batch of such tensors along a new dimension `dim`."""
+    """Draw a tensor of this shape, or a batch of such tensors along a new dimension `dim`."""
     if dim is None:
         return torch.randn(shape)
     return torch.randn(*shape[:dim], BATCH, *shape[dim:])
@@ -144,8 +145,10 @@ def random_batch(shape, dim):
 @pytest.mark.parametrize("of_mask", [None, 0, 1])
 @pytest.mark.parametrize("of_grad", [None, 0, 1, 2])
 @pytest.mark.parametrize("of_x, of_weight", [(0, None), (None, 1)])
-def test_the_operator_of_all_gradients(device, of_mask, of_grad, of_x, of_weight):
-    """Any operand may be a batch: the result is that of a loop over the batch."""
+def test_the_gradients_operator_takes_batches_of_any_operands(
+    device, of_mask, of_grad, of_x, of_weight
+):
+    """The result is that of a loop over the batch."""
     in_dims = (of_grad, of_mask, of_x, of_weight)
     grad_output = random_batch((4, 10), of_grad).to(device)
     mask = random_batch((4, 2), of_mask).mul(100).to(device, torch.uint8)

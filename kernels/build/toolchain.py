@@ -188,7 +188,7 @@ def version_of(compiler: str) -> str:
     the same version text if they are the same compiler.
     """
     try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     except OSError:
         return ""
     _, _, version = done.stdout.partition(" ")
@@ -249,7 +249,7 @@ def _check_nvcc(toolchain: Toolchain) -> None:
     version = toolchain.compilers["nvcc"]
     if f"release {cuda.split('.')[0]}." not in version:
         raise BuildError(f"expected an nvcc of CUDA {cuda}, got {nvcc}: {version!r}. {advice}")
-    done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True)
+    done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=False)
     for target in toolchain.targets:
         if "compute_" + re.sub(r"\D", "", target) not in done.stdout.split():
             raise BuildError(f"{nvcc} can't compile for {target}. {advice}")

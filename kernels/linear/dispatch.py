@@ -230,7 +230,7 @@ def _local_placements(x: object, weight: object, bias: object | None) -> list[tu
     return placements
 
 
-def _linear_of_dtensors(
+def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own arguments and two more
     x: object,
     weight: object,
     bias: object | None,

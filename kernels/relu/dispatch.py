@@ -48,11 +48,10 @@ def _relu_of_dtensor(x: object, relu: Callable) -> object:
 
     placements = []
     for placement in x.placements:
-        if type(placement) is Partial:
-            placement = Replicate()
-        if type(placement) not in (Replicate, Shard):
+        target = Replicate() if type(placement) is Partial else placement
+        if type(target) not in (Replicate, Shard):
             return torch.relu(x)
-        placements.append(placement)
+        placements.append(target)
     x = x.redistribute(placements=placements)
     out = relu(x.to_local(grad_placements=placements))
     return DTensor.from_local(

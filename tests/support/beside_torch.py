@@ -1,4 +1,4 @@
-"""A module of ours and its reference on small inputs, one beside the other."""
+"""Comparisons of a module of ours with its reference, on small inputs."""
 
 import torch
 from compare import assert_same_bits
@@ -11,15 +11,22 @@ def samples(device="cpu", dtype=torch.float32):
 
 
 def assert_same(got, want, is_relu):
-    """Equal bits of ReLU. On a GPU the reference divides by a multiplication."""
+    """Assert that ReLU's results have the same bits, and others are close.
+
+    On a GPU the reference multiplies by the reciprocal of the divisor, so bits may differ.
+    """
     if is_relu:
-        return assert_same_bits(got.detach(), want.detach())
+        assert_same_bits(got.detach(), want.detach())
+        return
     assert (got.dtype, got.shape, got.device) == (want.dtype, want.shape, want.device)
     torch.testing.assert_close(got, want)
 
 
 def both(modules, run):
-    """What `run` makes of ours, which is what it makes of the reference: a tensor, or several."""
+    """Run both modules, assert that the results are the same, and return ours.
+
+    `run` takes a module and returns a tensor or several.
+    """
     got, want = (run(module) for module in modules)
     pairs = [(got, want)] if isinstance(want, torch.Tensor) else zip(got, want, strict=True)
     for pair in pairs:
@@ -28,7 +35,7 @@ def both(modules, run):
 
 
 def step(module, x, call=None):
-    """The output, by `call` or else the module's, and the gradients of x and of the parameters."""
+    """Return the output of `call`, or of the module, and the gradients of x and the parameters."""
     leaf = x.detach().clone().requires_grad_()
     out = (call or module)(leaf)
     return out, *torch.autograd.grad(out.square().sum(), [leaf, *module.parameters()])

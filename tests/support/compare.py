@@ -1,4 +1,4 @@
-"""Exact comparisons, and comparisons of errors, that several tests share."""
+"""Comparisons that several tests share: of bits, and of errors against float64."""
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -9,19 +9,22 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(x):
-    """The bits of x as integers, with one pattern for every NaN."""
+    """Return the bits of x as integers, with the same pattern for every NaN."""
     if x.is_floating_point():
         x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
     return x.contiguous().view(BITS[x.element_size()])
 
 
 def relu_by_definition(x):
-    """x < 0 ? 0 : x, which keeps NaN and -0: torch.relu, but for the sign of zero on some GPUs."""
+    """Return x < 0 ? 0 : x, which keeps NaN and -0.
+
+    torch.relu returns the same, except for the sign of zero on some GPUs.
+    """
     return torch.where(x < 0, torch.zeros_like(x), x)
 
 
 def assert_same_bits(got, want):
-    """Of two tensors, or of each of several."""
+    """Assert that two tensors, or each two of several, have the same dtype, shape and bits."""
     if not isinstance(want, torch.Tensor):
         for pair in zip(got, want, strict=True):
             assert_same_bits(*pair)
@@ -40,7 +43,7 @@ def assert_same_bits(got, want):
 
 
 def assert_is_relu(got, x):
-    """got is what torch.relu(x) returns: bits, strides, and memory of its own."""
+    """Assert that `got` has the bits and strides of torch.relu(x), and memory of its own."""
     assert_same_bits(got, relu_by_definition(x))
     reference = torch.relu(x)
     assert got.stride() == reference.stride()
@@ -49,22 +52,29 @@ def assert_is_relu(got, x):
         assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
-def watched(call, tensors, size):
-    """What the call returns, in memory of its own; no tensor is changed, nor what its view skips.
+def checked_call(call, tensors, size):
+    """Return the results of the call; assert that they have new memory and change no tensor.
 
-    Before it, free blocks of about `size` bytes are full of 0xff, a NaN in every float dtype, for
-    results to land in: several, since the C library hands small ones out as it likes.
+    The memory of a tensor is compared as a whole, so between the elements of a strided view too.
+    Before the call, free blocks of about `size` bytes are filled with 0xff, which is NaN in every
+    float dtype, so that an element that is not written shows. There are several blocks, because the
+    C library may return any of its small ones.
     """
 
     def geometry(x):
         return x.shape, x.stride(), x.data_ptr()
 
-    before, device = [], tensors[0].device
+    before = []
+    device = tensors[0].device
     for x in tensors:
         memory = torch.empty(0, dtype=torch.uint8, device=device).set_(x.untyped_storage())
         before.append((geometry(x), memory, memory.clone()))
-    few = [size] * (4 if size < 1 << 25 else 1)  # from there on the C library maps new pages
-    sizes = range(size, size + 1024, 64) if size < 1 << 20 else few
+    if size < 1 << 20:
+        sizes = range(size, size + 1024, 64)
+    elif size < 1 << 25:
+        sizes = [size] * 4
+    else:  # the C library maps new pages for these
+        sizes = [size]
     blocks = [torch.full((n,), 0xFF, dtype=torch.uint8, device=device) for n in sizes]
     del blocks
     results = call()
@@ -78,7 +88,7 @@ def watched(call, tensors, size):
 
 
 def outcome(function, *arguments):
-    """What the function returns, or the type and the first line of its error."""
+    """Return the function's result, or the type and the first line of its error."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -86,13 +96,13 @@ def outcome(function, *arguments):
 
 
 def unpacked(mask):
-    """The bits of a mask, eight for each byte of its last dimension."""
+    """Return the bits of a mask as booleans, eight for each byte of its last dimension."""
     places = torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (mask.unsqueeze(-1) >> places & 1).bool().flatten(-2)
 
 
 def assert_mask_of(out, mask):
-    """A bit for each element of out, and zeros behind the last of a row."""
+    """Assert that the mask has a bit for each element of out, and zeros after the last of a row."""
     bits = unpacked(mask)
     assert torch.equal(bits[:, : out.shape[1]], out > 0)
     assert not bits[:, out.shape[1] :].any()
@@ -103,16 +113,17 @@ def as_matrix(x):
 
 
 def exact_gradients(x, weight, grad_z):
-    """The gradients of x, weight and bias for that of the product, in float64."""
+    """Return the gradients of x, weight and bias for the gradient of the product, in float64."""
     rows, grads = as_matrix(x.double()), as_matrix(grad_z.double())
     return (grads @ weight.double()).view(x.shape), grads.t() @ rows, grads.sum(0)
 
 
 def rounding_errors(x, weight, bias=None, unit=2.0**-24):
-    """16 roundings, or sqrt(K) / 4, of a sum of x weight^T whose terms have random signs.
+    """Return the error of 16 roundings, or sqrt(K) / 4, of a sum of terms with random signs.
 
-    By so much more than torch's may a split product err where it promises nothing: in sums so
-    short, or of results so few, that luck and cuBLAS's partial sums decide who errs less.
+    A float32 product may exceed torch's error by this much where it promises nothing. There the
+    sums are so short, or the results so few, that chance and cuBLAS's partial sums decide which
+    product errs less.
     """
     x, weight = (t.double().nan_to_num(0, 0, 0).flatten(0, -2) for t in (x, weight))
     squares = x.square() @ weight.square().t()
@@ -122,10 +133,10 @@ def rounding_errors(x, weight, bias=None, unit=2.0**-24):
 
 
 def assert_as_accurate(got, own, exact, slack=1.0, allowance=0.0):
-    """Against `exact` got errs at most as `own`, torch's, does, and one rounding of half types.
+    """Assert that `got` errs at most as much as `own`, torch's result; `exact` is in float64.
 
-    NaN and infinity must be where they are there. `slack` times torch's error, and `allowance`
-    more, are let pass.
+    NaN and infinity must be in the same places. Half types may err by one rounding more. The error
+    may be `slack` times torch's, plus `allowance`.
     """
     assert (got.dtype, got.shape, got.device) == (own.dtype, own.shape, own.device)
     if got.numel() == 0:

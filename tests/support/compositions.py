@@ -44,7 +44,7 @@ COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
     "one column large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(1, k), 1e4),
     "last column large": lambda d, k: torch.where(d.index(k) == k - 1, 1e4, 1.0),
     "16 columns large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(16, k), 300.0),
-    "columns graded": lambda d, k: d.grades(10, k, False),
+    "columns graded": lambda d, k: d.grades(10, k, shuffled=False),
     "columns scaled": lambda d, k: d.powers(-6, 6, k) ** 2,
 }
 
@@ -64,13 +64,14 @@ GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
 def operands(
     seed: int, m: int, k: int, n: int, device: str = "cpu"
 ) -> tuple[str, Tensor, Tensor, Tensor]:
-    """Name, x, weight and bias of one composition.
+    """Return the name, x, weight and bias of one composition.
 
-    Each side has a distribution or a mixture of two, and at random a grid of values, zeros, and
-    scales of its rows; columns are scaled on one side, on both, or on one against the other. The
-    seed alone decides what is composed; the values depend on the device too.
+    x and weight each have a distribution or a mixture of two, and at random a grid of values,
+    zeros, and scaled rows. Columns may be scaled in x, in weight, in both, or inversely to each
+    other. The seed alone decides what is composed; the values depend on the device too.
     """
-    choose, draw = random.Random(seed), Draw(seed, device)
+    choose = random.Random(seed)
+    draw = Draw(seed, device)
     names, sides = [], []
     for rows in (m, n):
         parts, values = _values(choose, draw, rows, k)
@@ -99,11 +100,13 @@ def operands(
 
 
 def _values(choose: random.Random, draw: Draw, rows: int, k: int) -> tuple[list[str], Tensor]:
-    """The parts of one side, and its values before scaling."""
+    """Return the names of the parts of x or weight, and its values before scaling."""
     name = choose.choice(list(DISTRIBUTIONS))
-    parts, values = [name], DISTRIBUTIONS[name](draw, rows, k)
+    parts = [name]
+    values = DISTRIBUTIONS[name](draw, rows, k)
     if choose.random() < 0.2:
-        name, share = choose.choice(list(DISTRIBUTIONS)), choose.choice([0.001, 0.03, 0.5])
+        name = choose.choice(list(DISTRIBUTIONS))
+        share = choose.choice([0.001, 0.03, 0.5])
         factor = 2.0 ** choose.randint(-10, 10)
         other = factor * DISTRIBUTIONS[name](draw, rows, k)
         values = torch.where(draw.choice(share, rows, k), other, values)

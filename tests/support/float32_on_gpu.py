@@ -15,7 +15,7 @@ def slack(precision):
 
 
 def draw(m, n, k):
-    """A module and the reference, x, and the gradient of the output."""
+    """Return a module and its reference, x, and the gradient of the output."""
     modules = linear_modules(k, n, DIVISOR, device="cuda")
     return (*modules, torch.randn(m, k, device="cuda"), torch.randn(m, n, device="cuda"))
 
@@ -25,14 +25,16 @@ def grad_of_product(out, grad_output):
 
 
 def repeated(x, rows):
-    """x again and again, in at least so many rows."""
-    return x.repeat(-(-rows // x.shape[0]), *[1] * (x.dim() - 1))
+    """Repeat x along its first dimension until it has at least so many rows."""
+    times = -(-rows // x.shape[0])
+    return x.repeat(times, *[1] * (x.dim() - 1))
 
 
 def summed_at_once(a, b):
-    """torch's a b, as part of a result so large that cuBLAS makes one sum of each row and column.
+    """Return torch's product a b, computed as part of a large result.
 
-    Where the result is small it adds up partial sums, which err less: no yardstick for a split.
+    For large results cuBLAS makes one sum along K for each element. For small ones it adds partial
+    sums, which err less, so they are no yardstick.
     """
     return (repeated(a, 1024) @ repeated(b.t(), 4096).t())[: a.shape[0], : b.shape[1]]
 
@@ -43,7 +45,7 @@ def forward_summed_at_once(x, weight, bias):
 
 
 def assert_promise(got, trusted, exact, slack):
-    """Maximum and mean of the error are at most those of what torch computes."""
+    """Assert that the maximum and the mean error are at most `slack` times torch's."""
     assert got.shape == exact.shape
     for reduce in (torch.max, torch.mean):
         error, allowed = (reduce((t.double() - exact).abs()).item() for t in (got, trusted))
@@ -51,19 +53,19 @@ def assert_promise(got, trusted, exact, slack):
 
 
 def assert_special_values(got, want):
-    """Infinities and NaN are where they are to be."""
+    """Assert that infinities and NaN are in the same places."""
     for is_special in (torch.isnan, torch.isposinf, torch.isneginf):
         assert torch.equal(is_special(got), is_special(want))
 
 
 def unaligned(x):
-    """The same values one element behind a multiple of 16 bytes."""
+    """Return the same values in memory that begins one element after a multiple of 16 bytes."""
     moved = torch.empty(x.numel() + 1, device=x.device)[1:].view(x.shape)
     return moved.copy_(x)
 
 
 def with_gaps(x):
-    """The same values in rows that are 3 elements longer."""
+    """Return the same values as a view of rows that are 3 elements longer."""
     wide = torch.full((x.shape[0], x.shape[1] + 3), NAN, device=x.device)
     wide[:, 1:-2] = x
     return wide[:, 1:-2]
@@ -81,7 +83,7 @@ LAYOUTS = [unaligned, with_gaps, by_columns, every_other_column]
 
 
 def assert_exact(m, n, k):
-    """Small integers leave no room for errors."""
+    """Assert that sums of small integers are exact, with a mask and without."""
     x, weight, bias = (
         torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
     )

@@ -1,4 +1,4 @@
-"""Fresh processes that tests start: Python, and host code of the kernels compiled alone."""
+"""New processes for tests: Python programs, and host code of the kernels compiled alone."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ KERNELS = ROOT / "kernels"
 
 
 def copy_project(folder):
-    """What `run.py` needs, in another folder."""
+    """Copy the files that `run.py` needs to another folder."""
     for name in ("kernels", "referee"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model.py", "model_new.py", "run.py"):
@@ -24,7 +24,7 @@ def copy_project(folder):
 
 
 def python(code, folder, path=(ROOT,), **environment):
-    """Runs code in a fresh process that starts in `folder`; variables that are None are unset."""
+    """Run code in a new process that starts in `folder`; unset variables whose value is None."""
     full = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **environment}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -32,21 +32,23 @@ def python(code, folder, path=(ROOT,), **environment):
         env={name: value for name, value in full.items() if value is not None},
         capture_output=True,
         text=True,
+        check=False,
     )
 
 
 def printed(code, folder, **options):
-    """What the same code prints; it must not fail."""
+    """Run code as `python` does, assert that it succeeds, and return its output."""
     done = python(code, folder, **options)
     assert done.returncode == 0, (done.returncode, done.stderr)
     return done.stdout
 
 
 def compiled(folder, text, compiler="c++", *flags):
-    """A function that runs a program of such a text and returns the words that it prints."""
+    """Compile a program; return a function that runs it and returns the words that it prints."""
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
-    source, program = folder / ("main.cu" if compiler == "nvcc" else "main.cpp"), folder / "main"
+    source = folder / ("main.cu" if compiler == "nvcc" else "main.cpp")
+    program = folder / "main"
     source.write_text(text)
     command = [compiler, "-std=c++17", f"-I{KERNELS}", *flags, source, "-o", program]
     subprocess.run(command, check=True)
@@ -60,8 +62,11 @@ def compiled(folder, text, compiler="c++", *flags):
 
 @contextmanager
 def mounted(*arguments):
-    """A file system for a while; skips the test where this process may not mount."""
-    if os.geteuid() != 0 or subprocess.run(["mount", *arguments], capture_output=True).returncode:
+    """Mount a file system for a while; skip the test if this process may not mount."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the right to mount")
+    done = subprocess.run(["mount", *arguments], capture_output=True, check=False)
+    if done.returncode != 0:
         pytest.skip("needs the right to mount")
     try:
         yield

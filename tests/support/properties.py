@@ -1,4 +1,4 @@
-"""The property-based tests draw these: tensors of any layout, described by a few numbers."""
+"""Strategies of the property-based tests: tensors of any layout, described by a few numbers."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,14 +11,15 @@ from compare import BITS
 from referee.cases import random, special_values
 from referee.compare import first_mismatch
 
-hypothesis = pytest.importorskip("hypothesis")  # without it, whoever imports this is skipped
+hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped
 assume, given, settings = hypothesis.assume, hypothesis.given, hypothesis.settings
 st = hypothesis.strategies
 
-# Around the widths of vectors, masks, blocks and strips.
+# Sizes around the widths of vectors, masks, blocks and strips.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 513, 1000, 4097)
-MOST = 1 << 13  # elements of a view and under it: an example takes a few milliseconds
-# For several threads, and for outputs of 32 MiB, from which on a CPU's are stored past the caches.
+# The most elements of a view, and of the memory under it. An example takes a few milliseconds.
+MOST = 1 << 13
+# Sizes for several threads, and for outputs of 32 MiB, which a CPU's kernels store past the caches.
 LARGE_SIZES = (1, 2, 3, 5, 64, 1000, 70001, (1 << 20) + 5, (1 << 23) + 77)
 LARGE_MOST = 9 << 20
 LARGE = {"sizes": LARGE_SIZES, "most": LARGE_MOST, "most_dims": 3}
@@ -34,7 +35,7 @@ class Layout:
 
     @property
     def extent(self) -> int:
-        """Elements from the first one of the memory to the last one of the view."""
+        """The number of elements from the first one of the memory to the last one of the view."""
         if 0 in self.shape:
             return self.offset
         steps = zip(self.shape, self.stride, strict=True)
@@ -43,12 +44,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor that is made when it is asked for, the same every time.
+    """The description of a tensor. `make` makes the same tensor every time.
 
     Attributes:
-        values: "bits" are random ones, NaN payloads and subnormals among them; "special" the values
-            at the edges of the dtype; "normal"; "integers" -3 to 3, of which floating dtypes make
-            exact sums; "sprinkled" the same with some infinities and NaN.
+        values: "bits": random bits, among them NaN payloads and subnormals. "special": values at
+            the edges of the dtype. "normal": normal numbers. "integers": -3 to 3, whose sums are
+            exact in floating dtypes. "sprinkled": integers, some infinities and NaN.
     """
 
     layout: Layout
@@ -57,7 +58,7 @@ class Drawn:
     seed: int
 
     def make_memory(self, device: str) -> torch.Tensor:
-        """The memory under the view, and after it some elements that must stay untouched."""
+        """Make the memory under the view, and after it some elements that must stay untouched."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.layout.extent + 9,)
         if self.values == "bits":
@@ -76,18 +77,18 @@ class Drawn:
         return memory.to(device)
 
     def view(self, memory: torch.Tensor) -> torch.Tensor:
-        """The view of its memory."""
+        """Return the view of its memory."""
         return memory.as_strided(self.layout.shape, self.layout.stride, self.layout.offset)
 
     def make(self, device: str) -> torch.Tensor:
-        """The view of new memory."""
+        """Make new memory and return the view of it."""
         return self.view(self.make_memory(device))
 
 
-# How a dimension lies in memory, those that are further in being laid out. The simplest is first.
+# Ways to lay out a dimension around the inner ones. The simplest is first.
 ARRANGEMENTS = ("dense", "dense", "dense", "gaps", "padded", "expanded", "overlapping")
 
-# One object for each choice: hypothesis looks into a new one for longer than it draws from it.
+# One strategy for each choice: hypothesis takes longer to inspect a new one than to draw from it.
 one_of = cache(st.sampled_from)
 integers = cache(st.integers)
 booleans = st.booleans()
@@ -95,13 +96,14 @@ booleans = st.booleans()
 
 @cache
 def orders(dims: int) -> tuple[tuple[int, ...], ...]:
-    """The orders that so many dimensions may have in memory."""
+    """Return the orders that so many dimensions may have in memory."""
     return tuple(permutations(range(dims)))
 
 
 def draw_shape(draw, sizes=SIZES, most=MOST, most_dims=5) -> tuple[int, ...]:
-    """A shape out of `sizes`, of at most `most` elements, and now and then of none."""
-    shape, count = [], 1
+    """Draw a shape with sizes of `sizes` and at most `most` elements; now and then with none."""
+    shape = []
+    count = 1
     for _ in range(draw(integers(0, most_dims))):
         size = draw(one_of(sizes))
         shape.append(size if size * count <= most else 1)
@@ -112,8 +114,12 @@ def draw_shape(draw, sizes=SIZES, most=MOST, most_dims=5) -> tuple[int, ...]:
 
 
 def draw_layout(draw, shape: tuple[int, ...], most=MOST) -> Layout:
-    """Any order of dimensions, overlaps, expansions, and gaps up to `most` elements of memory."""
-    stride, step = [0] * len(shape), 1
+    """Draw a layout: any order of dimensions, overlaps, expansions, and gaps.
+
+    The gaps add no more than about `most` elements of memory.
+    """
+    stride = [0] * len(shape)
+    step = 1
     for d in draw(one_of(orders(len(shape)))):
         arrangement = draw(one_of(ARRANGEMENTS))
         if arrangement == "expanded":
@@ -128,33 +134,33 @@ def draw_layout(draw, shape: tuple[int, ...], most=MOST) -> Layout:
 
 
 def draw_tensor(draw, dtypes, values, layout: Layout) -> Drawn:
-    """A tensor of one of the dtypes and of one kind of values."""
+    """Draw a tensor of one of the dtypes and of one kind of values."""
     return Drawn(layout, draw(one_of(dtypes)), draw(one_of(values)), draw(integers(0, 2**31)))
 
 
 @cache
 @st.composite
 def layouts(draw, **limits) -> Layout:
-    """Layouts of any shape."""
+    """Draw layouts of any shape."""
     return draw_layout(draw, draw_shape(draw, **limits), limits.get("most", MOST))
 
 
 @cache
 @st.composite
 def tensors(draw, dtypes, values, **limits) -> Drawn:
-    """Tensors of any shape."""
+    """Draw tensors of any shape."""
     return draw_tensor(draw, dtypes, values, draw(layouts(**limits)))
 
 
 def assert_same_layout(got, want):
-    """In type, dtype, device, shape and strides."""
+    """Assert that two tensors have the same type, dtype, device, shape and strides."""
     assert type(got) is type(want)
     forms = [(x.dtype, x.device, x.shape, x.stride()) for x in (got, want)]
     assert forms[0] == forms[1]
 
 
 def assert_same(got, want):
-    """Equal outcomes: tensors by what they are and by bits, else errors."""
+    """Assert that two outcomes are the same: tensors of the same layout and bits, or errors."""
     if isinstance(want, torch.Tensor):
         assert_same_layout(got, want)
         problem = first_mismatch(got, want)

@@ -1,25 +1,28 @@
-"""The promises that a float32 product x weight^T must keep, on any operands."""
+"""The promises about the error of a float32 product x weight^T, on any operands."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# One product and TF32 round operands to the same 11 bits, and differ in how they sum.
+# The single-product kernel may err this many times as much as torch's TF32 product. Both round
+# operands to 11 bits, but they sum differently.
 ONE_PRODUCT_SLACK = 1.02
-# Three products may err so many times as much as torch's float32 product.
+# fp16x3 may err this many times as much as torch's float32 product.
 SLACK = 1.05
-# Or more, if relative to |x| |weight|^T + |bias| no error of the case is larger: sums of few terms.
+# In sums of few terms fp16x3 may err more than that, if no error of the case is larger than this,
+# relative to |x| |weight|^T + |bias|.
 FEW_TERMS = 12 * 2.0**-24
-# With K < 256 so many times as much: 12.7 u were found.
+# FEW_TERMS is multiplied by this if K < 256. 12.7 u were found.
 SHORT_SUMS = 1.25
 
-# The most that a random composition errs by, relative to the same, where torch errs less.
+# The limit, relative to the same, for the error of a random composition where torch errs less.
 # docs/SPLIT.md says how many err by more than FEW_TERMS.
 COMPOSED = 24 * 2.0**-24
-COMPOSED_OF_LONG_SEGMENTS = 48 * 2.0**-24  # of 128
-# Results are made of elements more than 2^24 smaller than the largest of their row, and only the
-# bound is promised.
+COMPOSED_OF_LONG_INTERVALS = 48 * 2.0**-24  # for a promotion interval of 128
+
+# Cases in which results consist of elements more than 2^24 times smaller than the largest of their
+# row. Only the bound of docs/SPLIT.md is promised for these.
 WIDE = [
     "graded and inversely graded, shuffled",
     "1e30 meets a zero column",
@@ -28,7 +31,7 @@ WIDE = [
     "tiny shared columns",
     "one-hot x meets a tiny column",
 ]
-# Sums of so few terms that a rounding of each term counts: FEW_TERMS is their promise.
+# Cases whose sums have so few terms that the rounding of each term counts: FEW_TERMS is promised.
 SHORT = [
     "weight that selects",
     "sparse x, 1 in 100",
@@ -45,34 +48,45 @@ SHORT = [
     "128 wide rows of the weight",
     "one-hot x, scaled columns of the weight",
 ]
-# One product rounds to 11 bits what TF32 has exactly, or carries less of the range of a row.
+# Cases in which one fp16 product may err more than TF32: it rounds operands that are exact in TF32,
+# or fp16 does not have the range of a row.
 NOT_AS_TF32 = [
     "12-bit integers",
     "integers, larger ones in the sample",
     "one-hot x meets a tiny column",
     "huge sampled weights meet zeros",
 ]
-# A result that is one element of the weight is as accurate as TF32's relative to the largest of its
-# row; fp16 has fewer bits of one that is 2^17 smaller.
+# Cases in which each result is one element of weight. Relative to the largest of its row, the
+# result is as accurate as TF32's; but fp16 has fewer bits of an element that is 2^17 smaller.
 NOT_RELATIVE_TO_ITSELF = ["one-hot x"]
 
 
 def few_terms(name: str) -> float:
-    """What `broken_promises` allows a named case of K >= 1024."""
-    return float("inf") if name in WIDE else FEW_TERMS if name in SHORT else 0.0
+    """Return the argument `few_terms` of `broken_promises` for a named case with K >= 1024."""
+    if name in WIDE:
+        return float("inf")
+    return FEW_TERMS if name in SHORT else 0.0
 
 
 def few_terms_in_all(name: str) -> float:
-    """The same for shorter K, where more of the sums have few terms.
+    """Return the same for shorter K, where the sums of every case may have few terms.
 
-    Where 1 in 50 columns counts, all that a sum has may be more than 2^24 below its row's largest.
+    In "large values meet zeros" 1 in 50 columns counts. With a short K, all terms of a sum may be
+    more than 2^24 times smaller than the largest element of their row.
     """
-    return float("inf") if name == "large values meet zeros" else few_terms(name) or FEW_TERMS
+    if name == "large values meet zeros":
+        return float("inf")
+    return max(few_terms(name), FEW_TERMS)
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Maximum, mean, and maximum relative to |x| |weight|^T + |bias|, of what is finite."""
+    """The errors of the finite results.
+
+    Attributes:
+        max, mean: the maximum and the mean error.
+        relative: the maximum error relative to |x| |weight|^T + |bias|.
+    """
 
     max: float
     mean: float
@@ -80,12 +94,12 @@ class Errors:
 
 
 class Reference:
-    """relu(x weight^T + bias) / divisor in float64, and errors against it; relu may be left out.
+    """relu(x weight^T + bias) / divisor in float64, with or without relu, and errors against it.
 
     Attributes:
         out: the result.
         magnitude: (|x| |weight|^T + |bias|) / |divisor|.
-        bound: what three products may err.
+        bound: the largest error that fp16x3 may have, by docs/SPLIT.md.
     """
 
     def __init__(
@@ -96,35 +110,38 @@ class Reference:
         self.out = (torch.relu(z) if relu else z) / divisor
         self.magnitude = (x.abs() @ weight.abs().t() + bias.abs()) / abs(divisor)
         k = x.shape[1]
-        # 2^-40 of the largest product, k times, is lost below the range of the pieces; the last
-        # places are those of two subnormal results.
+        # The second line of the bound: hi and lo lose up to 2^-40 of the largest product for each
+        # of k terms, and two subnormal results are rounded.
         largest = x.abs().amax(1)[:, None] * weight.abs().amax(1)
         self.bound = (64 + k / 64) * 2.0**-24 * self.magnitude
         self.bound += 2.0**-40 * k * largest / abs(divisor) + 2.0**-149
 
     def errors(self, out: Tensor) -> Errors:
-        """The errors of out where out and the reference are finite."""
+        """Return the errors of out where out and the reference are finite."""
         assert out.shape == self.out.shape
         finite = torch.isfinite(out) & torch.isfinite(self.out)
         error = (out.double() - self.out).abs()[finite]
         if not error.numel():
             return Errors(0, 0, 0)
-        # 0 / 0: a sum without a term that is not zero, of which any error is infinite.
+        # If all terms of a sum are zero, its magnitude is 0, and any error is infinitely large.
         relative = torch.where(error == 0, 0, error / self.magnitude[finite])
         return Errors(error.max().item(), error.mean().item(), relative.max().item())
 
 
 def same_place(out: Tensor, trusted: Tensor, reference: Tensor) -> Tensor:
-    """Where out is finite, inf or NaN as trusted is, or finite where only trusted overflowed."""
+    """Return where out is finite, inf or NaN as trusted is.
+
+    Where trusted overflowed, but the exact result is a finite float32, out may be finite too.
+    """
     same = (out == trusted) | (out.isnan() & trusted.isnan())
     overflowed = ~torch.isfinite(trusted) & torch.isfinite(reference.float())
-    return torch.where(torch.isfinite(trusted) | overflowed, torch.isfinite(out), same) | (
-        overflowed & same
-    )
+    should_be_finite = torch.isfinite(trusted) | overflowed
+    is_right = torch.where(should_be_finite, torch.isfinite(out), same)
+    return is_right | (overflowed & same)
 
 
 def of_bound(out: Tensor, reference: Reference) -> Tensor:
-    """The error in parts of its bound; 0 where infinities, NaN or overflow may come in."""
+    """Return error / bound; 0 where operands are not finite or the sum may overflow."""
     parts = (out.double() - reference.out).abs() / reference.bound
     parts = torch.where(torch.isfinite(out), parts, float("inf"))
     return torch.where(reference.magnitude < 2.0**127, parts, 0)
@@ -133,9 +150,11 @@ def of_bound(out: Tensor, reference: Reference) -> Tensor:
 def broken_promises(
     out: Tensor, trusted: Tensor, reference: Reference, slack: float = 1.0, few_terms: float = 0.0
 ) -> list[str]:
-    """The errors of out beyond slack times trusted, in words; empty if it keeps the promise.
+    """Return a message for each promise that out breaks; empty if it keeps all of them.
 
-    Larger ones may be if, relative to |x| |weight|^T + |bias|, none is more than few_terms.
+    The maximum, mean and relative error of out are at most `slack` times those of trusted, torch's
+    result, unless the relative error is at most `few_terms`. Infinities and NaN are where they are
+    in trusted.
     """
     broken = []
     wrong = ~same_place(out, trusted, reference.out)

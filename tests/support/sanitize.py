@@ -1,8 +1,9 @@
-"""Runs tests under sanitizers: `python tests/support/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
+"""Run tests under sanitizers: `python tests/support/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
 
-On a GPU, compute-sanitizer: memcheck, racecheck, initcheck and synccheck. With `--cpu`, GCC's
-AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are built once more. Prints a
-line for each run. Exit status: 0 if no run has errors, 1 if one has, 2 if the tools are not there.
+On a GPU the sanitizers are compute-sanitizer's memcheck, racecheck, initcheck and synccheck. With
+`--cpu` they are GCC's AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are
+built once more. The program prints a line for each run. Its exit status is 0 if no run has errors,
+1 if one has, and 2 if the tools are missing.
 """
 
 import argparse
@@ -19,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOUND = 86  # the exit status of a sanitizer that has found something
+FOUND = 86  # the exit status of a sanitizer that has found an error
 
-# The tests that reach every kernel and every tail at the price of a sanitizer, which is 10 to 100
-# times a kernel's own: by name, the files and what pytest's -k takes. Left out are large tensors
-# and repetitions at other precisions and sizes. One dtype of each width.
+# Tests that reach every kernel and every tail. Under a sanitizer a kernel takes 10 to 100 times as
+# long, so large tensors and repetitions at other precisions and sizes are left out, and one dtype
+# of each width is tested. By the name of a subset: the files, and the argument of pytest's -k.
 ONE_OF_A_WIDTH = "(torch.float32 or torch.float64 or torch.float16)"
 FLOAT32 = "(short_sums or tiles_of_x_meet and 353 or layout_changes or special_values and 1001)"
 SUBSETS = {
@@ -46,9 +47,10 @@ SUBSETS = {
 }
 CPU_SUBSET = "relu_forward relu_backward linear_forward linear_backward"
 CPU_SUBSET += " properties_relu properties_linear"
-# All values of a dtype add no accesses.
+# Tests of all values of a dtype add no memory accesses.
 CPU_NAMES = "not patterns"
-# Each tool's environment. Without torch's cache of memory every tensor has bounds of its own.
+# Each tool's environment. Without torch's cache of memory each tensor is an allocation of its own,
+# so that the tool knows its bounds.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 TOOLS = {
     "memcheck": UNCACHED,
@@ -57,11 +59,12 @@ TOOLS = {
     "synccheck": {},
 }
 OPTIONS = ["--report-api-errors", "no", "--error-exitcode", str(FOUND)]
-# Only our kernels are watched. initcheck has to see what those of torch and cuBLAS write, too.
+# Only our kernels are checked, but initcheck also has to see what torch and cuBLAS write.
 OURS = ["--kernel-name", "kernel_substring=7kernels"]
-# Left out for one tool. racecheck (2025.3) ends in an internal error at cuBLAS's kernels for half
-# types unless it watches them, for minutes: "sm90" has ours. initcheck: half types, of which TMA
-# stores results unseen by the tool. And for time, large products and ReLU of two widths.
+# Tests that are left out for one tool. racecheck (2025.3) ends in an internal error at cuBLAS's
+# kernels for half types unless it checks them, which takes minutes; the subset "sm90" has ours.
+# initcheck does not see that TMA stores results of half types. Large products, and ReLU of two
+# widths, are left out to save time.
 LEFT_OUT = {
     "racecheck": "(linear_forward or linear_backward) and float16 or sm80 and (1028 or 4096)",
     "initcheck": "float16 or float64 or 4000 or 2053 or any_tiles",
@@ -70,7 +73,7 @@ LEFT_OUT = {
 
 @dataclass
 class Run:
-    """One process, and what came of it."""
+    """One process with a sanitizer, and its result."""
 
     tool: str
     subset: str
@@ -83,6 +86,7 @@ class Run:
     passed: bool = False
 
     def start(self, limit: float) -> "Run":
+        """Run the process for at most `limit` seconds and fill in the result."""
         began = time.perf_counter()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(
@@ -95,7 +99,7 @@ class Run:
             )
             try:
                 status = process.wait(limit)
-            except subprocess.TimeoutExpired:  # the sanitizer's child has to go with it
+            except subprocess.TimeoutExpired:  # kill the sanitizer's child too
                 os.killpg(process.pid, signal.SIGKILL)
                 status = process.wait()
             output.seek(0)
@@ -103,7 +107,7 @@ class Run:
         self.seconds = time.perf_counter() - began
         passed = re.findall(r"^.*\b(\d+) passed\b.*$", self.output, re.MULTILINE)
         self.tests = passed[-1] if passed else "none"
-        # compute-sanitizer's last line; the other sanitizers end the process at the first error.
+        # compute-sanitizer's last line has the count. GCC's end the process at the first error.
         found = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", self.output)
         found += re.findall(r"(?:ERROR: AddressSanitizer|: runtime error: )()", self.output)
         self.errors = sum(int(number or 1) for number in found)
@@ -112,13 +116,13 @@ class Run:
 
 
 def pytest(files: str, *options: str) -> list[str]:
-    """pytest of this interpreter on files of tests."""
+    """Return the command that runs this interpreter's pytest on files of tests."""
     paths = [f"tests/test_{file}.py" for file in files.split()]
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
 
 
 def gpu_runs(tools: list[str]) -> list[Run] | str:
-    """The runs, or why there are none."""
+    """Return the runs, or a message that says why there are none."""
     import torch
 
     if not torch.cuda.is_available():
@@ -127,27 +131,31 @@ def gpu_runs(tools: list[str]) -> list[Run] | str:
     sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:{toolkit}")
     if sanitizer is None:
         return "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
-    # Built once, before the runs: the compilers need not be watched.
+    # The kernels are built before the runs, so that the tools do not check the compilers.
     build = pytest("relu_forward", "-k", "in_place")
     builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **TOOLS[t]}) for t in tools]
-    if any([process.wait() for process in builds]):  # a list: all are waited for
+    statuses = [process.wait() for process in builds]
+    if any(statuses):
         return "the kernels cannot be built"
     runs = []
     for subset, (files, names) in SUBSETS.items():
         for tool in tools:
-            watched = [] if tool == "initcheck" else OURS
+            checked = [] if tool == "initcheck" else OURS
             left_out = f" and not ({LEFT_OUT[tool]})" if tool in LEFT_OUT else ""
             tests = pytest(files, "-m", "gpu", "-k", f"({names}){left_out}")
-            command = [sanitizer, "--tool", tool, *OPTIONS, *watched, *tests]
+            command = [sanitizer, "--tool", tool, *OPTIONS, *checked, *tests]
             runs.append(Run(tool, subset, command, TOOLS[tool]))
     return runs
 
 
 def cpu_runs(folder: Path) -> list[Run] | str:
-    """The same for the CPU kernels, built in `folder` by a compiler that adds the sanitizers."""
+    """Return the run for the CPU kernels, or a message that says why there is none.
+
+    The kernels are built in `folder` by a compiler that adds GCC's sanitizers.
+    """
     gcc = shutil.which("g++")
     if gcc is None:
-        return "expected g++ on PATH: its sanitizers are what --cpu uses"
+        return "expected g++ on PATH: --cpu uses its sanitizers"
     libraries = [
         subprocess.run(
             [gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=True
@@ -166,14 +174,22 @@ def cpu_runs(folder: Path) -> list[Run] | str:
         "CXX": str(compiler),
         "TORCH_EXTENSIONS_DIR": str(folder),
         "CUDA_VISIBLE_DEVICES": "",
-        "LD_PRELOAD": " ".join(libraries),  # python itself is built without
-        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={FOUND}",  # python frees little as it ends
+        "LD_PRELOAD": " ".join(libraries),  # python itself is built without sanitizers
+        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={FOUND}",  # python frees little when it ends
         "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={FOUND}",
     }
     return [Run("address, undefined", "cpu", pytest(CPU_SUBSET, "-k", CPU_NAMES), environment)]
 
 
+def shortened(output: str) -> str:
+    """Return the first and the last 6000 characters of an output, which repeats itself."""
+    if len(output) <= 12000:
+        return output
+    return f"{output[:6000]}\n...\n{output[-6000:]}"
+
+
 def main() -> int:
+    """Run the program and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu", action="store_true", help="the CPU kernels, by GCC's sanitizers")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: 1)")
@@ -193,8 +209,7 @@ def main() -> int:
                 failed = "" if run.passed else "  FAILED"
                 print(f"{run.tool:20} {run.subset:12} {counts}{failed}", flush=True)
                 if not run.passed:
-                    first, rest = run.output[:6000], run.output[6000:]  # it repeats itself
-                    print(first, rest[-6000:], sep="\n...\n" * (len(rest) > 6000))
+                    print(shortened(run.output))
     return 0 if all(run.passed for run in runs) else 1
 
 

@@ -1,7 +1,7 @@
-"""The split float32 product (docs/SPLIT.md), emulated on the CPU.
+"""A twin of the float32 GEMMs on the CPU: the arithmetic of docs/SPLIT.md, step by step.
 
-Scaling, splitting, tensor cores that truncate, promotion, and what is made again. float64 stands
-for exact numbers.
+It scales rows, splits them into hi and lo, multiplies as tensor cores do, which truncate, promotes,
+and computes again what overflowed. Tensors of float64 represent the exact numbers in between.
 
     PYTHONPATH=. python tests/support/split_twin.py [M K N]    prints the errors on every named case
 """
@@ -12,13 +12,15 @@ from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import torch
-from families import CASES, named, sampled
+from families import CASES, named, sampled_columns
 from ranges import FEW_TERMS, SLACK, Reference, broken_promises
 from torch import Tensor
 
-STEP = 16  # of k, in one tensor-core instruction
-TF32_STEP = 8  # of k, in one instruction
-COUNTED = 64  # of k, of which the subnormal elements are counted at once
+# The length of K that one tensor-core instruction multiplies.
+FP16_INSTRUCTION_K = 16
+TF32_INSTRUCTION_K = 8
+# The single-product kernel counts subnormal elements for each k-tile.
+K_TILE = 64
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Cores:
     """Tensor cores.
 
     Attributes:
-        terms: products that are added to the accumulator at a time.
-        alignment: bits that stay below the last place of the largest term; None if all do.
+        terms: the number of products that are added to the accumulator at a time.
+        alignment: the number of bits that are kept below the last place of the largest term; None
+            if all bits are kept.
     """
 
     terms: int
@@ -39,97 +42,103 @@ HOPPER = Cores(16, 2)
 
 
 @dataclass(frozen=True)
-class Split:
-    """A kernel's constants, and what it runs on.
+class Kernel:
+    """A GEMM's constants, and the tensor cores on which it runs.
 
     Attributes:
-        products: 3 for float32 accuracy, 1 for TF32's.
-        segment: length of k between promotions; None for what `segment_length` says.
-        ahead: of each 2 * ahead of k, the first half has its high products before the low ones.
-        compensates: what a promotion rounds off is where the next segment begins.
-        x_top, weight_top: the maximum of a row is scaled to [2^(top - 1), 2^top).
-        sampled: the maximum of a weight row is that of a sample.
-        low_top: low pieces are scaled by 2^low_top.
-        piece: the dtype of the pieces.
-        tile: rows of x, and of weight, whose results one product makes again together.
-        promotes, redoes: False leaves that out.
+        products: 3 for fp16x3, 1 for the kernel with TF32's accuracy.
+        interval: the promotion interval; None for the one that `promotion_interval` chooses.
+        hi_first: in each group of 2 * hi_first of K, the hi products of the first half come before
+            the lo products of the whole group. 0 if lo products always come first.
+        compensates: an accumulation starts with the rounding error of the promotion before it.
+        x_top, weight_top: the largest element of a row is scaled to [2^(top - 1), 2^top).
+        samples_weight: the scale of a weight row comes from a sample of its elements.
+        lo_exponent: lo is scaled by 2^lo_exponent.
+        half: the dtype of hi and lo.
+        tile: the rows of x, and of weight, of the results that are computed again at a time.
+        promotes, recomputes: False leaves out that step.
     """
 
     products: int = 3
-    segment: int | None = None
-    ahead: int = 0
+    interval: int | None = None
+    hi_first: int = 0
     compensates: bool = False
     x_top: int = 15
     weight_top: int = 15
-    sampled: bool = False
-    low_top: int = 11
+    samples_weight: bool = False
+    lo_exponent: int = 11
     cores: Cores = HOPPER
-    piece: torch.dtype = torch.float16
+    half: torch.dtype = torch.float16
     tile: int = 256
     promotes: bool = True
-    redoes: bool = True
+    recomputes: bool = True
 
 
-SM80 = Split(compensates=True, cores=AMPERE)
-SM90 = Split(ahead=64, weight_top=10, sampled=True)
+SM80 = Kernel(compensates=True, cores=AMPERE)
+SM90 = Kernel(hi_first=64, weight_top=10, samples_weight=True)
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
 KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
 
 
-def one_product(split: Split) -> Split:
-    """sm_90's kernel with TF32's accuracy."""
-    return replace(split, products=1, weight_top=3)
+def single_product(kernel: Kernel) -> Kernel:
+    """Return sm90's kernel with TF32's accuracy."""
+    return replace(kernel, products=1, weight_top=3)
 
 
-def segment_length(k: int, split: Split) -> int:
-    """The length of K after which a sum is promoted."""
-    if not split.promotes:
-        return k + -k % STEP
-    if split.segment:
-        return split.segment
-    return 32 if split.compensates or k < 2048 else 64 if k < 4096 else 128
+def promotion_interval(k: int, kernel: Kernel) -> int:
+    """Return the length of K between two promotions."""
+    if not kernel.promotes:
+        return k + -k % FP16_INSTRUCTION_K
+    if kernel.interval:
+        return kernel.interval
+    if kernel.compensates or k < 2048:
+        return 32
+    return 64 if k < 4096 else 128
 
 
 def exponents(maximum: Tensor, top: int) -> Tensor:
-    """e such that maximum * 2^e lies in [2^(top - 1), 2^top); 0 for 0, inf and NaN."""
+    """Return e with maximum * 2^e in [2^(top - 1), 2^top); 0 for a maximum of 0, inf or NaN."""
     usable = torch.isfinite(maximum) & (maximum > 0)
     return torch.where(usable, top - torch.frexp(maximum).exponent, 0)
 
 
 def maxima(rows: Tensor) -> Tensor:
+    """Return the largest magnitude of each row."""
     return rows.abs().amax(1)
 
 
 def sampled_maxima(rows: Tensor) -> Tensor:
-    """The maximum of a sample of each row; of all of the row where the sample is zero."""
-    seen = maxima(rows[:, sampled(rows.shape[1])])
-    return torch.where(seen == 0, maxima(rows), seen)
+    """Return the largest magnitude in a sample of each row; in the whole row if the sample is 0."""
+    sampled = maxima(rows[:, sampled_columns(rows.shape[1])])
+    return torch.where(sampled == 0, maxima(rows), sampled)
 
 
 def scale(rows: Tensor, exponent: Tensor) -> Tensor:
-    """rows * 2^exponent, exact, as float64."""
+    """Return rows * 2^exponent in float64, which is exact."""
     return torch.ldexp(rows.double(), exponent[:, None].double())
 
 
-def split_pieces(
-    scaled: Tensor, low_top: int = 11, piece: torch.dtype = torch.float16
+def split(
+    scaled: Tensor, lo_exponent: int = 11, half: torch.dtype = torch.float16
 ) -> tuple[Tensor, Tensor]:
-    """high and low as float64: scaled is nearly high + low / 2^low_top."""
-    high = scaled.to(piece).double()
-    return high, ((scaled - high) * 2.0**low_top).to(piece).double()
+    """Return hi and lo, as float64: scaled is nearly hi + lo / 2^lo_exponent."""
+    hi = scaled.to(half).double()
+    lo = ((scaled - hi) * 2.0**lo_exponent).to(half).double()
+    return hi, lo
 
 
 def truncate(x: Tensor) -> Tensor:
-    """float64 toward zero to the 24 significant bits of float32."""
+    """Truncate float64 toward zero to the 24 significant bits of float32."""
     return (x.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64)
 
 
 def accumulate(total: Tensor, x: Tensor, weight: Tensor, alignment: int | None) -> Tensor:
-    """total [m, n] + x [m, terms] weight [n, terms]^T as a tensor core adds them.
+    """Return total [m, n] + x [m, terms] weight [n, terms]^T, as a tensor core adds them.
 
-    The products and the total are truncated to multiples of ulp / 2^alignment, ulp being that of a
-    float32 with the largest of their exponents, and their sum to a float32. The exponent of a
-    product is the sum of its factors'. With alignment None, only the sum is truncated.
+    Let ulp be the last place of a float32 that has the largest exponent among the total and the
+    products; the exponent of a product is the sum of its factors' exponents. The total and each
+    product are truncated to multiples of ulp / 2^alignment, and their sum to a float32. With
+    alignment None, only the sum is truncated.
     """
     if alignment is None:
         return truncate(total + x @ weight.mT)
@@ -144,164 +153,189 @@ def accumulate(total: Tensor, x: Tensor, weight: Tensor, alignment: int | None) 
     return truncate(((total / unit).trunc() + terms.sum(-1)) * unit)
 
 
-def segments(k: int, split: Split) -> Iterator[tuple[range, range]]:
-    """The steps along k of each segment's low products, which come first, and of its high ones."""
-    length = segment_length(k, split)
-    ahead = split.ahead if split.promotes else 0
-    low_length = max(length, 2 * ahead)
-    end = k + -k % low_length
-    for first, last in pairwise([0, *range(min(length, ahead or length), end, length), end]):
-        low = range(0)
-        if split.products == 3 and first % low_length == ahead:
-            low = range(first - ahead, min(first - ahead + low_length, k), STEP)
-        yield low, range(first, min(last, k), STEP)
+def accumulations(k: int, kernel: Kernel) -> Iterator[tuple[range, range]]:
+    """Yield what is summed between two promotions: where lo products begin, and where hi ones do.
+
+    Each number is the beginning of one instruction's part of K. The picture in docs/SPLIT.md, step
+    4, shows the order: with intervals of 64 and hi_first = 64, the first two accumulations are
+
+        lo: nothing                hi: 0, 16, 32, 48
+        lo: 0, 16, 32, ..., 112    hi: 64, 80, 96, 112
+    """
+    interval = promotion_interval(k, kernel)
+    hi_first = kernel.hi_first if kernel.promotes else 0
+    lo_length = max(interval, 2 * hi_first)
+    end = k + -k % lo_length
+    first_interval = min(interval, hi_first) if hi_first else interval
+    for begin, after in pairwise([0, *range(first_interval, end, interval), end]):
+        lo = range(0)
+        if kernel.products == 3 and begin % lo_length == hi_first:
+            lo_begin = begin - hi_first
+            lo = range(lo_begin, min(lo_begin + lo_length, k), FP16_INSTRUCTION_K)
+        yield lo, range(begin, min(after, k), FP16_INSTRUCTION_K)
 
 
 def tensor_core_sum(
-    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], split: Split
+    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], kernel: Kernel
 ) -> Tensor:
-    """[m, n] of float32 values: the products of high and low pieces [m, k] and [n, k]."""
-    (x_high, x_low), (weight_high, weight_low) = x, weight
-    total = x_high.new_zeros(len(x_high), len(weight_high))
-    rounded_off = torch.zeros_like(total)
+    """Return x weight^T [m, n] in float32 values, from the hi and lo of x [m, k] and weight [n, k].
 
-    def add(partial: Tensor, a: Tensor, b: Tensor, step: int) -> Tensor:
-        a, b = (rows[:, step : step + STEP].split(split.cores.terms, 1) for rows in (a, b))
-        for terms in zip(a, b, strict=True):
-            partial = accumulate(partial, *terms, split.cores.alignment)
+    The three products are added and promoted in the kernel's order.
+    """
+    (x_hi, x_lo), (weight_hi, weight_lo) = x, weight
+    total = x_hi.new_zeros(len(x_hi), len(weight_hi))
+    rounding_error = torch.zeros_like(total)
+
+    def add(partial: Tensor, a: Tensor, b: Tensor, begin: int) -> Tensor:
+        columns = slice(begin, begin + FP16_INSTRUCTION_K)
+        a_parts = a[:, columns].split(kernel.cores.terms, 1)
+        b_parts = b[:, columns].split(kernel.cores.terms, 1)
+        for a_part, b_part in zip(a_parts, b_parts, strict=True):
+            partial = accumulate(partial, a_part, b_part, kernel.cores.alignment)
         return partial
 
-    for low, high in segments(x_high.shape[1], split):
-        partial = rounded_off * 2.0**split.low_top
-        for step in low:
-            partial = add(partial, x_high, weight_low, step)
-            partial = add(partial, x_low, weight_high, step)
-        partial *= 2.0**-split.low_top
-        for step in high:
-            partial = add(partial, x_high, weight_high, step)
-        before, total = total, (total + partial).float().double()
-        if split.compensates:
-            rounded_off = ((before - total).float().double() + partial).float().double()
+    for lo, hi in accumulations(x_hi.shape[1], kernel):
+        partial = rounding_error * 2.0**kernel.lo_exponent
+        for begin in lo:
+            partial = add(partial, x_hi, weight_lo, begin)
+            partial = add(partial, x_lo, weight_hi, begin)
+        partial *= 2.0**-kernel.lo_exponent
+        for begin in hi:
+            partial = add(partial, x_hi, weight_hi, begin)
+        before = total
+        total = (total + partial).float().double()
+        if kernel.compensates:
+            rounding_error = ((before - total).float().double() + partial).float().double()
     return total
 
 
 def fma_sum(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T by float32 FMA, one after the other."""
+    """Return x weight^T by float32 FMA, one after the other along K."""
     total = torch.zeros(len(x), len(weight), dtype=torch.float64)
     for a, b in zip(x.double().t(), weight.double().t(), strict=True):
         total = torch.addcmul(total, a[:, None], b).float().double()
     return total.float()
 
 
-def scaled_sum(x: Tensor, weight: Tensor, e_x: Tensor, e_weight: Tensor, split: Split) -> Tensor:
-    """x weight^T * 2^(e_x + e_weight), in float32 values."""
-    pieces = [
-        split_pieces(scale(rows, exponent), split.low_top, split.piece)
-        for rows, exponent in ((x, e_x), (weight, e_weight))
-    ]
-    return tensor_core_sum(*pieces, split)
+def scaled_sum(x: Tensor, weight: Tensor, e_x: Tensor, e_weight: Tensor, kernel: Kernel) -> Tensor:
+    """Return x weight^T * 2^(e_x + e_weight) in float32 values, from the scaled and split rows."""
+    split_x = split(scale(x, e_x), kernel.lo_exponent, kernel.half)
+    split_weight = split(scale(weight, e_weight), kernel.lo_exponent, kernel.half)
+    return tensor_core_sum(split_x, split_weight, kernel)
 
 
 def has_wide_range(rows: Tensor, exponent: Tensor) -> Tensor:
-    """Rows of which one product loses too much: 1 in 32 nonzero elements is subnormal in fp16."""
+    """Return whether more than 1 in 32 nonzero elements of a scaled row is subnormal in fp16.
+
+    One product of such rows is less accurate than TF32's.
+    """
     tiny = (rows != 0) & (scale(rows, exponent).abs() < 2.0**-14)
     return tiny.sum(1) > (rows != 0).sum(1) / 32
 
 
 def mean_exponents(weight: Tensor, top: int) -> Tensor:
-    """e such that the geometric mean of a row's sampled maxima * 2^e lies in [2^(top - 1), 2^top).
+    """Return e with mean * 2^e in [2^(top - 1), 2^top), for the mean of each row's sampled maxima.
 
-    Each maximum is that of a piece of 16 elements; zeros are left out. Where all are zero, that of
-    the row takes their place.
+    The sample of a row is 8 spans of 16 elements, each of which has a maximum. The mean is the
+    geometric one, without zeros. If all spans are zero, the maximum of the row takes their place.
     """
     k = weight.shape[1]
     column = (torch.arange(8) * k // 8 // 4 * 4)[:, None] + torch.arange(16)
-    exists = column // 4 * 4 + 4 <= k  # four are read at once
+    exists = column // 4 * 4 + 4 <= k  # the kernel reads four at once
     inf = float("inf")
-    pieces = weight.abs()[:, column.clamp(max=k - 1)].nan_to_num(0, inf)  # NaN is passed over
-    pieces = torch.where(exists, pieces, 0).amax(2)
-    of_row = maxima(weight).nan_to_num(inf, inf)[:, None]
-    pieces = torch.where((pieces == 0).all(1, keepdim=True), of_row, pieces)
-    exponent = torch.where(pieces > 0, pieces.view(torch.int32) >> 23, 0).sum(1)
-    count = (pieces > 0).sum(1)
+    spans = weight.abs()[:, column.clamp(max=k - 1)].nan_to_num(0, inf)  # NaN is ignored
+    span_maxima = torch.where(exists, spans, 0).amax(2)
+    row_maximum = maxima(weight).nan_to_num(inf, inf)[:, None]
+    is_zero = (span_maxima == 0).all(1, keepdim=True)
+    span_maxima = torch.where(is_zero, row_maximum, span_maxima)
+    exponent = torch.where(span_maxima > 0, span_maxima.view(torch.int32) >> 23, 0).sum(1)
+    count = (span_maxima > 0).sum(1)
     mean = torch.where(count > 0, exponent // count.clamp(min=1) - 127, 0)
     return (top - 1 - mean).clamp(max=126)
 
 
-def has_many_subnormals(high: Tensor) -> Tensor:
-    """Rows of fp16 of whose nonzero elements, in the mean of each 64, 1 in 32 is subnormal."""
-    rows, k = high.shape
-    magnitude = torch.nn.functional.pad(high, (0, -k % COUNTED)).view(rows, -1, COUNTED).abs()
-    small = ((magnitude > 0) & (magnitude < 2.0**-14)).sum(2)
-    share = small * COUNTED // (magnitude > 0).sum(2).clamp(min=1)
+def has_many_subnormals(hi: Tensor) -> Tensor:
+    """Return whether, on average over the k-tiles of an fp16 row, 1 in 32 nonzeros is subnormal."""
+    rows, k = hi.shape
+    magnitude = torch.nn.functional.pad(hi, (0, -k % K_TILE)).view(rows, -1, K_TILE).abs()
+    subnormals = ((magnitude > 0) & (magnitude < 2.0**-14)).sum(2)
+    share = subnormals * K_TILE // (magnitude > 0).sum(2).clamp(min=1)
     return share.sum(1) * 32 > k
 
 
-def whole_sum(x: Tensor, weight: Tensor, step: int, split: Split) -> Tensor:
-    """x weight^T in one accumulator of a tensor core that takes `step` of k at a time."""
+def unpromoted_sum(x: Tensor, weight: Tensor, instruction_k: int, kernel: Kernel) -> Tensor:
+    """Return x weight^T from one accumulator along K, with instructions of `instruction_k` of K."""
     total = torch.zeros(len(x), len(weight), dtype=torch.float64)
-    for a, b in zip(x.double().split(step, 1), weight.double().split(step, 1), strict=True):
-        total = accumulate(total, a, b, split.cores.alignment)
+    x_parts = x.double().split(instruction_k, 1)
+    weight_parts = weight.double().split(instruction_k, 1)
+    for a, b in zip(x_parts, weight_parts, strict=True):
+        total = accumulate(total, a, b, kernel.cores.alignment)
     return total
 
 
-def tf32_product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
-    """x weight^T as TF32."""
-    return whole_sum(tf32(x), tf32(weight), TF32_STEP, split).float()
+def tf32_product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
+    """Return x weight^T as TF32."""
+    return unpromoted_sum(tf32(x), tf32(weight), TF32_INSTRUCTION_K, kernel).float()
 
 
-def round_x(x: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
-    """Scaled and rounded, the exponents, and the rows of which that carries too little."""
-    exponent = exponents(maxima(x), split.x_top)
+def x_as_fp16(x: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x scaled and rounded, the exponents, and which rows need TF32."""
+    exponent = exponents(maxima(x), kernel.x_top)
     has_no_scale = ~torch.isfinite(x).all(1) | (exponent > 126)
-    high = scale(x.masked_fill(has_no_scale[:, None], 0), exponent).to(split.piece)
-    return high, exponent, has_no_scale | has_wide_range(x, exponent)
+    hi = scale(x.masked_fill(has_no_scale[:, None], 0), exponent).to(kernel.half)
+    return hi, exponent, has_no_scale | has_wide_range(x, exponent)
 
 
-def round_weight(weight: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of the weight."""
-    exponent = mean_exponents(weight, split.weight_top)
-    high = scale(weight, exponent).to(split.piece)
-    return high, exponent, ~torch.isfinite(high).all(1) | has_many_subnormals(high)
+def weight_as_fp16(weight: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weight scaled and rounded, the exponents, and which rows need TF32."""
+    exponent = mean_exponents(weight, kernel.weight_top)
+    hi = scale(weight, exponent).to(kernel.half)
+    return hi, exponent, ~torch.isfinite(hi).all(1) | has_many_subnormals(hi)
 
 
-def rounded_product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
-    """x weight^T by one product of fp16; tiles with rows that it does not carry as TF32."""
-    high_x, e_x, wide_x = round_x(x, split)
-    high_weight, e_weight, wide_weight = round_weight(weight, split)
-    total = whole_sum(high_x, high_weight, STEP, split)
+def fp16_product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
+    """Return x weight^T by one product of fp16; tiles with rows that need TF32 are TF32's."""
+    x_hi, e_x, x_needs_tf32 = x_as_fp16(x, kernel)
+    weight_hi, e_weight, weight_needs_tf32 = weight_as_fp16(weight, kernel)
+    total = unpromoted_sum(x_hi, weight_hi, FP16_INSTRUCTION_K, kernel)
     out = torch.ldexp(total, -(e_x[:, None] + e_weight).double()).float()
-    wide = wide_x[:, None] | wide_weight
-    if not wide.any():
+    needs_tf32 = x_needs_tf32[:, None] | weight_needs_tf32
+    if not needs_tf32.any():
         return out
-    for tile in (t for rows in wide.split(split.tile) for t in rows.split(split.tile, 1)):
-        tile[:] = tile.any()
-    return torch.where(wide, tf32_product(x, weight, split), out)
+    for rows in needs_tf32.split(kernel.tile):
+        for tile in rows.split(kernel.tile, 1):
+            tile[:] = tile.any()
+    return torch.where(needs_tf32, tf32_product(x, weight, kernel), out)
 
 
-def special_sum(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T where it is not finite: of inf, NaN and, of all else, the signs."""
+def nonfinite_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x weight^T where it is not finite: finite elements count by their signs alone."""
     x, weight = (torch.where(torch.isfinite(rows), rows.sign(), rows) for rows in (x, weight))
     return x @ weight.t()
 
 
-def product(x: Tensor, weight: Tensor, split: Split) -> Tensor:
-    """x weight^T in float32."""
-    if split.products == 1:
-        return rounded_product(x, weight, split)
-    special = [~torch.isfinite(rows).all(1) for rows in (x, weight)]
-    e_x = exponents(maxima(x), split.x_top)
-    e_weight = exponents((sampled_maxima if split.sampled else maxima)(weight), split.weight_top)
-    # An inf in x would make every row of the weight look as if it had to be made again.
-    finite_x = x.masked_fill(special[0][:, None], 0)
-    total = scaled_sum(finite_x, weight, e_x, e_weight, split)
-    again = ~torch.isfinite(total).all(0)
-    if split.redoes and again.any():
-        e_weight[again] = exponents(maxima(weight[again]), split.x_top)
-        total[:, again] = scaled_sum(finite_x, weight[again], e_x, e_weight[again], split)
+def product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
+    """Return x weight^T in float32, as the kernel computes it."""
+    if kernel.products == 1:
+        return fp16_product(x, weight, kernel)
+    x_is_nonfinite = ~torch.isfinite(x).all(1)
+    weight_is_nonfinite = ~torch.isfinite(weight).all(1)
+    e_x = exponents(maxima(x), kernel.x_top)
+    weight_maxima = sampled_maxima(weight) if kernel.samples_weight else maxima(weight)
+    e_weight = exponents(weight_maxima, kernel.weight_top)
+    # With an inf in x, each row of the weight would look as if it had overflowed.
+    finite_x = x.masked_fill(x_is_nonfinite[:, None], 0)
+    total = scaled_sum(finite_x, weight, e_x, e_weight, kernel)
+    overflowed = ~torch.isfinite(total).all(0)
+    if kernel.recomputes and overflowed.any():
+        e_weight[overflowed] = exponents(maxima(weight[overflowed]), kernel.x_top)
+        total[:, overflowed] = scaled_sum(
+            finite_x, weight[overflowed], e_x, e_weight[overflowed], kernel
+        )
     out = torch.ldexp(total, -(e_x[:, None] + e_weight).double()).float()
-    if split.redoes:
-        out = torch.where(special[0][:, None] | special[1], special_sum(x, weight), out)
+    if kernel.recomputes:
+        is_nonfinite = x_is_nonfinite[:, None] | weight_is_nonfinite
+        out = torch.where(is_nonfinite, nonfinite_product(x, weight), out)
     return out
 
 
@@ -309,25 +343,33 @@ def epilogue(product: Tensor, bias: Tensor, divisor: float) -> Tensor:
     return torch.relu(product + bias) / divisor
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, divisor: float, split: Split) -> Tensor:
-    """relu(x weight^T + bias) / divisor as a kernel with these constants computes it."""
-    return epilogue(product(x, weight, split), bias, divisor)
+def linear(x: Tensor, weight: Tensor, bias: Tensor, divisor: float, kernel: Kernel) -> Tensor:
+    """Return relu(x weight^T + bias) / divisor, as the kernel computes it."""
+    return epilogue(product(x, weight, kernel), bias, divisor)
 
 
 def cublas(x: Tensor, weight: Tensor, bias: Tensor, divisor: float) -> Tensor:
-    """The same in float32 as cuBLAS sums it: one accumulator an element, along all of k."""
+    """Return the same as cuBLAS computes it in float32: each output is one sum along all of K."""
     return epilogue(fma_sum(x, weight), bias, divisor)
 
 
 def tf32(rows: Tensor) -> Tensor:
-    """Rounded to the 11 significant bits of TF32."""
+    """Round to the 11 significant bits of TF32."""
     rounded = (rows.view(torch.int32) + 0x1000) & ~0x1FFF
     return torch.where(torch.isfinite(rows), rounded.view(torch.float32), rows)
 
 
+def ratio(error: float, allowed: float) -> float:
+    """Return error / allowed; 0 for 0 / 0."""
+    if allowed:
+        return error / allowed
+    return float("inf") if error else 0
+
+
 def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
-    lengths = " and ".join(str(segment_length(k, split)) for split in (SM80, SM90))
-    print(f"x [{m}, {k}], weight [{n}, {k}], promoted every {lengths}: relative error in 2^-24")
+    """Print the errors of a float32 sum and of both kernels on every named case."""
+    intervals = " and ".join(str(promotion_interval(k, kernel)) for kernel in (SM80, SM90))
+    print(f"x [{m}, {k}], weight [{n}, {k}], promoted every {intervals}: relative error in 2^-24")
     print("of the float32 sum; then, of each twin, the ratios of its maximum, mean and relative")
     print("error to those of the sum, and its relative error; ! where a promise is broken\n")
     print(f"{'':37} float32 | {'sm_80':25} | sm_90")
@@ -337,14 +379,13 @@ def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
         trusted = cublas(x, weight, bias, 2.0)
         allowed = reference.errors(trusted)
         line = f"{name:37} {allowed.relative * 2**24:7.1f}"
-        for split in (SM80, SM90):
-            out = linear(x, weight, bias, 2.0, split)
-            got = reference.errors(out)
-            pairs = zip(astuple(got), astuple(allowed), strict=True)
-            ratios = (a / b if b else 0 if a == 0 else float("inf") for a, b in pairs)
+        for kernel in (SM80, SM90):
+            out = linear(x, weight, bias, 2.0, kernel)
+            errors = reference.errors(out)
+            pairs = zip(astuple(errors), astuple(allowed), strict=True)
             mark = "!" if broken_promises(out, trusted, reference, SLACK, FEW_TERMS) else " "
-            line += " | " + " ".join(f"{ratio:5.2f}" for ratio in ratios)
-            line += f" {got.relative * 2**24:6.1f}{mark}"
+            line += " | " + " ".join(f"{ratio(*pair):5.2f}" for pair in pairs)
+            line += f" {errors.relative * 2**24:6.1f}{mark}"
         print(line)
 
 

@@ -8,7 +8,7 @@ import torch
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew
 
-OPERATORS = torch.ops.relu_divide_kernels  # defined as the imports above build them
+OPERATORS = torch.ops.relu_divide_kernels  # the import of model_new defines them
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -16,12 +16,12 @@ DTYPES = FLOATING + INTEGER
 
 
 def slow(values):
-    """These of the values that a test is run with, in the slow runs alone."""
+    """Mark these parameters of a test as slow."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def draw(shape, dtype, device="cpu"):
-    """Values of both signs."""
+    """Draw values of both signs: normal ones, or any integers of the dtype."""
     if dtype.is_floating_point:
         return torch.randn(shape, dtype=dtype, device=device)
     info = torch.iinfo(dtype)
@@ -29,7 +29,7 @@ def draw(shape, dtype, device="cpu"):
 
 
 def views(dtype, device="cpu"):
-    """Name and tensor of many layouts, aligned and not, with and without gaps and overlaps."""
+    """Yield names and tensors in many layouts: aligned or not, with gaps, with overlaps."""
     base = draw((6, 10, 8, 12), dtype, device)
     flat = draw((4099,), dtype, device)
     wide = draw((5, 1700), dtype, device)
@@ -58,7 +58,7 @@ def views(dtype, device="cpu"):
 
 
 def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):
-    """The replacement and the reference, with the same parameters."""
+    """Return the replacement and the reference, with the same parameters."""
     mine = LinearReluDivideNew(k, n, divisor)
     theirs = LinearReluDivide(k, n, divisor)
     if not bias:
@@ -68,12 +68,14 @@ def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=Tr
 
 
 def step(module, x, grad_output, direction=None):
-    """The output, and the gradients of x and of the parameters.
+    """Return the output, and the gradients of x and of the parameters.
 
-    Given a direction, also what the gradient of x gives grad_output in it: the second gradient.
+    If there is a direction, the second gradient comes last: the gradient of grad_output, for the
+    gradient `direction` of x's gradient.
     """
     x = x.detach().requires_grad_()
-    out, leaves = module(x), [x, *module.parameters()]
+    out = module(x)
+    leaves = [x, *module.parameters()]
     grads = torch.autograd.grad(out, leaves, grad_output, retain_graph=direction is not None)
     if direction is not None:
         g = grad_output.detach().requires_grad_()
@@ -83,7 +85,7 @@ def step(module, x, grad_output, direction=None):
 
 
 def captured(run):
-    """A CUDA graph of the call, and its results."""
+    """Capture the call in a CUDA graph; return the graph and the tensors of its results."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -96,13 +98,13 @@ def captured(run):
 
 
 def targets_of(*graphs):
-    """The names of the operators that graphs call."""
+    """Return the names of the operators that the graphs call."""
     nodes = [node for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
     return {str(n.target) for n in nodes if isinstance(n.target, torch._ops.OpOverload)}
 
 
 def recording(graphs):
-    """A backend of torch.compile that keeps the graphs of forward and backward."""
+    """Return a backend for torch.compile that appends the graphs of forward and backward."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -115,7 +117,7 @@ def recording(graphs):
 
 @contextmanager
 def linear_path(name):
-    """Products on a GPU by one path: auto, skinny, sm90, sm80 or torch."""
+    """Compute products on a GPU by one path: auto, skinny, sm90, sm80 or torch."""
     if name in ("skinny", "sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
     OPERATORS.set_linear_path(name)
@@ -127,7 +129,7 @@ def linear_path(name):
 
 @contextmanager
 def float32_precision(name):
-    """float32 products at one precision: highest, high or medium."""
+    """Set torch's precision of float32 products: highest, high or medium."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(name)
     try:

@@ -6,7 +6,7 @@ class Gelu(nn.Module):
 
 
 def get_gelu_inputs() -> list[torch.Tensor]:
-    """x `[4096, 393216]`, float32, uniform in 0..1, on the CPU, from the global generator."""
+    """Return x `[4096, 393216]`, float32, on the CPU, drawn as `get_inputs` does."""
     return _relu_inputs(batch_size)
 
 
