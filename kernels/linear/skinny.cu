@@ -135,13 +135,13 @@ struct XStep {
   static constexpr int kLineBytes = 32 * kLaneBytes;
 };
 
-// Stores this lane's four elements of a row, as floats or as doubles. The row begins at `step`.
-// Only the type of the last argument is used: it chooses between the two.
-__device__ inline void store_step(uint8_t* step, float4 v, float) {
-  *reinterpret_cast<float4*>(step + threadIdx.x % 32 * XStep::kLaneBytes) = v;
+// Stores this lane's four elements of a row, as floats or as doubles. The 128 elements of the row
+// begin at `row`. Only the type of the last argument is used: it chooses between the two.
+__device__ inline void store_step(uint8_t* row, float4 v, float) {
+  *reinterpret_cast<float4*>(row + threadIdx.x % 32 * XStep::kLaneBytes) = v;
 }
-__device__ inline void store_step(uint8_t* step, float4 v, double) {
-  uint8_t* const to = step + threadIdx.x % 32 * XStep::kLaneBytes;
+__device__ inline void store_step(uint8_t* row, float4 v, double) {
+  uint8_t* const to = row + threadIdx.x % 32 * XStep::kLaneBytes;
   *reinterpret_cast<double2*>(to) = {v.x, v.y};
   *reinterpret_cast<double2*>(to + XStep::kLineBytes) = {v.z, v.w};
 }
@@ -168,7 +168,7 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 // memory, with zeros past the last row and past whole_k.
 template <int kM>
 __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k, int k_range) {
-  constexpr int kStepBytes = Config::kStepK * sizeof(Sum<kM>);
+  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kM>);  // of one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int steps = k_range / Config::kStepK;
@@ -178,7 +178,7 @@ __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k,
     const int k = first_k + i / kM * Config::kStepK + lane * Config::kLaneK;
     const bool exists = row < p.epilogue.m && k < p.whole_k();
     const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
-    store_step(x + i * kStepBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
+    store_step(x + i * kRowBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
   }
 }
 

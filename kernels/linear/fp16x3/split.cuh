@@ -15,7 +15,7 @@
 //   hi = 25728                  fp16 numbers near 25735 are 16 apart
 //   scaled - hi = 7.927734375   * 2^11 = 16236
 //   lo = 16240                  fp16 numbers near 16236 are 8 apart
-//   hi + lo / 2^11 = 25735.9296875, so the error is 2^-23.6 of the element
+//   hi + lo / 2^11 = 25735.9296875, so the error is 2^-23.65 of the element
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15),

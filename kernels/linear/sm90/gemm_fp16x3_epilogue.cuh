@@ -216,8 +216,8 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInpu
       inputs.first_column = first_column;
       inputs.is_fast = is_fast;
     }
-    // The consumers come here when they have read the other buffer, in the epilogue of the work
-    // tile before. That buffer is the next to be filled.
+    // The consumers come here after the epilogue of the work tile before, which reads the other
+    // buffer. So that buffer may be filled next.
     sync_with_consumers();
   });
 }
