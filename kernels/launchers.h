@@ -38,9 +38,8 @@ enum class Precision {
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// The kernels compute in float. The quotient is the float nearest to relu(...) / divisor, except
-// for tiny numbers and for -0.0: docs/SPLIT.md (step 5) and linear/epilogue.cuh name the
-// exceptions. In half types it is then rounded to out's dtype.
+// The kernels compute in float, with the division of docs/SPLIT.md, step 5. In half types the
+// quotient is then rounded to out's dtype.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny.cu.
