@@ -50,7 +50,7 @@ def test_a_third_problem_is_compared_and_its_solutions_are_graded(project, devic
     assert "\nbackward, ModelNew " in output
     bundle = project / "bundle.py"
     run(project, "--bundle", str(bundle))
-    assert "linear/sm90/" not in bundle.read_text()
+    assert "// ---- linear/" not in bundle.read_text()
     files = [bundle]
     for name, text in GRADED.items():
         files.append(project / f"{name}.py")
