@@ -214,3 +214,18 @@ def test_killed_while_writing(tmp_path):
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         assert path.read_text() in texts
+
+
+def test_a_file_system_without_modes(tmp_path, monkeypatch):
+    """Where chmod is refused, a file that exists is replaced all the same."""
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    path = tmp_path / "results.json"
+    path.write_text("old")
+    path.chmod(0o640)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    files.write(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640

@@ -50,14 +50,15 @@ def write(path: Path, text: str | bytes) -> None:
 
 def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
     new = path.with_name(f".run.py-{secrets.token_hex(8)}")
-    mode = 0o666 if old is None else 0o600  # the former less the umask
+    mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)  # less the umask
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if old is not None:
                 with suppress(PermissionError):
                     os.fchown(descriptor, old.st_uid, old.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+                with suppress(PermissionError):  # network drives may refuse it
+                    os.fchmod(descriptor, mode)
             file.write(data)
             file.flush()
             os.fsync(descriptor)
