@@ -30,7 +30,7 @@ __all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 def compile_and_load(**arguments: object) -> None:
     """Call torch's `load_inline`, which compiles sources and loads the library.
 
-    It is called only for an extension of which no finished build is found.
+    `load_extensions` calls this function only for an extension that has no finished build.
     """
     # The import takes a second. It is here so that a finished build loads without it.
     from torch.utils import cpp_extension

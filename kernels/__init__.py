@@ -7,7 +7,7 @@ linear/          Linear -> ReLU -> divide, likewise
 common/          what several CUDA kernels share
 cpu/             what several CPU kernels share
 build/           Python: from these sources to a loaded extension, or to a single-file bundle
-interception.py  Python: does other code intercept a call, so that a kernel would hide the call?
+interception.py  Python: detects hooks, modes and wrappers that must see the calls of torch's ops
 """
 
 import importlib

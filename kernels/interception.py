@@ -1,7 +1,8 @@
-"""Does other Python code intercept a call, so that a kernel would hide the call from it?
+"""Detects other Python code that must see the calls of torch's functions.
 
 A kernel replaces torch functions that the reference calls, and those functions are then not called.
-Most programs do not notice. Some code does, and for it a module must call what its reference calls:
+Most programs do not notice. Some code does, and where such code is active, a module must call what
+its reference calls:
 
 * a tensor subclass, or an active mode (`torch.overrides.TorchFunctionMode`), sees every call of a
   torch function, and may change what the call returns;
@@ -63,7 +64,7 @@ def is_intercepted(
         ignored_modes: prefixes of the names of Python modules. Modes whose classes are defined
             there do not count.
     """
-    # True if any operand is of a subclass, and also if any mode is active.
+    # torch's function returns true if any operand is of a subclass, and also if any mode is active.
     if not has_torch_function_variadic(*operands):
         return False
     for operand in operands:

@@ -38,9 +38,8 @@ enum class Precision {
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// The kernels compute in float. The quotient is the float nearest to relu(...) / divisor, except
-// for tiny numbers and for -0.0: docs/SPLIT.md (step 5) and linear/epilogue.cuh name the
-// exceptions. In half types it is then rounded to out's dtype.
+// The kernels compute in float, with the division of docs/SPLIT.md, step 5. In half types the
+// quotient is then rounded to out's dtype.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny.cu.
@@ -183,8 +182,9 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
 
-// As cuda::linear_fused_pass, for the elements of the mask's bytes begin <= i < end. A byte has up
-// to eight neighbours of a row. If mask is null, the range counts the bytes that it would have.
+// As cuda::linear_fused_pass, for the elements whose bits are in the mask's bytes begin <= i < end.
+// A byte has the bits of up to eight neighbouring elements of a row. If mask is null, begin and end
+// count the bytes that a mask would have.
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 

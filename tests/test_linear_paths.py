@@ -47,11 +47,20 @@ def paths_of(tmp_path_factory):
     return call
 
 
-def problem(m, n, k, **options):
-    default = {"bits": 32, "highest": True, "relu": True, "vectors": True, "transposed": False}
-    values = default | {"capability": 90, "sms": 132} | options
-    bits, highest, *others = values.values()
-    return bits, highest, m, n, k, *others
+def problem(
+    m,
+    n,
+    k,
+    bits=32,
+    highest=True,
+    relu=True,
+    vectors=True,
+    transposed=False,
+    capability=90,
+    sms=132,
+):
+    """Return the numbers that PROGRAM reads, in its order."""
+    return bits, highest, m, n, k, relu, vectors, transposed, capability, sms
 
 
 HIGH, HALF = {"highest": False}, {"bits": 16}

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.gpu
 DIVISOR = 2.0
 # [m, k, n]: a short and a long K, for which torch, too, has a tile for every multiprocessor.
 SIZES = [(1024, 2048, 4096), (1024, 8192, 4096)]
-# Sizes that are no multiples of anything, and short sums.
+# M, K and N that no tile size divides; and K so short that sums have few terms.
 OTHER_SIZES = [(1027, 4099, 2053), (1024, 512, 2048), (1024, 256, 2048)]
 OTHER_SIZES += [(1027, 1001, 2053), (1024, 64, 4096), (1024, 16, 4096)]
-# K around the limits of the promotion intervals, and sizes that models have.
+# K on both sides of 2048 and 4096, where the promotion interval changes, and K that models have.
 COMPOSED_K = [16, 64, 128, 256, 512, 768, 1000, 1024, 2047, 2048, 4096, 8192]
 FP16X3_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=True)
 

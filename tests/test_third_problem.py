@@ -1,6 +1,6 @@
 """A third problem needs the files of `tests/third_problem`, and nothing else.
 
-Its `model.py` and `model_new.py` are appended to the project's files of these names.
+Its Python files are appended to those of the project.
 """
 
 import json
@@ -14,6 +14,12 @@ from test_run import run_it
 pytestmark = pytest.mark.slow  # the kernels are built twice
 
 ADDED = ROOT / "tests" / "third_problem"
+EXTENDED = {  # files of the project, and what is appended to them
+    "model.py": "model.py",
+    "model_new.py": "model_new.py",
+    "kernels/__init__.py": "kernels_init.py",
+    "kernels/build/bundle.py": "kernels_build_bundle.py",
+}
 HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
 GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": "return x.clone()"}
 
@@ -24,8 +30,9 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     copy_project(folder)
     shutil.copytree(ADDED / "kernels", folder / "kernels", dirs_exist_ok=True)
-    for name in ("model.py", "model_new.py"):
-        (folder / name).write_text((ROOT / name).read_text() + "\n\n" + (ADDED / name).read_text())
+    for name, added in EXTENDED.items():
+        text = (ROOT / name).read_text() + "\n\n" + (ADDED / added).read_text()
+        (folder / name).write_text(text)
     return folder
 
 

@@ -238,7 +238,7 @@ def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, 
 def _needed_names(
     module: str, definitions: dict[str, str], imports: dict[str, str], provided: set[str]
 ) -> set[str]:
-    """Return the names that the template, a class, and the definitions they need make use of.
+    """Return the names used by the template, by a class, and by the definitions that these need.
 
     Args:
         module: the text of the class.
@@ -246,7 +246,7 @@ def _needed_names(
         imports: the import line of each imported name.
         provided: names that the bundle defines elsewhere.
     """
-    needed = {"load_inline", "torch"}  # by the template
+    needed = {"load_inline", "torch"}  # the template uses these
     waiting = [module]
     while waiting:
         for name in _names(waiting.pop()) - needed - provided:
@@ -292,7 +292,8 @@ def _definitions(text: str) -> dict[str, str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
-                found[target.id] = _lines(text, node)
+                if isinstance(target, ast.Name):
+                    found[target.id] = _lines(text, node)
     return found
 
 

@@ -192,9 +192,10 @@ def unfinished_folder(folder: Path) -> Iterator[Path]:
 def remove_leftovers(folder: Path) -> None:
     """Remove the unfinished builds of processes that died on this host.
 
-    Another host may share the folder. Whether its processes live cannot be seen from here, so it
-    has to remove their builds itself. The compilers of a killed process may write for a while
-    longer; the next call removes what they leave. If this host has no name, nothing is removed.
+    Several hosts may share the folder. No host can see whether another's processes are alive, so
+    each host removes the builds of its own processes only. The compilers of a killed process may
+    write for a while longer; the next call removes what they leave. If this host has no name,
+    nothing is removed.
     """
     if not HOST:
         return

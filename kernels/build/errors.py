@@ -19,7 +19,7 @@ _ERROR_LINES = (
     r"^.*\bld(?:\.\w+)?: (?!warning).*$",
     # An error of a compiler that does not speak English: `file:line:column: word: text`.
     r"^[^\s:]+:\d+:\d+: (?!warning|note)[^:]+: .*$",
-    # Any other error, even that last line.
+    # Any other error, even the last line of collect2 or clang.
     r"^.*\berror: .*$",
 )
 # A pattern in the output, and the advice for the user if it occurs.
@@ -83,8 +83,8 @@ def _silent_failure(error: Exception) -> str:
     """Return a sentence about a build tool that failed without a message; empty if none did.
 
     A tool that is killed by signal N prints no message, but its exit status tells. ninja reports
-    the status of a compiler, which is 128 + N. The status of ninja itself, which torch starts, is
-    -N.
+    the status of a compiler, which is 128 + N, from version 1.12 on. The status of ninja itself,
+    which torch starts, is -N.
     """
     status = getattr(error.__cause__, "returncode", 0)
     reported = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)

@@ -54,7 +54,7 @@ class Extension:
 
     @property
     def namespace(self) -> str:
-        """The namespace in `torch.ops` of this extension's operators, and no other's."""
+        """The namespace in `torch.ops` that has the operators of this extension alone."""
         return f"{STABLE_NAMESPACE}_{self.key}"
 
 
@@ -202,7 +202,7 @@ def _compile(
         name=extension.name,
         cpp_sources=_include_all(extension, ".cpp"),
         cuda_sources=_include_all(extension, ".cu") if tools.targets else None,
-        # The compilers run in build_folder, so "kernels" and "." are folders there.
+        # The compilers run in build_folder, so the paths in -Ikernels and -L. begin there.
         extra_cflags=[*extension.cxx_flags, *speed_flags, namespace, "-Ikernels"],
         extra_cuda_cflags=["-Ikernels", *toolchain.cuda_flags(tools.targets)],
         extra_ldflags=["-fopenmp", "-L."],

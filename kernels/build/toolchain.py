@@ -237,7 +237,7 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, of another CUDA version, or too old for a target."""
     cuda = torch.version.cuda
-    # The setting after which there are no targets.
+    # The setting of an environment variable with which `cuda_targets` returns no targets.
     no_targets = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "

@@ -99,7 +99,8 @@ struct LinearReluDivideBackward : Node {
     if (at::GradMode::is_enabled()) return differentiable_gradients(in);
     const c10::DispatchKeySet keys = keys_of(in);
     if (is_plain(keys) && !has_tangent(in.grad_output)) return compute_gradients(in);
-    // vmap of a backward whose forward ran outside it: torch's ops compute the whole batch at once.
+    // vmap of a backward whose forward ran outside vmap: torch's ops compute the whole batch at
+    // once.
     if (is_batched(keys)) return gradients_by_torch(in, unpack_mask(in));
     const auto [grad_x, grad_weight, grad_bias] = call_gradients(where, in);
     return {grad_x, grad_weight, grad_bias};
@@ -133,7 +134,7 @@ inline void record_backward(Namespace where, const LinearInputs& in, const Tenso
   node->where = where;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
-  // The layouts are asked only if kernels run: a trace's tensors have no memory.
+  // The layouts are looked at only if kernels run: a trace's tensors have no memory.
   node->transposes_grad_x =
       runs_kernels && in.x.dim() == 2 && is_column_major(in.x, /*alignment=*/1);
   node->transposes_grad_weight = runs_kernels && !in.weight.is_contiguous();

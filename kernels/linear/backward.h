@@ -39,9 +39,9 @@ struct BackwardInputs {
   bool wants_bias;                      // whether bias's gradient is wanted
   double divisor;
 
-  // Each gradient is a product a b of matrices. If torch multiplies, these make it compute b^T a^T
-  // and transpose that. autograd.h sets them where eager does the same: on a CPU the other order
-  // may take ten times as long.
+  // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
+  // multiplies, torch computes B^T A^T, and the result is transposed. autograd.h sets the flags
+  // where eager does the same: on a CPU the other order may take ten times as long.
   bool transposes_grad_x = false;
   bool transposes_grad_weight = false;
 };
@@ -91,7 +91,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& in) {
     const int64_t units = runs * cpu::linear_fused_pass_backward_units_of_run(n);
     const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, at::kDouble);
     double* const run_sums = in.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
-    // So many units have about kGrain elements.
+    // The number of units that have about kGrain elements in all.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
     at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
       cpu::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,

@@ -14,8 +14,10 @@
 //
 // Every limit below, except those of kSm80, was measured on an H200. On one side of it our kernel
 // takes less time than torch's product followed by the fused pass; on the other side torch wins, or
-// both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has the simpler
-// limits that these replaced, and the sizes on which those lost.
+// both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels", "Hopper's
+// products") says what was measured, as far as that was recorded, and has the simpler limits that
+// these replaced and the sizes on which those lost. For another GPU, all limits have to be measured
+// again.
 
 #pragma once
 
@@ -115,51 +117,83 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
 //
-// Gradients have limits of their own. With the forward's limits, gradients with a dimension below
-// 512 ran at 0.2 to 0.9 of the speed of torch's product. The last condition is fitted to measured
-// times: M * N has to outgrow costs that are proportional to M and to N, and a constant that weighs
-// more where K is short.
+// Gradients have limits of their own. With the forward's limits, gradients with 128 to 8192 rows,
+// 64 to 4096 features and a dimension below 512 ran at 0.2 to 0.9 of the speed of torch's product
+// (docs/EXPERIMENTS.md, "Settings of the Linear kernels"). The constants below are fitted to
+// measured times of gradients, whose sizes that section does not list.
 inline bool fp16x3_gradient_wins(const Product& product) {
+  constexpr int kLeastK = 64;            // elements of K
+  constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
+
+  // The costs that M * N has to outgrow, in elements of out: one for each row of x, one for each
+  // feature, and one for the call. The call's cost is kCallCost / (K - kFreeK), so it weighs more
+  // where K is short. Example: 2^29 / (1024 - 40) is about 546,000 elements.
+  constexpr int kRowCost = 150;       // elements of out per row of x
+  constexpr int kFeatureCost = 100;   // elements of out per feature
+  constexpr int kCallCost = 1 << 29;  // multiplications: elements of out times elements of K
+  constexpr int kFreeK = 40;          // elements of K; below kLeastK, so K - kFreeK is positive
+
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
-  const bool has_long_sums = k >= 64;
-  const bool has_large_weight = n * k >= 1 << 17;
-  if (!has_long_sums || !has_large_weight) return false;
-  return m * n >= 150 * m + 100 * n + (1 << 29) / (k - 40);
+  if (k < kLeastK || n * k < kLeastWeight) return false;
+  return m * n >= kRowCost * m + kFeatureCost * n + kCallCost / (k - kFreeK);
 }
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
 //
-// With these limits, one of 2,343 measured forwards is more than 1.5% slower than torch's, and the
-// geometric mean of the gains is 1.87. Simple thresholds on M * N, N * K, K and N left 63 slower.
+// The limits are fitted to measured times. They were compared with torch on 2,343 forwards, by CUDA
+// graphs with operands in L2 (docs/EXPERIMENTS.md, "Settings of the Linear kernels"): one forward
+// is more than 1.5% slower than torch's, and the geometric mean of the gains is 1.87. Simple
+// thresholds on M * N, N * K, K and N left 63 slower.
 inline bool fp16x3_forward_wins(const Product& product) {
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
 
   // skinny.cu or torch computes up to 16 rows faster.
-  const bool has_enough_rows = m > 16;
+  constexpr int kMostRowsOfOthers = 16;  // rows of x
   // With up to 64 features, or up to 128 and a long K, torch's product is faster, because most of a
   // tile is padding.
-  const bool has_enough_features = n > 64 && (n > 128 || k < 1 << 15);
-  if (!has_enough_rows || !has_enough_features) return false;
+  constexpr int kMostFeaturesOfTorch = 64;           // features
+  constexpr int kMostFeaturesOfTorchForLongK = 128;  // features
+  constexpr int kLongK = 1 << 15;                    // elements of K
+  const bool has_enough_rows = m > kMostRowsOfOthers;
+  const int most_features_of_torch =
+      k < kLongK ? kMostFeaturesOfTorch : kMostFeaturesOfTorchForLongK;
+  if (!has_enough_rows || n <= most_features_of_torch) return false;
 
-  // Our kernel wins where there is enough work, by two measures that are fitted to measured times.
+  // Our kernel wins where two measures are large enough. Their forms are fitted, not derived:
+  //
+  //   features_squared_k = N^2 K
+  //   work = (M N + kFreeElements) K    multiplications, as if out had 2^17 elements more. With
+  //                                     K >= 2^11 this reaches 2^28 for every M and N.
+  constexpr int kFreeElements = 1 << 17;  // elements of out
   const double features_squared_k = n * n * k;
-  const double work = (m * n + (1 << 17)) * k;
+  const double work = (m * n + kFreeElements) * k;
 
   // Storing rows of out that are not aligned to 16 bytes takes as long as computing short sums.
+  constexpr int kLongSum = 64;                                // elements of K
+  constexpr int kLeastFeaturesSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;
-  const bool stores_dominate = k < 64 && has_unaligned_output_rows && features_squared_k < 1 << 27;
+  const bool stores_dominate = k < kLongSum && has_unaligned_output_rows &&
+                               features_squared_k < kLeastFeaturesSquaredKIfUnaligned;
   if (stores_dominate) return false;
 
   if (product.weight_has_vector_rows) {
-    return features_squared_k >= 1 << 24 && work >= 1 << 28;
+    constexpr int kLeastFeaturesSquaredK = 1 << 24;  // features^2 times elements of K
+    constexpr int kLeastWork = 1 << 28;              // multiplications
+    return features_squared_k >= kLeastFeaturesSquaredK && work >= kLeastWork;
   }
-  // The weight is copied first. That pays only with more work.
-  const bool has_rows_for_copy = m > 64 && m * n >= 1 << 16;
-  return has_rows_for_copy && features_squared_k >= 1 << 26 && work >= 1 << 30;
+  // The weight is copied first. That pays only with four times the work, more rows and a larger
+  // out.
+  constexpr int kMostRowsWithoutCopy = 64;                // rows of x
+  constexpr int kLeastResultForCopy = 1 << 16;            // elements of out, M * N
+  constexpr int kLeastFeaturesSquaredKForCopy = 1 << 26;  // features^2 times elements of K
+  constexpr int kLeastWorkForCopy = 1 << 30;              // multiplications
+  const bool has_rows_for_copy = m > kMostRowsWithoutCopy && m * n >= kLeastResultForCopy;
+  return has_rows_for_copy && features_squared_k >= kLeastFeaturesSquaredKForCopy &&
+         work >= kLeastWorkForCopy;
 }
 
 // Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
@@ -171,17 +205,25 @@ inline bool fp16x3_wins(const Product& product) {
 // Returns whether sm90's gemm_single computes a float32 product at `high` in less time than torch's
 // TF32 product.
 //
-// The kernel converts both operands to fp16, and cuBLAS does not. The conversion costs as much as
-// 768 features of the product (fitted). Gradients need twice the work of the forward: under earlier
-// limits, the gradient with M = 8192, N = 512 and K = 5200 ran at 0.83 of torch's speed.
+// The kernel converts both operands to fp16, and cuBLAS does not. The limits are fitted to measured
+// times. Gradients need twice the work of the forward: under earlier limits, the gradient with
+// M = 8192, N = 512 and K = 5200 ran at 0.83 of torch's speed (docs/EXPERIMENTS.md, "Settings of
+// the Linear kernels", which does not list the sizes of the fit).
 inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
-  const bool has_enough_rows = product.m > 512;
-  const int64_t least_multiplications = int64_t{product.has_relu ? 5 : 10} << 30;
+  constexpr int kMostRowsOfTorch = 512;  // rows of x
+  constexpr int kConversionCost = 768;   // features whose product takes as long as the conversion
+  constexpr int64_t kLeastForwardWork = int64_t{5} << 30;    // multiplications
+  constexpr int64_t kLeastGradientWork = int64_t{10} << 30;  // multiplications
+  constexpr int kLeastFeaturesForCopy = 2048;                // features
+  constexpr double kLeastUtilization = 0.6;                  // of the waves, from 0 to 1
+
+  const bool has_enough_rows = product.m > kMostRowsOfTorch;
+  const int64_t least_work = product.has_relu ? kLeastForwardWork : kLeastGradientWork;
   const bool pays_for_conversion =
-      (product.n - 768) * product.m >= least_multiplications / product.k;
+      (product.n - kConversionCost) * product.m >= least_work / product.k;
   // A transposed x is copied first, and few features do not pay for the copy.
-  const bool pays_for_copy = !product.x_is_transposed || product.n >= 2048;
-  const bool fills_waves = wave_utilization(product, gpu) >= 0.6;
+  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastFeaturesForCopy;
+  const bool fills_waves = wave_utilization(product, gpu) >= kLeastUtilization;
   return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
 }
 

@@ -193,7 +193,7 @@ def _local_placements(x: object, weight: object, bias: object | None) -> list[tu
     """Return the placements of gradients and result if each process can compute its part alone.
 
     That is possible in these cases, where M stands for any dimension of x but the last. Each
-    dimension of the device mesh may be another case.
+    dimension of the device mesh may be in a different case.
 
         x               weight, bias    gradient of x   their gradients   result
         replicated      replicated      replicated      replicated        replicated
@@ -217,14 +217,14 @@ def _local_placements(x: object, weight: object, bias: object | None) -> list[tu
     sharded_over_n = Shard(0)  # dimension 0 of weight and of bias
     last = x.ndim - 1  # dimension K of x, and dimension N of the result
     placements = []
-    for of_x, of_weight in zip(x.placements, weight.placements, strict=True):
-        is_sharded_over_m = type(of_x) is Shard and of_x.dim < last
-        if of_x == replicated and of_weight == replicated:
+    for x_placement, weight_placement in zip(x.placements, weight.placements, strict=True):
+        is_sharded_over_m = type(x_placement) is Shard and x_placement.dim < last
+        if x_placement == replicated and weight_placement == replicated:
             placements.append((replicated, replicated, replicated))
-        elif of_x == replicated and of_weight == sharded_over_n:
+        elif x_placement == replicated and weight_placement == sharded_over_n:
             placements.append((Partial(), sharded_over_n, Shard(last)))
-        elif is_sharded_over_m and of_weight == replicated:
-            placements.append((of_x, Partial(), of_x))
+        elif is_sharded_over_m and weight_placement == replicated:
+            placements.append((x_placement, Partial(), x_placement))
         else:
             return None
     return placements
@@ -250,13 +250,15 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     """
     from torch.distributed.tensor import DTensor
 
-    of_grad_x, of_grad_weight, of_out = map(list, zip(*placements, strict=True))
+    grad_x_placements, grad_weight_placements, out_placements = map(
+        list, zip(*placements, strict=True)
+    )
     local_bias = None
     if bias is not None:
-        local_bias = bias.to_local(grad_placements=of_grad_weight)
+        local_bias = bias.to_local(grad_placements=grad_weight_placements)
     local_out = operator(
-        x.to_local(grad_placements=of_grad_x),
-        weight.to_local(grad_placements=of_grad_weight),
+        x.to_local(grad_placements=grad_x_placements),
+        weight.to_local(grad_placements=grad_weight_placements),
         local_bias,
         divisor,
     )
@@ -265,7 +267,7 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     return DTensor.from_local(
         local_out,
         x.device_mesh,
-        of_out,
+        out_placements,
         run_check=False,
         shape=torch.Size(shape),
         stride=dense_stride,

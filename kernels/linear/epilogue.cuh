@@ -63,38 +63,16 @@ struct Divisor {
 //
 //   divisor = +-mantissa * 2^exponent, 1 <= mantissa < 2        for example 6 = 1.5 * 2^2
 //
-// so that x / divisor = (x / mantissa) * scale, with scale = +-2^-exponent. The multiplication by
-// scale is exact, unless the result is subnormal. The float nearest to x / mantissa takes three
-// steps (Markstein, IBM J. Res. Dev. 34(1), 1990). The example on the right divides 8 by 1.5 in
-// decimal numbers of four digits, with the reciprocal 0.6667:
+// so that x / divisor = (x / mantissa) * scale, with scale = +-2^-exponent. The float nearest to
+// x / mantissa takes three steps (Markstein, IBM J. Res. Dev. 34(1), 1990):
 //
-//   1. q = x * reciprocal                        8 * 0.6667 = 5.3336, rounded to 5.334
-//   2. remainder = x - q * mantissa              8 - 5.334 * 1.5 = -0.001
-//   3. quotient = q + remainder * reciprocal     5.334 - 0.001 * 0.6667 = 5.3333333, to 5.333
+//   q = x * reciprocal                       off by about one unit in its last place
+//   remainder = x - q * mantissa             exact, by one fma
+//   quotient = q + remainder * reciprocal    rounded once, by one fma
 //
-// After step 1, q is off by about one unit in its last place, because the reciprocal and the
-// product were rounded. Step 2 is one fma, and its result is exact: as q is so close, the leading
-// digits of q * mantissa cancel against those of x, and the digits that are left fit into a float.
-// Step 3 is one fma, too, so its sum is rounded once.
-//
-// Why that gives the float nearest to x / mantissa: before it is rounded, the sum of step 3 is off
-// by the remainder times the error of the reciprocal, which is about 2^-24 units in the last place.
-// Rounding goes the wrong way only if x / mantissa is that close to a midpoint between two floats.
-// But a quotient of two floats keeps a distance from every midpoint c. The reason is that
-// x - c * mantissa is a multiple of the last digit of the product c * mantissa, and is never 0: c
-// has one bit more than a float, so c * mantissa has too many bits for a float such as x.
-// Markstein's theorem says that this distance suffices if the reciprocal is correctly rounded.
-//
-// There are three exceptions:
-//
-//   - A subnormal result is rounded twice: in step 3, and when it is multiplied by scale.
-//   - If |x| is below 2^-102, the remainder may be subnormal and not exact. A normal result may
-//     then differ from the nearest float in its last bit; of random x near 2^-116, about 1 in
-//     10,000 does. Below 2^-125, x / mantissa may be subnormal itself, and step 3 rounds it to a
-//     multiple of 2^-149. The scale of a small divisor then makes it a normal number of which only
-//     few bits are correct: with the divisor 1.9 * 2^-20 and random x from 2^-135 to 2^-134,
-//     results were up to 754 units in the last place off (the same arithmetic on a CPU).
-//   - x = -0.0 has the remainder +0.0, so the quotient has the sign of +0.0 / divisor.
+// The multiplication by scale is exact, unless the result is subnormal. So the result has the bits
+// of a true division, except where |x| is below 2^-102, the result is subnormal, or x is -0.0:
+// docs/SPLIT.md, step 5, has the proof, an example and what happens in these cases.
 template <>
 struct Divisor<float> {
   float mantissa;

@@ -21,7 +21,8 @@ enum class Float32Setting { kTf32, kFloat32, kOther };
 //   torch.backends.cudnn.fp32_precision
 //   torch.backends.fp32_precision
 //
-// Context::allowTF32CuBLAS would not do: it raises an error if a program used old and new setters.
+// Context::allowTF32CuBLAS would not do: it raises an error if a program used both old and new
+// setters.
 inline Float32Setting float32_setting() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
   const std::string setting = at::globalContext().float32Precision("cuda", "matmul");

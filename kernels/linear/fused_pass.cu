@@ -203,8 +203,8 @@ struct BlockGrid {
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
     const int vector_size = 16 / element_bytes;
     const auto strips_with = [=](int width) { return divide_up(n, width * vector_size); };
-    // The time that a row takes with strips of `width` lanes, in units of a thread. All threads
-    // count, also the idle ones past the end of the row. Each strip takes as long as 4 more.
+    // The estimated time of a row with strips of `width` lanes, in units of a thread's time. Idle
+    // threads past the end of the row count, too, and each strip adds the time of 4 threads.
     const auto cost = [=](int width) { return strips_with(width) * (width + 4); };
     for (int width = 2; width <= 32; width *= 2) {
       if (cost(width) < cost(lanes)) lanes = width;

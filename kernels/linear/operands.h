@@ -24,9 +24,11 @@ struct LinearInputs {
 inline Tensor as_matrix(const Tensor& x) {
   if (x.dim() == 2) return x;
   if (x.dim() == 1) return x.unsqueeze(0);
+  if (!x.key_set().has(at::DispatchKey::Batched)) return x.flatten(0, -2);
+  // The older vmap has no rule for flatten(). In traces reshape() would compare sizes that data
+  // decide.
   c10::SymInt rows = 1;
   for (int64_t d = 0; d < x.dim() - 1; ++d) rows = rows * x.sym_size(d);
-  // Not flatten(): the older vmap has no rule for it.
   return x.reshape_symint({rows, x.sym_size(-1)});
 }
 

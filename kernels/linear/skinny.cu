@@ -29,8 +29,8 @@
 //      feature 4 w + 2   lane 0   lane 1   ...   lane 31
 //      feature 4 w + 3   lane 0   lane 1   ...   lane 31
 //
-// A "stage" is two steps. While a warp multiplies one stage, it loads the weights of the next into
-// registers. At the end of a tile, these are the weights of the next tile.
+// A "bundle" is two steps, so 256 elements of K. While a warp multiplies one bundle, it loads the
+// weights of the next into registers. At the end of a tile, these are the weights of the next tile.
 //
 // When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
 // added up, in double:
@@ -44,7 +44,7 @@
 // Accuracy: because add_lanes adds in double and not in float, mean errors are 30% smaller. That
 // costs 6% of the time of 16 rows, and nothing up to 8 rows. A lane's partial sums are in double if
 // a tile has at most 4 rows, for which there is time. For more rows they are in float. A cluster
-// then has enough blocks, if possible, that such a sum covers 4 stages at most, so that few
+// then has enough blocks, if possible, that such a sum covers 4 bundles at most, so that few
 // roundings add up.
 
 #include <algorithm>
@@ -68,13 +68,13 @@ struct Config {
   // take 15% longer.
   static constexpr int kFeatures = 4;
   static constexpr int kTileFeatures = kWarps * kFeatures;
-  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a stage, which is
-  // what a warp prefetches. With one step a stage, 16 rows take 11% longer; with four, registers
+  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a bundle, which is
+  // what a warp prefetches. With one step a bundle, 16 rows take 11% longer; with four, registers
   // spill.
   static constexpr int kLaneK = 4;
   static constexpr int kStepK = 32 * kLaneK;
-  static constexpr int kStepsPerStage = 2;
-  static constexpr int kStageK = kStepsPerStage * kStepK;
+  static constexpr int kStepsPerBundle = 2;
+  static constexpr int kBundleK = kStepsPerBundle * kStepK;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
@@ -83,11 +83,11 @@ struct Config {
   // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
   static constexpr int kLogMaxClusterSize = 3;
   static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
-  // The most stages over which a lane should sum in float, so that few roundings add up.
-  static constexpr int kMaxFloatStages = 4;
-  // The time that the end of a tile takes, in stages. If it counts as 2 stages when the cluster
+  // The most bundles over which a lane should sum in float, so that few roundings add up.
+  static constexpr int kMaxFloatBundles = 4;
+  // The time that the end of a tile takes, in bundles. If it counts as 2 bundles when the cluster
   // size is chosen, 32 rows take 9% longer.
-  static constexpr int kTileEndStages = 1;
+  static constexpr int kTileEndBundles = 1;
 };
 
 // The type in which a lane sums its products, for tiles of kM rows of x.
@@ -104,7 +104,7 @@ struct Problem {
   int k;
   int x_tiles;       // of kM rows
   int weight_tiles;  // of kTileFeatures features
-  int stages;        // of K, in each block of a cluster
+  int bundles;       // of K, in each block of a cluster
 
   // K without the elements after the last whole float4.
   __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
@@ -113,9 +113,9 @@ struct Problem {
 // The shared memory of a block: the sums of two tiles, double [2][kM][kTileFeatures], and the
 // block's range of x, Sum<kM> [steps][kM][kStepK].
 template <int kM>
-constexpr size_t shared_bytes(int stages) {
-  return kM *
-         (2 * Config::kTileFeatures * sizeof(double) + stages * Config::kStageK * sizeof(Sum<kM>));
+constexpr size_t shared_bytes(int bundles) {
+  return kM * (2 * Config::kTileFeatures * sizeof(double) +
+               bundles * Config::kBundleK * sizeof(Sum<kM>));
 }
 
 // ---------------------------------------------------------------------------- a row of x in a step
@@ -135,13 +135,13 @@ struct XStep {
   static constexpr int kLineBytes = 32 * kLaneBytes;
 };
 
-// Stores this lane's four elements of a row, as floats or as doubles. The row begins at `step`.
-// Only the type of the last argument is used: it chooses between the two.
-__device__ inline void store_step(uint8_t* step, float4 v, float) {
-  *reinterpret_cast<float4*>(step + threadIdx.x % 32 * XStep::kLaneBytes) = v;
+// Stores this lane's four elements of a row, as floats or as doubles. The 128 elements of the row
+// begin at `row`. Only the type of the last argument is used: it chooses between the two.
+__device__ inline void store_step(uint8_t* row, float4 v, float) {
+  *reinterpret_cast<float4*>(row + threadIdx.x % 32 * XStep::kLaneBytes) = v;
 }
-__device__ inline void store_step(uint8_t* step, float4 v, double) {
-  uint8_t* const to = step + threadIdx.x % 32 * XStep::kLaneBytes;
+__device__ inline void store_step(uint8_t* row, float4 v, double) {
+  uint8_t* const to = row + threadIdx.x % 32 * XStep::kLaneBytes;
   *reinterpret_cast<double2*>(to) = {v.x, v.y};
   *reinterpret_cast<double2*>(to + XStep::kLineBytes) = {v.z, v.w};
 }
@@ -168,7 +168,7 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 // memory, with zeros past the last row and past whole_k.
 template <int kM>
 __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k, int k_range) {
-  constexpr int kStepBytes = Config::kStepK * sizeof(Sum<kM>);
+  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kM>);  // of one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int steps = k_range / Config::kStepK;
@@ -178,7 +178,7 @@ __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k,
     const int k = first_k + i / kM * Config::kStepK + lane * Config::kLaneK;
     const bool exists = row < p.epilogue.m && k < p.whole_k();
     const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
-    store_step(x + i * kStepBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
+    store_step(x + i * kRowBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
   }
 }
 
@@ -186,15 +186,15 @@ __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k,
 
 // The weights that this lane multiplies next: v[step][feature] has 4 elements of K of a feature of
 // the warp. As soon as a step has been multiplied, its weights are replaced by those of the next
-// stage. `tile` and `stage` tell which weights are loaded next.
+// bundle. `tile` and `bundle` tell which weights are loaded next.
 struct PrefetchedWeights {
   const Problem& p;
   int tile;                     // of features
   const int first_k;            // this lane's K in the block's first step
-  int stage = 0;                // of the block's range of K
+  int bundle = 0;               // of the block's range of K
   const float* from = nullptr;  // the weight of the warp's first feature, at first_k
   int features_after = 0;       // how many features exist after the warp's first
-  float4 v[Config::kStepsPerStage][Config::kFeatures]{};
+  float4 v[Config::kStepsPerBundle][Config::kFeatures]{};
 
   // Finds this warp's features in the tile. Past the last feature, the last one is loaded instead,
   // so that all addresses are valid; the results are not stored.
@@ -208,7 +208,7 @@ struct PrefetchedWeights {
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int k = stage * Config::kStageK + step * Config::kStepK;
+    const int k = bundle * Config::kBundleK + step * Config::kStepK;
     const bool exists = first_k + k < p.whole_k() && tile < p.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kFeatures; ++i) {
@@ -218,10 +218,10 @@ struct PrefetchedWeights {
     }
   }
 
-  // Goes on to the next stage, or to the first stage of the cluster's next tile.
+  // Goes on to the next bundle, or to the first bundle of the cluster's next tile.
   __device__ void advance() {
-    if (++stage < p.stages) return;
-    stage = 0;
+    if (++bundle < p.bundles) return;
+    bundle = 0;
     tile += ptx::nclusterid() / p.x_tiles;
     find_features();
   }
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   uint8_t* const x = reinterpret_cast<uint8_t*>(other_sums + kM * Config::kTileFeatures);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int k_range = p.stages * Config::kStageK;
+  const int k_range = p.bundles * Config::kBundleK;
   const int first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % p.x_tiles * kM;
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   PrefetchedWeights weights{p, tile, first_k + lane * Config::kLaneK};
   weights.find_features();
 #pragma unroll
-  for (int step = 0; step < Config::kStepsPerStage; ++step) weights.load(step);
+  for (int step = 0; step < Config::kStepsPerBundle; ++step) weights.load(step);
   weights.advance();
   load_x<kM>(p, x, first_row, first_k, k_range);
   __syncthreads();
@@ -417,9 +417,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     }
     Sum<kM> sum[kCount] = {};
     uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
-    for (int stage = 0; stage < p.stages; ++stage) {
+    for (int bundle = 0; bundle < p.bundles; ++bundle) {
 #pragma unroll
-      for (int step = 0; step < Config::kStepsPerStage; ++step) {
+      for (int step = 0; step < Config::kStepsPerBundle; ++step) {
         multiply_step<kM>(sum, weights, step, x_address);
         weights.load(step);
         x_address += kM * Config::kStepK * sizeof(Sum<kM>);
@@ -480,35 +480,35 @@ int count_clusters(int log_size) {
 struct Division {
   int cluster_size = 0;  // blocks; 0 if the problem fits no cluster size
   int blocks = 0;        // of all clusters
-  int stages = 0;        // of each block
+  int bundles = 0;       // of each block
 };
 
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
-// fewer clusters run at once. The time is counted in stages:
+// fewer clusters run at once. The time is counted in bundles:
 //
-//   time = waves * tiles of features of a cluster * (stages of a block + kTileEndStages)
+//   time = waves * tiles of features of a cluster * (bundles of a block + kTileEndBundles)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 template <int kM>
 Division divide(int k, int x_tiles, int weight_tiles) {
   constexpr bool kSumsInFloat = std::is_same_v<Sum<kM>, float>;
-  const int all_stages = blocks_of(k, Config::kStageK);
+  const int all_bundles = blocks_of(k, Config::kBundleK);
   Division best;
   int64_t least_time = INT64_MAX;
   for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
-    const int stages = blocks_of(all_stages, 1 << log_size);
-    if (shared_bytes<kM>(stages) > Config::kMaxBytes) continue;
+    const int bundles = blocks_of(all_bundles, 1 << log_size);
+    if (shared_bytes<kM>(bundles) > Config::kMaxBytes) continue;
     // Sums in float that are too long are accepted only in the largest cluster.
-    const bool is_too_long = kSumsInFloat && stages > Config::kMaxFloatStages;
+    const bool is_too_long = kSumsInFloat && bundles > Config::kMaxFloatBundles;
     if (is_too_long && log_size < Config::kLogMaxClusterSize) continue;
     const int clusters = count_clusters<kM>(log_size);
     const int tiles_each = blocks_of(weight_tiles, std::max(clusters / x_tiles, 1));
     const int64_t waves = blocks_of(x_tiles, clusters);
-    const int64_t time = waves * tiles_each * (stages + Config::kTileEndStages);
+    const int64_t time = waves * tiles_each * (bundles + Config::kTileEndBundles);
     if (time >= least_time) continue;
     least_time = time;
     best.cluster_size = 1 << log_size;
-    best.stages = stages;
+    best.bundles = bundles;
     // As few clusters as are needed if each computes tiles_each tiles of features.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
   }
@@ -531,8 +531,8 @@ void launch(const LinearArguments& linear, cudaStream_t stream) {
   if constexpr (kM > 1) {
     if (division.blocks == 0) return launch<kM / 2>(linear, stream);
   }
-  problem.stages = division.stages;
-  const size_t bytes = shared_bytes<kM>(division.stages);
+  problem.bundles = division.bundles;
+  const size_t bytes = shared_bytes<kM>(division.bundles);
   const Grid grid{division.blocks, Config::kThreads,  bytes,
                   stream,          /*has_pdl=*/false, division.cluster_size};
   launch_grid(grid, skinny_kernel<kM>, problem);
@@ -554,11 +554,11 @@ namespace kernels::cuda {
 bool linear_skinny_supports(const LinearArguments& linear) {
   using skinny::Config;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums. The row's elements are double, as the sums are. A stage is subtracted
-  // because K of a block is rounded up to whole stages.
+  // the two buffers for sums. The row's elements are double, as the sums are. A bundle is
+  // subtracted because K of a block is rounded up to whole bundles.
   constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
-      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileFeatures - Config::kStageK);
+      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileFeatures - Config::kBundleK);
   return linear.dtype == DType::kFloat32 && linear.k <= kMaxK &&
          linear.m * linear.n < int64_t{1} << 31 &&
          has_aligned_rows(linear.x, sizeof(float) * linear.x_stride) &&

@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       float v[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) v[j] = tile[across + j][i];
-      const int64_t count = t.columns - column;  // that exist; 0 or less past the end of the row
+      // How many elements the row has from `column` on. Past the end of the row it is 0 or less.
+      const int64_t count = t.columns - column;
       store_four(t.to + row * t.to_stride + column, v, count, to_aligned && count >= kVector);
     }
     __syncthreads();  // all have read the tile before the next one replaces it

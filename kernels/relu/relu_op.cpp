@@ -93,8 +93,8 @@ std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayR
   if (!layout) return std::nullopt;
   if (layout->is_constant()) return layout;
 
-  // torch has special rules for the result's strides in dimensions of size 1. For a gradient of one
-  // of these three kinds, allocate_like follows them.
+  // torch has special rules for the result's strides in dimensions of size 1. allocate_like follows
+  // these rules for gradients of the three kinds in the next condition.
   const bool has_known_strides = grad.strides() == output_strides || grad.is_contiguous() ||
                                  grad.is_contiguous(at::MemoryFormat::ChannelsLast);
   if (layout->is_dense() && has_known_strides && is_aligned(grad)) return layout;
@@ -181,15 +181,15 @@ struct ReluBackward : Node {
   // output: a positive number where the mask has a 1, and 0 elsewhere. An element whose bytes are
   // all 0x3c is a positive number in every dtype.
   Tensor gradient_by_torch(const Tensor& mask, const Tensor& grad_output) {
-    const Tensor output = allocate_output(mask, sizes, grad_output.scalar_type(), strides);
+    const Tensor substitute = allocate_output(mask, sizes, grad_output.scalar_type(), strides);
     const Tensor positive = allocate(mask, {sizeof(double)}, at::kByte).fill_(0x3c);
-    select_by_mask(mask, positive.const_data_ptr(), kConstantLayout, output);
+    select_by_mask(mask, positive.const_data_ptr(), kConstantLayout, substitute);
     // The derivative of threshold_backward by the output is zeros. torch's graph has an edge for
     // it, which leads to the node of the forward. The substitute gets the same edge.
     if (at::GradMode::is_enabled()) {
-      torch::autograd::impl::set_gradient_edge(output, {getptr(), 0});
+      torch::autograd::impl::set_gradient_edge(substitute, {getptr(), 0});
     }
-    return at::threshold_backward(grad_output, output, /*threshold=*/0);
+    return at::threshold_backward(grad_output, substitute, /*threshold=*/0);
   }
 
   void release_variables() override {

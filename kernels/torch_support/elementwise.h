@@ -128,8 +128,9 @@ inline void for_elements(const Tensor& out, RangeFunction work) {
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const bool is_large = out.nbytes() >= kLargeOutputBytes;
   // The pool's blocks begin with a huge page. If the pool has no memory, `out` is in torch's, which
-  // may begin anywhere, and then a huge page may begin within a byte of the mask. For example, the
-  // data of a float32 output may begin 16 bytes before a huge page, which begins with element 4.
+  // may begin anywhere. Then two huge pages may each hold some of the eight elements whose bits
+  // share a byte of the mask. For example, the data of a float32 output may begin 16 bytes before a
+  // huge page: elements 0 to 3 are before that page, and elements 4 to 7 in it.
   const bool begins_with_page = reinterpret_cast<uintptr_t>(data) % cpu::kHugePage == 0;
   const bool goes_by_pages = is_large && begins_with_page;
 

@@ -112,10 +112,19 @@ inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef size
   return at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
 }
 
-// Calls on_gpu(stream) if x is on a GPU, and on_cpu() otherwise.
+#ifdef KERNELS_WITH_CUDA
+// Calls launch(stream) for x, which has to be on a GPU.
 //
-// `stream` is the current stream of x's device, which has to be the current device. on_gpu returns
-// the cudaError_t of its launches as an int; an error is raised in Python.
+// `stream` is the current stream of x's device, which has to be the current device. `launch`
+// returns the cudaError_t of its launches as an int; an error is raised in Python.
+template <typename Launch>
+void run_on_gpu_only(const Tensor& x, const Launch& launch) {
+  const int status = launch(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
+  C10_CUDA_CHECK(static_cast<cudaError_t>(status));
+}
+#endif
+
+// Calls on_gpu(stream) if x is on a GPU, as run_on_gpu_only does, and on_cpu() otherwise.
 //
 // on_gpu has to be a generic lambda, [](auto stream) { ... }. A build without CUDA never
 // instantiates it, so the build links although it has no functions of kernels::cuda.
@@ -124,8 +133,7 @@ void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const OnGp
                    const OnCpu& on_cpu) {
 #ifdef KERNELS_WITH_CUDA
   if (x.is_cuda()) {
-    const int status = on_gpu(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
-    C10_CUDA_CHECK(static_cast<cudaError_t>(status));
+    run_on_gpu_only(x, on_gpu);
     return;
   }
 #endif

@@ -10,8 +10,8 @@ from torch import Tensor
 ONE_PRODUCT_SLACK = 1.02
 # fp16x3 may err this many times as much as torch's float32 product.
 SLACK = 1.05
-# In sums of few terms fp16x3 may err more than that, if no error of the case is larger than this,
-# relative to |x| |weight|^T + |bias|.
+# A case passes as well if its largest error is at most this much of |x| |weight|^T + |bias|, even
+# if torch's errors are smaller: with few terms torch's sum may be exact.
 FEW_TERMS = 12 * 2.0**-24
 # FEW_TERMS is multiplied by this if K < 256. 12.7 u were found.
 SHORT_SUMS = 1.25

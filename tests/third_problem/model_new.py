@@ -1,12 +1,18 @@
-if "gelu" in kernels.problems():
-    load("gelu", kernels.read_sources("gelu"), _load_inline)
+gelu_ops = getattr(torch.ops, namespaces["gelu"])
+gelu_kernel = as_builtin(gelu_ops.gelu.default)
 
 
-class GeluNew(_reference.Gelu):
+class GeluNew(reference.Gelu):
     """x Phi(x) of a tensor of any shape, by a kernel of this project."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute GELU. torch's op computes it for subclasses of tensors and in graphs."""
-        if type(x) is not torch.Tensor or _is_traced():
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute GELU as `torch.nn.functional.gelu` does.
+
+        Tensors of other types, and graphs, hold torch's op.
+        """
+        if type(x) is not Tensor or is_dynamo_compiling():
             return torch.nn.functional.gelu(x)
-        return torch.ops.relu_divide_kernels.gelu(x)
+        return gelu_kernel(x)
+
+
+SOLUTIONS["gelu"] = GeluNew

@@ -121,11 +121,13 @@ constexpr uint64_t kDescriptorStepMN = 16 * 128 >> 4;
   "%119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), in fp16. `a` is in
-// registers, four words a thread; b_tile is the descriptor of b, K-major. KERNELS_WGMMA defines the
-// function for one n. `sums` is n / 2, the number of sums of a thread. a0 to p are the numbers of
-// the operands after the sums: the four words of a, the descriptor, and the predicate. At the end
-// of the instruction, "1, 1, 0" means the products of a and b themselves, not of -a or -b, and a
-// K-major b.
+// registers, four words a thread; b_tile is the descriptor of b, K-major. The type of the first
+// argument chooses n; its value is not used.
+//
+// KERNELS_WGMMA defines the function for one n. `sums` is n / 2, the number of sums of a thread. a0
+// to p are the numbers of the operands after the sums: the four words of a, the descriptor, and the
+// predicate. At the end of the instruction, "1, 1, 0" means the products of a and b themselves, not
+// of -a or -b, and a K-major b.
 #define KERNELS_WGMMA(n, sums, a0, a1, a2, a3, b, p)                                              \
   template <int kSums>                                                                            \
   __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kSums], const uint32_t* a,     \

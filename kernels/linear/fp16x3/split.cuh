@@ -10,27 +10,15 @@
 // (float32 at `highest`) multiplies hi and lo of both operands. The GEMM with one product (float32
 // at `high`) multiplies the hi halves alone; lo is then not made.
 //
-//   Example: a row whose largest element is pi = 3.14159274.
-//   exponent = 13               scaled = 3.14159274 * 2^13 = 25735.927734375
-//   hi = 25728                  fp16 numbers near 25735 are 16 apart
-//   scaled - hi = 7.927734375   * 2^11 = 16236
-//   lo = 16240                  fp16 numbers near 16236 are 8 apart
-//   hi + lo / 2^11 = 25735.9296875, so the error is 2^-23.6 of the element
-//
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
-// than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15),
-// near the upper end, so elements up to 2^28 times smaller still have 11 bits. The exponent of a
-// zero row is 0.
+// than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15), so
+// elements up to 2^28 times smaller still have 11 bits. The exponent of a zero row is 0.
 //
-// Why lo has the factor 2^11. A float32 number has 24 significant bits, of which hi takes 11. The
-// rest, scaled - hi, is at most 2^-11 |scaled|. Without the factor, lo of every scaled element
-// below 2^-3 would be subnormal, with fewer bits. With it, lo is at most about as large as hi.
+// Why lo has the factor 2^11. scaled - hi is at most 2^-11 |scaled|, so without the factor lo of
+// every scaled element below 2^-3 would be subnormal. With it, lo is at most about as large as hi.
 //
-// What is exact. The scaling and the subtraction are. In units of the element's last bit, the rest
-// is a whole number up to 2^12, and lo has 11 bits. So lo is exact where the rest is even or at
-// most 2^11, as it is for three of four float32 numbers. For the others, hi + lo / 2^11 is off by
-// at most 2^-23 |scaled|. Very small elements are the exception: fp16's last bit is worth at least
-// 2^-24, and that of lo / 2^11 at least 2^-35, so the error of a scaled element can be 2^-36.
+// docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
+// error of very small elements.
 //
 // A row that holds infinity or NaN is split as if it were zero. Another kernel computes its results
 // after the GEMM. After the fp16x3 GEMM it is that of nonfinite.cuh. After the GEMM with one

@@ -509,7 +509,8 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
   const unsigned first = take_unit(p);
   // The atomic operation above and the loads of is_needed are in flight at the same time.
   // Converting the first unit, for which the producers wait, before is_needed is called makes the
-  // kernel slower, not faster: 249 us instead of 239.
+  // kernel slower, not faster: on an H200, x [1024, 8192] and weight [8192, 8192] take 249 us
+  // instead of 239.
   if (!is_needed()) return;
   unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {

@@ -90,28 +90,26 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
 // cluster that finishes the tile call it. The other clusters have the numbers just below this
 // one's. Each warp waits for the warps of its own number there.
 //
-// Why these waits end. A cluster waits only for clusters of smaller numbers, and it waits only
-// after it has stored its own partial sums, if it has any (stream_k.cuh). So there is no circle of
-// waits. What remains to be shown is that a cluster that others wait for gets a multiprocessor at
-// all, while the waiting ones keep theirs. Each of these two facts ensures it alone:
+// A finishing cluster spins until clusters with smaller numbers have stored their partial sums.
+// That cannot hang if all clusters of the grid are resident at once, which count_clusters
+// (launch.cu) ensures when nothing else occupies the GPU, or if the hardware starts blocks in the
+// order of their numbers, which CUDA does not guarantee.
 //
-//   1. All clusters fit on the GPU at once. The grid has no more of them than
-//      cudaOccupancyMaxActiveClusters reports (count_clusters, launch.cu). So all get a place, as
-//      soon as kernels that started before have left. The kernel after this one in the stream does
-//      not take a place away: although it may start before this one ends (programmatic dependent
-//      launch), it starts after all blocks of this one have started.
+// The argument. A cluster waits only for smaller numbers, and only after it has stored its own
+// partial sums, if it has any (stream_k.cuh). So the waits form no circle. What remains to be shown
+// is that waiting clusters do not keep one that they wait for off the GPU:
 //
-//   2. Blocks start in the order of their numbers. This is an assumption. CUDA does not guarantee
-//      it, but it holds on every GPU and driver seen. Then the clusters that have started are
-//      always the first ones. Of those that have not ended, the first can wait only for clusters
-//      that have ended, so it goes on and ends, and the next one gets its place.
+//   - If all clusters fit at once, none is kept off. The grid has no more of them than
+//     cudaOccupancyMaxActiveClusters reports, and all get a place as soon as kernels that started
+//     before have left. The next kernel in the stream takes no place away: it may start before this
+//     one ends (programmatic dependent launch), but only after all blocks of this one have started.
+//   - If blocks start in order, as on every GPU and driver seen, the first cluster that has not
+//     ended waits only for clusters that have ended. So it ends, and the next one gets its place.
 //
-// So the order of the blocks matters only if fact 1 fails, so that some cluster gets no place until
-// other clusters of this kernel have ended. For example, this kernel may run in two streams at the
-// same time, each of the two with some clusters that run and wait for some that have not started.
-// Or a stream may be confined to fewer multiprocessors than count_clusters counted (a green
-// context). If blocks then started in another order, clusters that wait could occupy all
-// multiprocessors, and the kernel would hang.
+// Both conditions have to fail for a hang. The first fails, for example, if this kernel runs in two
+// streams at the same time, or in a stream that is confined to fewer multiprocessors than
+// count_clusters counted (a green context). In another order of blocks, clusters that wait could
+// then occupy all multiprocessors.
 __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
@@ -216,8 +214,8 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInpu
       inputs.first_column = first_column;
       inputs.is_fast = is_fast;
     }
-    // The consumers come here when they have read the other buffer, in the epilogue of the work
-    // tile before. That buffer is the next to be filled.
+    // The consumers come here after the epilogue of the work tile before, which reads the other
+    // buffer. So that buffer may be filled next.
     sync_with_consumers();
   });
 }

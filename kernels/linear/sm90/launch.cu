@@ -576,9 +576,9 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   const bool has_aligned_weight =
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels. The limit of K is lower for float32, so
-  // that an int also holds 32 times the number of a row's subnormal elements
-  // (fp16x3::has_many_subnormals).
+  // Indices of rows, columns and K are ints in the kernels. The limit of K is lower for float32: 32
+  // times the number of a row's subnormal elements (fp16x3::has_many_subnormals) then fits even
+  // into an int, although it is computed with 64 bits.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   const int64_t max_k = is_float32 ? int64_t{1} << 24 : kMaxSize;
   const bool has_sizes = linear.m < kMaxSize && linear.n < kMaxSize && linear.k < max_k;

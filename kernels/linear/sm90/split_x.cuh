@@ -43,9 +43,9 @@ struct SampleConfig {
   static constexpr int kHiLoTarget = 9;
 
   // The limits of an exponent for hi and lo. An exponent below the minimum is hardly needed: 2^-111
-  // scales 2^127, the largest power of two that is a float, to 2^16, where fp16 ends. (Rows with
-  // larger elements are left to the second run.) The maximum is the largest exponent whose power of
-  // two is a float.
+  // scales elements below 2^127 to less than 2^16, where fp16 ends. (Floats go up to 2^128. Rows
+  // with elements from 2^127 on are left to the second run.) The maximum is the largest exponent
+  // whose power of two is a float.
   static constexpr int kMinHiLoExponent = -111;
   static constexpr int kMaxHiLoExponent = 127;
 

@@ -249,7 +249,8 @@ struct Schedule {
 
   // How many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its budget.
   // The number is rounded to the nearest, but such that no cut is within kMinPart of the tile's
-  // beginning or end. If it is 0, the cluster's range ends before k_group.
+  // beginning or end. (Tiles have more k-groups than kMinPart: with fewer than kMinSaving, cutting
+  // does not pay.) If the number is 0, the cluster's range ends before k_group.
   int64_t groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;
     const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;

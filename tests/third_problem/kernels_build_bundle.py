@@ -1,0 +1,7 @@
+_RECIPES["gelu"] = _Recipe(
+    title="ModelNew for KernelBench level 1 #26: GELU.",
+    reference="Gelu",
+    replacement="GeluNew",
+    operators="gelu_ops",
+    modules=["interception.py"],
+)
