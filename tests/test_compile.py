@@ -103,6 +103,10 @@ def test_strides_of_x(compile, device, view):
     assert relu.stride() == torch.relu(x).stride()
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
+    reason="torch 2.9's own meta functions compare sizes that data decide",
+)
 def test_a_number_of_rows_that_depends_on_data(compile, device):
     """The compiler has no guard for this number."""
     mine, theirs = linear_modules(6, 8, 3.0, device=device)

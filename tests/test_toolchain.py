@@ -295,9 +295,7 @@ def test_compiler_errors_come_first_and_name_the_file(monkeypatch, compiler):
     ],
 )  # fmt: skip
 def test_the_first_line_says_why_a_compiler_failed(monkeypatch, tmp_path, script, message):
-    version = subprocess.run(
-        ["ninja", "--version"], check=True, capture_output=True
-    ).stdout.decode()
+    version = subprocess.check_output(["ninja", "--version"], text=True)
     if tuple(map(int, version.split(".")[:2])) < (1, 12) and " tool " in message:
         message = "a build tool failed without a message"  # this ninja reports no exit status
     monkeypatch.setenv("CXX", str(tool(tmp_path, "failing-c++", script)))
