@@ -144,7 +144,7 @@ while frame := frame.f_back:
 return torch.relu(x)
 """)
 CLASS = """
-from referee.clock import CpuClock
+from problems.clock import CpuClock
 time = CpuClock.time
 
 def shorter(self, *call):
@@ -309,7 +309,7 @@ RELU = {
     "08_walks_frames": cheating(module(IN_FRAMES), "takes a tensor of "),
     "08_asks_the_collector": cheating(module(IS_ALIVE), "takes a tensor of the ref"),
     "09_another_clock": cheating(CLOCK, "changed the referee's clock"),
-    "09_patches_a_class": cheating(CLASS + PLAIN, "changed referee.clock.CpuClock.time"),
+    "09_patches_a_class": cheating(CLASS + PLAIN, "changed problems.clock.CpuClock.time"),
     "09_patches_allclose": cheating(ALL_CLOSE + PLAIN, "changed torch.allclose"),
     "09_patches_timers": cheating(TIMERS + PLAIN, "changed "),
     "09_slows_the_clock": cheating(ONE_LOOK, "a changed timer"),

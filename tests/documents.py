@@ -5,10 +5,11 @@ import random
 from datetime import datetime, timezone
 from pathlib import Path
 
+from referee.judge.verdict import Run, Verdict
+
 from referee import linear_relu_divide as linear
 from referee import records, relu, timing
 from referee.child.yardsticks import COMPILED
-from referee.judge.verdict import Run, Verdict
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
 DTYPES = ("float32", "float16", "bfloat16")

@@ -1,4 +1,4 @@
-"""`python -m referee.benchmark` at small sizes of a CPU, and the figures of README and docs."""
+"""`python -m problems.benchmark` at small sizes of a CPU, and the figures of README and docs."""
 
 import json
 import shlex
@@ -10,7 +10,7 @@ import torch
 from documents import HEADLINE, document, record
 
 from model import LinearReluDivide, Model
-from referee import benchmark
+from problems import benchmark
 from referee.report import tables
 from referee.timing import speed_up
 
@@ -101,7 +101,7 @@ def test_blocks_are_commands_of_this_project(page):
         python, *arguments = shlex.split(command)
         assert python == "python"
         if arguments[0] != "run.py":
-            assert arguments[:2] == ["-m", "referee.benchmark"]
+            assert arguments[:2] == ["-m", "problems.benchmark"]
             benchmark.parse(arguments[2:])
 
 

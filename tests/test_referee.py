@@ -7,15 +7,15 @@ from contextlib import closing
 
 import pytest
 import torch
+from referee.judge import budget
+from referee.judge.baselines import Baselines
+from referee.judge.turns import Turns
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from referee import cases, clock, compare
 from referee.child import results, watch
 from referee.child.worker import Worker
-from referee.judge import budget
-from referee.judge.baselines import Baselines
-from referee.judge.turns import Turns
 from referee.processes import reaping
 from referee.reference_file import first_error_line
 
@@ -41,7 +41,7 @@ def test_changes_are_noticed(monkeypatch):
     monkeypatch.setattr(clock.CpuClock, "time", lambda self, call, x, write: (call(x), 0.0, 0.0))
     found = changed(before)
     library._destroy()
-    named, method = ["the L2's persisting part", "torch.relu"], "referee.clock.CpuClock.time"
+    named, method = ["the L2's persisting part", "torch.relu"], "problems.clock.CpuClock.time"
     assert found == [*named, method, f"{method}'s code", "aten::index.Tensor"]
 
 

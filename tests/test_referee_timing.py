@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from referee.judge import judge
+from referee.judge.verdict import Run
 
 from referee import clock, linear_relu_divide, relu, timing
 from referee.child.yardsticks import COPY_REUSED, PRODUCT, THREE
-from referee.judge import judge
-from referee.judge.verdict import Run
 
 NAMES = relu.Judge.names
 

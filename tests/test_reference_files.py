@@ -8,11 +8,11 @@ import pytest
 import torch
 from cheats import LINEAR, RELU
 from grading import IMPORTS, ONLY, PLAIN, correct, grade, module, reference
+from referee.judge import budget, oracle
 from test_solutions import FOLDER, SHORT
 
 import run
-from referee.judge import budget, oracle
-from referee.judge.budget import Output
+from referee.budget import Output
 from referee.reference_file import BadReferenceError, flatten, load
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")

@@ -14,13 +14,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from documents import DTYPES, HEADLINE, check_shape, document, record, timings
+from referee.judge.verdict import CORRECT, LEFT_OUT, Run
 
 import run
 from referee import linear_relu_divide as linear
 from referee import records, relu, session, timing
 from referee.child.yardsticks import COMPILED
 from referee.console import Progress
-from referee.judge.verdict import CORRECT, LEFT_OUT, Run
 from referee.report import plot, tables
 
 OPTIONS = ["--device", "cpu", "--trials", "3"]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from cheats import HOST, LINEAR, ON_GPU, RELU
 from grading import ONLY, PLAIN, PLAIN_LINEAR, cheating, error, grade, linear, module, wrong
+from referee.judge import judge
 from test_run import interrupted
 
 import run
 from referee import memory, timing
-from referee.judge import judge
 
 pytestmark = ONLY
 FOLDER = Path(__file__).with_name("solutions")

@@ -1,4 +1,4 @@
-"""Every speed figure beside the headline: `python -m referee.benchmark what [options]`.
+"""Every speed figure beside the headline: `python -m problems.benchmark what [options]`.
 
 linear    LinearReluDivideNew against eager over rows and features
 operands  the same on operands of many kinds, with errors
@@ -7,7 +7,7 @@ import    seconds to import the solution, beyond torch's
 report    the figures of README and docs/BENCHMARKS.md for this device; --only takes some
 
 There a block begins with a comment that names a kind of device and a command, say
-`<!-- cuda: python -m referee.benchmark host -->`, and ends with `<!-- end -->`; it gets what the
+`<!-- cuda: python -m problems.benchmark host -->`, and ends with `<!-- end -->`; it gets what the
 command prints. README's command is one of BENCHMARKS too: its block gets run.py's `--markdown`,
 docs/figures.svg the picture. Files are written after each command.
 """
@@ -31,10 +31,10 @@ import torch
 from torch.autograd import grad
 
 from model import PROBLEMS
-from referee.clock import CpuClock, CudaClock
-from referee.judge.budget import errors
-from referee.linear_relu_divide import U32, exact_sums
-from referee.operands import named
+from problems.clock import CpuClock, CudaClock
+from problems.linear_relu_divide import U32, exact_sums
+from problems.operands import named
+from referee.budget import errors
 from referee.records import environment
 from referee.report import files, load, plot, tables
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from referee.child.watch import Seen
 from referee.compare import INTEGERS, first_mismatch
 
 FACTOR, LOW_FACTOR = 32, 4
@@ -63,10 +63,16 @@ class Output:
         exact: in float64; None where that cannot be had.
         terms: of the longest sum; 0 for what must have eager's values.
         limit: the most that each element may be off, where the problem knows.
+        allowed: another result that torch's settings allow, where eager may take TF32.
     """
 
     def __init__(
-        self, eager: torch.Tensor, exact: Maybe, terms: int = 1, limit: Maybe = None
+        self,
+        eager: torch.Tensor,
+        exact: Maybe,
+        terms: int = 1,
+        limit: Maybe = None,
+        allowed: Maybe = None,
     ) -> None:
         self.shape, self.dtype, self.numel = list(eager.shape), eager.dtype, eager.numel()
         self.eager, self.limit = _flat(eager), _flat(limit)
@@ -75,12 +81,16 @@ class Output:
         self.slack, self.mean_slack, self.parts, self.size = 0.0, math.inf, 0.0, 0.0
         self.errors = 0.0, 0.0, 0.0  # eager's, as of `Found`: max, mean and relative
         if self.exact is not None:
-            self._set_budget(terms)
+            self._set_budget(terms, _flat(allowed))
         elif not self.is_exact:
             self.slack = self.parts = TOLERANCES.get(self.dtype, HALF_TOLERANCE)
 
-    def _set_budget(self, terms: int) -> None:
+    def _set_budget(self, terms: int, allowed: Maybe) -> None:
         eps, own = torch.finfo(self.dtype).eps, self.compare([(0, self.eager)])
+        if allowed is not None:
+            other = self.compare([(0, allowed.to(self.dtype))])
+            if other.mean > own.mean:
+                own = other
         is_low = own.relative > CLASSES["float32-grade"]
         factor, roundings = (LOW_FACTOR, 1) if is_low else (FACTOR, ROUNDINGS)
         self.size, self.errors = own.size, (own.max, own.mean, own.relative)
@@ -146,15 +156,25 @@ class Output:
         return same and self.compare([(0, other.reshape(-1))]).problem is None
 
     def compare_some(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
-        """The fault of elements of another result, compared with eager's, by this budget."""
+        """The fault of another result, compared with eager's, by this budget."""
         if self.is_exact:
             return first_mismatch(got, eager)
-        want = eager.double()
-        size = want.nan_to_num(0, 0, 0).square().mean().sqrt().item()
+        bad = self.beyond(got, eager)
+        first = _first(bad, got.reshape(-1), eager.reshape(-1))
+        count = f"{int(bad.sum()):,} of {got.numel():,} elements"
+        return f"{count}, the first: {first}" if first else None
+
+    def beyond(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+        """Which elements, in flat order, of another result are too far from eager's."""
+        got, eager = got.reshape(-1), eager.reshape(-1)
+        size = _root_mean_square(eager)
         grown = max(1.0, size / self.size) if self.size else 1.0
-        bad = errors(got, eager, want) > self._allowed(want, grown)
-        first = _first(bad, got, eager)
-        return f"{int(bad.sum())} of {len(got)} elements, the first: {first}" if first else None
+        found = []
+        for start in range(0, len(got), BLOCK):
+            mine, theirs = got[start : start + BLOCK], eager[start : start + BLOCK]
+            want = theirs.double()
+            found.append(errors(mine, theirs, want) > self._allowed(want, grown))
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
     def _wanted(self, start: int, count: int) -> torch.Tensor:
         """In float64: the exact result, and eager's where that is not finite, or overflows."""
@@ -186,6 +206,13 @@ def grade(relative: float) -> str:
     return next((name for name, most in CLASSES.items() if relative <= most), WORST)
 
 
+def _root_mean_square(x: torch.Tensor) -> float:
+    squares = 0.0
+    for start in range(0, len(x), BLOCK):
+        squares += x[start : start + BLOCK].double().nan_to_num_(0, 0, 0).square_().sum().item()
+    return math.sqrt(squares / max(len(x), 1))
+
+
 def _flat(x: Maybe) -> Maybe:
     return None if x is None else x.detach().contiguous().view(-1)
 
@@ -198,20 +225,69 @@ def _first(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> str:
     return f"got {got[where]:.9g}, expected {want[where]:.9g}"
 
 
-class Terms(Seen):
-    """Notes the operators that are called, and the terms of their longest sum."""
+class Operators(TorchDispatchMode):
+    """Within it, the operators that are called are noted, and the terms of their longest sum.
+
+    Attributes:
+        names: of the operators.
+        most_terms: of a sum that gives one element.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 1
+        self.names: set[str] = set()
+        self.most_terms = 1
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To skip it, torch would import it first, for two seconds; compiled frames are left out
+        while a mode is on in any case."""
+        return False
 
     def __torch_dispatch__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        """Call the operator and note it."""
+        out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        self.most = max(self.most, _terms(name, args, out))
+        self.names.add(name)
+        self.most_terms = max(self.most_terms, _terms(name, args, out))
         return out
+
+
+class RoundedOperands(TorchDispatchMode):
+    """Within it, operators that torch may compute in TF32 get operands rounded to TF32's bits.
+
+    A float64 result under this mode shows how far off a result is that torch's settings allow,
+    whichever algorithm a process happens to take.
+    """
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        super().__init__()
+        self._allowed = allowed
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """See `Operators`."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        """Call the operator, with rounded operands where it is one of the allowed."""
+        if any(word in func._schema.name for word in self._allowed):
+            args = tuple(_rounded(x) for x in args)
+        return func(*args, **(kwargs or {}))
+
+
+def _rounded(x: object) -> object:
+    """Return x with TF32's 11 significant bits, if it is a tensor of float64, or a list of them."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(_rounded(part) for part in x)
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.float64:
+        return x
+    fraction, exponent = torch.frexp(x)
+    return torch.ldexp((fraction * 2**11).round() / 2**11, exponent)
 
 
 def _terms(name: str, args: tuple, out: object) -> int:
