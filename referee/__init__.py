@@ -16,3 +16,14 @@ import warnings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # NumPy is not needed, and requirements.txt does not install it. Before torch is imported.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+_NAMES = ("Reference", "Result", "grade")
+
+
+def __getattr__(name: str) -> object:
+    """Import the API when it is asked for: it takes seconds, for it imports torch."""
+    if name not in _NAMES:
+        raise AttributeError(f"module 'referee' has no attribute {name!r}")
+    from referee import api
+
+    return getattr(api, name)

@@ -261,6 +261,9 @@ def _check_files(args: argparse.Namespace, parser: Parser, project: Project | No
     for path in filter(None, (args.json, args.markdown, args.plot, args.bundle)):
         if path.resolve() in read:
             parser.error(f"{path} is read: the results need another file")
+    has_folders = any(path.is_dir() for path in args.solution or ())
+    if has_folders and not folders.is_folder(args):
+        parser.error("folders of solutions need a folder of references")
     if args.plot:
         try:
             plot.check(args.plot)

@@ -72,47 +72,65 @@ class Reply(dict):
         raise ForgedError
 
 
-class Server(subprocess.Popen):
+class Server:
     """A process that has imported torch, and of which those of contestants are forks.
+
+    It starts anew where a solution has ended it.
 
     Args:
         folder: in which graded files build extensions; "" for the user's own.
     """
 
     def __init__(self, folder: str = "") -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = THREADS | os.environ
+        self._environment = THREADS | os.environ
         if folder:
-            environment["TORCH_EXTENSIONS_DIR"] = folder
-        with theirs:
-            super().__init__(
-                [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                env=environment,
-            )
-        processes.known.add(self.pid)
+            self._environment["TORCH_EXTENSIONS_DIR"] = folder
+        self._start()
 
     def fork(self, about: dict, descriptors: tuple[int, ...]) -> int:
         """Return the id of a new process, within `processes.reaping`.
 
         Raises:
-            EndedError: the server has ended.
+            EndedError: the server ends at once.
         """
-        with suppress(ConnectionError):
-            socket.send_fds(self._socket, [json.dumps(about).encode()], descriptors)
-            if pid := self._socket.recv(64):
-                return int(pid)
-        raise EndedError(self.wait(), "")
+        for _ in range(2):
+            with suppress(ConnectionError):
+                self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
+                socket.send_fds(self._socket, [json.dumps(about).encode()], descriptors)
+                if pid := self._socket.recv(64):
+                    return int(pid)
+            status = self._process.wait()
+            self.close()
+            self._start()
+        raise EndedError(status, "")
+
+    def is_there(self) -> bool:
+        """Return whether its process is still there."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End it; the processes that it forked go on."""
-        self.kill()
-        self.wait()
+        self._process.kill()
+        self._process.wait()
         self._socket.close()
-        processes.known.discard(self.pid)
+        processes.known.discard(self._process.pid)
+
+    def adopt(self) -> None:
+        """Count its process among the referee's own."""
+        processes.known.add(self._process.pid)
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env=self._environment,
+            )
+        self.adopt()
 
 
 class Contestant:

@@ -139,7 +139,6 @@ class Grading:
         Args:
             args: of the constructors; None for the problem's own.
         """
-        self.progress("constructing", "the module")
         args = self.problem.args if args is None else args
         seed = random.randrange(SEEDS)
         self.stale = None

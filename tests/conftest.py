@@ -81,17 +81,17 @@ def served(request):
 @pytest.fixture(autouse=True)
 def one_server(monkeypatch):
     """Commands in this process share a server for each environment: it imports torch."""
-    from referee import engine, processes
+    from referee import engine
 
     def start(folder="", start_one=engine.Server):
         if folder:  # graded files build there
             folder = str(SERVERS.setdefault("folder", tempfile.mkdtemp()))
         environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
         server = SERVERS.get(environment)
-        if server is None or server.poll() is not None:
+        if server is None:
             server = SERVERS[environment] = start_one(folder)
             server.close = lambda: None
-        processes.known.add(server.pid)
+        server.adopt()
         return server
 
     monkeypatch.setattr(engine, "Server", start)

@@ -5,14 +5,15 @@ import random
 from datetime import datetime, timezone
 from pathlib import Path
 
-from referee.judge.verdict import Run, Verdict
-
-from referee import linear_relu_divide as linear
-from referee import records, relu, timing
-from referee.child.yardsticks import COMPILED
+from problems import linear_relu_divide as linear
+from problems import relu
+from referee import records, timing
+from referee.names import COMPILED
+from referee.verdict import Run, Verdict
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
 DTYPES = ("float32", "float16", "bfloat16")
+PROBLEMS = {relu: relu.ReluProblem, linear: linear.LinearReluDivideProblem}
 HEADLINE = [(kind, dtype) for kind in (relu, linear) for dtype in DTYPES]
 NUMBER, NONE = (int, float), type(None)
 
@@ -34,7 +35,7 @@ STEP = typed(dict="summary seconds wall_seconds kept_bytes", list="notes")
 FORWARD = typed(str="unit work_unit yardstick", int="work moved_bytes", number="floor_seconds")
 FORWARD |= typed(list="summary notes", dict="seconds wall_seconds")
 FORWARD |= {"roofline_seconds": (float, NONE)}
-ROW = typed(number="median_ms p10_ms p90_ms ratio ratio_low ratio_high", str="name role")
+ROW = typed(number="median_ms p10_ms p90_ms ratio ratio_low ratio_high", str="name role said")
 RATE = ROW | typed(number="rate percent_of_yardstick")
 
 
@@ -74,7 +75,7 @@ def check_shape(text: str) -> list[dict]:
 
 def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     """Times of 20 rounds: eager takes 3 ms, the solution that much less."""
-    draw, names, rate = random.Random(0), kind.Judge.names, kind.Judge.rate
+    draw, names, rate = random.Random(0), PROBLEMS[kind].names, PROBLEMS[kind].rate
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}

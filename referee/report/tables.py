@@ -10,9 +10,7 @@ DIGITS = {"GB/s": 1, "TFLOP/s": 2}  # behind the point
 WIDTH, NUMBERS = 30, "{:>12}  {:>10}  {}"  # columns of a sweep
 NOTHING_TOLD = ("a tie", "too noisy")
 LEGEND = "a tie: it may be the same speed"
-NOISY = (
-    "too noisy to tell, for torch's own time varied; more rounds (--trials), an idle machine help"
-)
+NOISY = "too noisy to tell, for torch's own time varied; an idle machine or more --trials help"
 LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the result's"
 
 

@@ -17,6 +17,7 @@ def check_values(grading: Grading) -> None:
     label = f"{list(problem.shape)}" if problem.file.any_values else ""
     what = ", ".join(filter(None, [label, problem.setting]))
     grading.relative, grading.is_equal = 0.0, True
+    grading.progress("constructing", "the module")
     grading.construct()
     for turn in range(DRAWS):
         if turn:
