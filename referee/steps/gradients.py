@@ -73,12 +73,7 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     """Compare one step; return whether the reference and the solution have gradients."""
     problem, module = grading.problem, grading.module
     grading.inputs = inputs
-    with restored_buffers(module):
-        outputs = problem.run(module, inputs)
-    given = draw_gradients(outputs)
-    clear = problem.clear(module, inputs)
-    if clear is not None:
-        given = [g * clear for g in given]
+    outputs, given, clear = draw_given(grading, inputs)
     parameters = grading.parameters()
     try:
         with restored_buffers(module):
@@ -101,13 +96,37 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     facts = reply["calls"][0]["results"]
     if not _has_all(grading, facts, quantities, len(outputs)):
         return False
+    _compare_all(grading, quantities, facts, is_strict=clear is not None)
+    grading.solution.ask("release")
+    return True
+
+
+def draw_given(
+    grading: Grading, inputs: list
+) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+    """Return the reference's outputs, new gradients of them, and where these surely pass.
+
+    Where that is known, the gradients are zero everywhere else.
+    """
+    problem, module = grading.problem, grading.module
+    with restored_buffers(module):
+        outputs = problem.run(module, inputs)
+    given = draw_gradients(outputs)
+    clear = problem.clear(module, inputs)
+    if clear is not None:
+        given = [g * clear for g in given]
+    return outputs, given, clear
+
+
+def _compare_all(
+    grading: Grading, quantities: list[Quantity], facts: list, is_strict: bool
+) -> None:
+    """Compare each result and gradient of a step with what it may be."""
     for turn, (quantity, fact) in enumerate(zip(quantities, facts, strict=True)):
         if quantity.want:
             check_form(grading, fact, quantity.want, f"{quantity.what}, recorded: ")
             got = read(grading, fact, quantity.what, (0, turn))
-            quantity.compare(got, clear is not None)
-    grading.solution.ask("release")
-    return True
+            quantity.compare(got, is_strict)
 
 
 def _ask(

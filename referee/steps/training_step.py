@@ -12,10 +12,10 @@ from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
 from referee.forward import check_form, check_intact, read
-from referee.gradients import Quantity, draw_gradients
+from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE, NOTHING
-from referee.steps.gradients import OUT_OF_MEMORY
+from referee.steps.gradients import OUT_OF_MEMORY, draw_given
 from referee.steps.times import (
     EMPTY_REQUESTS,
     Entrant,
@@ -103,11 +103,7 @@ def _new_round(grading: Grading, calls: int) -> list[list]:
     grading.inputs = drawn[0]
     wants, gradients = [], []
     for inputs in drawn:
-        with restored_buffers(grading.module):
-            given = draw_gradients(problem.run(grading.module, inputs))
-        clear = problem.clear(grading.module, inputs)
-        if clear is not None:
-            given = [g * clear for g in given]
+        _, given, _ = draw_given(grading, inputs)
         gradients.append(given)
         with restored_buffers(grading.module):
             wants.append(problem.derive(grading.module, inputs, given, grading.parameters()))

@@ -268,7 +268,7 @@ SLEEP = 0.02  # s, that each call really takes
 CLOCKS = """
 import sys, time
 now = time.perf_counter
-for module in list(sys.modules.values()):
+for module in [m for n, m in list(sys.modules.items()) if n != __name__]:
     for name, value in list(getattr(module, "__dict__", {}).items()):
         if value is now:
             setattr(module, name, lambda: now() / 100)
@@ -293,7 +293,7 @@ for name in filter(str.isdecimal, os.listdir("/proc")):
 PLAIN = module("return torch.relu(x)")
 NO_GAIN = {
     "hides_time": correct(CLOCKS),
-    "thread_with_the_lock": correct(LOCK),
+    "thread_with_the_lock": (LOCK, "correct|wrong", ""),  # it may be done when the reply comes
     "mode": correct(MODE),
     "spins": correct(SPINS + PLAIN),
     "stops_eager": correct(SIBLINGS.replace("HERE", "os.kill(int(name), signal.SIGSTOP)") + PLAIN),
@@ -308,8 +308,7 @@ NO_GAIN = {
 
 def test_no_gain(device, tmp_path):
     records = grade(RELU, NO_GAIN, tmp_path, device=device)
-    for name in ("hides_time", "thread_with_the_lock"):
-        [run] = records[name]["runs"]
+    for run in records["hides_time"]["runs"] + records["thread_with_the_lock"]["runs"]:
         assert min(run["forward"]["seconds"]["ModelNew"]) >= 0.8 * SLEEP
 
 
