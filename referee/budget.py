@@ -167,6 +167,8 @@ class Output:
     def beyond(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
         """Which elements, in flat order, of another result are too far from eager's."""
         got, eager = got.reshape(-1), eager.reshape(-1)
+        if self._is_surely_near(got, eager):
+            return torch.zeros(len(got), dtype=torch.bool, device=got.device)
         size = _root_mean_square(eager)
         grown = max(1.0, size / self.size) if self.size else 1.0
         found = []
@@ -175,6 +177,20 @@ class Output:
             want = theirs.double()
             found.append(errors(mine, theirs, want) > self._allowed(want, grown))
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+
+    def _is_surely_near(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
+        """Whether all elements are within half of what they may be off: quick, and nearly always.
+
+        Computed in single precision; NaN and infinities take the long way.
+        """
+        if not got.is_floating_point() or got.dtype == torch.float64:
+            return False
+        for start in range(0, len(got), BLOCK):
+            mine, theirs = (t[start : start + BLOCK].float() for t in (got, eager))
+            allowed = theirs.abs().mul_(0.5 * self.parts).add_(0.5 * self.slack)
+            if not bool(((mine - theirs).abs_() <= allowed).all()):
+                return False
+        return True
 
     def _wanted(self, start: int, count: int) -> torch.Tensor:
         """In float64: the exact result, and eager's where that is not finite, or overflows."""

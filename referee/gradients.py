@@ -42,6 +42,7 @@ class Quantity:
         self._relative = self._share = math.inf
         self._wrong: torch.Tensor | None = None
         self._chance = 1.0
+        self._had_a_right_draw = False
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
         """Take in what the solution gives for a draw; nothing may be wrong if `is_strict`."""
@@ -65,7 +66,7 @@ class Quantity:
     def problem(self) -> str | None:
         """Return what is wrong however the inputs are drawn, in words."""
         is_wrong = self._is_wrong
-        if self._wrong is not None:
+        if self._wrong is not None and not self._had_a_right_draw:
             is_placed = self._chance * len(self._wrong) < CHANCE * int(self._wrong.sum())
             is_wrong |= is_placed or self._share > STRAYS or self._relative > GROSS
         return f"{self.what}: {self._first}" if is_wrong else None
@@ -89,8 +90,11 @@ class Quantity:
         if self.want.is_exact or is_strict:
             self._is_wrong |= bool(beyond.any())
             return
-        share = beyond.double().mean().item() if len(beyond) else 0.0
-        relative = relative if share else 0.0  # of nothing but rounding, it means nothing
+        count = int(beyond.sum())
+        if not count:
+            self._had_a_right_draw = True
+            return
+        share = count / len(beyond)
         self._relative, self._share = min(self._relative, relative), min(self._share, share)
         self._chance *= share
         self._wrong = beyond if self._wrong is None else self._wrong & beyond

@@ -15,7 +15,7 @@ WARM_UP = {"cpu": 1, "cuda": 2}
 MOST = {"cpu": 50, "cuda": 10}  # rounds
 # On a CPU as many rounds as fit in the time, of forwards and of steps each: CPU_SECONDS for the
 # quick comparison, FULL_CPU_SECONDS for the table in README.
-CPU_SECONDS, FULL_CPU_SECONDS, CPU_LEAST = 4.0, 16.0, 3
+CPU_SECONDS, FULL_CPU_SECONDS, CPU_LEAST = 3.0, 16.0, 3
 LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
 # The empty call's cost that is subtracted: nine of ten empty calls take less.
