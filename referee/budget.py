@@ -225,7 +225,7 @@ def grade(relative: float) -> str:
 def _root_mean_square(x: torch.Tensor) -> float:
     squares = 0.0
     for start in range(0, len(x), BLOCK):
-        squares += x[start : start + BLOCK].double().nan_to_num_(0, 0, 0).square_().sum().item()
+        squares += x[start : start + BLOCK].double().nan_to_num(0, 0, 0).square_().sum().item()
     return math.sqrt(squares / max(len(x), 1))
 
 

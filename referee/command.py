@@ -88,10 +88,15 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     except (BadReferenceError, ValueError) as error:
         parser.error(str(error))
     progress.clear()
+    try:
+        graded = read_files(args.solution or [project.ours])
+    except OSError as error:
+        console.say(f"the solution cannot be imported: {error.strerror}: {error.filename}")
+        return 1
     document = records.document(_command(typed, project), _kind(args), records.environment(device))
     session = Session(
         args=args,
-        files=read_files(args.solution or [project.ours]),
+        files=graded,
         subjects=subjects,
         make=make,
         device=device,

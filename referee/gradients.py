@@ -126,8 +126,9 @@ def reference_gradients(
         given: the gradients of the outputs.
         parameters: names of those that have gradients.
     """
+    gradients = sum(map(is_differentiable, inputs)) + len(parameters)
     eager = attempt_derive(lambda: problem.derive(module, inputs, given, parameters))
-    if eager is None or all(x is None for x in eager[-len(parameters) - len(inputs) :]):
+    if not gradients or eager is None or all(x is None for x in eager[-gradients:]):
         return None
     if any(x is not None and x.layout != torch.strided for x in eager):
         return None
@@ -146,8 +147,7 @@ def reference_gradients(
         if words := problem.tf32_operators():
             with RoundedOperands(words):
                 allowed = attempt_derive(derive_exactly) or allowed
-    results = eager[: len(eager) - len(parameters) - sum(map(is_differentiable, inputs))]
-    terms = max(y.numel() for y in results)
+    terms = max(y.numel() for y in eager[:-gradients])
     found: list[Output | None] = []
     for x, y, z in zip(eager, exact, allowed, strict=True):
         made = None
