@@ -242,9 +242,9 @@ def grade_one(
             engine.prepare()
             for file in work.solutions:
                 yield records.record(subject, engine.grade(file), str(file.path))
-        except FoundError as failed:
+        except (FoundError, BadReferenceError) as failed:
             for file in work.solutions:
-                verdict = Verdict(file.path, ERROR, failed.args[1])
+                verdict = Verdict(file.path, ERROR, str(failed.args[-1]))
                 yield records.record(subject, verdict, str(file.path))
         finally:
             engine.close()

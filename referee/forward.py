@@ -8,7 +8,7 @@ from referee.grading import Grading
 from referee.problem import difference
 from referee.reading import BadDescriptionError, UnreadableError
 from referee.reference_file import LONGEST_LINE
-from referee.shared import dtype_name
+from referee.shared import dtype_name, forms_of
 from referee.verdict import WRONG, FoundError, of_exception
 
 LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones
@@ -40,7 +40,7 @@ def check(
     """
     grading.progress("checking", name)
     grading.verdict.count += 1
-    grading.inputs = inputs
+    grading.before, grading.inputs = grading.inputs, inputs
     expected = grading.expected(inputs)
     grading.write_inputs([inputs])
     grading.write_state()
@@ -86,15 +86,21 @@ def _blank(output: Output) -> torch.Tensor:
     return torch.empty(output.shape, dtype=output.dtype, device=output.eager.device)
 
 
-def check_intact(grading: Grading, name: str, count: int = 1) -> None:
-    """Check that inputs and parameters are, to the last bit, what was written."""
+def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bool = False) -> None:
+    """Check that inputs, parameters and the gradients of outputs are, to the last bit, what was
+    written.
+    """
     if not grading.is_input_intact(count):
         raise FoundError(WRONG, f"changes its input: {name}")
+    if with_gradients and not grading.is_given_intact(count):
+        raise FoundError(WRONG, f"changes the gradient of its output: {name}")
     if changed := grading.changed_parameters():
         raise FoundError(WRONG, f"changes its parameter {changed[0]}: {name}")
 
 
-def check_forms(grading: Grading, name: str, call: dict, expected: list[Output]) -> list[dict]:
+def check_forms(
+    grading: Grading, name: str, call: dict, expected: list[Output] | list[torch.Tensor]
+) -> list[dict]:
     """Return the descriptions of a call's results, once nesting, shapes and dtypes are right."""
     structure, facts = call.get("structure"), call.get("results")
     right = grading.problem.structure
@@ -109,7 +115,7 @@ def check_forms(grading: Grading, name: str, call: dict, expected: list[Output])
     return facts
 
 
-def check_form(grading: Grading, fact: dict, want: Output, prefix: str) -> None:
+def check_form(grading: Grading, fact: dict, want: Output | torch.Tensor, prefix: str) -> None:
     """Check what a result says of itself; the order of its dimensions in memory is free."""
     kind = str(fact.get("type"))[:100]
     if kind != "Tensor":
@@ -117,7 +123,7 @@ def check_form(grading: Grading, fact: dict, want: Output, prefix: str) -> None:
     form = {
         "dtype": dtype_name(want.dtype),
         "device": str(grading.device),
-        "shape": want.shape,
+        "shape": list(want.shape),
     }
     for name, right in form.items():
         if fact.get(name) != right:
@@ -204,6 +210,9 @@ def _told(grading: Grading, turn: int, output: Output, got: torch.Tensor) -> str
     if grading.stale is not None:
         old = grading.problem.run(grading.stale, grading.inputs)[turn]
         guesses["answers with old parameters"] = old
+    if not turn and forms_of(grading.before) == forms_of(grading.inputs):
+        before = grading.run_reference(grading.before)[0]
+        guesses["replays the result of an earlier call"] = before
     for what, guess in guesses.items():
         guess = guess.reshape(-1)
         is_alike = guess.shape == got.shape and guess.dtype == got.dtype and len(got) > 1

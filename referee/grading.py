@@ -69,6 +69,7 @@ class Grading:
         state: the solution's parameters.
         stale: an earlier reference with other parameters, or None.
         inputs: the arguments of the last call.
+        before: those of the call before it.
         expected_calls: the reference's results of the last timed request, a list for each call.
         results: the first of these lists.
         relative, is_equal: of the results at the timed size so far.
@@ -98,6 +99,7 @@ class Grading:
         self.module: nn.Module | None = None
         self.stale: nn.Module | None = None
         self.inputs: list = []
+        self.before: list = []
         self.expected_calls: list[list[torch.Tensor]] = []
         self.results: list[torch.Tensor] = []
         self.earlier: list[torch.Tensor] = []
@@ -133,18 +135,19 @@ class Grading:
         )
         return float(reply["seconds"])
 
-    def construct(self, args: list | None = None) -> None:
+    def construct(self, args: list | None = None, compare: bool = False) -> None:
         """Construct both modules under one seed; the solution's gets the reference's parameters.
 
         Args:
             args: of the constructors; None for the problem's own.
+            compare: the values that the constructors drew must be the same.
         """
         args = self.problem.args if args is None else args
         seed = random.randrange(SEEDS)
         self.stale = None
         self.module = self.problem.construct(seed, args)
         try:
-            self.state.construct(self.problem, seed, self.module, args)
+            self.state.construct(self.problem, seed, self.module, args, compare)
         except StateError as error:
             raise FoundError(WRONG, str(error)) from None
         there = self.module.state_dict()
@@ -179,6 +182,10 @@ class Grading:
     def is_input_intact(self, count: int) -> bool:
         """Return whether the inputs of so many calls still are what was written."""
         return all(region.is_unchanged() for region in self.bench.inputs[:count])
+
+    def is_given_intact(self, count: int) -> bool:
+        """Return whether the gradients of so many calls' outputs still are what was written."""
+        return all(region.is_unchanged() for region in self.bench.given[:count])
 
     def changed_parameters(self) -> list[str]:
         """Return the parameters that the solution changed, by the reference's names."""

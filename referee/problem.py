@@ -107,6 +107,8 @@ class Problem:
         self._draws_on_device = True
         module, inputs = self.construct(random.randrange(SEEDS)), self._first_draw()
         self.form = forms_of(inputs)
+        if not file.any_values:
+            self.draw()  # of the same form
         self.tensors = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensors:
             raise file.bad("get_inputs gives no tensor")
@@ -241,9 +243,15 @@ class Problem:
 
     # ------------------------------------------------------------ other inputs
 
-    def unlike(self, name: str) -> list:
-        """Return inputs that `get_inputs` would not draw: of both signs, or altered in part."""
-        inputs, others = self.draw(), self.draw()
+    def unlike(self, name: str, seen: list) -> list:
+        """Return inputs that `get_inputs` would not draw: of both signs, or altered in part.
+
+        Args:
+            name: SIGNS or PARTS.
+            seen: inputs that the solution has seen, which are the ones altered.
+        """
+        inputs = [x.clone() if _is_tensor(x) else x for x in seen]
+        others = self.draw()
         for i in self.floats:
             if name == SIGNS:
                 some = torch.empty_like(inputs[i]).uniform_(-1, 1)  # in the place of zeros

@@ -14,6 +14,7 @@ from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.problem import Problem
 from referee.records import Subject
+from referee.reference_file import BadReferenceError
 from referee.report import tables
 from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
@@ -94,10 +95,9 @@ class Session:
         try:
             try:
                 engine.prepare()
-            except FoundError as found:
+            except (FoundError, BadReferenceError) as found:
                 for file in self.files:
-                    verdict = Verdict(file.path, *found.args)
-                    self._report(subject, file, verdict)
+                    self._report(subject, file, Verdict(file.path, ERROR, str(found.args[-1])))
                 return
             for file in self.files:
                 self._grade_one(subject, file, engine)

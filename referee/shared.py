@@ -142,7 +142,7 @@ class Region:
         for there, x in zip(self.tensors, values, strict=True):
             if not isinstance(x, torch.Tensor):
                 continue
-            if flat_bytes(there).numel() == flat_bytes(x).numel():
+            if _is_laid_out_alike(there, x):
                 flat_bytes(there).copy_(flat_bytes(x))
             else:
                 there.copy_(x)
@@ -164,8 +164,14 @@ class Region:
         return found
 
 
+def _is_laid_out_alike(there: torch.Tensor, x: torch.Tensor) -> bool:
+    """Return whether two tensors' whole memory, gaps too, means the same."""
+    mine, theirs = flat_bytes(there).numel(), flat_bytes(x).numel()
+    return mine == theirs and forms_of([there]) == forms_of([x])
+
+
 def _same_bits(there: torch.Tensor, x: torch.Tensor) -> bool:
-    if flat_bytes(there).numel() == flat_bytes(x).numel():
+    if _is_laid_out_alike(there, x):
         return torch.equal(flat_bytes(there), flat_bytes(x))
     mine, theirs = (t.contiguous().view(-1).view(torch.uint8) for t in (there, x))
     return torch.equal(mine, theirs)

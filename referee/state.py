@@ -39,7 +39,14 @@ class State:
         self._region = Region(pool)
         self.names: dict[str, str] = {}
 
-    def construct(self, problem: Problem, seed: int, module: torch.nn.Module, args: list) -> None:
+    def construct(
+        self,
+        problem: Problem,
+        seed: int,
+        module: torch.nn.Module,
+        args: list,
+        compare: bool = False,
+    ) -> None:
         """Have the contestant construct its module, and take its state over.
 
         Args:
@@ -47,6 +54,7 @@ class State:
             seed: of the constructor, that `module` was constructed under, too.
             module: the reference.
             args: of the constructor.
+            compare: the values that the constructors drew must be the same.
 
         Raises:
             StateError: the states do not match.
@@ -60,6 +68,8 @@ class State:
         if not wanted:
             return
         facts = [described[self.names[name]] for name in wanted]
+        if compare:
+            self._compare(facts, wanted)
         most = MOST_STATE * sum(x.nbytes for x in wanted.values()) + STATE_ROOM
         self._region.arrange(*_arrangement(facts, most))
         self.write(list(wanted.values()))
@@ -86,6 +96,12 @@ class State:
         names = list(self.names)
         return [names[turn] for turn in self._region.changed() if names[turn] not in buffers]
 
+    def _compare(self, facts: list[dict], wanted: dict[str, torch.Tensor]) -> None:
+        """Raise StateError unless the contestant's state starts with the reference's values."""
+        for fact, (name, value) in zip(facts, wanted.items(), strict=True):
+            if not self._holds(fact, value):
+                raise StateError(f"its {name} does not start with the values of the reference's")
+
     def _match(self, described: dict[str, dict], wanted: dict[str, torch.Tensor]) -> dict[str, str]:
         """Return the contestant's names by the reference's."""
         left = dict(described)
@@ -108,15 +124,19 @@ class State:
     def _find(self, left: dict[str, dict], value: torch.Tensor) -> str | None:
         """Return the name of a part of the state that has such values; None if there is none."""
         for name, fact in left.items():
-            if not _is_alike(fact, value):
-                continue
-            try:
-                found = self._contestant.reader.whole(fact).to(value.device)
-            except (BadDescriptionError, UnreadableError):
-                continue
-            if torch.allclose(found.double(), value.double(), CLOSE, CLOSE, equal_nan=True):
+            if _is_alike(fact, value) and self._holds(fact, value):
                 return name
         return None
+
+    def _holds(self, fact: dict, value: torch.Tensor) -> bool:
+        """Return whether a part of the state has these values, but for roundings."""
+        try:
+            found = self._contestant.reader.whole(fact).to(value.device)
+        except (BadDescriptionError, UnreadableError):
+            return False
+        if torch.equal(found, value):
+            return True
+        return torch.allclose(found.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
 
 
 def _is_alike(fact: dict, value: torch.Tensor) -> bool:

@@ -158,7 +158,6 @@ OF_RELU = [
     "04_counts_calls",
     "04_replays_by_address",
     "04_replays_by_fingerprint",
-    "10_lazy_subclass",
     "11_stale_memory",
     "15_background_thread",
     "17_batch_once",

@@ -94,7 +94,7 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     reply = _ask(grading, inputs, given, parameters, quantities)
     if reply is None:
         return False
-    check_intact(grading, "the backward")
+    check_intact(grading, "the backward", with_gradients=True)
     facts = reply["calls"][0]["results"]
     if not _has_all(grading, facts, quantities, len(outputs)):
         return False

@@ -13,10 +13,10 @@ from referee.verdict import FoundError
 def check_other_inputs(grading: Grading) -> None:
     """Compare results for inputs of both signs, and for those that are altered in part."""
     problem = grading.problem
-    others = []
+    others, seen = [], grading.inputs
     if not problem.file.any_values and problem.floats:
         for name in (PARTS, SIGNS):
-            inputs = problem.unlike(name)
+            inputs = problem.unlike(name, seen)
             if _is_finite(grading, inputs):
                 check(grading, name, inputs, required=False, may_differ=True)
                 others.append(inputs)

@@ -14,7 +14,7 @@ def check_own_cases(grading: Grading) -> None:
         if case.setting != problem.setting:
             grading.set_precision(case.setting)
         if grading.module is None or case.arguments is not None:
-            grading.construct(case.arguments)
+            grading.construct(case.arguments, compare=True)
         if case.state == "other":
             grading.new_state()
         elif case.state is not None:

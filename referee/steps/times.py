@@ -286,7 +286,7 @@ def compare_calls(grading: Grading, calls: list) -> None:
         raise FoundError(WRONG, "a timed call gives another kind of result than before")
     check_intact(grading, "a timed call", len(calls))
     for turn, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
-        facts = check_forms(grading, "a timed call", call, grading.budgets)
+        facts = check_forms(grading, "a timed call", call, eager)
         for place, (fact, want, budget) in enumerate(
             zip(facts, eager, grading.budgets, strict=True)
         ):

@@ -162,7 +162,7 @@ def _add(step: Step, samples: dict, empty: float, calls: int) -> None:
 
 def _compare(grading: Grading, quantities: list[Quantity], calls: list, wants: list[list]) -> None:
     """Compare all results and gradients of a timed request."""
-    check_intact(grading, "a timed step", len(calls))
+    check_intact(grading, "a timed step", len(calls), with_gradients=True)
     if len(calls) != len(wants):
         raise FoundError(WRONG, "a timed step gives another kind of result than before")
     for turn, (call, eager) in enumerate(zip(calls, wants, strict=True)):
