@@ -1,75 +1,80 @@
-"""Drop-in replacements for the modules of `model.py`. Importing this builds their kernels.
+"""Drop-in replacements for the modules of `model.py`. Importing this file builds their kernels.
 
-Works imported, and as text given to `exec`: only the package `kernels` beside it must be found. It
-has the __global__ kernels, their __device__ functions, and what binds them to torch.
+It works imported, and as text given to `exec`: only the package `kernels` beside it must be found.
 """
 
-import sys
-
 import torch
-from torch.overrides import has_torch_function_unary, has_torch_function_variadic
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.jit import is_scripting
 
 import kernels
 
 if not hasattr(kernels, "read_sources"):
     raise ImportError(
-        "expected the package 'kernels' that lies beside model_new.py, got another of that name "
-        f"from {list(kernels.__path__)}: put this project's folder first on sys.path"
+        "expected the package 'kernels' that is beside model_new.py, got another of that name from "
+        f"{list(kernels.__path__)}: put this project's folder first on sys.path"
     )
 
-from kernels.build.extension import load
-from kernels.linear import (
-    is_number,
-    is_plain_linear,
-    linear_in_graph,
-    linear_of_others,
-    register_flops,
-)
-from kernels.relu import relu_of_others
-from kernels.watchers import direct
+from kernels.build.extension import load_extensions
+from kernels.linear.dispatch import linear_in_graph, linear_of_others, operands_unless_watched
+from kernels.linear.flops import register_flops
+from kernels.relu.dispatch import is_relu_watched, relu_of_subclass
+from kernels.watchers import without_python_frame
 
-_reference = kernels.load_reference()
-_is_scripted = torch.jit.is_scripting
-_is_traced = torch.compiler.is_dynamo_compiling
-_torch_relu, _Tensor, _Parameter = torch.relu, torch.Tensor, torch.nn.Parameter
+__all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 
 
-def _load_inline(**arguments: object) -> None:
-    """Compiles and loads the kernels. `load` calls it where it finds no finished build."""
-    from torch.utils.cpp_extension import load_inline  # a warm start saves this second
+def compile_and_load(**arguments: object) -> None:
+    """Compile sources and load the result; called only where no finished build is found."""
+    # Imported here, because it takes a second that a finished build does not need.
+    from torch.utils import cpp_extension
 
-    load_inline(**arguments)
-
-
-if "relu" in kernels.problems():  # a bundle has one problem's kernels
-    load("relu", kernels.read_sources("relu"), _load_inline)
-    _relu = direct(torch.ops.relu_divide_kernels.relu.default)
+    cpp_extension.load_inline(**arguments)
 
 
-class ModelNew(_reference.Model):
-    """ReLU of a tensor of any shape, layout and device, by a kernel of this project.
+# Each problem's sources become one extension, which registers the problem's operators in a
+# namespace of its own, `torch.ops.<namespace>`. Both are compiled at the same time.
+sources = {problem: kernels.read_sources(problem) for problem in kernels.SOURCES}
+namespaces = load_extensions(sources, compile_and_load)
+relu_ops = getattr(torch.ops, namespaces["relu"])
+linear_ops = getattr(torch.ops, namespaces["linear_relu_divide"])
+register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 
-    The forward takes what `torch.relu` takes and returns what it returns, in fresh memory.
+relu_kernel = without_python_frame(relu_ops.relu.default)
+linear_kernel = without_python_frame(linear_ops.linear_relu_divide.default)
+# In graphs, operators are called as Python sees them. Programs that torch.export saves hold a name
+# that stays the same when the sources change.
+linear_operator = linear_ops.linear_relu_divide.default
+linear_exported = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
+
+reference = kernels.load_reference()
+
+
+class ModelNew(reference.Model):
+    """ReLU of a tensor of any shape, strides and device.
+
+    The kernels compute it for dense tensors of float32, float64, float16 and bfloat16 on a CPU or a
+    CUDA GPU; torch's own op computes everything else.
 
     Args:
-        inplace: as for `torch.nn` ReLU, by torch's own op; off by default.
+        inplace: overwrite x by torch's own op, as `torch.nn.ReLU(inplace=True)` does.
     """
 
-    inplace = False  # of a `Model` whose class was changed to this one
+    inplace = False  # for an object of `Model` whose class was changed to this one
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
         self.inplace = inplace
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """max(x, 0) element by element; NaN stays NaN. Differentiable.
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute max(x, 0) element by element, differentiably. NaN stays NaN.
 
         Args:
-            x: of any shape, strides and dtype that torch takes. The kernels serve dense tensors of
-                float32, float64, float16 and bfloat16, torch's own op all others.
+            x: a tensor of any shape, strides and dtype that `torch.relu` takes.
 
         Returns:
-            A dense tensor of x's shape, dtype and device; x itself if in place.
+            A tensor of x's shape, dtype and device in fresh memory, dense; x itself if in place.
 
         Raises:
             RuntimeError: x is bool, or in place a leaf that requires gradients.
@@ -78,21 +83,24 @@ class ModelNew(_reference.Model):
         """
         if self.inplace:
             return torch.relu_(x)
-        if _is_scripted() or _is_traced():  # a graph holds torch's own op, which compilers fuse
+        if is_scripting():  # TorchScript compiles nothing below
             return torch.relu(x)
-        if type(x) is _Tensor and not has_torch_function_unary(x) and torch.relu is _torch_relu:
-            return _relu(x)
-        return relu_of_others(x, _relu)
+        if is_relu_watched(x):
+            return torch.relu(x)
+        if type(x) is Tensor:
+            return relu_kernel(x)
+        return relu_of_subclass(x, relu_kernel)
 
     def extra_repr(self) -> str:
+        """Show the constructor's argument, as `torch.nn.ReLU` does."""
         return "inplace=True" if self.inplace else ""
 
 
-class LinearReluDivideNew(_reference.LinearReluDivide):
-    """relu(x weight^T + bias) / divisor, for x `[..., in_features]`, by kernels of this project.
+class LinearReluDivideNew(reference.LinearReluDivide):
+    """relu(x weight^T + bias) / divisor, for x `[..., in_features]`.
 
-    Takes what the reference takes and returns what it returns, in the same dtype and shape.
-    Parameters and divisor are read in each call.
+    It takes what the reference takes and returns what the reference returns, in the same dtype and
+    shape. Parameters and divisor are read in each call.
 
     Args:
         in_features: K, the last size of x.
@@ -100,13 +108,14 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
         divisor: any number; 0, infinities and NaN give what torch gives.
 
     Attributes:
-        linear: `nn.Linear` with weight `[N, K]` and bias `[N]`, which make the `state_dict`.
+        linear: an `nn.Linear` with weight `[N, K]` and bias `[N]`. They are the `state_dict`.
+        divisor: the number.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """relu(x weight^T + bias) / divisor. Differentiable in x, weight and bias.
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute relu(x weight^T + bias) / divisor, differentiably in x, weight and bias.
 
-        float32 is as accurate as `torch.set_float32_matmul_precision` and torch's other settings
+        float32 is as accurate as `torch.set_float32_matmul_precision` and torch's newer settings
         ask for.
 
         Args:
@@ -114,62 +123,21 @@ class LinearReluDivideNew(_reference.LinearReluDivide):
                 float16 or bfloat16.
 
         Returns:
-            `[..., N]`, of x's dtype and device, dense.
+            A dense tensor `[..., N]` of x's dtype and device.
 
         Raises:
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.
             TypeError: x is no tensor.
         """
-        if _is_scripted():  # TorchScript can't ask what else `linear` does, so it calls it
+        if is_scripting():  # TorchScript cannot ask whether `linear` is hooked
             return self.linear(x).relu() / self.divisor
-        if _is_traced():
-            return linear_in_graph(self, x, _linear_operator)
-        # By nn.Module's search, `linear` and its parameters take a third of a small call.
-        own, divisor = self.__dict__, self.divisor
-        is_found = type(self) is __class__ and "linear" not in own
-        linear = (is_found and own["_modules"].get("linear")) or self.linear
-        # Whoever hooked, wrapped or replaced `linear` expects it to be called.
-        if not (is_plain_linear(linear) and is_number(divisor)):
-            return torch.relu(linear(x)) / self.divisor  # which a hook may change
-        own = linear.__dict__
-        parameters = own["_parameters"]
-        weight = parameters.get("weight")
-        bias = parameters.get("bias", NotImplemented)  # None says that there is none to add
-        if (
-            type(x) is _Tensor
-            and type(weight) is _Parameter
-            and (bias is None or type(bias) is _Parameter)
-            and not ("weight" in own or "bias" in own)  # which come first
-            and not has_torch_function_variadic(x, weight, bias)
-        ):
-            return _linear(x, weight, bias, divisor)
-        return linear_of_others(linear, x, divisor, _linear)
+        if is_dynamo_compiling():
+            return linear_in_graph(self, x, linear_operator, linear_exported)
+        operands = operands_unless_watched(self, LinearReluDivideNew, x)
+        if operands is not None:
+            weight, bias, divisor = operands
+            return linear_kernel(x, weight, bias, divisor)
+        return linear_of_others(self, x, linear_kernel, linear_exported)
 
 
-def _load_linear() -> None:
-    global _linear_operator, _linear
-    load("linear_relu_divide", kernels.read_sources("linear_relu_divide"), _load_inline)
-    _linear_operator = torch.ops.relu_divide_kernels.linear_relu_divide.default
-    _linear = direct(_linear_operator)
-    register_flops()
-
-
-# The second problem's kernels are built when somebody first asks this module for its class (PEP
-# 562); at once where this text is executed and there is no module to ask.
-if vars(sys.modules.get(__name__, object)) is globals():
-    _linear_class = globals().pop("LinearReluDivideNew")
-else:
-    _load_linear()
-
-
-def __getattr__(name: str) -> object:
-    if name == "LinearReluDivideNew":
-        _load_linear()
-        globals()[name] = _linear_class
-        return _linear_class
-    if name == "SOLUTIONS":
-        solutions = {"relu": ModelNew, "linear_relu_divide": __getattr__("LinearReluDivideNew")}
-        return globals().setdefault(name, solutions)
-    if name in ("batch_size", "dim", "get_inputs", "get_init_inputs"):
-        return getattr(_reference, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+SOLUTIONS: dict[str, type] = {"relu": ModelNew, "linear_relu_divide": LinearReluDivideNew}

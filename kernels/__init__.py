@@ -1,70 +1,110 @@
-"""Everything that is compiled, and the reading of it.
+"""The sources of the kernels, as text, and the Python that calls them.
 
-A problem has a folder of sources and of the Python that its tensors need; what several use lies
-beside. `build/` makes an extension of them. A bundle has functions of its own in place of these.
+launchers.h      the seam between torch and the kernels: raw pointers, sizes and a stream
+torch_support/   C++ that both problems use to talk to torch: tensors, operators, autograd
+relu/            ReLU: CUDA and CPU kernels, and the operator that calls them
+linear/          Linear -> ReLU -> divide, likewise
+common/, cpu/    what several CUDA kernels, and several CPU kernels, share
+build/           Python: from these sources to a loaded extension, or to a single-file bundle
+watchers.py      Python: does other code want to see a call that a kernel would make invisible?
 """
 
 import importlib
+import importlib.resources
 import importlib.util
+import os
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-_FOLDER = Path(__file__).resolve().parent
+import torch
 
+if sys.version_info < (3, 10):  # noqa: UP036, for this is what says so
+    raise ImportError(f"Python {sys.version.split()[0]} is too old, 3.10 is needed")
+if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 9):
+    raise ImportError(f"torch {torch.__version__} is too old, 2.9 is needed")
 
-def problems() -> list[str]:
-    """The folders of the problems: those with operators for torch."""
-    return sorted(path.parent.name for path in _FOLDER.glob("*/*_op.cpp"))
+# The files that a compiler is given, for each problem. The headers that they include come along.
+SOURCES = {
+    "relu": [
+        "relu/relu_op.cpp",
+        "relu/relu_cpu.cpp",
+        "cpu/memory_pool.cpp",
+        "relu/relu.cu",
+    ],
+    "linear_relu_divide": [
+        "linear/linear_op.cpp",
+        "linear/fused_pass_cpu.cpp",
+        "linear/fused_pass.cu",
+        "linear/skinny.cu",
+        "linear/transpose.cu",
+        "linear/sm80/launch.cu",
+        "linear/sm90/launch.cu",
+    ],
+}
+
+# Programs that torch.export saves name our operators as torch.ops.<this namespace>.<operator>. The
+# first build that a process loads defines them. Each build also has them in a namespace of its own.
+STABLE_NAMESPACE = "relu_divide_kernels"
+
+_INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
 
 def read_sources(problem: str) -> dict[str, str]:
-    """The sources of a problem's extension by their paths in this folder.
+    """Read the sources of a problem, and the headers that they include.
 
-    All that lies in its folder, which has the first word of its name, is compiled, and each `.cpp`
-    beside a header of its name; what they `#include "..."` comes along.
+    The text is read through the package's loader, so that it is found in a zip archive too.
+
+    Args:
+        problem: a key of `SOURCES`.
+
+    Returns:
+        The text of each file by its path in this folder, sorted by path.
 
     Raises:
         ValueError: there is no such problem.
     """
-    folder = problem.split("_")[0]
-    if folder not in problems():
-        raise ValueError(f"expected a problem among {', '.join(problems())}, got {problem!r}")
-    wanted = [path for path in (_FOLDER / folder).rglob("*") if path.suffix in (".cpp", ".cu")]
-    sources: dict[str, str] = {}
-    for path in wanted:  # which grows
-        name = path.relative_to(_FOLDER).as_posix()
-        if name not in sources:
-            sources[name] = path.read_text(encoding="utf-8")
-            includes = re.findall(r'^#include "(.+)"', sources[name], re.MULTILINE)
-            found = [path.with_suffix(".cpp"), *(_FOLDER / include for include in includes)]
-            wanted += filter(Path.exists, found)
-    return dict(sorted(sources.items()))
-
-
-def build_together(*names: str) -> None:
-    """Builds and loads the extensions of several problems at the same time."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from kernels.build.extension import load
-
-    def load_one(name: str) -> None:
-        tools = "torch.utils.cpp_extension"
-        load(name, read_sources(name), lambda **a: importlib.import_module(tools).load_inline(**a))
-
-    flags = sys.getdlopenflags()  # which torch changes while it loads a library
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(load_one, names))
-    sys.setdlopenflags(flags)
+    if problem not in SOURCES:
+        raise ValueError(f"expected a problem among {', '.join(SOURCES)}, got {problem!r}")
+    folder = importlib.resources.files(__name__)
+    texts: dict[str, str] = {}
+    waiting = list(SOURCES[problem])
+    while waiting:
+        path = waiting.pop()
+        if path not in texts:
+            texts[path] = folder.joinpath(path).read_text(encoding="utf-8")
+            waiting += _INCLUDE.findall(texts[path])
+    return dict(sorted(texts.items()))
 
 
 def load_reference() -> ModuleType:
-    """The project's `model.py`, also where another module of that common name comes first."""
-    path, spec = _FOLDER.parent / "model.py", importlib.util.find_spec("model")
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
-        spec = importlib.util.spec_from_file_location("kernels.model", path)
-    if spec.name not in sys.modules:
-        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[spec.name])
-    return sys.modules[spec.name]
+    """Return the `model.py` beside this package.
+
+    Another module named `model` may come first on `sys.path`, or be imported already. Then ours is
+    imported under the name `kernels.model`, so that neither takes the other's place.
+    """
+    project = str(Path(__file__).parent.parent)
+    ours = PathFinder.find_spec("model", [project])
+    if ours is None:
+        raise ImportError(f"expected model.py beside the package 'kernels', in {project}")
+    if _is_same_file(_origin_of_model(), ours.origin):
+        return importlib.import_module("model")
+    if "kernels.model" not in sys.modules:
+        module = importlib.util.module_from_spec(ours)
+        sys.modules["kernels.model"] = module
+        ours.loader.exec_module(module)
+    return sys.modules["kernels.model"]
+
+
+def _origin_of_model() -> str | None:
+    """Return the file from which `import model` would import, or has imported."""
+    if "model" in sys.modules:
+        return getattr(sys.modules["model"], "__file__", None)
+    spec = importlib.util.find_spec("model")
+    return None if spec is None else spec.origin
+
+
+def _is_same_file(a: str | None, b: str | None) -> bool:
+    return a is not None and b is not None and os.path.realpath(a) == os.path.realpath(b)

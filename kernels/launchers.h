@@ -1,144 +1,194 @@
-// The seam between the kernels and the binding: raw pointers, sizes and a stream. No torch here.
+// The seam between torch and the kernels: raw pointers, sizes and a stream, and nothing of torch.
+//
+//   below it   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
+//              linear/fused_pass_cpu.cpp), which define these functions
+//   above it   relu/relu_op.cpp and linear/*.h, which check a call's tensors and call them
+//
+// Conventions, unless a comment says otherwise:
+//
+//   - Sizes and strides count elements, workspaces count bytes. No size is 0.
+//   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
+//   - A mask packs one bit for each element of an output: 1 where the gradient passes through the
+//     ReLU. Bit i % 8 of byte i / 8 belongs to element i. Autograd keeps the mask between the
+//     forward and the backward.
+//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. The mask's bit is !(z <= 0), which is 1
+//   for
+//     NaN, as in torch's own gradient.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-struct CUstream_st;  // cudaStream_t points to it
+struct CUstream_st;  // cudaStream_t is a pointer to it
 
 namespace kernels {
 
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
-// The accuracy of float32 products, by torch's names: that of TF32, or that of float32.
-enum class Precision { kHigh, kHighest };
-
-// The ReLU kernels. x, out, grad_output and grad_input hold n > 0 elements of one dtype, lie in one
-// order and begin at multiples of 16 bytes; mask holds (n + 7) / 8 bytes, and bit i % 8 of byte
-// i / 8 tells whether the gradient of element i is kept. No two of them overlap.
-//
-//   relu           out[i] = x[i] < 0 ? 0 : x[i]; where mask is not null, its bit i = !(x[i] <= 0),
-//                  which is true for NaN
-//   relu_backward  grad_input[i] = mask bit i ? grad_output[i] : 0. grad_output lies as its layout
-//                  says: dense or constant, or on a GPU in another way, at any address, where n is
-//                  below 2^31
-
-// Linear -> ReLU -> divide: out[m][n] = relu(sum over k of x[m][k] weight[n][k], + bias[n]) /
-// divisor, with the ReLU of above and a true division in float (float64: in double).
-//
-// Masks of these kernels have a row of (n + 7) / 8 bytes for each row of out; bit j % 8 of byte j /
-// 8 is !(z <= 0) for the z that relu of column j sees. The bits behind column n - 1 are 0.
-struct LinearArguments {
-  DType dtype;          // of everything: float32, float16 or bfloat16
-  Precision precision;  // of float32
-  int64_t m, n, k;      // none is 0
-  const void* x;        // [m, k], rows x_stride elements apart, columns adjacent
-  int64_t x_stride;
-  const void* weight;  // [n, k], rows weight_stride elements apart, columns adjacent
-  int64_t weight_stride;
-  // linear_sm90: whether the operand is [k, m], or [k, n], instead. In float32 that may be the
-  // weight alone, at kHigh.
-  bool x_is_transposed, weight_is_transposed;
-  const void* bias;  // [n], or null
-  float divisor;
-  bool relu;        // or the product, with bias and division, as it is
-  void* out;        // [m, n], contiguous
-  uint8_t* mask;    // [m, (n + 7) / 8], or null
-  void* workspace;  // as many bytes as *_workspace says, aligned to 256, uninitialised
+// The accuracy that a float32 product promises, by the names of torch's setting.
+enum class Precision {
+  kHigh,     // that of TF32; also the value for half types, which have one precision
+  kHighest,  // that of float32
 };
 
-// to [rows, columns] = from [columns, rows]^T, float32; both have adjacent columns and rows as far
-// apart as their strides say.
+// One call of a GEMM kernel:
+//
+//   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
+//
+// The division is a true division, in float. linear/run_gemm.h fills the struct; the kernels of
+// linear/sm90, linear/sm80 and linear/skinny.cu read it.
+struct LinearArguments {
+  DType dtype;          // of x, weight, bias and out: float32, float16 or bfloat16
+  Precision precision;  // of a float32 product; kHigh for half types
+  int64_t m, n, k;
+
+  const void* x;          // [m, k]; the elements of a row are adjacent
+  int64_t x_stride;       // from one row to the next
+  const void* weight;     // [n, k]; the elements of a row are adjacent
+  int64_t weight_stride;  // from one row to the next
+
+  // True where the operand is stored as its transpose: x as [k, m], weight as [n, k] transposed to
+  // [k, n]. The stride then leads from one row of the transpose to the next. Only linear_sm90 reads
+  // transposed operands: both in half types, the weight alone in float32 at kHigh, none at
+  // kHighest.
+  bool x_is_transposed, weight_is_transposed;
+
+  const void* bias;  // [n], contiguous; null for none
+  float divisor;     // the divisor and its reciprocal are normal floats
+  bool relu;         // false for a gradient: out is the product (plus bias) / divisor, without ReLU
+  void* out;         // [m, n], contiguous
+
+  // [m, (n + 7) / 8] bytes, contiguous; null for no mask. Each row of out begins a new byte: bit j
+  // % 8 of byte j / 8 belongs to column j. The bits beyond column n - 1 are 0.
+  uint8_t* mask;
+
+  void* workspace;  // as many bytes as the kernel's *_workspace function returns, aligned to 256
+};
+
+// A float32 matrix to transpose: to[r][c] = from[c][r]. linear/run_gemm.h and sm90/launch.cu copy
+// transposed operands by it.
 struct Transposition {
-  const float* from;
-  int64_t from_stride;
-  float* to;
-  int64_t to_stride;
+  const float* from;    // [columns, rows]; the elements of a row are adjacent
+  int64_t from_stride;  // from one row of `from` to the next
+  float* to;            // [rows, columns]; the elements of a row are adjacent
+  int64_t to_stride;    // from one row of `to` to the next
   int64_t rows, columns;
 };
 
-// Where the elements of a gradient lie: sizes and strides, in elements, of dimensions in the order
-// of the output's memory, the innermost first.
+// Where ReLU's backward finds the elements of grad_output, in the memory order of the output.
+//
+// Dimension 0 is the innermost dimension of the output. Example: the output is a contiguous
+// [4, 6], and grad_output is the transpose of a contiguous [6, 4]. Then dimensions = 2,
+// sizes = {6, 4} and strides = {4, 1}.
 struct GradientLayout {
-  static constexpr int kMost = 4;
-  int dimensions;
+  static constexpr int kMost = 4;  // the most dimensions that the kernel takes
+  int dimensions;                  // how many entries of the arrays count, at least 1
   int64_t sizes[kMost], strides[kMost];
 
+  // grad_output has the output's own memory order.
   bool is_dense() const { return dimensions == 1 && strides[0] == 1; }
-  bool is_constant() const { return dimensions == 1 && strides[0] == 0; }  // as that of a sum
+
+  // Every element of grad_output is the same one, as in the gradient of a sum.
+  bool is_constant() const { return dimensions == 1 && strides[0] == 0; }
 };
+
+// --------------------------------------------------------------------------------------------- GPU
+//
+// Each function that takes a stream launches kernels on it, on the current device, and returns the
+// launches' cudaError_t as an int. None of them waits for the GPU.
 
 namespace cuda {
 
-// Each launches on `stream` of the current device and returns the launch's cudaError_t.
+// relu/relu.cu. x and out hold n elements in one memory order, begin at multiples of 16 bytes, and
+// are of any DType.
+
+// out[i] = relu(x[i]). mask [(n + 7) / 8] bytes; null where no gradient is wanted.
 int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
+
+// grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the output's memory order and
+// begins at a multiple of 16 bytes. A dense grad_output does so too. With any other layout it may
+// begin anywhere, and then n is below 2^31, unless the layout is constant.
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 
-// Tensor-core kernels, for compute capability 9.0 (wgmma) and for 8.0 and newer (mma.sync).
-// `serves` tells whether a problem meets a kernel's demands, `workspace` how many bytes it needs.
+// The GEMM kernels. linear/run_gemm.h asks *_supports with every field set but out and workspace.
+// It then allocates out, and a workspace of *_workspace bytes, and calls the third function.
+
+// linear/sm90: tensor cores of compute capability 9.0 (wgmma).
 bool linear_sm90_supports(const LinearArguments& linear);
 size_t linear_sm90_workspace(const LinearArguments& linear);
 int linear_sm90(const LinearArguments& linear, CUstream_st* stream);
+
+// linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync); float32 at kHighest.
 bool linear_sm80_supports(const LinearArguments& linear);
 size_t linear_sm80_workspace(const LinearArguments& linear);
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
-// Few rows of x in float32, for compute capability 9.0: no tensor cores, no workspace.
+
+// linear/skinny.cu: float32 without tensor cores, for few rows of x, on compute capability 9.0. It
+// always applies the ReLU, and needs no workspace.
 bool linear_skinny_supports(const LinearArguments& linear);
 int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
 
-// Copies nothing where is_needed, which may be null, points to a 0 in the GPU's memory.
+// linear/transpose.cu. `is_needed` is null, or points to an unsigned in the GPU's memory: where
+// that is 0 when the kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// In place, out [m, n] being the finished product, bias included: out = relu(out) / divisor. mask
-// may be null. Any floating dtype.
-int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
-                    CUstream_st* stream);
-// grad_z[m][n] = mask bit ? grad_output[m][n] / divisor : 0, both contiguous; where grad_bias [n]
-// is not null, it gets the column sums of grad_z.
-int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                             double divisor, void* grad_z, void* grad_bias, void* workspace,
-                             int64_t m, int64_t n, CUstream_st* stream);
-size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n);
+// linear/fused_pass.cu: the elementwise passes before and after torch's own products, in any DType.
+// float64 divides in double, all other types in float. Matrices are contiguous.
+
+// In place: out = relu(out) / divisor. out [m, n] comes in as the product plus bias. mask
+// [m, (n + 7) / 8] as in LinearArguments, or null.
+int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
+                      CUstream_st* stream);
+
+// grad_z[i][j] = mask bit ? grad_output[i][j] / divisor : 0, the gradient of z = x weight^T + bias.
+// grad_output, grad_z [m, n]. grad_bias [n] gets the column sums of grad_z; null for none. Then no
+// workspace is needed either.
+int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                               double divisor, void* grad_z, void* grad_bias, void* workspace,
+                               int64_t m, int64_t n, CUstream_st* stream);
+
+// The bytes of that workspace.
+size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n);
 
 }  // namespace cuda
 
+// --------------------------------------------------------------------------------------------- CPU
+//
+// These run on the calling thread. The caller (torch_support/elementwise.h, linear/*.h) divides the
+// work among torch's threads, and each thread gets a range begin <= i < end. Pointers are always
+// those of element 0 of the whole array, whatever the range.
+
 namespace cpu {
 
-// Each works on the elements begin <= i < end, on the calling thread; all pointers are those of
-// element 0, and begin is a multiple of 8. streams tells whether all threads' elements together are
-// more than a cache holds: results then go past it, to memory.
+// As cuda::relu and cuda::relu_backward, for the elements begin <= i < end. begin is a multiple of
+// 8, so that no two threads write one byte of the mask. grad_output is dense or constant.
+//
+// `streams`: the outputs of all threads together are larger than a cache, so results are stored
+// past the caches.
 void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
           bool streams);
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool streams);
 
-// As cuda::linear_epilogue, for the elements of the bytes begin <= i < end of the mask.
-void linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
-                     int64_t begin, int64_t end);
-// As cuda::linear_epilogue_backward, for the pieces begin <= i < end, of which there are as many as
-// runs of rows times strips of columns. sums [runs, n], double for float64 and float for all else,
-// gets the column sums of each run, where it is not null; the last function makes grad_bias of
-// them.
-int64_t linear_epilogue_backward_runs(int64_t m);
-int64_t linear_epilogue_backward_strips(int64_t n);
-void linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                              double divisor, void* grad_z, void* sums, int64_t m, int64_t n,
-                              int64_t begin, int64_t end);
-void linear_epilogue_backward_sum(DType dtype, void* sums, void* grad_bias, int64_t m, int64_t n);
+// As cuda::linear_fused_pass, for the bytes begin <= i < end of the mask, each of which belongs to
+// up to eight elements of one row. The ranges count as if there were a mask where it is null.
+void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
+                       int64_t begin, int64_t end);
 
-constexpr size_t kHugePage = 2 << 20;
+// As cuda::linear_fused_pass_backward, for the units begin <= i < end. The rows are divided into
+// runs, and the columns of each run into strips: there are runs * strips units. `sums` [runs, n]
+// gets the column sums of each run; null where grad_bias is not wanted.
+int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
+int64_t linear_fused_pass_backward_strips(int64_t n);
+void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                                double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
+                                int64_t begin, int64_t end);
 
-// Uninitialised memory for a large output, in huge pages where the system has them, at a multiple
-// of their size; null where there is none. What is given back is kept for the next output of its
-// size, an eighth of the machine's or the container's memory at most, and marked as free for the
-// system, as fresh memory takes longer than the arithmetic (1 GiB: 50 ms to 1.5 s). Nothing is kept
-// under KERNELS_CPU_POOL=0 or a limited address space.
-void* take_memory(size_t bytes);
-void give_memory(void* data);
-// Returns all that is kept to the system; says whether there was anything.
-bool release_memory();
+// grad_bias [n] = the sums of all runs. It overwrites `sums`.
+void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m,
+                                    int64_t n);
 
 }  // namespace cpu
 

@@ -6,13 +6,16 @@ host      what a forward, and a training step, cost the host: 1,024 elements, an
 import    seconds to import the solution, beyond torch's
 report    the figures of README and docs/BENCHMARKS.md for this device; --only takes some
 
-There a block begins with a comment that names a kind of device and a command, say
-`<!-- cuda: python -m problems.benchmark host -->`, and ends with `<!-- end -->`; it gets what the
-command prints. README's command is one of BENCHMARKS too: its block gets run.py's `--markdown`,
-docs/figures.svg the picture. Files are written after each command.
+`report` runs the command of each file in docs/benchmarks/ that is for this kind of device, writes
+what it prints to that file, and makes the tables of docs/BENCHMARKS.md from these files
+(problems/pages.py). README's table has the command in a comment above it, say
+`<!-- cuda: python run.py -->`, and ends with `<!-- end -->`. When `report` runs that command, the
+table gets run.py's `--markdown`, and docs/figures.svg the picture. Files are written after each
+command.
 """
 
 import argparse
+import json
 import os
 import random
 import re
@@ -31,6 +34,7 @@ import torch
 from torch.autograd import grad
 
 from model import PROBLEMS
+from problems import pages
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import named
@@ -59,6 +63,7 @@ IMPORTS = {
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS, README = ROOT / "docs" / "BENCHMARKS.md", ROOT / "README.md"
+RESULTS = ROOT / "docs" / "benchmarks"  # what each command printed, as JSON
 PICTURE = ROOT / "docs" / "figures.svg"
 BLOCK = re.compile(r"(<!-- (\w+): (.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -169,27 +174,35 @@ TABLES = {"linear": linear, "operands": operands, "host": host, "import": import
 
 def measure(device: str, only: str) -> list[str]:
     """Runs the commands for a kind of device that contain a text; returns those that failed."""
-    failed, blocks = [], BLOCK.findall(BENCHMARKS.read_text())
-    wanted = [(head, text) for head, kind, text in blocks if kind == device and only in text]
+    failed = []
+    found = {path: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    wanted = {
+        path: old["command"]
+        for path, old in found.items()
+        if old["device"] == device and only in old["command"]
+    }
     if not wanted:
-        raise ValueError(f"no block is for {device} and has a command that contains {only!r}")
-    for head, command in wanted:
+        raise ValueError(f"no results are for {device} and have a command that contains {only!r}")
+    for path, command in wanted.items():
+        head = f"<!-- {device}: {command} -->\n"
         with tempfile.TemporaryDirectory() as folder:
-            results, is_readmes = Path(folder, "results.json"), head in README.read_text()
+            samples, is_readmes = Path(folder, "results.json"), head in README.read_text()
             run = [sys.executable, *shlex.split(command)[1:]]
             if is_readmes:
                 plot.check(PICTURE)
-                run += ["--json", str(results)]
+                run += ["--json", str(samples)]
             done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True)
             print(f"{command}: status {done.returncode}", flush=True)
             if done.returncode:
                 failed.append(command)
                 continue
             if is_readmes:
-                content = {**load(results), "command": command}
+                content = {**load(samples), "command": command}
                 files.write(PICTURE, plot.draw(content, ".svg"))
                 _replace(README, head, tables.markdown(content))
-        _replace(BENCHMARKS, head, f"```\n{done.stdout.strip()}\n```\n")
+        results = {"device": device, "command": command, "output": pages.parse(done.stdout)}
+        files.write(path, pages.dump(results))
+        files.write(BENCHMARKS, pages.fill(BENCHMARKS.read_text(), RESULTS))
     return failed
 
 

@@ -1,27 +1,29 @@
 """`python -m problems.benchmark` at small sizes of a CPU, and the figures of README and docs."""
 
 import json
+import re
 import shlex
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import HEADLINE, document, record
+from documents import ABOUT, HEADLINE, document, record
 
 from model import LinearReluDivide, Model
-from problems import benchmark
+from problems import benchmark, pages
 from referee.report import tables
 from referee.timing import speed_up
 
-TEXT = """<!-- cpu: python -c "print(6 * 7)" -->
-old
-<!-- end -->
+RAW = {path.name: json.loads(path.read_text()) for path in benchmark.RESULTS.glob("*.json")}
+# What a command of the tests prints, and the page's table of it.
+PRINTED = "a CPU, torch 2\n\nhost time  ours ns  eager ns\nReLU  {}  9.50"
+PAGE = """<!-- table: {name}.json -->
+a CPU, torch 2; `{command}`
 
-<!-- cuda: python -c "print('not here')" -->
-```
-kept
-```
+| host time | ours ns | eager ns |
+| --- | --- | --- |
+| ReLU | {value} | 9.50 |
 <!-- end -->
 """
 
@@ -33,76 +35,150 @@ class Wrong(LinearReluDivide):
 
 @pytest.mark.parametrize("linear", [LinearReluDivide, Wrong])
 @pytest.mark.parametrize("what, count", [("linear", 4), ("host", 4), ("operands", 9)])
-def test_tables(what, count, linear, monkeypatch, capsys):
+def test_each_table_has_positive_times_and_operands_have_errors(
+    what, count, linear, monkeypatch, capsys
+):
     """So many rows below a title, of positive times; those of operands end with two errors."""
     ours = SimpleNamespace(SOLUTIONS={"relu": Model, "linear_relu_divide": linear})
     monkeypatch.setitem(sys.modules, "model_new", ours)
     monkeypatch.setattr(benchmark, "ROUNDS", 3)
     monkeypatch.setattr(benchmark, "FEATURES", (16, 24))
     assert benchmark.main([what, "--device", "cpu"]) == 0
-    _, kind, printed = capsys.readouterr().out.split("\n\n")
+    printed = capsys.readouterr().out
+    _, kind, lines = printed.split("\n\n")
     assert kind == "float32, precision highest"
-    rows = [row.split() for row in printed.splitlines()[1:]]
+    rows = [row.split() for row in lines.splitlines()[1:]]
     assert len(rows) == count
     times = slice(-5, -2) if what == "operands" else slice(-3, None)
     assert all(float(cell.strip("()")) > 0 for row in rows for cell in row[times])
     if what == "operands":
         [(ours, eagers)] = [map(float, row[-2:]) for row in rows if row[0] == "uniform"]
         assert ours > 100 * eagers if linear is Wrong else ours == eagers
+    *_, table = pages.parse(printed)
+    assert [" ".join(row).split() for row in table["rows"]] == rows
+
+
+def program(value: str, status: int = 0) -> str:
+    """A command that prints PRINTED with a value, and ends with a status."""
+    code = f"print({PRINTED.format(value)!r}); exit({status})"
+    return f"python -c {shlex.quote(code)}"
 
 
 @pytest.fixture
-def pages(monkeypatch, tmp_path):
+def project(monkeypatch, tmp_path):
+    """A project with two files of results, one of a CPU and one of a GPU, and their page."""
     for name in ("BENCHMARKS", "README", "PICTURE"):
         monkeypatch.setattr(benchmark, name, tmp_path / f"{name}.svg")
-    benchmark.BENCHMARKS.write_text(TEXT)
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
     benchmark.README.write_text("")
 
+    def write(command: str) -> str:
+        """Write results that another run of the command printed; return the page."""
+        page = ""
+        for name, device in (("here", "cpu"), ("elsewhere", "cuda")):
+            printed = PRINTED.format("1.25")
+            results = {"device": device, "command": command, "output": pages.parse(printed)}
+            (tmp_path / f"{name}.json").write_text(pages.dump(results))
+            page += PAGE.format(name=name, command=command, value="1.25")
+        benchmark.BENCHMARKS.write_text(page)
+        return page
 
-@pytest.mark.parametrize("code, new", [("print(6 * 7)", "```\n42\n```"), ("exit(3)", "old")])
-def test_a_block_gets_what_its_command_prints_unless_that_fails(pages, code, new):
-    text = TEXT.replace("print(6 * 7)", code)
-    benchmark.BENCHMARKS.write_text(text)
-    assert benchmark.measure("cpu", "") == ([f'python -c "{code}"'] if new == "old" else [])
-    assert benchmark.BENCHMARKS.read_text() == text.replace("old", new)
+    return write
 
 
-def test_readmes_block_gets_tables_and_a_picture(pages, tmp_path):
-    """They are those of the results that the command writes."""
+@pytest.mark.parametrize("status, value", [(0, "6.00"), (3, "1.25")])
+def test_report_measures_this_device_anew_unless_the_command_fails(
+    project, status, value, tmp_path
+):
+    command = program("6.00", status)
+    old = project(command)
+    assert benchmark.measure("cpu", "") == ([command] if status else [])
+    assert benchmark.BENCHMARKS.read_text() == old.replace("1.25", value, 1)
+    rows = {
+        path.stem: json.loads(path.read_text())["output"][1]["rows"]
+        for path in tmp_path.glob("*.json")
+    }
+    assert rows == {"here": [["ReLU", value, "9.50"]], "elsewhere": [["ReLU", "1.25", "9.50"]]}
+
+
+def test_report_gives_readme_the_table_and_the_picture_of_its_commands_samples(project, tmp_path):
     content = document([record(*key) for key in HEADLINE])
-    path = tmp_path / "content.json"
+    path = tmp_path / "content"
     path.write_text(json.dumps(content))
-    code = f"import shutil, sys; shutil.copy('{path}', sys.argv[2]); print(6 * 7)"
-    text = TEXT.replace("print(6 * 7)", code)
-    readme = f'<!-- cpu: python -c "{code}" -->\n<!-- end -->\n'
+    code = f"import shutil, sys; shutil.copy('{path}', sys.argv[2]); "
+    code += f"print({PRINTED.format('6.00')!r})"
+    command = f"python -c {shlex.quote(code)}"
+    old = project(command)
+    readme = f"<!-- cpu: {command} -->\n<!-- end -->\n"
     benchmark.README.write_text(readme)
-    benchmark.BENCHMARKS.write_text(text)
     assert benchmark.measure("cpu", "shutil") == []
-    table = tables.markdown({**content, "command": f'python -c "{code}"'})
+    table = tables.markdown({**content, "command": command})
     assert benchmark.README.read_text() == readme.replace("<!-- end", table + "<!-- end")
-    assert benchmark.BENCHMARKS.read_text() == text.replace("old", "```\n42\n```")
+    assert benchmark.BENCHMARKS.read_text() == old.replace("1.25", "6.00", 1)
     assert benchmark.PICTURE.read_text().startswith("<?xml")
 
 
-def test_no_such_block(pages):
-    with pytest.raises(ValueError, match="no block"):
+def test_report_says_that_no_command_contains_a_text(project):
+    project(program("6.00"))
+    with pytest.raises(ValueError, match="no results"):
         benchmark.measure("cpu", "linear")
 
 
-@pytest.mark.parametrize(
-    "page", [benchmark.BENCHMARKS, benchmark.README], ids=lambda page: page.name
-)
-def test_blocks_are_commands_of_this_project(page):
-    text = page.read_text()
+@pytest.mark.parametrize("kind, dtype", HEADLINE)
+def test_the_pages_understand_the_tables_that_run_prints(kind, dtype):
+    """A row of the forward's table has the label of its setting, the times and the ratio."""
+    made = record(kind, dtype)
+    about = f"{made['problem']}: {tables.headline(ABOUT, 'cpu', '')}; {made['shape']} {dtype}"
+    output = pages.parse(f"{about}\n{tables.details(made)}")
+    results = {"device": "cpu", "command": "python run.py", "output": output}
+    lines = pages.view_forward([results], made["problem"]).splitlines()
+    assert lines[0] == "a | GPU, torch 2.13, CUDA 13.0; `python run.py`"
+    for line, run in zip(lines[4:], made["runs"], strict=True):
+        label = f"{dtype}, {run['setting']}".removesuffix(", ")
+        assert line.startswith(f"| {label} | 1.500 | 3.000 | 2.000 [2.000, 2.000] | 1.000 ")
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_results_name_a_device_and_a_command_of_this_project(name):
+    check_command(RAW[name]["device"], RAW[name]["command"])
+
+
+def test_readmes_table_names_a_device_and_a_command_of_this_project():
+    text = benchmark.README.read_text()
     blocks = benchmark.BLOCK.findall(text)
     assert len(blocks) == text.count("<!-- end -->") > 0
     for _, device, command in blocks:
-        assert device in ("cpu", "cuda")
-        python, *arguments = shlex.split(command)
-        assert python == "python"
-        if arguments[0] != "run.py":
-            assert arguments[:2] == ["-m", "problems.benchmark"]
-            benchmark.parse(arguments[2:])
+        check_command(device, command)
+
+
+def check_command(device: str, command: str) -> None:
+    assert device in ("cpu", "cuda")
+    python, *arguments = shlex.split(command)
+    assert python == "python"
+    if arguments[0] != "run.py":
+        assert arguments[:2] == ["-m", "problems.benchmark"]
+        benchmark.parse(arguments[2:])
+
+
+def test_every_table_of_benchmarks_is_made_from_the_results_and_all_results_are_used():
+    text = benchmark.BENCHMARKS.read_text()
+    blocks = pages.BLOCK.findall(text)
+    assert len(blocks) == text.count("<!-- end -->") > 0
+    assert {name for _, _, names in blocks for name in names.split()} == RAW.keys()
+    assert pages.fill(text, benchmark.RESULTS) == text
+
+
+def test_readmes_times_and_ratios_are_those_of_the_results():
+    """Every number of README's table with three digits behind the point."""
+    [(head, _, command)] = benchmark.BLOCK.findall(benchmark.README.read_text())
+    [results] = [results for results in RAW.values() if results["command"] == command]
+    cells = " ".join(
+        cell for table in pages.tables_of(results) for row in table["rows"] for cell in row
+    )
+    block = benchmark.BLOCK.search(benchmark.README.read_text())[0].removeprefix(head)
+    numbers = re.findall(r"\b\d+\.\d{3}\b", block)
+    assert len(numbers) >= 3 * 8  # ours, eager's and the ratio of eight rows
+    assert set(numbers) <= set(re.findall(r"\b\d+\.\d{3}\b", cells))
 
 
 @pytest.mark.gpu

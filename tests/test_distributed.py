@@ -17,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import Model
-from model_new import ModelNew
+from model_new import ModelNew, namespaces
 
 pytestmark = pytest.mark.slow
 
 WORLD = 2
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-OPERATOR = "relu_divide_kernels.linear_relu_divide"
+OPERATOR = f"{namespaces['linear_relu_divide']}.linear_relu_divide"
 
 
 def spawn(check, device, folder):
@@ -53,7 +53,7 @@ def check_dtensor(device, mesh):
             x = distribute_tensor(whole, mesh, [placement])
             with torch.no_grad(), torch.profiler.profile() as profile:
                 out = ModelNew()(x)
-            assert "relu_divide_kernels::relu" in {event.key for event in profile.key_averages()}
+            assert f"{namespaces['relu']}::relu" in {event.key for event in profile.key_averages()}
             if min(shape) >= WORLD:  # else a process would hold nothing
                 assert out.placements == (placement,)
             assert torch.equal(out.full_tensor(), torch.relu(whole))

@@ -49,6 +49,24 @@ def assert_sum(got, terms):
     assert bool(((got.double() - exact).abs() <= bound).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gradients", ["uniform", "normal"])
+def test_gradient_of_bias_errs_at_most_as_eagers(dtype, gradients):
+    """On a CPU, against float64: every element, for many and few rows and columns."""
+    sizes = [(m, n) for m in (1, 3, 17, 65, 1000) for n in (1, 3, 8, 100, 513, 4096)]
+    for m, n in [*sizes, (4097, 33), (65_536, 1), (65_536, 7), (65_536, 130)]:
+        mine, theirs = linear_modules(2, n, 3.0, dtype)
+        x = draw((m, 2), dtype)
+        random = torch.rand(m, n) if gradients == "uniform" else torch.randn(m, n)
+        grad_output = random.to(dtype)
+        got, want = step(mine, x, grad_output), step(theirs, x, grad_output)
+        assert_same_bits(got[0], want[0])
+        quotient = grad_output / 3.0
+        exact = torch.where(got[0] > 0, quotient, torch.zeros_like(quotient)).double().sum(0)
+        error, eagers = ((result[3].double() - exact).abs() for result in (got, want))
+        assert bool((error <= eagers).all()), (m, n, float(error.max()), float(eagers.max()))
+
+
 SHAPES = [(7,), (2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)]
 LONG = [(4097, 3), (20_001, 8), (300, 2049), (65, 4096), (1001, 24), (1001, 100), (1001, 264)]
 

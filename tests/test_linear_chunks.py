@@ -1,13 +1,18 @@
-"""How a product takes x in chunks of rows: host code, compiled and run alone."""
+"""A GEMM takes x in chunks of rows: kernels/linear/chunks.h, host code, compiled and run alone."""
 
 import pytest
 from processes import compiled
 
-LIMIT, LEAST = 254 << 20, 64 << 20  # as in chunks.h
+MIB = 1 << 20
+MAX_WORKSPACE, MIN_FOR_ROWS = 254 * MIB, 64 * MIB  # as in chunks.h
 
-# Prints the rows of a chunk; then of each chunk where its x, out and mask begin, its rows, and
-# whether it is the first. A workspace has `fixed` bytes, and `row` bytes a row of x in two slices.
-PROGRAM = r"""
+# Addresses of the whole x, out and mask in the program. It never reads what they point to.
+X, OUT, MASK = 1 << 40, 1 << 41, 1 << 42
+
+# Prints the rows of a chunk; then for each chunk where its x, out and mask begin, its rows, and
+# whether it is the first. A workspace has `fixed` bytes, and `per_row` bytes for each row of x, in
+# two slices.
+CHUNKS_PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 
@@ -17,20 +22,55 @@ int main(int, char** arguments) {
   const auto number = [&](int i) { return atoll(arguments[i]); };
   kernels::LinearArguments linear{};
   linear.dtype = number(1) == 4 ? kernels::DType::kFloat32 : kernels::DType::kFloat16;
-  linear.m = number(2), linear.n = number(3), linear.x_stride = number(4);
-  const int64_t fixed = number(5), row = number(6);
-  if (number(7) != 0) linear.mask = reinterpret_cast<uint8_t*>(1 << 20);
-  const kernels::Tiling tiling{number(8), number(9), number(10)};
-  const auto padded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  linear.m = number(2);
+  linear.n = number(3);
+  linear.x_stride = number(4);
+  const int64_t fixed = number(5);
+  const int64_t per_row = number(6);
+  const kernels::Tiling tiling{number(7), number(8), number(9)};
+  linear.x = reinterpret_cast<const void*>(number(10));
+  linear.out = reinterpret_cast<void*>(number(11));
+  linear.mask = reinterpret_cast<uint8_t*>(number(12));
   const int64_t rows = kernels::rows_of_chunk(linear.m, tiling, [&](int64_t m) {
-    return fixed + padded(4 * m) + padded((row - 4) * m);
+    kernels::WorkspaceSlices slices(nullptr);
+    slices.add<float>(m);
+    slices.add<char>((per_row - 4) * m);
+    return fixed + static_cast<int64_t>(slices.bytes());
   });
   printf("%lld", static_cast<long long>(rows));
-  const auto place = [](const void* pointer) { return reinterpret_cast<long long>(pointer); };
+  const auto address = [](const void* pointer) { return reinterpret_cast<long long>(pointer); };
   kernels::for_chunks(linear, rows, [&](const kernels::LinearArguments& chunk, bool is_first) {
-    printf(" %lld %lld %lld %lld %d", place(chunk.x), place(chunk.out), place(chunk.mask),
+    printf(" %lld %lld %lld %lld %d", address(chunk.x), address(chunk.out), address(chunk.mask),
            static_cast<long long>(chunk.m), is_first);
   });
+}
+"""
+
+# Prints where each slice, and a part of it, begins in a workspace, and the bytes of all; then how
+# many pointers are not null where there is no workspace, and the bytes again.
+SLICES_PROGRAM = r"""
+#include <cstdio>
+#include <vector>
+
+#include "linear/chunks.h"
+
+int main() {
+  std::vector<char> memory(4096);
+  kernels::WorkspaceSlices slices(memory.data());
+  const auto print = [&](const void* pointer) {
+    printf("%lld ", static_cast<long long>(static_cast<const char*>(pointer) - memory.data()));
+  };
+  kernels::WorkspaceSlices measured(nullptr);
+  int pointers = 0;
+  for (const int count : {1, 64, 65, 0, 3}) {
+    int* const slice = slices.add<int>(count);
+    print(slice);
+    print(slices.part(slice, 2));
+    int* const none = measured.add<int>(count);
+    if (none != nullptr) ++pointers;
+    if (measured.part(none, 2) != nullptr) ++pointers;
+  }
+  printf("%zu %d %zu", slices.bytes(), pointers, measured.bytes());
 }
 """
 
@@ -41,48 +81,65 @@ def divide_up(a, b):
 
 @pytest.fixture(scope="module")
 def chunks_of(tmp_path_factory):
-    program = compiled(tmp_path_factory.mktemp("chunks"), PROGRAM)
+    """A function that returns the rows of a chunk, and for each chunk what the program prints."""
+    program = compiled(tmp_path_factory.mktemp("chunks"), CHUNKS_PROGRAM)
 
-    def call(*arguments):
-        rows, *rest = map(int, program(*arguments))
+    def call(*arguments, mask=MASK):
+        rows, *rest = map(int, program(*arguments, X, OUT, mask))
         return rows, [rest[i : i + 5] for i in range(0, len(rest), 5)]
 
     return call
 
 
+def test_slices_are_aligned_and_measured_without_memory(tmp_path):
+    *places, size, pointers, measured = map(int, compiled(tmp_path, SLICES_PROGRAM)())
+    begins = [0, 256, 512, 1024, 1024]  # slices of 4, 256, 260, 0 and 12 bytes
+    assert places[::2] == begins
+    assert places[1::2] == [begin + 8 for begin in begins]
+    assert size == measured == 1280
+    assert pointers == 0
+
+
 @pytest.mark.parametrize("has_mask", [False, True])
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("fixed", [0, 13 << 20, 600 << 20])
+@pytest.mark.parametrize("element_size", [2, 4])
+@pytest.mark.parametrize("fixed", [0, 13 * MIB, 600 * MIB])
 @pytest.mark.parametrize("k", [64, 1024, 8192, 100_000])
 @pytest.mark.parametrize("m", [1, 5000, 65_536, 1_000_003])
-def test_chunks_are_all_rows_within_the_limit(chunks_of, m, k, fixed, size, has_mask):
-    n, stride, row = 1001, k + 3, 4 + 4 * k
-    rows, chunks = chunks_of(size, m, n, stride, fixed, row, has_mask, 176, 1, 1)
+def test_chunks_are_all_rows_within_the_limit(chunks_of, m, k, fixed, element_size, has_mask):
+    n, stride, per_row = 1001, k + 3, 4 + 4 * k
+    mask_of_all = MASK if has_mask else 0
+    rows, chunks = chunks_of(
+        element_size, m, n, stride, fixed, per_row, 176, 1, 1, mask=mask_of_all
+    )
     begin = 0
     for x, out, mask, count, is_first in chunks:
-        assert (x, out) == (begin * stride * size, begin * n * size)
-        assert mask == has_mask * ((1 << 20) + begin * ((n + 7) // 8))
+        assert x == X + begin * stride * element_size
+        assert out == OUT + begin * n * element_size
+        assert mask == (MASK + begin * ((n + 7) // 8) if has_mask else 0)
         assert is_first == (begin == 0)
         assert count == min(rows, m - begin)
         begin += count
     assert begin == m
     assert rows == m or rows % 176 == 0
 
-    most = max(LIMIT, fixed + LEAST) if fixed > LIMIT - LEAST else LIMIT
-    assert fixed + row * rows <= max(most, fixed + row * 176) + 512
-    # Chunks are large, and alike but for a tile of each.
-    assert len(chunks) == divide_up(divide_up(m, 176), max((most - fixed) // (row * 176), 1))
+    limit = max(MAX_WORKSPACE, fixed + MIN_FOR_ROWS)
+    least = fixed + per_row * 176  # of a chunk of one tile
+    assert fixed + per_row * rows <= max(limit, least) + 512
+    # Chunks are few, and equal but for a tile of each.
+    tiles_of_chunk = max((limit - fixed) // (per_row * 176), 1)
+    assert len(chunks) == divide_up(divide_up(m, 176), tiles_of_chunk)
     assert chunks[0][3] - chunks[-1][3] < 176 * len(chunks)
 
 
-# One product on an H200. From N = 8192 on, the weight's slices leave no chunk of whole waves.
+# The GEMM with one product on an H200. From N = 8192 on, the weight's slices leave too little for a
+# chunk of whole waves.
 @pytest.mark.parametrize("m", [65_536, 100_000])
 @pytest.mark.parametrize("n", [512, 1024, 1536, 4096])
 def test_chunks_are_whole_waves_of_tiles(chunks_of, m, n):
     k, tile, at_once = 8192, 256, 66
     side_by_side = divide_up(n, tile)
-    arguments = (4, m, n, k, 2 * n * k, 2 * k + 12, False, tile)
-    _, chunks = chunks_of(*arguments, side_by_side, at_once)
+    fixed, per_row = 2 * n * k, 2 * k + 12
+    _, chunks = chunks_of(4, m, n, k, fixed, per_row, tile, side_by_side, at_once, mask=0)
 
     def waves_of(rows):
         return divide_up(divide_up(rows, tile) * side_by_side, at_once)
@@ -90,3 +147,8 @@ def test_chunks_are_whole_waves_of_tiles(chunks_of, m, n):
     assert len(chunks) > 1
     waves = sum(waves_of(count) for *_, count, _ in chunks)
     assert waves <= waves_of(m) * 1.01 + 1
+
+
+def test_the_example_in_the_comment(chunks_of):
+    rows, chunks = chunks_of(4, 100_000, 1536, 8192, 24 * MIB, 16396, 256, 6, 66)
+    assert (rows, len(chunks)) == (55 * 256, 8)

@@ -16,15 +16,16 @@ int main() {
   Gpu gpu;
   while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld %d %d", &bits, &highest, &m, &n, &k, &relu,
                &has_vectors, &is_transposed, &gpu.capability, &gpu.multiprocessors) == 10) {
-    LinearArguments linear{};
-    linear.dtype = bits == 64   ? DType::kFloat64
-                   : bits == 32 ? DType::kFloat32
-                                : DType::kFloat16;
-    linear.precision = highest ? Precision::kHighest : Precision::kHigh;
-    linear.m = m, linear.n = n, linear.k = k, linear.relu = relu;
-    linear.x_is_transposed = is_transposed;
+    Product product{};
+    product.dtype = bits == 64   ? DType::kFloat64
+                    : bits == 32 ? DType::kFloat32
+                                 : DType::kFloat16;
+    product.precision = highest ? Precision::kHighest : Precision::kHigh;
+    product.m = m, product.n = n, product.k = k, product.has_relu = relu;
+    product.x_is_transposed = is_transposed;
+    product.weight_has_vector_rows = has_vectors;
     const char* const names[] = {"skinny", "sm90", "sm80", "torch"};
-    puts(names[static_cast<int>(choose_path(linear, gpu, has_vectors))]);
+    puts(names[static_cast<int>(choose_path(product, gpu))]);
   }
 }
 """
@@ -52,7 +53,7 @@ def problem(m, n, k, **options):
 HIGH, HALF = {"highest": False}, {"bits": 16}
 GRADIENT, COLUMNS = {"relu": False}, {"vectors": False}
 LARGE = (4096, 8192, 8192)
-# Far from the limits, which stand in paths.h alone.
+# Far from the limits, which stand in choose_path.h alone.
 TABLE = [
     (LARGE, {}, "sm90"),
     (LARGE, HIGH, "sm90"),

@@ -1,26 +1,38 @@
-"""How clusters share the tiles of Hopper's split product: its host code, compiled and run alone."""
+"""The fp16x3 GEMM's schedule and tiles: which cluster multiplies which part of the output.
+
+The host code of linear/sm90/stream_k.cuh and linear/sm90/choose_tiles.h is compiled and run alone,
+without a GPU.
+"""
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from processes import KERNELS, compiled
+from processes import compiled
 
-WIDE, NARROW = 176, 160
-LEAST, SLIVER, WORTH, OVERHEAD, ADDING = 2, 2, 3, 80, 2  # as in linear/sm90/stream_k.cuh
+WIDE, NARROW = 176, 160  # rows of x in a tile
+
+# As in StreamKConfig, linear/sm90/stream_k.cuh. The first three are in k-groups, the others in
+# row-groups: the time in which a cluster multiplies one row of x over one k-group.
+MIN_RANGE, MIN_PART, MIN_SAVING = 2, 2, 3
+GROUP_OVERHEAD, ADDING_PER_ROW = 80, 2
 
 # Prints how many clusters have work, the whole waves, and where each cluster's range begins.
-PROGRAM = r"""
+PLAN = r"""
 #include <cstdio>
 #include <cstdlib>
 
 #include "linear/sm90/stream_k.cuh"
 
 int main(int, char** arguments) {
-  const int tiles = atoi(arguments[1]), rounds = atoi(arguments[2]), clusters = atoi(arguments[3]);
+  const int tiles = atoi(arguments[1]);
+  const int k_groups = atoi(arguments[2]);
+  const int clusters = atoi(arguments[3]);
+  const int rows_of_third = atoi(arguments[4]);
+  const auto rows_of = [=](int tile) { return tile % 3 < 2 ? 176 : rows_of_third; };
   kernels::sm90::Schedule schedule;
-  const int used = schedule.plan(tiles, rounds, clusters, 176,
-                                 [](int tile) { return tile % 3 < 2 ? 176 : 160; });
+  const int used = schedule.plan(tiles, k_groups, clusters, /*max_rows=*/176, rows_of);
   printf("%d %d", used, schedule.waves);
   for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.begin[i]);
 }
@@ -28,103 +40,196 @@ int main(int, char** arguments) {
 
 
 def rows_of(tile):
+    """The rows of x of a tile: every third one is narrow."""
     return WIDE if tile % 3 < 2 else NARROW
+
+
+@dataclass
+class Plan:
+    """What `Schedule::plan` planned.
+
+    Attributes:
+        tiles, k_groups, clusters: the arguments; `k_groups` is that of one tile.
+        used: clusters that have work.
+        waves: whole waves, in each of which every cluster computes one whole tile.
+        begin: where each cluster's range of the last wave's k-groups begins, then where all end.
+    """
+
+    tiles: int
+    k_groups: int
+    clusters: int
+    used: int
+    waves: int
+    begin: list[int]
+
+    @property
+    def first_of_last_wave(self):
+        """The number of the last wave's first tile."""
+        return self.waves * self.clusters
+
+    @property
+    def cuts(self):
+        """Where tiles are cut, in k-groups from the beginning of their tile."""
+        return {begin % self.k_groups for begin in self.begin} - {0}
+
+    def load(self, cluster):
+        """The rows times k-groups that a cluster multiplies."""
+        whole_tiles = range(cluster, self.first_of_last_wave, self.clusters)
+        of_range = range(self.begin[cluster], self.begin[cluster + 1])
+        tiles_of_range = (self.first_of_last_wave + group // self.k_groups for group in of_range)
+        return sum(map(rows_of, whole_tiles)) * self.k_groups + sum(map(rows_of, tiles_of_range))
+
+    def longest_load(self, end):
+        """The longest load of a cluster if the tiles before `end` are dealt out uncut."""
+        loads = [sum(map(rows_of, range(c, end, self.clusters))) for c in range(self.clusters)]
+        return max(loads) * self.k_groups
+
+    def sharers(self, tile):
+        """How many clusters have k-groups of a tile of the last wave, counted from 0 there."""
+        first, end = tile * self.k_groups, (tile + 1) * self.k_groups
+        return sum(a < end and b > first for a, b in pairwise(self.begin))
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    program = compiled(tmp_path_factory.mktemp("schedule"), PROGRAM, "nvcc")
+    program = compiled(tmp_path_factory.mktemp("plan"), PLAN, "nvcc")
 
-    def call(*arguments):
-        used, waves, *begin = map(int, program(*arguments))
-        return used, waves, begin
+    def call(tiles, k_groups, clusters, rows_of_third=NARROW):
+        used, waves, *begin = map(int, program(tiles, k_groups, clusters, rows_of_third))
+        return Plan(tiles, k_groups, clusters, used, waves, begin)
 
     return call
 
 
+def test_example_of_the_header(plan):
+    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=WIDE)
+    assert (planned.used, planned.waves, planned.begin) == (3, 1, [0, 6, 12, 18])
+
+
 # Results of one tile and of many, short sums and long ones, and GPUs of other sizes.
 @pytest.mark.parametrize("clusters", [1, 2, 57, 66, 72])
-@pytest.mark.parametrize("rounds", [1, 2, 16, 17, 128, 1024])
+@pytest.mark.parametrize("k_groups", [1, 2, 16, 17, 128, 1024])
 @pytest.mark.parametrize("tiles", [1, 2, 5, 16, 24, 65, 66, 67, 96, 192, 1504])
-def test_every_round_is_someones_and_loads_are_even(plan, tiles, rounds, clusters):
-    used, waves, begin = plan(tiles, rounds, clusters)
-    first = waves * clusters
-    assert waves == tiles // clusters
+def test_every_k_group_has_one_cluster_and_loads_are_even(plan, tiles, k_groups, clusters):
+    planned = plan(tiles, k_groups, clusters)
+    begin = planned.begin
+    tiles_of_last_wave = tiles - planned.first_of_last_wave
+
+    # Ranges are in order and cover the last wave; the clusters that have work are the first ones.
+    assert planned.waves == tiles // clusters
     assert begin[0] == 0
-    assert begin[-1] == (tiles - first) * rounds
+    assert begin[-1] == tiles_of_last_wave * k_groups
     assert all(a <= b for a, b in pairwise(begin))
-    assert 0 < used <= clusters
-    assert begin[used] == begin[-1]
-    assert waves > 0 or begin[used - 1] < begin[used]
+    assert 0 < planned.used <= clusters
+    assert begin[planned.used] == begin[-1]
+    assert planned.waves > 0 or begin[planned.used - 1] < begin[planned.used]
 
-    # A cluster takes what the one before it leaves of a tile, so that one must have some of it.
-    assert all(a < b or a % rounds == 0 for a, b in pairwise(begin))
+    # No range inside a tile is empty: the next cluster would wait for partial sums of a cluster
+    # that stores none.
+    assert all(a < b or a % k_groups == 0 for a, b in pairwise(begin))
 
-    # Few clusters share a tile: its sums are added one after the other.
-    least = max(LEAST, math.isqrt(rounds * ADDING * WIDE // (WIDE + OVERHEAD)))
-    for tile in range(tiles - first):
-        ranges = [
-            (a, b) for a, b in pairwise(begin) if a < (tile + 1) * rounds and b > tile * rounds
-        ]
-        assert len(ranges) <= rounds / least + 2
+    # Few clusters share a tile, as one of them adds the partial sums of the others.
+    adding_in_groups = ADDING_PER_ROW * WIDE / (WIDE + GROUP_OVERHEAD)
+    min_range = max(MIN_RANGE, math.isqrt(int(k_groups * adding_in_groups)))
+    for tile in range(tiles_of_last_wave):
+        assert planned.sharers(tile) <= k_groups / min_range + 2
 
-    # Tiles of the last wave are cut where that pays, and not near their ends.
-    cuts = {b % rounds for b in begin} - {0}
-    assert all(SLIVER <= cut <= rounds - SLIVER for cut in cuts)
+    # Tiles are not cut near their ends.
+    assert all(MIN_PART <= cut <= k_groups - MIN_PART for cut in planned.cuts)
 
-    def rows_times_rounds(cluster):
-        mine = sum(rows_of(tile) for tile in range(cluster, first, clusters))
-        rounds_of_range = range(begin[cluster], begin[cluster + 1])
-        return mine * rounds + sum(rows_of(first + round_ // rounds) for round_ in rounds_of_range)
-
-    loads = [rows_times_rounds(cluster) for cluster in range(clusters)]
-    total = sum(map(rows_of, range(tiles))) * rounds
+    # Clusters have about the same load if tiles are cut, and else none has more than whole tiles.
+    loads = [planned.load(cluster) for cluster in range(clusters)]
+    total = sum(map(rows_of, range(tiles))) * k_groups
     assert sum(loads) == total
-    uncut = max(sum(map(rows_of, range(c, tiles, clusters))) for c in range(clusters)) * rounds
     fair = total / clusters
-    whole = max(sum(map(rows_of, range(c, first, clusters))) for c in range(clusters)) * rounds
-    if cuts:
-        assert max(loads) <= max(fair, whole + least * WIDE) + (SLIVER + LEAST) * WIDE
+    uncut = planned.longest_load(tiles)
+    whole_waves = planned.longest_load(planned.first_of_last_wave)
+    if planned.cuts:
+        most_of_whole_waves = whole_waves + min_range * WIDE
+        assert max(loads) <= max(fair, most_of_whole_waves) + (MIN_PART + MIN_RANGE) * WIDE
     else:
         assert max(loads) <= uncut
-    if waves == 0 and rounds >= 16 and uncut - fair >= WORTH * WIDE:
-        assert cuts
+
+    # Tiles are cut where that pays.
+    if planned.waves == 0 and k_groups >= 16 and uncut - fair >= MIN_SAVING * WIDE:
+        assert planned.cuts
 
 
-# Prints the rows of a tile, how many tiles there are, and how many clusters have work.
+# Prints the rows of x of the largest tile, how many tiles there are, and how many clusters of 66
+# have work.
 TILES = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear/sm90/launch.cu"
+#include "linear/sm90/choose_tiles.h"
 
 using namespace kernels::sm90;
 
 int main(int, char** arguments) {
-  const int m = atoi(arguments[1]), n = atoi(arguments[2]), k = atoi(arguments[3]), clusters = 66;
+  const int m = atoi(arguments[1]);
+  const int n = atoi(arguments[2]);
+  const int k = atoi(arguments[3]);
+  const int clusters = 66;
   const GemmTiles tiles = choose_tiles(m, n, k, clusters);
-  const int rows = tiles.wide > 0 ? GemmFp16x3Config::kXRows : tiles.rows;
+  const int rows = tiles.wide > 0 ? GemmFp16x3Config::kWideRows : tiles.rows;
   Schedule schedule;
-  const int used = schedule.plan(tiles.count(), GemmFp16x3Config::rounds(k), clusters, rows,
+  const int used = schedule.plan(tiles.count(), GemmFp16x3Config::k_groups(k), clusters, rows,
                                  [=](int) { return rows; });
   printf("%d %d %d", rows, tiles.count(), used);
 }
 """
 
 
-@pytest.mark.slow  # compiles Hopper's kernels
-def test_few_tiles_are_small_and_shared_by_few(tmp_path):
-    flags = ["-O0", "-arch=sm_80", KERNELS / "linear" / "transpose.cu"]
-    program = compiled(tmp_path, TILES, "nvcc", *flags)
+@pytest.fixture(scope="module")
+def chosen_tiles(tmp_path_factory):
+    program = compiled(tmp_path_factory.mktemp("tiles"), TILES, "nvcc")
 
-    def tiles_of(*sizes):
-        return tuple(map(int, program(*sizes)))
+    def call(m, n, k):
+        return tuple(map(int, program(m, n, k)))
 
-    # One tile of 160 rows, shared by 53 clusters: 230 us on an H200, torch 118.
-    rows, count, used = tiles_of(160, 256, 13592)
+    return call
+
+
+def test_few_tiles_are_small_and_shared_by_few_clusters(chosen_tiles):
+    # As one tile of 160 rows that 53 clusters share, it takes 230 us on an H200; torch 118.
+    rows, count, used = chosen_tiles(160, 256, 13592)
     assert (rows, count) == (64, 3)
     assert used <= 13 * count
-    # As many as the GPU has where each has many rounds.
-    assert tiles_of(128, 8192, 8192) == (128, 32, 66)
-    assert tiles_of(1024, 8192, 8192) == (176, 192, 66)
-    assert tiles_of(8192, 28672, 8192)[2] == 66
+
+
+def test_all_clusters_have_work_if_tiles_are_many_or_k_is_long(chosen_tiles):
+    assert chosen_tiles(128, 8192, 8192) == (128, 32, 66)
+    assert chosen_tiles(1024, 8192, 8192) == (176, 192, 66)
+    assert chosen_tiles(8192, 28672, 8192)[2] == 66
+
+
+# Prints where each tile of x begins and its rows, for weight tiles 0, 1 and 2, of M = 1024.
+ROWS = r"""
+#include <cstdio>
+
+#include "linear/sm90/choose_tiles.h"
+
+int main() {
+  const auto tiles = kernels::sm90::choose_tiles(1024, 8192, 8192, 66);
+  for (int weight = 0; weight < 3; ++weight) {
+    for (int x = 0; x < tiles.x_tiles; ++x) {
+      const auto rows = tiles.rows_of({x, weight});
+      printf("%d %d ", rows.begin, rows.size);
+    }
+  }
+}
+"""
+
+
+def test_wide_and_narrow_tiles_cover_all_rows_in_turn(tmp_path):
+    numbers = list(map(int, compiled(tmp_path, ROWS, "nvcc")()))
+    tiles = list(zip(numbers[::2], numbers[1::2], strict=True))
+    of_weight_tile = [tiles[:6], tiles[6:12], tiles[12:]]
+    # The pattern of wide and narrow tiles moves on from one tile of weight to the next.
+    assert [size for _, size in of_weight_tile[0]] == [WIDE] * 4 + [NARROW] * 2
+    assert [size for _, size in of_weight_tile[1]] == [NARROW] * 2 + [WIDE] * 4
+    assert [size for _, size in of_weight_tile[2]] == [WIDE] * 2 + [NARROW] * 2 + [WIDE] * 2
+    for row_tiles in of_weight_tile:
+        assert row_tiles[0][0] == 0
+        assert all(begin + size == after for (begin, size), (after, _) in pairwise(row_tiles))
+        assert sum(size for _, size in row_tiles) == 1024

@@ -1,5 +1,8 @@
 """Memory of large outputs on a CPU, and what runs out."""
 
+import shutil
+import subprocess
+
 import pytest
 import torch
 from compare import assert_same_bits, relu_by_definition
@@ -178,6 +181,66 @@ for name, case in cases.items():
     del held, after
 """
     run(settings + CALLS + code, tmp_path)
+
+
+@pytest.mark.gpu
+def test_out_of_gpu_memory_leaves_the_cpus_pool_alone(tmp_path):
+    """The failed allocation does not return free blocks of the CPU to the system."""
+    code = """
+relu(x)  # leaves a free block of 64 MiB in the pool
+on_gpu = torch.zeros(8 << 20, device="cuda")
+relu(on_gpu[:8])
+torch.cuda.empty_cache()
+torch.cuda.set_per_process_memory_fraction(1e-6)
+before = address_space()
+try:
+    relu(on_gpu)
+except torch.OutOfMemoryError:
+    print(before - address_space())
+"""
+    assert int(run(code, tmp_path)[0]) < 32 << 20
+
+
+# Takes the place of glibc's function, with which torch allocates at multiples of 64 bytes. glibc's
+# malloc aligns to 16 bytes, and returns large blocks 16 bytes behind the beginning of a page.
+ALIGNED_TO_16 = """
+#include <errno.h>
+#include <stdlib.h>
+int posix_memalign(void** memory, size_t alignment, size_t bytes) {
+  *memory = malloc(bytes);
+  return *memory == NULL ? ENOMEM : 0;
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_outputs_of_an_allocator_that_aligns_to_16_bytes(dtype, tmp_path):
+    """Where the pool has no memory, another allocator's is right, too: outputs, masks, gradients.
+
+    Address space is left for an output and its mask, but not for the huge page more than that
+    which a block of the pool takes.
+    """
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    library = tmp_path / "aligned_to_16.so"
+    compile_it = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+    subprocess.run(compile_it, input=ALIGNED_TO_16, text=True, check=True)
+    code = f"""
+x = torch.randn((64 << 20) // torch.{dtype}.itemsize + 77).to(torch.{dtype})
+want, ones = torch.relu(x), torch.ones_like(x)
+memory = x.clone().data_ptr()
+assert memory % 64 == 16, memory
+leaf = x.detach().requires_grad_()
+mask_bytes = x.numel() // 8
+limit_address_space(x.nbytes + mask_bytes + (1 << 20))
+out = relu(leaf)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+assert out.data_ptr() % 64 == 16, out.data_ptr()
+assert torch.equal(out, want)
+[grad] = torch.autograd.grad(out, leaf, ones)
+assert torch.equal(grad, (x > 0).to(x.dtype))
+"""
+    run(code, tmp_path, LD_PRELOAD=str(library))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -152,7 +152,7 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
                 assert leaf.grad.count_nonzero() > 0
             calls = [n.target for n in exported.graph.nodes if n.op == "call_function"]
             assert any(str(call).startswith("relu_divide_kernels") for call in calls), calls
-        # The first build serves the operators of all.
+        # The stable operators are those of the first build. Each build has its own, too.
         import model_new
         program = torch.export.export(model_new.LinearReluDivideNew(6, 9, 3.0), (x,))
         own, module = program.module(), torch.export.load("linear.pt2").module()

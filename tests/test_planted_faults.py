@@ -12,13 +12,14 @@ from test_run import run_it
 pytestmark = pytest.mark.slow  # it builds kernels for each of them
 
 ROWS = {"cpu": "24", "cuda": "1024"}  # from these on, kernels work as at the headline's size
-RELU_CPU, BLOCK, BITS = "relu/relu_cpu.cpp", "relu_block<E>(from, made);", "mask_of_block(made)"
-TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
-NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
-LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "run < linear_epilogue_backward_runs(m)"
+RELU_CPU = "relu/relu_cpu.cpp"
+BLOCK, BITS = "relu_block<E>(x_block, out_block);", "mask_of_block(out_block)"
+TAIL = "if (end - begin - i < kBlock) std::copy_n(x_block, kBlock, out_block); else "
+NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(out_block[k]) > 0)) out_block[k] = 0;"
+LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "sum_rows(sums, runs"
 RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
 # It waits for the timed stream, which does not wait for it.
-STREAM = """if constexpr (S::kIsLarge && !kMask) {
+STREAM = """if constexpr (Config::kIsLarge && !kMask) {
   static cudaStream_t other;
   static cudaEvent_t before;
   if (!other) cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaEventCreate(&before);
@@ -35,15 +36,15 @@ UNSEEN = "cheating: .*(another stream|outside the timed call|not credible)"
 FAULTS = {
     "tail": (RELU_CPU, BLOCK, TAIL + BLOCK, DIFFER),
     "nan": (RELU_CPU, BLOCK, BLOCK + NAN, NO_NAN),
-    "large_mask": (RELU_CPU, BITS, f"{BITS} & ~(uint64_t{{streams}} << 63)", STEP),
+    "large_mask": (RELU_CPU, BITS, f"{BITS} & ~(uint64_t{{bypasses_caches}} << 63)", STEP),
     "bias": (LINEAR_CPU, RUNS, f"{RUNS} - 1", BIAS),
-    "gpu_tail": (RELU, "= relu_of(rest)", "= rest", DIFFER),
+    "gpu_tail": (RELU, "= relu_of(rest_value)", "= rest_value", DIFFER),
     "gpu_nan": (RELU, "relu_of(v.value[j])", "v.value[j] > T{} ? v.value[j] : T{}", NO_NAN),
     "gpu_large_mask": (RELU, "8, bits, policy", "8, i % 128 ? bits : bits & 254, policy", STEP),
     "gpu_stream": (RELU, LAUNCH, STREAM + LAUNCH, UNSEEN),
     "gpu_linear_mask": (f"{SM90}_epilogue.cuh", "mask_bit(z)", f"mask_bit(z) && {FEW}", X),
     "gpu_bias": ("linear/fused_pass.cu", "row < count;", "row < count - 1;", BIAS),
-    "gpu_tf32": (f"{SM90}.cuh", "1 / fp16x3::kLowScale", "0.0f", "wrong: lower precision .*TF32"),
+    "gpu_tf32": (f"{SM90}.cuh", "1 / fp16x3::kLoScale", "0.0f", "wrong: lower precision .*TF32"),
 }
 
 

@@ -17,10 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import LinearReluDivide, Model
-from model_new import LinearReluDivideNew, ModelNew
+from model_new import LinearReluDivideNew, ModelNew, namespaces
 
 # What a graph of the module holds.
-TARGET = {"relu": "aten.relu.default", "linear": "relu_divide_kernels.linear_relu_divide.default"}
+NAMESPACES = {"relu": namespaces["relu"], "linear": namespaces["linear_relu_divide"]}
+TARGET = {
+    "relu": "aten.relu.default",
+    "linear": f"{NAMESPACES['linear']}.linear_relu_divide.default",
+}
 
 
 def modules_of(kind, device="cpu", dtype=torch.float32):
@@ -296,7 +300,7 @@ def test_a_profiler_sees_the_operator(device, kind, modules):
         with torch.device(default), torch.profiler.profile() as profile:
             both(modules, lambda module: module(x))
         events = {event.key for event in profile.key_averages()}
-        assert f"relu_divide_kernels::{name}" in events
+        assert f"{NAMESPACES[kind]}::{name}" in events
 
 
 def test_inference_mode(device, modules):

@@ -11,9 +11,9 @@ import torch
 from processes import python
 from torch.utils import cpp_extension
 
-from kernels.build import extension as build
-from kernels.build import toolchain
-from kernels.build.toolchain import BuildError
+from kernels.build import errors, toolchain
+from kernels.build.errors import BuildError
+from kernels.build.extension import load_extensions
 
 SOURCES = {
     "greet/greet.h": "#pragma once\n#define ANSWER 42\n",
@@ -47,7 +47,7 @@ def tool(folder, name, script):
 
 def error_of(sources=SOURCES):
     with pytest.raises(BuildError) as error:
-        build.load("greet", sources, cpp_extension.load_inline)
+        load_extensions({"greet": sources}, cpp_extension.load_inline)
     return str(error.value)
 
 
@@ -85,7 +85,7 @@ def test_entry_that_is_not_understood(monkeypatch, entry):
 
 
 @pytest.mark.parametrize(
-    ("code", "serves", "does_not"),
+    ("code", "runs", "does_not"),
     [
         ("sm_80", ["sm_80", "sm_86", "sm_89"], ["sm_75", "sm_90a", "sm_100"]),
         ("sm_86", ["sm_86", "sm_89"], ["sm_80", "sm_120"]),
@@ -95,9 +95,9 @@ def test_entry_that_is_not_understood(monkeypatch, entry):
         ("compute_90", ["sm_100", "sm_121"], ["sm_90a", "sm_89"]),
     ],
 )
-def test_which_gpus_a_code_serves(code, serves, does_not):
-    assert all(code in toolchain.serving(target) for target in serves)
-    assert not any(code in toolchain.serving(target) for target in does_not)
+def test_which_gpus_run_a_code(code, runs, does_not):
+    assert all(code in toolchain.codes_for(target) for target in runs)
+    assert not any(code in toolchain.codes_for(target) for target in does_not)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_build_made_ahead(monkeypatch, tmp_path, devices, wanted, is_loaded):
         fake_cuda(monkeypatch, machine)
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
         monkeypatch.setattr(torch.ops, "loaded_libraries", set())
-        build.load("greet", SOURCES | {"greet/a.cu": ""}, load_inline)
+        load_extensions({"greet": SOURCES | {"greet/a.cu": ""}}, load_inline)
     assert made == ([True] if is_loaded else [True, False])
 
 
@@ -151,8 +151,8 @@ def test_ninja_of_an_environment_that_is_not_activated(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path / "scripts"))
     assert "building the kernels needs ninja: pip install ninja" in error_of()
-    tool(tmp_path / "scripts", "ninja", "")
-    toolchain.check_compiler()
+    ninja = tool(tmp_path / "scripts", "ninja", "")
+    assert toolchain.find_ninja() == str(ninja)
 
 
 def test_missing_compiler(monkeypatch):
@@ -161,7 +161,7 @@ def test_missing_compiler(monkeypatch):
 
 
 NVCC = (
-    'case $1 in --version) echo "release 13.0, V";; '
+    'case $1 in --version) echo "nvcc: release 13.0, V";; '
     r'--list-gpu-arch) printf "compute_80\ncompute_90\ncompute_100\ncompute_75\n";; esac'
 )
 
@@ -179,6 +179,7 @@ def no_toolkit(monkeypatch):
     """Hides this machine's own."""
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda p: "/usr/local/cuda" not in str(p) and exists(p))
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not Path(p, "nvidia").is_dir()])
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
 
@@ -186,18 +187,21 @@ def no_toolkit(monkeypatch):
 @pytest.mark.parametrize("devices", [[(9, 0)], []])
 def test_missing_nvcc(monkeypatch, no_toolkit, tmp_path, devices):
     fake_cuda(monkeypatch, devices)
+    monkeypatch.setattr(toolchain, "find_ninja", lambda: "ninja")
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: name if name == "c++" else None)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     for home in (None, str(tmp_path)):
         monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
         with pytest.raises(BuildError, match="needs nvcc and its headers") as error:
-            toolchain.cuda_flags(["sm_90a"], tmp_path)
+            toolchain.check_tools(toolchain.find_toolchain())
         remedy = "CUDA_VISIBLE_DEVICES=" if devices else "TORCH_CUDA_ARCH_LIST="
         assert f"or set {remedy} to build for the CPU" in str(error.value)
-        assert 'pip install "cuda-toolkit[nvcc]==13.0.*"' in str(error.value)
+        assert 'pip install "cuda-toolkit[nvcc,cccl]==13.0.*"' in str(error.value)
 
 
 def test_toolkit_of_pip(monkeypatch, no_toolkit, tmp_path):
     """It is found where torch found none, and linked though it lacks `libcudart.so`."""
-    fake_cuda(monkeypatch, [])
+    fake_cuda(monkeypatch, [(9, 0)])
     home = tmp_path / "nvidia" / "cu13"
     toolkit(home)
     (home / "lib").mkdir()
@@ -206,12 +210,27 @@ def test_toolkit_of_pip(monkeypatch, no_toolkit, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     for found in (None, str(tmp_path / "wrapper"), str(home)):
         monkeypatch.setattr(cpp_extension, "CUDA_HOME", found)
-        flags = toolchain.cuda_flags(["compute_80", "sm_90a"], tmp_path)
-        targets = [flag.partition("arch=")[2] for flag in flags[-2:]]
-        assert targets == ["compute_80,code=compute_80", "compute_90a,code=sm_90a"]
-        assert str(home) == cpp_extension.CUDA_HOME
+        tools = toolchain.find_toolchain()
+        assert tools.cuda_home == home
+        toolchain.link_cuda_runtime(tools, tmp_path)
         assert (tmp_path / "libcudart.so").read_text() == "library"
         (tmp_path / "libcudart.so").unlink()
+
+
+def test_flags_for_nvcc():
+    targets = [
+        flag.partition("arch=")[2] for flag in toolchain.cuda_flags(["compute_80", "sm_90a"])
+    ]
+    assert targets[-2:] == ["compute_80,code=compute_80", "compute_90a,code=sm_90a"]
+
+
+def test_targets_for_a_torch_without_cuda(monkeypatch, capfd):
+    """TORCH_CUDA_ARCH_LIST has no effect there, and a line says so."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    assert toolchain.cuda_targets() == []
+    toolchain.warn_of_ignored_targets()
+    assert "this torch is a build for CPUs alone" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -223,10 +242,25 @@ def test_toolkit_of_pip(monkeypatch, no_toolkit, tmp_path):
     ],
 )
 def test_nvcc_that_does_not_fit(monkeypatch, tmp_path, script, message):
-    fake_cuda(monkeypatch, [(12, 0)])
+    fake_cuda(monkeypatch, [(8, 0), (9, 0), (12, 0)])
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", toolkit(tmp_path / "home", script))
     with pytest.raises(BuildError, match=message):
-        toolchain.cuda_flags(["compute_80", "sm_90a", "sm_120"], tmp_path)
+        toolchain.check_tools(toolchain.find_toolchain())
+
+
+def test_small_stack(tmp_path):
+    """`ulimit -s 512` kills the build tools without a message."""
+    code = """
+        import resource
+        from torch.utils.cpp_extension import load_inline
+        from kernels.build.extension import load_extensions
+        resource.setrlimit(resource.RLIMIT_STACK, (512 << 10, 512 << 10))
+        load_extensions({"a": {"a/a.cpp": "int x;"}}, load_inline)
+    """
+    done = python(code, tmp_path)
+    if done.returncode != 0:  # a machine whose tools need less
+        assert "was killed by signal" in done.stderr
+        assert "The stack is limited to 512 KiB: ulimit -s 8192" in done.stderr
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
@@ -246,7 +280,12 @@ def test_compiler_errors_come_first_and_name_the_file(monkeypatch, compiler):
     [
         ("exit 1", "does not work as a C++ compiler: "),
         ("exit 0", "the library that was just built does not load: "),
-        ('case " $* " in *" -c "*) exit 1;; *) exec c++ "$@";; esac', "FAILED: "),
+        ('case " $* " in *" -c "*) exit 1;; *) exec c++ "$@";; esac',
+         "FAILED: a build tool ended with exit status 1"),
+        ('case " $* " in *" -c "*) kill -9 $$;; *) exec c++ "$@";; esac',
+         "a build tool was killed by signal 9 (SIGKILL), without a message"),
+        ('case " $* " in *" -c "*) echo "a.cpp:1:10: schwerwiegender Fehler: omp.h" >&2; exit 1;; '
+         '*) exec c++ "$@";; esac', "a.cpp:1:10: schwerwiegender Fehler: omp.h"),
         ('case " $* " in *-shared*) exec c++ "$@" -lnothing;; *) exec c++ "$@";; esac',
          "cannot find -lnothing"),
     ],
@@ -254,7 +293,7 @@ def test_compiler_errors_come_first_and_name_the_file(monkeypatch, compiler):
 def test_compilers_that_fail(monkeypatch, tmp_path, script, message):
     monkeypatch.setenv("CXX", str(tool(tmp_path, "failing-c++", script)))
     assert message in error_of().splitlines()[0]
-    assert not [*tmp_path.glob("cache/*/build-*")]
+    assert not [*tmp_path.glob("cache/*/*-*")]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +314,7 @@ def test_compilers_that_fail(monkeypatch, tmp_path, script, message):
 def test_first_error(first, last, hint):
     """Lines as the tools of GCC 12, LLVM 14 and CUDA 13 write them."""
     log = f"[1/2] c++ -Wno-error -c main.cpp\nFAILED: main.o \n{first}\n{last}\nninja: stopped."
-    found, *hints = toolchain.first_error(log).splitlines()
+    found, *hints = errors.first_error(log).splitlines()
     assert found == first
     assert bool(hints) == bool(hint)
     assert hint in "".join(hints)
@@ -285,9 +324,9 @@ def test_an_import_that_fails_ends_with_the_error(tmp_path):
     """Not with a traceback of torch's own."""
     code = """
         from torch.utils.cpp_extension import load_inline
-        import kernels.build.extension
-        kernels.build.extension.load("a", {"a/a.cpp": "int x = nothing;"}, load_inline)
+        from kernels.build.extension import load_extensions
+        load_extensions({"a": {"a/a.cpp": "int x = nothing;"}}, load_inline)
     """
     error = python(code, tmp_path).stderr
-    assert "kernels.build.toolchain.BuildError: kernels/a/a.cpp:1:9: error: " in error
+    assert "kernels.build.errors.BuildError: kernels/a/a.cpp:1:9: error: " in error
     assert error.count("Traceback") == 1

@@ -1,142 +1,283 @@
-"""The build tools: flags, targets of nvcc, where compilers are, their first error."""
+"""The compilers of this machine, what to compile for, and with which flags."""
 
 import contextlib
 import importlib
-import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-LOGGER = logging.getLogger("kernels")
+from kernels.build.errors import BuildError, say
+
 CXX_FLAGS = [
-    "-O3",  # -O2 of GCC vectorizes only where that needs no extra code (GCC 12)
-    "-falign-loops=64",  # a loop of 31 bytes in two lines takes 1.1 to 1.5 times as long (EPYC)
+    "-O3",  # GCC's -O2 vectorizes only where that needs no extra code (GCC 12)
+    "-falign-loops=64",  # a loop of 31 bytes across two cache lines takes 1.1 to 1.5 times as long
     "-ffp-contract=off",  # the same bits with and without an FMA unit
     "-fopenmp",
     "-fvisibility=hidden",
     "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include the operators they use, not all 2,000
 ]
 CUDA_FLAGS = [
-    "--split-compile=0",  # a thread a core: all kernels are one file to nvcc
+    "--split-compile=0",  # a thread per core: all kernels are one file to nvcc
     "-std=c++17",  # the C++20 that newer torch asks for takes a tenth longer
-    # torch switches these off; with them, a kernel means the same here and compiled alone.
-    *(f"-U__CUDA_NO_{name}__" for name in ("HALF_OPERATORS", "HALF2_OPERATORS")),
-    *(f"-U__CUDA_NO_{name}_CONVERSIONS__" for name in ("HALF", "BFLOAT16")),
+    # torch switches these off. With them, a kernel means the same here and compiled alone.
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 ]
-# The first real error in a build's output, best first. A linker's driver says last that it failed.
-ERRORS = (
-    r"^(?!collect2: error|.*linker command failed).*\b(?:error|fatal) *: .*$",
-    r"^.*(?:No space left on device|cannot find |undefined reference ).*$",
-    r"^.*\bld(?:\.\w+)?: (?!warning).*$",
-    r"^.*\berror: .*$|^FAILED: .*$",
-)
-HINTS = {
-    r"\bomp\.h\b|-lomp\b": "Install the compiler's OpenMP (apt-get install libomp-dev) or set CXX",
-    r"No space left on device": "Free some space, or set TORCH_EXTENSIONS_DIR and TMPDIR",
-    r"Killed signal|died due to signal 9": "Memory ran out: set MAX_JOBS=1",
-}
+# GCC's garbage collector takes a seventh of the compilation, and memory is not short.
+GCC_SPEED_FLAGS = ["--param=ggc-min-heapsize=4000000"]
 
 
-class BuildError(RuntimeError):
-    """The kernels can't be built or loaded here; the message says why, and what helps."""
+@dataclass(frozen=True)
+class Toolchain:
+    """What the kernels are compiled by and for.
+
+    Attributes:
+        targets: nvcc's targets, as `sm_90a` or `compute_90`; empty where only the CPU's kernels are
+            built.
+        cuda_home: the folder of the CUDA toolkit; None where there is none, or none is needed.
+        compilers: what each compiler says it is, by `cxx` and `nvcc`; empty text where it is
+            missing. A finished build may be loaded without any compiler.
+    """
+
+    targets: list[str]
+    cuda_home: Path | None
+    compilers: dict[str, str]
+
+    @property
+    def is_gcc(self) -> bool:
+        """Whether the C++ compiler is GCC, under whatever name."""
+        return "Free Software Foundation" in self.compilers["cxx"]
 
 
-def demand(condition: object, message: str) -> None:
-    if not condition:
-        raise BuildError(message)
+def find_toolchain() -> Toolchain:
+    """Look up compilers and GPUs, without importing torch's build tools, which takes a second."""
+    targets = cuda_targets()
+    cuda_home = find_cuda_home() if targets else None
+    compilers = {"cxx": version_of(cxx_of())}
+    if targets:
+        compilers["nvcc"] = version_of(nvcc_of(cuda_home)) if cuda_home else ""
+    return Toolchain(targets, cuda_home, compilers)
 
 
-def torch_tools() -> ModuleType:
-    return importlib.import_module("torch.utils.cpp_extension")  # for a second
+# ---------------------------------------------------------------------------------- what to build
 
 
 def cpu_flags() -> list[str]:
-    """CXX_FLAGS, AVX2 and F16C where torch uses them; AVX-512 is no faster in a cache (EPYC 9005).
+    """Return `CXX_FLAGS`, and AVX2 and F16C where torch uses them.
 
-    GCC, taken for any compiler but clang, collects no garbage then: a seventh of its time.
+    AVX-512 is no faster on data in a cache (EPYC 9005).
     """
-    has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    saving = ["--param=ggc-min-heapsize=4000000"] * ("clang" not in os.environ.get("CXX", ""))
-    return [*CXX_FLAGS, *saving, *["-mavx2", "-mf16c"] * has_avx2]
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        return [*CXX_FLAGS, "-mavx2", "-mf16c"]
+    return CXX_FLAGS
 
 
 def cuda_targets() -> list[str]:
-    """The targets of nvcc here: SASS as `sm_90a`, PTX as `compute_90`; nothing for the CPU alone.
+    """Return nvcc's targets for the visible GPUs, or else those of TORCH_CUDA_ARCH_LIST.
 
-    Those of the visible GPUs; where there is none, of TORCH_CUDA_ARCH_LIST, for building ahead.
+    The variable is for building ahead, without a GPU.
+
+    Returns:
+        Machine code as `sm_90a`, PTX as `compute_90`, sorted; empty for the CPU alone.
+
+    Raises:
+        BuildError: torch does not know an entry of the variable.
     """
-    targets, wanted = set(), os.environ.get("TORCH_CUDA_ARCH_LIST")
-    if torch.version.cuda and torch.cuda.is_available():
-        gpus = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
-        targets = {f"sm_{major}{minor}" for major, minor in gpus}
-    elif torch.version.cuda and wanted:
-        with contextlib.suppress(ValueError, LookupError):
-            flags = torch_tools()._get_cuda_arch_flags()
-            targets = {flag.rpartition("code=")[2] for flag in flags}
-        demand(targets, f"torch does not know each entry of TORCH_CUDA_ARCH_LIST={wanted!r}")
-    # Only code for sm_90a has wgmma.
+    requested = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if not torch.version.cuda:
+        return []
+    if torch.cuda.is_available():
+        capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+        targets = {f"sm_{major}{minor}" for major, minor in capabilities}
+    elif requested:
+        targets = _requested_targets(requested)
+    else:
+        return []
+    # Only code for sm_90a has wgmma, Hopper's tensor-core instructions.
     return sorted("sm_90a" if target == "sm_90" else target for target in targets)
 
 
-def serving(target: str) -> set[str]:
-    """The codes that GPUs of a target run: its own, SASS of its major version, and older PTX."""
-    number = int(re.sub(r"\D", "", target))
-    older = {f"sm_{n}" for n in range(number // 10 * 10, number)}
-    older |= {f"compute_{n}" for n in range(number + 1)}
-    return {target} if target[-1] == "a" else {target} | older
+def _requested_targets(requested: str) -> set[str]:
+    try:
+        flags = cpp_extension()._get_cuda_arch_flags()
+    except (ValueError, LookupError):
+        flags = []
+    if not flags:
+        message = f"torch does not know each entry of TORCH_CUDA_ARCH_LIST={requested!r}"
+        raise BuildError(message)
+    return {flag.rpartition("code=")[2] for flag in flags}
 
 
-def check_compiler() -> None:
-    """Raises BuildError where ninja or the C++ compiler is missing."""
-    scripts, cxx = sysconfig.get_path("scripts"), os.environ.get("CXX", "c++")
-    if shutil.which("ninja") is None:  # it may be in an environment that was never activated
-        os.environ["PATH"] = os.environ.get("PATH", "") + os.pathsep + scripts
-    demand(shutil.which("ninja"), "building the kernels needs ninja: pip install ninja")
-    missing = f"building the kernels needs a C++ compiler; {cxx!r} is not on PATH. Install one"
-    demand(shutil.which(cxx), f"{missing} (apt-get install g++), or name yours in CXX")
+def warn_of_ignored_targets() -> None:
+    """Say that TORCH_CUDA_ARCH_LIST has no effect in a CPU build of torch."""
+    if os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.version.cuda:
+        say(
+            "TORCH_CUDA_ARCH_LIST is set, but this torch is a build for CPUs alone, and so are the "
+            "kernels that are compiled now"
+        )
 
 
-def cuda_flags(targets: list[str], folder: Path) -> list[str]:
-    """The flags of nvcc, once torch knows a toolkit that has it and can make `targets`.
+def codes_for(target: str) -> set[str]:
+    """Return the codes that GPUs of a target run.
 
-    Where torch found none, the usual place is tried, and pip's, which lacks `libcudart.so`: there
-    will be a link in `folder`, where the linker runs.
+    A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
+    its own or an older version. `sm_90a` is asked for where the tensor-core kernels are wanted,
+    which no other code has.
     """
-    if not targets:
-        return []
-    cuda, major = torch.version.cuda, torch.version.cuda.split(".")[0]
-    homes = [torch_tools().CUDA_HOME or "", "/usr/local/cuda"]
-    homes += [f"{place}/nvidia/cu{major}" for place in sys.path]
-    parts = ("bin/nvcc", "include/cuda_runtime.h")
-    homes = [home for home in homes if all(Path(home, part).exists() for part in parts)]
-    hide = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
-    advice = f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on "
-    advice += f'pip install "cuda-toolkit[nvcc]=={cuda}.*"; or set {hide} to build for the CPU'
-    demand(homes, f"building the kernels for CUDA needs nvcc and its headers. {advice}")
-    nvcc = os.environ.get("PYTORCH_NVCC") or f"{homes[0]}/bin/nvcc"
-    options = ([nvcc, "--version"], [nvcc, "--list-gpu-arch"])
-    version, known = (subprocess.run(o, capture_output=True, text=True).stdout for o in options)
-    is_right = f"release {major}." in version
-    demand(is_right, f"expected an nvcc of CUDA {cuda}, got {nvcc}: {version!r}. {advice}")
+    if target.endswith("a"):
+        return {target}
+    number = int(re.sub(r"\D", "", target))
+    machine_codes = {f"sm_{n}" for n in range(number // 10 * 10, number)}
+    ptx = {f"compute_{n}" for n in range(number + 1)}
+    return {target} | machine_codes | ptx
+
+
+def cuda_flags(targets: list[str]) -> list[str]:
+    """Return nvcc's flags for these targets."""
+    flags = list(CUDA_FLAGS)
     for target in targets:
-        is_known = "compute_" + re.sub(r"\D", "", target) in known.split()
-        demand(is_known, f"{nvcc} can't compile for {target}. {advice}")
-    torch_tools().CUDA_HOME = homes[0]
-    for library in sorted(Path(homes[0]).glob("lib*/libcudart.so.*"))[-1:]:
-        (folder / "libcudart.so").symlink_to(library)
-    pairs = [(target.replace("sm_", "compute_"), target) for target in targets]
-    return CUDA_FLAGS + [f"-gencode=arch={arch},code={code}" for arch, code in pairs]
+        architecture = target.replace("sm_", "compute_")
+        flags.append(f"-gencode=arch={architecture},code={target}")
+    return flags
 
 
-def first_error(output: str) -> str:
-    """The first real error in what the build tools wrote, and what helps against it, if known."""
-    found = (re.search(error, output, re.MULTILINE) for error in ERRORS)
-    lines = [match[0] for match in found if match] or ["a build tool failed without a message"]
-    return "\n".join([lines[0], *(hint for sign, hint in HINTS.items() if re.search(sign, output))])
+# ---------------------------------------------------------------------------------- the compilers
+
+
+def cpp_extension() -> ModuleType:
+    """Import torch's build tools, which takes a second."""
+    return importlib.import_module("torch.utils.cpp_extension")
+
+
+def cxx_of() -> str:
+    """Return the C++ compiler that torch calls: a name or a path, without arguments."""
+    return os.environ.get("CXX") or "c++"
+
+
+def nvcc_of(cuda_home: Path) -> str:
+    """Return the nvcc that torch calls for a toolkit."""
+    return os.environ.get("PYTORCH_NVCC") or str(cuda_home / "bin" / "nvcc")
+
+
+def version_of(compiler: str) -> str:
+    """Return what a compiler says it is, but for the name it was called by; empty if it is missing.
+
+    `c++` and `g++-12` say the same where they are the same compiler.
+    """
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    _, _, version = done.stdout.partition(" ")
+    return version.strip()
+
+
+def find_cuda_home() -> Path | None:
+    """Return the folder of a CUDA toolkit that has nvcc and its headers, or None.
+
+    It is looked for where torch looks, in /usr/local/cuda, and where pip puts it.
+    """
+    tools = sys.modules.get("torch.utils.cpp_extension")
+    nvcc = shutil.which("nvcc")
+    major = torch.version.cuda.split(".")[0]
+    places = [
+        getattr(tools, "CUDA_HOME", None),
+        os.environ.get("CUDA_HOME"),
+        os.environ.get("CUDA_PATH"),
+        str(Path(nvcc).parent.parent) if nvcc else None,
+        "/usr/local/cuda",
+        *(f"{folder}/nvidia/cu{major}" for folder in sys.path),
+    ]
+    for place in filter(None, places):
+        home = Path(place)
+        if (home / "bin" / "nvcc").exists() and (home / "include" / "cuda_runtime.h").exists():
+            return home
+    return None
+
+
+def check_tools(toolchain: Toolchain) -> None:
+    """Raise a BuildError that says what is missing for a build, and how to get it."""
+    if find_ninja() is None:
+        raise BuildError("building the kernels needs ninja: pip install ninja")
+    cxx = cxx_of()
+    if shutil.which(cxx) is None:
+        raise BuildError(
+            f"building the kernels needs a C++ compiler; {cxx!r} is not on PATH. Install one "
+            "(apt-get install g++), or name yours in CXX"
+        )
+    if toolchain.targets:
+        _check_nvcc(toolchain)
+
+
+def _check_nvcc(toolchain: Toolchain) -> None:
+    cuda = torch.version.cuda
+    hide = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
+    advice = (
+        f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "
+        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {hide} to build for the CPU'
+    )
+    if toolchain.cuda_home is None:
+        raise BuildError(f"building the kernels for CUDA needs nvcc and its headers. {advice}")
+    nvcc = nvcc_of(toolchain.cuda_home)
+    version = toolchain.compilers["nvcc"]
+    if f"release {cuda.split('.')[0]}." not in version:
+        raise BuildError(f"expected an nvcc of CUDA {cuda}, got {nvcc}: {version!r}. {advice}")
+    done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True)
+    for target in toolchain.targets:
+        if "compute_" + re.sub(r"\D", "", target) not in done.stdout.split():
+            raise BuildError(f"{nvcc} can't compile for {target}. {advice}")
+
+
+def find_ninja() -> str | None:
+    """Return the path of ninja.
+
+    pip puts it beside Python, which is not on PATH where a virtual environment is not activated.
+    """
+    return shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
+
+
+@contextlib.contextmanager
+def build_environment(toolchain: Toolchain) -> Iterator[None]:
+    """Set what torch's build tools read, while the context lasts.
+
+    PATH has ninja, torch's `CUDA_HOME` is the toolkit's folder, and the compilers speak English, so
+    that the cause of an error is found in their output.
+    """
+    tools = cpp_extension()
+    cuda_home = tools.CUDA_HOME
+    changes = {
+        "PATH": os.environ.get("PATH", "") + os.pathsep + str(Path(find_ninja()).parent),
+        "LC_ALL": "C",
+    }
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    if toolchain.cuda_home is not None:
+        tools.CUDA_HOME = str(toolchain.cuda_home)
+    try:
+        yield
+    finally:
+        tools.CUDA_HOME = cuda_home
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def link_cuda_runtime(toolchain: Toolchain, folder: Path) -> None:
+    """Link `libcudart.so` into a folder for the linker: pip's toolkit has no file of that name."""
+    if toolchain.cuda_home is not None:
+        libraries = sorted(toolchain.cuda_home.glob("lib*/libcudart.so.*"))
+        if libraries:
+            (folder / "libcudart.so").symlink_to(libraries[-1])

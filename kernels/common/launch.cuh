@@ -1,6 +1,25 @@
-// Launches in clusters, and with programmatic dependent launch (PDL), which lets a kernel start
-// while the one before it ends, from sm_90 on. Errors of the runtime are exceptions between here
-// and the functions of launchers.h.
+// Launches of kernels: plain ones, ones in clusters of blocks, and ones with programmatic dependent
+// launch (PDL).
+//
+// PDL (compute capability 9.0 and newer) overlaps a kernel with the end of the one before it in the
+// stream. Normally a kernel starts when all blocks of the previous kernel have ended and their
+// writes are visible. With PDL the two kernels agree on two earlier points:
+//
+//   previous kernel  ---- start_next_kernel() ------------------- end
+//                                  |                               |
+//   next kernel                    starts ---- set-up ---- wait_for_previous_kernel() ---- work
+//
+//   - The previous kernel calls start_next_kernel(). When all its blocks have done so, blocks of
+//     the next kernel start as soon as a multiprocessor has room for them.
+//   - The next kernel calls wait_for_previous_kernel(). Before that call, the previous kernel may
+//     still be reading and writing memory. So the next kernel reads nothing that the previous one
+//     writes, and writes nothing that the previous one reads or writes.
+//
+// The next kernel has to be launched with Grid::has_pdl. Otherwise it starts at the end of the
+// previous kernel as usual, and both functions have no effect.
+//
+// Errors of the CUDA runtime: check() throws them as cudaError_t. status_of() catches them, and the
+// functions of launchers.h return them as numbers.
 
 #pragma once
 
@@ -12,36 +31,51 @@
 
 namespace kernels {
 
+// ----------------------------------------------------------------------------- sizes and addresses
+
+// a / b, rounded up to a whole number, for a >= 0 and b > 0.
 __host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// How many blocks of `block` elements cover `size` elements.
 constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
 }
 
-// Whether rows `stride` bytes apart begin at multiples of 16 bytes.
+// Returns whether each row of a matrix begins at a multiple of 16 bytes. `stride` is the distance
+// of two rows in bytes. It is 0 for a single row.
 __host__ __device__ inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;
 }
 
-// Waits for the end of the previous kernel, and for its writes.
+// --------------------------------------------------- programmatic dependent launch, in device code
+
+// griddepcontrol.wait: waits until the previous kernel of the stream has ended and all its writes
+// are visible. In a kernel that is launched with Grid::has_pdl, a thread calls it before it reads
+// what the previous kernel writes, or writes what the previous kernel reads or writes.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel start as soon as all blocks of this one run and there is room.
+// griddepcontrol.launch_dependents: allows the next kernel of the stream to start before this one
+// ends. It starts when each block of this kernel has called this function or ended, and a
+// multiprocessor has room. The call says nothing about this kernel's writes: the next kernel waits
+// for them with wait_for_previous_kernel.
 __device__ inline void start_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
+// ------------------------------------------------------------------------------------------ errors
+
+// Throws the status if it is an error.
 inline void check(cudaError_t status) {
   if (status != cudaSuccess) throw status;
 }
 
-// The cudaError_t that a body throws, or cudaSuccess.
+// Runs body() and returns the cudaError_t that it throws, or cudaSuccess.
 template <typename Body>
 int status_of(const Body& body) {
   try {
@@ -52,14 +86,31 @@ int status_of(const Body& body) {
   return cudaSuccess;
 }
 
+// ---------------------------------------------------------------------------------------- launches
+
+// Launches kKernel<<<grid, block, 0, stream>>>(params...) and returns its cudaError_t. It throws
+// nothing. For kernels without dynamic shared memory, clusters and PDL.
+template <auto kKernel, typename... Params>
+int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
+  static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
+                "the arguments have the types of the kernel's parameters");
+  void* addresses[] = {&params...};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kKernel), grid, block, addresses, 0,
+                          stream);
+}
+
+// How a kernel is launched by launch_grid.
 struct Grid {
-  int blocks, threads;
-  size_t bytes;  // of dynamic shared memory
+  int blocks;
+  int threads;   // of a block
+  size_t bytes;  // of dynamic shared memory of a block
   cudaStream_t stream;
-  bool has_pdl;     // the kernel waits for the previous one itself, before it touches memory
-  int cluster = 0;  // blocks; 0 where the kernel's attributes say it
+  bool has_pdl;     // may start early; the kernel then calls wait_for_previous_kernel
+  int cluster = 0;  // blocks of a cluster; 0: none, or as the kernel's __cluster_dims__ says
 };
 
+// A Grid in the form that CUDA's runtime takes. `attrs` of the base class points to `attributes` of
+// this object, so it is not copied.
 struct LaunchConfig : cudaLaunchConfig_t {
   cudaLaunchAttribute attributes[2] = {};
 
@@ -68,29 +119,35 @@ struct LaunchConfig : cudaLaunchConfig_t {
     attrs = attributes;
     if (grid.has_pdl) {
       attributes[numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attributes[numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+      attributes[numAttrs].val.programmaticStreamSerializationAllowed = 1;
+      ++numAttrs;
     }
     if (grid.cluster > 0) {
       attributes[numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes[numAttrs++].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+      attributes[numAttrs].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+      ++numAttrs;
     }
   }
   LaunchConfig(const LaunchConfig&) = delete;
 };
 
+// Launches kernel(parameters...) on a grid. Throws cudaError_t.
 template <typename... Parameters>
 void launch_grid(const Grid& grid, void (*kernel)(Parameters...), const Parameters&... parameters) {
   const LaunchConfig config(grid);
   check(cudaLaunchKernelEx(&config, kernel, parameters...));
 }
 
+// Allows blocks of the kernel `bytes` of dynamic shared memory; without it CUDA allows 48 KiB.
 template <typename Kernel>
 void allow_shared_memory(Kernel* kernel, size_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)));
 }
 
-// How many clusters of a grid run at once. It depends on the places of the GPU's multiprocessors.
+// How many clusters of a grid run at once on the current device. The number is less than the
+// multiprocessors suggest: a cluster's blocks run within one group of multiprocessors (a GPC), and
+// groups differ in size from GPU to GPU. Throws if not even one cluster fits.
 template <typename Kernel>
 int count_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.bytes);
@@ -101,21 +158,12 @@ int count_clusters(Kernel* kernel, const Grid& grid) {
   return clusters;
 }
 
-// An attribute of the current device, or 0 without one.
+// An attribute of the current device, or 0 if there is no device.
 inline int device_attribute(cudaDeviceAttr attribute) {
-  int device, value = 0;
+  int device;
+  int value = 0;
   if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&value, attribute, device);
   return value;
-}
-
-// kKernel<<<grid, block, 0, stream>>>(params...), and its cudaError_t.
-template <auto kKernel, typename... Params>
-int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
-  static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
-                "the arguments have the types of the kernel's parameters");
-  void* addresses[] = {&params...};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kKernel), grid, block, addresses, 0,
-                          stream);
 }
 
 }  // namespace kernels

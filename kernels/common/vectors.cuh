@@ -1,4 +1,8 @@
-// Accesses of 16 bytes, with an L2 policy where it pays, and element types.
+// Building blocks that several kernels share: 16-byte loads and stores, cache hints for L2, and the
+// arithmetic of ReLU and its mask for one element.
+//
+// A GPU moves memory fastest when each thread accesses 16 bytes at once: a warp's 32 accesses then
+// cover 512 adjacent bytes, which are four whole cache lines.
 
 #pragma once
 
@@ -13,42 +17,33 @@
 
 namespace kernels {
 
-// The elements of one access.
+// ------------------------------------------------------------------------------- ReLU, one element
+
+// max(x, 0) that passes NaN on. The comparison x < 0 is false for NaN and for -0.0, so ReLU returns
+// both unchanged.
+template <typename T>
+__device__ T relu_of(T x) {
+  const T zero{};
+  return x < zero ? zero : x;
+}
+
+// The mask bit of an element, where z is the input of ReLU: true if backward passes the gradient
+// through. Positive numbers and NaN pass, as in torch; zeros and negative numbers do not.
+template <typename T>
+__device__ bool mask_bit(T z) {
+  return !(z <= T{});
+}
+
+// ------------------------------------------------------------------------ 16-byte loads and stores
+
+// The elements that one 16-byte access moves: 8 of a half type, 4 floats or 2 doubles.
 template <typename T>
 struct alignas(16) Vector {
   static constexpr int kSize = 16 / sizeof(T);
   T value[kSize];
 };
 
-// Elements i and following of a row of k, zeros past its end.
-template <int kCount>
-__device__ void load_floats(float (&v)[kCount], const float* row, int64_t i, int64_t k,
-                            bool is_aligned) {
-  if (is_aligned && i + kCount <= k) {
-#pragma unroll
-    for (int j = 0; j < kCount; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(row + i + j);
-      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) v[j] = i + j < k ? row[i + j] : 0.0f;
-  }
-}
-
-// How L2 is to treat the lines of a load. sm_80 and newer; older GPUs load without a policy.
-__device__ inline uint64_t l2_policy(bool evict_last) {
-  uint64_t policy = 0;
-#if __CUDA_ARCH__ >= 800
-  if (evict_last) {
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  } else {
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  }
-#endif
-  return policy;
-}
-
+// Loads the vector that begins at `address`, a multiple of 16 bytes.
 template <typename T>
 __device__ Vector<T> load_vector(const T* address) {
   const uint4 bits = *reinterpret_cast<const uint4*>(address);
@@ -57,6 +52,62 @@ __device__ Vector<T> load_vector(const T* address) {
   return vector;
 }
 
+// Stores a vector at `address`, a multiple of 16 bytes.
+template <typename T>
+__device__ void store_vector(T* address, const Vector<T>& vector) {
+  uint4 bits;
+  memcpy(&bits, &vector, sizeof(bits));
+  *reinterpret_cast<uint4*>(address) = bits;
+}
+
+// Loads v[j] = row[i + j] for j < kCount from a row of k floats. Elements past the end of the row
+// are 0 and their memory is not read. `is_aligned` says that row + i is a multiple of 16 bytes;
+// elements are then loaded four at a time, unless the row ends among them.
+template <int kCount>
+__device__ void load_floats(float (&v)[kCount], const float* row, int64_t i, int64_t k,
+                            bool is_aligned) {
+  static_assert(kCount % 4 == 0, "the elements are loaded as whole float4 vectors");
+  if (is_aligned && i + kCount <= k) {
+#pragma unroll
+    for (int j = 0; j < kCount; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(row + i + j);
+      v[j] = four.x;
+      v[j + 1] = four.y;
+      v[j + 2] = four.z;
+      v[j + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) v[j] = i + j < k ? row[i + j] : 0.0f;
+  }
+}
+
+// ------------------------------------------------------------------------ loads with a hint for L2
+
+// An L2 policy is a 64-bit value that a load instruction takes as an operand. It tells L2 how long
+// to keep the cache line. Policies exist on sm_80 and newer. On older GPUs, the functions below
+// ignore them.
+
+// The policy "evict these lines last".
+__device__ inline uint64_t evict_last_policy() {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 800
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+// The policy of ordinary loads. A load that is written with it is one asm statement, which the
+// compiler neither splits nor merges.
+__device__ inline uint64_t evict_normal_policy() {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 800
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+// Loads the vector that begins at `address`, a multiple of 16 bytes, with an L2 policy.
 template <typename T>
 __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
@@ -73,14 +124,8 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #endif
 }
 
-template <typename T>
-__device__ void store_vector(T* address, const Vector<T>& vector) {
-  uint4 bits;
-  memcpy(&bits, &vector, sizeof(bits));
-  *reinterpret_cast<uint4*>(address) = bits;
-}
-
-// A byte of a mask. It goes with lines that are to be evicted last, and is treated like them.
+// Loads one byte of a mask with an L2 policy. A mask is accessed beside a tensor whose lines are to
+// be evicted last; its own lines get the same policy, so that L2 treats both alike.
 __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   uint32_t bits;
@@ -94,6 +139,7 @@ __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #endif
 }
 
+// Stores the low 8 of `bits` as one byte of a mask, with an L2 policy.
 __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("st.global.L2::cache_hint.u8 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(address)),
@@ -104,20 +150,11 @@ __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t poli
 #endif
 }
 
-// x < 0 is false for NaN and for -0, which ReLU therefore keeps as they are.
-template <typename T>
-__device__ T relu_of(T x) {
-  const T zero{};
-  return x < zero ? zero : x;
-}
+// ------------------------------------------------------------------------------------------ dtypes
 
-// The mask's bit: whether the gradient passes. True for NaN, as in torch.
-template <typename T>
-__device__ bool mask_bit(T z) {
-  return !(z <= T{});
-}
-
-// Returns what body makes of a zero of the dtype's element type.
+// Turns a dtype that is known at run time into a C++ type: calls `body` with a zero of the element
+// type and returns what `body` returns. The body gets the type by decltype, as in
+//   for_floating(dtype, [&](auto zero) { using T = decltype(zero); ... });
 template <typename Body>
 int for_floating(DType dtype, const Body& body) {
   if (dtype == DType::kFloat32) return body(float{});

@@ -1,5 +1,11 @@
-// The elements of the floating dtypes, ReLU, and the bits of a mask, for the CPU kernels, whose
-// plain loops compilers make vectors of.
+// Elements of the floating dtypes on a CPU, and what the kernels do to 64 of them at a time: ReLU,
+// making a mask, and selecting by a mask.
+//
+// The functions of a block are plain loops that compilers turn into vector instructions. Elements
+// are handled as the integers that hold their bits. Integer operations keep the payload of a NaN,
+// and torch.set_flush_denormal does not affect them.
+//
+// relu/relu_cpu.cpp and linear/fused_pass_cpu.cpp use these.
 
 #pragma once
 
@@ -9,141 +15,240 @@
 #include <limits>
 #include <type_traits>
 
-#include "cpu/large_outputs.h"
+#include "cpu/map_blocks.h"
 #include "launchers.h"
 
 namespace kernels {
 namespace {
 
-// The floating dtypes: their bits, the type that arithmetic is done in, and conversions.
-template <typename Compute, typename T>
+// ------------------------------------------------------------------------------- the dtypes
+//
+// Each dtype is a struct with
+//
+//   Bits     the unsigned integer that holds the bits of an element
+//   Compute  the type that arithmetic is done in: double for float64, float for all else
+//   widen    the value of an element
+//   narrow   the nearest element to a value, ties to even
+
+// float32 and float64: the machine computes with the elements as they are in memory.
+template <typename C, typename B>
 struct Native {
-  using Bits = T;
-  using Sum = Compute;
+  using Bits = B;
+  using Compute = C;
   static constexpr Compute widen(Bits x) { return __builtin_bit_cast(Compute, x); }
   static constexpr Bits narrow(Compute x) { return __builtin_bit_cast(Bits, x); }
 };
 using Float64 = Native<double, uint64_t>;
 using Float32 = Native<float, uint32_t>;
 
+// The upper half of a float32.
 struct BFloat16 {
   using Bits = uint16_t;
-  using Sum = float;
+  using Compute = float;
+
   static constexpr float widen(uint16_t x) { return Float32::widen(uint32_t{x} << 16); }
-  static constexpr uint16_t narrow(float x) {  // to nearest, ties to even
+
+  static constexpr uint16_t narrow(float x) {
+    constexpr uint32_t kInfinity = 0x7f800000;
+    constexpr uint16_t kNan = 0x7fc0;
     const uint32_t bits = Float32::narrow(x);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+    const uint32_t magnitude = bits & 0x7fffffff;
+    // Adding a half of the upper half's last place, and dropping the lower half, rounds to nearest.
+    // 0x7fff is just less than that: only an odd upper half is rounded up from a tie.
+    const uint32_t last_place = bits >> 16 & 1;
+    const uint32_t rounded = (bits + 0x7fff + last_place) >> 16;
+    return static_cast<uint16_t>(magnitude > kInfinity ? kNan : rounded);
   }
 };
 
-// By integers and one sum, as F16C converts. The last place of `magic`, a power of two, is that of
-// the float16. Not by ?: or std::max, for which GCC makes branches around the sum and no vectors.
+// The conversions compute in integers and one floating-point sum, and have the results of F16C's
+// instructions.
+//
+//               sign   exponent (bias)   mantissa
+//     float16      1      5  ( 15)             10
+//     float32      1      8  (127)             23
+//
+// Normal numbers need only another bias: that of float32 is 112 more. Subnormal numbers and
+// rounding are left to the machine: both conversions add the number to `magic`, a power of two that
+// is so large that the last place of the sum, a float32, is the last place of the number as a
+// float16. For example, a float16 in 1 <= |x| < 2 has the last place 2^-10, and so has a float32 in
+// 2^13 <= v < 2^14: magic is 2^13.
+//
+// E, below, is how many powers of two the number is above the least normal float16, 2^-14; it is 0
+// for subnormal numbers, too. The last place is 2^(E - 24), and magic is 2^(E - 1).
 struct Float16 {
   using Bits = uint16_t;
-  using Sum = float;
+  using Compute = float;
+
+  // value where x > 0, else 0. GCC turns ?: and std::max into branches around the floating-point
+  // sum, and then makes no vectors.
   static constexpr int32_t if_positive(int32_t x, int32_t value) {
     return value & ~((x - 1) >> 31);
   }
+
   static constexpr float widen(uint16_t x) {
-    const int32_t magnitude = x & 0x7fff, above = (magnitude & 0x7c00) - 0x400;
-    const int32_t exponent = if_positive(above, above);  // 0 for subnormals, too
-    const int32_t magic = (exponent << 13) + (126 << 23);
-    const float value = Float32::widen(magic + magnitude - exponent) - Float32::widen(magic);
-    const int32_t special = if_positive(magnitude - 0x7bff, 112 << 23);  // inf and NaN
-    return Float32::widen((Float32::narrow(value) + special) | uint32_t{x & 0x8000u} << 16);
+    constexpr int32_t kLeastNormal = 0x400;
+    constexpr int32_t kMostFinite = 0x7bff;
+    const int32_t magnitude = x & 0x7fff;
+    const int32_t exponent_bits = magnitude & 0x7c00;
+    const int32_t above_least = exponent_bits - kLeastNormal;
+    const int32_t e_in_float16 = if_positive(above_least, above_least);  // E << 10
+    const int32_t magic = (e_in_float16 << 13) + (126 << 23);            // 2^(E - 1)
+    // The mantissa, with the leading 1 of normal numbers. In float32's mantissa of magic, it is in
+    // the places of the same worth: the integer sum has the bits of magic + |x|.
+    const int32_t mantissa = magnitude - e_in_float16;
+    const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
+    // Infinity and NaN have 143 in the exponent so far. 112 more is 255, as in float32.
+    const int32_t special = if_positive(magnitude - kMostFinite, 112 << 23);
+    const uint32_t sign = uint32_t{x & 0x8000u} << 16;
+    return Float32::widen((Float32::narrow(value) + special) | sign);
   }
-  static constexpr uint16_t narrow(float x) {  // to nearest, ties to even
+
+  static constexpr uint16_t narrow(float x) {
+    constexpr int32_t kInfinity = 0x7f800000;
+    constexpr int32_t kTooLarge = 143 << 23;     // 2^16, which rounds to infinity
+    constexpr int32_t kLeastNormal = 113 << 23;  // 2^-14, of float16
     const uint32_t bits = Float32::narrow(x);
-    const int32_t magnitude = bits & 0x7fffffff, above = magnitude - (143 << 23);
-    const int32_t finite = magnitude - if_positive(above, above);  // 2^16, which rounds to inf
-    const int32_t normal = (finite & 0x7f800000) - (113 << 23);
-    const int32_t exponent = if_positive(normal, normal), magic = exponent + (126 << 23);
+    const int32_t magnitude = bits & 0x7fffffff;
+    const int32_t above = magnitude - kTooLarge;
+    const int32_t finite = magnitude - if_positive(above, above);  // at most 2^16
+    const int32_t exponent_bits = finite & 0x7f800000;
+    const int32_t above_least = exponent_bits - kLeastNormal;
+    const int32_t e_in_float32 = if_positive(above_least, above_least);  // E << 23
+    const int32_t magic = e_in_float32 + (126 << 23);                    // 2^(E - 1)
     const float sum = Float32::widen(finite) + Float32::widen(magic);
-    const int32_t nan = if_positive(magnitude - 0x7f800000, 0x200 | (magnitude >> 13 & 0x3ff));
-    return static_cast<uint16_t>((Float32::narrow(sum) - magic + (exponent >> 13)) | nan |
-                                 (bits >> 16 & 0x8000));
+    // The rounded mantissa, with the leading 1 of normal numbers. That 1 and E add up to the
+    // exponent of a float16, which is E + 1 for normal numbers.
+    const int32_t mantissa = Float32::narrow(sum) - magic;
+    const int32_t rounded = mantissa + (e_in_float32 >> 13);
+    // For a NaN, the quiet bit and the upper bits of the payload.
+    const int32_t nan = if_positive(magnitude - kInfinity, 0x200 | (magnitude >> 13 & 0x3ff));
+    const int32_t sign = bits >> 16 & 0x8000;
+    return static_cast<uint16_t>(rounded | nan | sign);
   }
 };
 
-// Calls body with the element of a dtype.
+// Calls body with an object of the dtype's struct.
 template <typename Body>
 void for_floating(DType dtype, const Body& body) {
-  if (dtype == DType::kFloat32) return body(Float32{});
-  if (dtype == DType::kFloat64) return body(Float64{});
-  if (dtype == DType::kFloat16) return body(Float16{});
-  if (dtype == DType::kBFloat16) return body(BFloat16{});
-}
-
-// x < 0 ? 0 : x for a block, which keeps NaN and -0 as they are. As signed integers, which SSE and
-// AVX2 compare, -0 - 1 is the largest, and the negative numbers less 1 are below -inf. Integer
-// comparison ignores torch.set_flush_denormal. Not by ?:, as in Float16.
-template <typename E, typename Bits = typename E::Bits>
-void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
-  using Signed = std::make_signed_t<Bits>;
-  constexpr auto kInfinity = std::numeric_limits<typename E::Sum>::infinity();
-  for (int64_t i = 0; i < kBlock; ++i) {
-    const Signed less_1 = static_cast<Signed>(static_cast<Bits>(x[i] - 1));
-    const bool is_kept = less_1 >= static_cast<Signed>(E::narrow(-kInfinity));
-    out[i] = x[i] & static_cast<Bits>(-Bits{is_kept});
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(Float32{});
+    case DType::kFloat64:
+      return body(Float64{});
+    case DType::kFloat16:
+      return body(Float16{});
+    case DType::kBFloat16:
+      return body(BFloat16{});
   }
 }
 
-// 1 << lane for each lane of a word that has a bit for it.
+// ------------------------------------------------------------------- functions of a block
+
+// All bits 1 if the condition holds, else 0. x & ones_if(condition) selects without ?:, which
+// compilers turn into branches.
+template <typename Bits>
+constexpr Bits ones_if(bool condition) {
+  return static_cast<Bits>(-static_cast<Bits>(condition));
+}
+
+// out = x < 0 ? 0 : x, which keeps NaN and -0 as they are.
+//
+// Negative numbers are found by one comparison of signed integers, which SSE and AVX2 have. Their
+// bits less 1, as a signed integer, are less than the bits of -inf, and those of all others are
+// not. In float32, where -inf is 0xff800000:
+//
+//     x                    its bits                   less 1                     so x is
+//     -2^-149 .. -inf      0x80000001 .. 0xff800000   0x80000000 .. 0xff7fffff   replaced by 0
+//     NaN with a sign      0xff800001 .. 0xffffffff   0xff800000 .. 0xfffffffe   kept
+//     0 .. inf, NaN        0x00000000 .. 0x7fffffff   -1 .. 0x7ffffffe           kept
+//     -0                   0x80000000                 0x7fffffff                 kept
+template <typename E, typename Bits = typename E::Bits>
+void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
+  using Signed = std::make_signed_t<Bits>;
+  constexpr auto kInfinity = std::numeric_limits<typename E::Compute>::infinity();
+  constexpr Signed kMinusInfinity = static_cast<Signed>(E::narrow(-kInfinity));
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const Signed less_1 = static_cast<Signed>(static_cast<Bits>(x[i] - 1));
+    out[i] = x[i] & ones_if<Bits>(less_1 >= kMinusInfinity);
+  }
+}
+
+// Masks are made and tested in words as wide as an element. A word has a bit for each of 16, 32 or
+// 64 elements, and each lane of a vector, which holds an element, handles its own bit of the word.
+// kBitOfLane[i] is 1 << i, for each bit i of a word.
 template <typename Word>
-constexpr auto kBitOf = [] {
+constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};
   for (size_t lane = 0; lane < bits.size(); ++lane) bits[lane] = static_cast<Word>(1ull << lane);
   return bits;
 }();
 
-// The mask of a block of relu's output, which is 0 or -0 where the gradient is not kept.
+// Whether the gradient of an element is kept: relu's output is neither 0 nor -0. The sum drops the
+// output's sign.
+template <typename Bits>
+constexpr bool is_kept(Bits relu_output) {
+  return static_cast<Bits>(relu_output + relu_output) != 0;
+}
+
+#ifdef __SSE2__
+// mask_of_block, below, for elements of two bytes, by an instruction that takes one bit from each
+// byte. The loop of mask_of_block would take 1.8 times as long (EPYC).
+inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
+  uint8_t flags[kBlock];
+  for (int64_t i = 0; i < kBlock; ++i) flags[i] = is_kept(out[i]) ? 0xff : 0;
+  constexpr int64_t kBytes = sizeof(__m128i);
+  uint64_t mask = 0;
+  for (int64_t i = 0; i < kBlock; i += kBytes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + i));
+    mask |= static_cast<uint64_t>(_mm_movemask_epi8(bytes)) << i;
+  }
+  return mask;
+}
+#endif
+
+// The mask of a block of relu's output: bit i tells whether the gradient of element i is kept.
 template <typename Bits>
 uint64_t mask_of_block(const Bits* out) {
-  uint64_t mask = 0;
-  const auto is_kept = [=](int64_t i) { return static_cast<Bits>(out[i] + out[i]) != 0; };
 #ifdef __SSE2__
-  if constexpr (sizeof(Bits) == 2) {  // by words, 1.8 times as long (EPYC)
-    uint8_t flags[kBlock];
-    for (int64_t i = 0; i < kBlock; ++i) flags[i] = is_kept(i) ? 0xff : 0;
-    for (int64_t i = 0; i < kBlock; i += 16) {
-      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + i));
-      mask |= static_cast<uint64_t>(_mm_movemask_epi8(bytes)) << i;
-    }
-    return mask;
-  }
+  if constexpr (sizeof(Bits) == 2) return mask_of_block_by_bytes(out);
 #endif
-  constexpr int64_t kLanes = kBitOf<Bits>.size();
+  constexpr int64_t kLanes = kBitOfLane<Bits>.size();
   Bits words[kBlock / kLanes];
   for (int64_t i = 0; i < kBlock; i += kLanes) {
     Bits word = 0;
+    // Compilers would unroll this loop as a whole, and then not make vectors of it.
 #ifdef __clang__
 #pragma clang loop unroll(disable)
 #else
-#pragma GCC unroll 4  // unrolled as a whole, it would be no loop to make vectors of
+#pragma GCC unroll 4
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      word |= kBitOf<Bits>[lane] & static_cast<Bits>(-Bits{is_kept(i + lane)});
+      word |= kBitOfLane<Bits>[lane] & ones_if<Bits>(is_kept(out[i + lane]));
     }
     words[i / kLanes] = word;
   }
+  uint64_t mask;
+  static_assert(sizeof(words) == sizeof(mask), "a block has a bit for each element");
   memcpy(&mask, words, sizeof(mask));
   return mask;
 }
 
-// Selects by the bits, because a gradient may be NaN or infinite where the mask is 0. A word of the
-// mask goes to all lanes, and each lane tests its own bit.
+// to[i] = bit i of mask ? from[i] : 0. A selection and not a product, because a gradient may be NaN
+// or infinite where its bit is 0.
+//
+// Each lane has a copy of the word of the mask, and tests its own bit of it.
 template <typename Bits>
 void select_block(const Bits* __restrict__ from, uint64_t mask, Bits* __restrict__ to) {
-  constexpr int64_t kLanes = kBitOf<Bits>.size();
+  constexpr int64_t kLanes = kBitOfLane<Bits>.size();
   for (int64_t i = 0; i < kBlock; i += kLanes) {
     const Bits word = static_cast<Bits>(mask >> i);
 #ifndef __clang__
 #pragma GCC unroll 4
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const bool is_kept = (word & kBitOf<Bits>[lane]) != 0;
-      to[i + lane] = from[i + lane] & static_cast<Bits>(-Bits{is_kept});
+      const bool has_bit = (word & kBitOfLane<Bits>[lane]) != 0;
+      to[i + lane] = from[i + lane] & ones_if<Bits>(has_bit);
     }
   }
 }

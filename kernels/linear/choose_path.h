@@ -1,13 +1,15 @@
-// How a product on a GPU is computed, x being [m, k] and weight [n, k]. Free of torch and CUDA.
+// Which kernel multiplies on a GPU: a function from the sizes of a product to a Path.
 //
-//   kSkinny  skinny.cu, without tensor cores: few rows of float32, products with ReLU
-//   kSm90    sm90/launch.cu (wgmma)
-//   kSm80    sm80/launch.cu (mma.sync), for capability 8.0 alone. Never run on such a GPU: its
-//            limits follow from the GPU's arithmetic rates, and tests run its kernels on others
-//   kTorch   torch's product, then linear_epilogue in place
+//   out [M, N] = x [M, K] times weight [N, K] transposed
 //
-// The limits are where a path began to win on an H200 (docs/EXPERIMENTS.md has what they replaced).
-// Gradients are products without ReLU.
+// run_gemm.h calls choose_path for the forward (with ReLU) and for the gradients of x and of weight
+// (without ReLU). tests/test_linear_paths.py compiles this file alone, so it includes neither torch
+// nor CUDA.
+//
+// Every limit below, except those of kSm80, bounds a region that was measured on an H200: inside
+// the region our kernel takes less time than torch's product followed by the fused pass, outside it
+// torch wins or both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has
+// the simpler limits that these replaced, and the sizes on which those lost.
 
 #pragma once
 
@@ -18,79 +20,203 @@
 
 namespace kernels {
 
-enum class Path { kSkinny, kSm90, kSm80, kTorch };
+enum class Path {
+  // skinny.cu: float32 without tensor cores, for few rows of x. It always applies the ReLU.
+  kSkinny,
+  // sm90/launch.cu: wgmma, for compute capability 9.0.
+  kSm90,
+  // sm80/launch.cu: mma.sync. Chosen on compute capability 8.0 alone, though it never ran on such a
+  // GPU: its limits follow from that GPU's arithmetic rates. Tests run its kernels on other GPUs.
+  kSm80,
+  // torch's product, then the fused pass in place.
+  kTorch,
+};
 
 struct Gpu {
-  int capability;  // 10 times the major number, plus the minor one
+  int capability;  // 10 times the major number plus the minor number: 90 for Hopper
   int multiprocessors;
 };
 
-// The least k at `highest` whose errors and times were measured.
+// One product to choose a path for.
+struct Product {
+  DType dtype;          // of x, weight and out
+  Precision precision;  // of a float32 product; half types are always kHigh
+  bool has_relu;        // true for the forward, false for a gradient
+  int64_t m, n, k;
+  // x is column-major: the elements of its columns are adjacent, and those of its rows are not. In
+  // float32 it is copied first.
+  bool x_is_transposed;
+  // The weight's rows can be read in place by 16-byte vectors. Otherwise the weight is copied, or
+  // read as its transpose.
+  bool weight_has_vector_rows;
+};
+
+// The smallest K at `highest` whose errors and times were measured.
 constexpr int64_t kLeastK = 16;
 
-// Elements of a result that half types and one product of float32 need to win.
+// The smallest M * N that can win with one tensor-core product per element pair (half types, and
+// float32 at `high`).
 constexpr int64_t kLargeResult = int64_t{1} << 22;
 
-// The share that the result fills of the waves of tiles that it is made in.
-inline double fill(const LinearArguments& linear, const Gpu& gpu) {
-  const int64_t tiles = (linear.m + 255) / 256 * ((linear.n + 255) / 256);
-  const int64_t pairs = gpu.multiprocessors / 2, waves = (tiles + pairs - 1) / pairs;
-  return static_cast<double>(linear.m) * linear.n / (waves * pairs * 256 * 256);
+inline int64_t divide_rounding_up(int64_t dividend, int64_t divisor) {
+  return (dividend + divisor - 1) / divisor;
 }
 
-inline bool is_skinny(const LinearArguments& linear, const Gpu& gpu) {
-  const int64_t m = linear.m, n = linear.n, k = linear.k;
-  const int64_t tiles = (m + 15) / 16 * ((n + 31) / 32), sms = gpu.multiprocessors;
-  if (m <= 8) return tiles <= 4 * sms || k >= 512;
-  if (linear.precision != Precision::kHighest) return false;
-  if (m <= 16) return k >= 256 && (tiles <= 2 * sms || k >= 512);
-  if (n < 8 || tiles > 2 * sms) return false;
-  const bool has_one_each = tiles <= sms;
-  const int64_t most = has_one_each || n < 32 ? 1 << 28 : 1 << 27;
-  return k >= (has_one_each ? kLeastK : 256) && m * std::max<int64_t>(n, 32) * k <= most;
+// Returns how much of its waves of tiles the result fills, from 0 to 1.
+//
+// A cluster of two multiprocessors computes a tile of 256 x 256, and a wave is one tile for each
+// cluster. Example on an H200 (132 multiprocessors, 66 clusters): [1024, 4608] is 4 * 18 = 72
+// tiles, so two waves with room for 132 tiles, filled to 72 / 132 = 0.55.
+inline double wave_utilization(const Product& product, const Gpu& gpu) {
+  constexpr int64_t kTile = 256;
+  const int64_t tiles = divide_rounding_up(product.m, kTile) * divide_rounding_up(product.n, kTile);
+  const int64_t clusters = gpu.multiprocessors / 2;
+  const int64_t waves = divide_rounding_up(tiles, clusters);
+  const double elements = static_cast<double>(product.m) * product.n;
+  return elements / (waves * clusters * kTile * kTile);
 }
 
-// Whether three products of kSm90 take less time than torch's.
-inline bool fp16x3_gains(const LinearArguments& linear, bool has_vectors) {
-  const double m = linear.m, n = linear.n, k = linear.k;
-  if (k < kLeastK) return false;
-  if (!linear.relu) {
-    return k >= 64 && n * k >= 1 << 17 && m * n >= 150 * m + 100 * n + (1 << 29) / (k - 40);
+// Returns whether skinny.cu takes less time than every other path, for a float32 forward.
+//
+// skinny.cu divides out into tiles of 16 rows by 32 features. With so few rows, the tiles of the
+// tensor-core kernels would consist mostly of padding.
+inline bool skinny_wins(const Product& product, const Gpu& gpu) {
+  const int64_t m = product.m;
+  const int64_t n = product.n;
+  const int64_t k = product.k;
+  const int64_t tiles = divide_rounding_up(m, 16) * divide_rounding_up(n, 32);
+  const int64_t multiprocessors = gpu.multiprocessors;
+  // At most so many:
+  const bool has_one_tile_per_multiprocessor = tiles <= multiprocessors;
+  const bool has_two_tiles_per_multiprocessor = tiles <= 2 * multiprocessors;
+  const bool has_four_tiles_per_multiprocessor = tiles <= 4 * multiprocessors;
+
+  // Up to 8 rows, at either precision, torch's product wins only with many tiles and a short K.
+  if (m <= 8) return has_four_tiles_per_multiprocessor || k >= 512;
+
+  // With more rows at `high`, one tensor-core product per element pair is faster.
+  if (product.precision != Precision::kHighest) return false;
+
+  if (m <= 16) {
+    const bool has_few_tiles = k >= 256 && has_two_tiles_per_multiprocessor;
+    const bool has_long_sums = k >= 512;
+    return has_few_tiles || has_long_sums;
   }
-  if (m <= 16 || n <= 64 || (n <= 128 && k >= 1 << 15)) return false;
-  const double weight = n * n * k, all = (m * n + (1 << 17)) * k;
-  // Rows of the output that are not aligned take as long to store as short sums to compute.
-  if (k < 64 && linear.n % 4 != 0 && weight < 1 << 27) return false;
-  if (has_vectors) return weight >= 1 << 24 && all >= 1 << 28;
-  return m > 64 && m * n >= 1 << 16 && weight >= 1 << 26 && all >= 1 << 30;
+
+  // With more than 16 rows, small products alone win: at most two tiles for each multiprocessor,
+  // and at most 2^27 multiplications, or 2^28 where the tiles are few or narrow. A tile of fewer
+  // than 32 features takes as long as one of 32.
+  if (n < 8 || !has_two_tiles_per_multiprocessor) return false;
+  const bool has_few_or_narrow_tiles = has_one_tile_per_multiprocessor || n < 32;
+  const int64_t most_multiplications = has_few_or_narrow_tiles ? 1 << 28 : 1 << 27;
+  const int64_t least_k = has_one_tile_per_multiprocessor ? kLeastK : 256;
+  const int64_t multiplications = m * std::max<int64_t>(n, 32) * k;
+  return k >= least_k && multiplications <= most_multiplications;
 }
 
-// Whether one product of float32 takes less time than torch's TF32. A transposed x is copied first,
-// which few features do not pay for.
-inline bool single_gains(const LinearArguments& linear) {
-  const int64_t least = int64_t{linear.relu ? 5 : 10} << 30;
-  return linear.m > 512 && (linear.n - 768) * linear.m >= least / linear.k &&
-         (!linear.x_is_transposed || linear.n >= 2048);
+// Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
+//
+// By the forward's limits, gradients with a dimension below 512 ran at 0.2 to 0.9 of the speed of
+// torch's product. The last condition is fitted to measured times: M * N has to outgrow costs that
+// are proportional to M and to N, and a constant that weighs more where K is short.
+inline bool fp16x3_gradient_wins(const Product& product) {
+  const double m = product.m;
+  const double n = product.n;
+  const double k = product.k;
+  const bool has_long_sums = k >= 64;
+  const bool has_large_weight = n * k >= 1 << 17;
+  if (!has_long_sums || !has_large_weight) return false;
+  return m * n >= 150 * m + 100 * n + (1 << 29) / (k - 40);
 }
 
-// The path to try for `linear`, of which dtype, precision, relu, m, n, k and x_is_transposed are
-// set. has_vectors: whether the weight can be read as it is, by 16-byte vectors.
-inline Path choose_path(const LinearArguments& linear, const Gpu& gpu, bool has_vectors) {
-  const int64_t k = linear.k;
-  const bool is_float32 = linear.dtype == DType::kFloat32, is_hopper = gpu.capability == 90;
-  const bool is_large = linear.m * linear.n >= kLargeResult;
-  if (linear.dtype == DType::kFloat64) return Path::kTorch;
-  if (is_hopper && is_float32 && linear.relu && has_vectors && is_skinny(linear, gpu)) {
-    return Path::kSkinny;
+// Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
+//
+// Of 2,343 measured forwards, one is more than 1.5% slower than torch's by these limits, and the
+// geometric mean of the ratios is 1.87. Simple thresholds on M * N, N * K, K and N left 63 slower.
+inline bool fp16x3_forward_wins(const Product& product) {
+  const double m = product.m;
+  const double n = product.n;
+  const double k = product.k;
+
+  // skinny.cu or torch compute up to 16 rows faster.
+  const bool has_enough_rows = m > 16;
+  // With up to 64 features, and with up to 128 and a long K, torch's product is faster. Most of a
+  // tile is padding there.
+  const bool has_enough_features = n > 64 && (n > 128 || k < 1 << 15);
+  if (!has_enough_rows || !has_enough_features) return false;
+
+  // Two measures of work, fitted to measured times. Each has to be large enough for our kernel to
+  // win.
+  const double features_squared_k = n * n * k;
+  const double work = (m * n + (1 << 17)) * k;
+
+  // Storing rows of out that are not aligned to 16 bytes takes as long as computing short sums.
+  const bool has_unaligned_output_rows = product.n % 4 != 0;
+  const bool stores_dominate = k < 64 && has_unaligned_output_rows && features_squared_k < 1 << 27;
+  if (stores_dominate) return false;
+
+  if (product.weight_has_vector_rows) {
+    return features_squared_k >= 1 << 24 && work >= 1 << 28;
   }
-  if (is_float32 && linear.precision == Precision::kHighest) {
-    if (is_hopper && fp16x3_gains(linear, has_vectors)) return Path::kSm90;
-    return gpu.capability == 80 && is_large && k >= 1024 ? Path::kSm80 : Path::kTorch;
+  // The weight is copied first. More work must pay for the copy.
+  const bool has_rows_for_copy = m > 64 && m * n >= 1 << 16;
+  return has_rows_for_copy && features_squared_k >= 1 << 26 && work >= 1 << 30;
+}
+
+// Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
+inline bool fp16x3_wins(const Product& product) {
+  if (product.k < kLeastK) return false;
+  return product.has_relu ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
+}
+
+// Returns whether sm90's gemm_single computes a float32 product at `high` in less time than torch's
+// TF32 product.
+//
+// The kernel converts both operands to fp16, and cuBLAS does not: that costs as much as 768
+// features of the product do (fitted). By the forward's limits the gradient [8192, 5200] x 512 ran
+// at 0.83 of torch's speed, so gradients need twice the work.
+inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
+  const bool has_enough_rows = product.m > 512;
+  const int64_t least_multiplications = int64_t{product.has_relu ? 5 : 10} << 30;
+  const bool pays_for_conversion =
+      (product.n - 768) * product.m >= least_multiplications / product.k;
+  // A transposed x is copied first. Few features do not pay for the copy.
+  const bool pays_for_copy = !product.x_is_transposed || product.n >= 2048;
+  const bool fills_waves = wave_utilization(product, gpu) >= 0.6;
+  return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
+}
+
+// Returns whether sm90's gemm_single computes a product of half types in less time than cuBLAS. Its
+// tiles of 256 x 256 win only where they nearly fill their waves.
+inline bool single_half_wins(const Product& product, const Gpu& gpu) {
+  return wave_utilization(product, gpu) >= 0.9;
+}
+
+// Returns the path to try. The caller still asks the kernel whether it supports the operands.
+inline Path choose_path(const Product& product, const Gpu& gpu) {
+  if (product.dtype == DType::kFloat64) return Path::kTorch;
+  const bool is_float32 = product.dtype == DType::kFloat32;
+  const bool is_hopper = gpu.capability == 90;
+  const bool has_large_result = product.m * product.n >= kLargeResult;
+
+  const bool may_be_skinny =
+      is_hopper && is_float32 && product.has_relu && product.weight_has_vector_rows;
+  if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
+
+  if (is_float32 && product.precision == Precision::kHighest) {
+    if (is_hopper && fp16x3_wins(product)) return Path::kSm90;
+    // By the arithmetic rates of compute capability 8.0, not measured.
+    const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= 1024;
+    return sm80_wins ? Path::kSm80 : Path::kTorch;
   }
-  if (!is_hopper || !is_large || k < (is_float32 || linear.relu ? 1024 : 256)) return Path::kTorch;
-  const bool gains =
-      is_float32 ? single_gains(linear) && fill(linear, gpu) >= 0.6 : fill(linear, gpu) >= 0.9;
-  return gains ? Path::kSm90 : Path::kTorch;
+
+  // One tensor-core product per element pair: half types, and float32 at `high`. Gradients of half
+  // types win from a shorter K on.
+  const int64_t least_k = is_float32 || product.has_relu ? 1024 : 256;
+  if (!is_hopper || !has_large_result || product.k < least_k) return Path::kTorch;
+  const bool single_wins =
+      is_float32 ? single_float32_wins(product, gpu) : single_half_wins(product, gpu);
+  return single_wins ? Path::kSm90 : Path::kTorch;
 }
 
 }  // namespace kernels

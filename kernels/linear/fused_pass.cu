@@ -1,6 +1,18 @@
-// The passes beside torch's product, over out and grad_output [m, n], mask [m, (n + 7) / 8].
-// Forward: ReLU and division in place, and the mask for backward. Backward, before its own
-// products: mask, division, and the column sums for the bias.
+// The fused pass: what this project computes beside torch's own product, where no GEMM kernel of
+// its own is used. linear_op.cpp calls it through launchers.h.
+//
+//   linear_fused_pass          Forward, after torch has written z = x weight^T + bias to out:
+//                              out = relu(out) / divisor in place, and the mask for backward.
+//   linear_fused_pass_backward Backward, before torch's products: grad_z = grad_output / divisor
+//                              where the mask's bit is 1, else 0. Also grad_bias, the sum of each
+//                              column of grad_z.
+//
+// Shapes: out, grad_output and grad_z [m, n], contiguous, of any floating dtype; grad_bias [n];
+// mask [m, (n + 7) / 8] bytes. Each row of the mask begins with a byte of its own, and bit j % 8 of
+// byte j / 8 of a row belongs to column j.
+//
+// Why it is fast: one pass over memory takes the place of torch's two or three elementwise kernels
+// and of its column sum. Each matrix is read once or written once, in 16-byte accesses.
 
 #include <algorithm>
 #include <type_traits>
@@ -11,64 +23,112 @@
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 
-namespace kernels::epilogue {
+namespace kernels::fused_pass {
 
-// The type that a dtype is computed in.
+// The type in which elements of type T are computed and summed.
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-constexpr int kMaskColumns = 8;  // of a byte
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+// How the bits of the mask are stored: each row of n bits is padded to whole bytes.
+struct MaskLayout {
+  static constexpr int kColumns = 8;  // of a byte
 
-// A thread's neighbouring columns of a row: one vector, or fewer at the row's end. Of rows that are
-// not aligned, they are accessed one by one.
+  __host__ __device__ static constexpr int64_t row_bytes(int64_t n) {
+    return divide_up(n, kColumns);
+  }
+};
+
+// The neighbouring elements of a row that a thread handles: one 16-byte vector, fewer elements at
+// the end of the row, or none past it. If rows are not aligned to 16 bytes, the elements are
+// accessed one by one.
 template <typename T>
-struct Elements {
+struct RowVector {
   static constexpr int kSize = Vector<T>::kSize;
-  int64_t first;  // column
-  int count;
-  bool is_vector;
+  int64_t first;   // column of the first element
+  int count;       // of elements, 0 to kSize
+  bool is_vector;  // whether one 16-byte access moves them
 
-  __device__ Elements(int64_t first, int64_t n, bool is_aligned)
+  __device__ RowVector(int64_t first, int64_t n, bool is_aligned)
       : first(first),
         count(static_cast<int>(min(max(n - first, int64_t{0}), int64_t{kSize}))),
         is_vector(is_aligned && count == kSize) {}
 
-  // `at` is the first element's place. Elements past the row are 0, and are not stored.
-  __device__ Vector<T> load(const T* at) const {
-    if (is_vector) return load_vector(at, l2_policy(false));
+  // Loads the elements; `from` is the address of the first. Those past the end of the row are 0.
+  __device__ Vector<T> load(const T* from) const {
+    // nvcc does not split a load that has an L2 policy, even if it is the policy of ordinary loads.
+    if (is_vector) return load_vector(from, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) v.value[j] = j < count ? at[j] : T{};
+    for (int j = 0; j < kSize; ++j) v.value[j] = j < count ? from[j] : T{};
     return v;
   }
-  __device__ void store(T* at, const Vector<T>& v) const {
+
+  // Stores the elements that exist; `to` is the address of the first.
+  __device__ void store(T* to, const Vector<T>& v) const {
     if (is_vector) {
       uint4 bits;
       memcpy(&bits, &v, sizeof(bits));
-      // nvcc would make one store of an ordinary one and of the first below, and split the rest.
-      return ptx::store_global_four(at, bits);
+      // The asm statement keeps this store whole. nvcc would merge the first element's part of an
+      // ordinary 16-byte store with the first store of the loop below, and split the rest.
+      return ptx::store_global_four(to, bits);
     }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      if (j < count) at[j] = v.value[j];
+      if (j < count) to[j] = v.value[j];
     }
   }
 };
 
-// out [rows, n], mask [rows, (n + 7) / 8] or null. A row has `vectors`, all rows have `all`. A
-// thread makes one: two side by side would read every sector of memory twice.
+// ----------------------------------------------------------------------------------------- forward
+
+// The constants of forward_kernel.
+struct ForwardConfig {
+  static constexpr int kThreads = 256;  // of a block
+
+  // Vectors of a row. A row is padded to whole bytes of the mask, so that all threads that share a
+  // byte are in one warp. A padding vector has no elements.
+  template <typename T>
+  static int64_t row_vectors(int64_t n) {
+    constexpr int kVectorsPerByte = MaskLayout::kColumns / Vector<T>::kSize;
+    return MaskLayout::row_bytes(n) * kVectorsPerByte;
+  }
+};
+
+// Returns the row that vector number `vector` belongs to, in a matrix of all_vectors vectors, of
+// which each row has row_vectors. Where the numbers fit, the division has 32 bits, which is several
+// times as fast as one of 64 bits.
+__device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t all_vectors) {
+  if (row_vectors == all_vectors) return 0;
+  if (all_vectors <= UINT32_MAX) {
+    return static_cast<uint32_t>(vector) / static_cast<uint32_t>(row_vectors);
+  }
+  return vector / row_vectors;
+}
+
+// In place: out [rows, n] = relu(out) / divisor. mask [rows, (n + 7) / 8], or null.
+//
+// Each thread handles one vector. With two vectors side by side, a thread would read every sector
+// of memory twice; in float32 and with a mask, [1024, 8192] and [8192, 8192] then take 61% and 69%
+// longer. For n = 11 in float32, a vector has 4 elements, a row is padded to 4 vectors, and the
+// threads have these elements:
+//
+//   thread        0       1       2       3    |    4       5     ...
+//   row           0       0       0       0    |    1       1
+//   columns      0..3    4..7    8..10   none  |   0..3    4..7
+//   mask byte     0       0       1       1    |    2       2
+//
+// The first thread of a byte of the mask stores it: threads 0, 2 and 4 in the example.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(ForwardConfig::kThreads)
     forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t n,
-                   int64_t vectors, int64_t all, bool is_aligned) {
+                   int64_t row_vectors, int64_t all_vectors, bool is_aligned) {
   constexpr int kSize = Vector<T>::kSize;
-  const int64_t vector = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t row = vectors == all ? 0
-                      : all <= UINT32_MAX
-                          ? static_cast<uint32_t>(vector) / static_cast<uint32_t>(vectors)
-                          : vector / vectors;
-  const Elements<T> elements((vector - row * vectors) * kSize, vector < all ? n : 0, is_aligned);
+  const int64_t vector = static_cast<int64_t>(blockIdx.x) * ForwardConfig::kThreads + threadIdx.x;
+  const int64_t row = row_of(vector, row_vectors, all_vectors);
+  const int64_t first_column = (vector - row * row_vectors) * kSize;
+  // Threads after the last vector have no elements, but take part in the exchange of bits.
+  const int64_t columns = vector < all_vectors ? n : 0;
+  const RowVector<T> elements(first_column, columns, is_aligned);
   out += row * n + elements.first;
   Vector<T> z = elements.load(out);
   uint32_t bits = 0;
@@ -80,110 +140,113 @@ __global__ void __launch_bounds__(kThreads)
   }
   elements.store(out, z);
   if (mask == nullptr) return;
-  const int place = static_cast<int>(elements.first % kMaskColumns);
+
+  // The threads of a byte combine their bits, as in relu.cu, where store_bits has a picture.
+  const int place = static_cast<int>(elements.first % MaskLayout::kColumns);
   bits <<= place;
 #pragma unroll
-  for (int other = 1; other < kMaskColumns / kSize; other *= 2) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, other);
+  for (int lane = 1; lane < MaskLayout::kColumns / kSize; lane *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, lane);
   }
   if (place != 0 || elements.count == 0) return;
-  mask[row * divide_up(n, kMaskColumns) + elements.first / kMaskColumns] =
+  mask[row * MaskLayout::row_bytes(n) + elements.first / MaskLayout::kColumns] =
       static_cast<uint8_t>(bits);
 }
 
-constexpr int kBatch = 2;  // rows that a thread loads before it stores the first
-constexpr int kRun = 64;   // gradients of a column are summed in runs: the error stays small
-static_assert(kRun % kBatch == 0, "a run ends where a batch does");
-// Blocks that a multiprocessor runs at once, by their registers. The grid has about as many as an
-// H200 runs: with twice as many, half types take a tenth longer.
-__host__ __device__ constexpr int blocks_each(int element_bytes) {
-  return element_bytes < 8 ? 4 : 3;
-}
-constexpr int64_t kMultiprocessors = 128;
+// ---------------------------------------------------------------------------------------- backward
 
-// The grid over a matrix. A block has `lanes` neighbouring threads a row.
+// The constants of backward_kernel.
+struct BackwardConfig {
+  static constexpr int kThreads = 256;  // of a block
+  static constexpr int kWarps = kThreads / 32;
+  // Rows that a thread loads before it stores the first. In half types, [1024, 8192] and
+  // [8192, 8192] take 5% and 7% longer with one row. With four rows they take 9% and 1% longer, and
+  // registers spill on other GPUs.
+  static constexpr int kBatch = 2;
+  // A thread sums its rows in runs of this many, and then sums the runs, so that the rounding error
+  // stays small however many rows there are.
+  static constexpr int kRun = 64;
+  static_assert(kRun % kBatch == 0, "a run ends where a batch does");
+  // The grid has about as many blocks as an H200, with 132 multiprocessors, runs at once. With
+  // twice as many, half types take a tenth longer.
+  static constexpr int64_t kMultiprocessors = 128;
+
+  // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.
+  __host__ __device__ static constexpr int blocks_per_multiprocessor(int element_bytes) {
+    return element_bytes < 8 ? 4 : 3;
+  }
+};
+
+// How the threads of backward_kernel share a matrix [m, n]. A block covers `rows` rows of a strip
+// of columns. In a row of the strip it has `lanes` threads side by side, each with one vector, so
+// that 256 / lanes rows are handled at once. With 32 lanes:
+//
+//                 strip of 32 vectors
+//              .-----------------------.
+//   row 0      | t0     t1   ...  t31  |     the threads of warp 0
+//   row 1      | t32    t33  ...  t63  |     the threads of warp 1
+//   ...        |                       |
+//   row 7      | t224   t225 ...  t255 |
+//   row 8      | t0     t1   ...  t31  |     the threads of warp 0 again
+//   ...
+//
+// The rows of a thread are 8 apart here. Narrow matrices have fewer lanes, so that a warp has
+// several rows at once.
 struct BlockGrid {
-  int lanes = 1;
-  int64_t columns;  // blocks along a row
-  int64_t rows;     // of the matrix, in one block
+  int lanes = 1;    // threads side by side in a row: a power of two up to 32
+  int64_t columns;  // blocks along a row: the number of strips
+  int64_t rows;     // rows of the matrix in one block
   int64_t count;    // blocks along a column
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
-    const auto blocks = [=](int lanes) { return divide_up(n, lanes * 16 / element_bytes); };
-    // Idle threads cost time, and so do more blocks along a row: as much as 4 threads each.
-    const auto cost = [=](int lanes) { return blocks(lanes) * (lanes + 4); };
+    const auto strips = [=](int lanes) { return divide_up(n, lanes * 16 / element_bytes); };
+    // The threads of all strips cost time, idle ones at the end of a row, too. Each strip costs as
+    // much as 4 threads more.
+    const auto cost = [=](int lanes) { return strips(lanes) * (lanes + 4); };
     for (int more = 2; more <= 32; more *= 2) {
       if (cost(more) < cost(lanes)) lanes = more;
     }
-    columns = blocks(lanes);
-    const int64_t at_once = kThreads / lanes;
-    const int64_t wanted =
-        std::max<int64_t>(kMultiprocessors * blocks_each(element_bytes) / columns, 1);
-    rows = std::max<int64_t>(divide_up(divide_up(m, wanted), at_once), 1) * at_once;
+    columns = strips(lanes);
+    const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
+    const int64_t blocks_at_once =
+        BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
+    const int64_t blocks_per_strip = std::max<int64_t>(blocks_at_once / columns, 1);
+    const int64_t steps = divide_up(divide_up(m, blocks_per_strip), rows_at_once);
+    rows = std::max<int64_t>(steps, 1) * rows_at_once;
     count = std::max<int64_t>(divide_up(m, rows), 1);
   }
 };
 
-// grad_output and grad_z [m, n], mask [m, (n + 7) / 8], sums [gridDim.y, n] or null.
+// Adds up the column sums of a block, of which each thread has those of its own rows: total[j] is
+// the sum of element j of its vector. Stores them in row blockIdx.y of sums [gridDim.y, n]. The
+// order of the additions is always the same, so that equal inputs give equal bits.
+//
+//   1. Within a warp that has several rows, shuffles add up the totals of equal columns. With 8
+//      lanes, for example, threads t, t ^ 8, t ^ 16 and t ^ 24 have the same columns.
+//   2. Each warp stores its sums in shared memory. Warp j then adds up element j of the vectors
+//      over all warps; its thread `lane` does that for the vector of that lane:
+//
+//        partial     element 0   element 1   element 2   ...
+//        warp 0          |           |           |
+//        warp 1          |           |           |
+//        ...             v           v           v
+//        warp 7       added by    added by    added by
+//                      warp 0      warp 1      warp 2
 template <typename T>
-__global__ void __launch_bounds__(kThreads, blocks_each(sizeof(T)))
-    backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
-                    T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows, int lanes,
-                    bool is_aligned) {
-  start_next_kernel();
+__device__ void store_column_sums(Compute<T> (&total)[Vector<T>::kSize], Compute<T>* sums,
+                                  const RowVector<T>& elements, int64_t n, int lanes) {
   constexpr int kSize = Vector<T>::kSize;
-  const int lane = threadIdx.x % lanes, at_once = kThreads / lanes;
-  const int64_t row_bytes = divide_up(n, kMaskColumns);
-  const Elements<T> elements((blockIdx.x * int64_t{lanes} + lane) * kSize, n, is_aligned);
-  const int64_t begin = blockIdx.y * rows + threadIdx.x / lanes;
-  const int64_t end = min((blockIdx.y + int64_t{1}) * rows, m);
-  // The thread's rows, at_once apart.
-  const int count = elements.count > 0 ? static_cast<int>(divide_up(end - begin, at_once)) : 0;
-  const int64_t step = at_once * n, mask_step = at_once * row_bytes;
-  int64_t at = begin * n + elements.first;
-  mask += begin * row_bytes + elements.first / kMaskColumns;
-
-  Compute<T> total[kSize] = {}, run[kSize] = {};
-  for (int done = 0; done < count; done += kBatch) {
-    Vector<T> grad[kBatch];
-    uint32_t bits[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (done + i >= count) continue;
-      grad[i] = elements.load(grad_output + at + i * step);
-      bits[i] = mask[i * mask_step] >> elements.first % kMaskColumns;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (done + i >= count) continue;
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        T& v = grad[i].value[j];
-        v = static_cast<T>(divisor.quotient(static_cast<Compute<T>>(v)));
-        if (!(bits[i] >> j & 1)) v = T{};
-        run[j] += static_cast<Compute<T>>(v);
-      }
-      elements.store(grad_z + at + i * step, grad[i]);
-    }
-    at += kBatch * step, mask += kBatch * mask_step;
-    if ((done + kBatch) % kRun != 0) continue;
-#pragma unroll
-    for (int j = 0; j < kSize; ++j) total[j] += run[j], run[j] = 0;
-  }
-#pragma unroll
-  for (int j = 0; j < kSize; ++j) total[j] += run[j];
-  if (sums == nullptr) return;
-
-  // The sums of a column over the block, always in the same order.
+  constexpr int kWarps = BackwardConfig::kWarps;
+  static_assert(kSize <= kWarps, "each warp adds up one element of the vectors, or none");
   __shared__ Compute<T> partial[kWarps][kSize][32];
-  for (int other = 16; other >= lanes; other /= 2) {
+  const int lane = threadIdx.x % lanes;
+  for (int distance = 16; distance >= lanes; distance /= 2) {
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) total[j] += __shfl_xor_sync(0xffffffff, total[j], other);
+    for (int j = 0; j < kSize; ++j) total[j] += __shfl_xor_sync(0xffffffff, total[j], distance);
   }
 #pragma unroll
   for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = total[j];
   __syncthreads();
-  static_assert(kSize <= kWarps, "each warp adds up one element of the vectors, or none");
   const int j = threadIdx.x / 32;
   if (threadIdx.x % 32 >= lanes || j >= elements.count) return;
   Compute<T> sum{0};
@@ -192,74 +255,175 @@ __global__ void __launch_bounds__(kThreads, blocks_each(sizeof(T)))
   sums[blockIdx.y * n + elements.first + j] = sum;
 }
 
-// grad_bias [n], the sums of the `count` rows of sums, always in the same order. A warp has 32
-// columns, and every kWarps-th row: a narrow matrix has many, and each takes a latency of L2.
+// grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
+// [gridDim.y, n] is not null, row b of it gets the column sums of grad_z over the rows of the
+// blocks with blockIdx.y = b. `rows` and `lanes` are those of BlockGrid.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(BackwardConfig::kThreads,
+                                  BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
+    backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
+                    T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows, int lanes,
+                    bool is_aligned) {
+  // If the next kernel is one of our GEMM kernels, its blocks may start beside the last of these.
+  start_next_kernel();
+  constexpr int kSize = Vector<T>::kSize;
+  constexpr int kBatch = BackwardConfig::kBatch;
+  const int lane = threadIdx.x % lanes;
+  const int rows_at_once = BackwardConfig::kThreads / lanes;
+  const int64_t row_bytes = MaskLayout::row_bytes(n);
+  const RowVector<T> elements((blockIdx.x * int64_t{lanes} + lane) * kSize, n, is_aligned);
+
+  // The thread's rows: `count` of them, from `begin` on, rows_at_once apart.
+  const int64_t begin = blockIdx.y * rows + threadIdx.x / lanes;
+  const int64_t end = min((blockIdx.y + int64_t{1}) * rows, m);
+  const bool has_columns = elements.count > 0;
+  const int count = has_columns ? static_cast<int>(divide_up(end - begin, rows_at_once)) : 0;
+  const int64_t step = rows_at_once * n;  // elements from one of the rows to the next
+  const int64_t mask_step = rows_at_once * row_bytes;
+  int64_t at = begin * n + elements.first;
+  mask += begin * row_bytes + elements.first / MaskLayout::kColumns;
+
+  Compute<T> total[kSize] = {};  // of the runs that are complete
+  Compute<T> run[kSize] = {};    // of the current run
+  for (int done = 0; done < count; done += kBatch) {
+    Vector<T> grad[kBatch];
+    uint32_t bits[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (done + i >= count) continue;
+      grad[i] = elements.load(grad_output + at + i * step);
+      bits[i] = mask[i * mask_step] >> elements.first % MaskLayout::kColumns;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (done + i >= count) continue;
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        T& v = grad[i].value[j];
+        v = static_cast<T>(divisor.quotient(static_cast<Compute<T>>(v)));
+        const bool passes = bits[i] >> j & 1;
+        if (!passes) v = T{};
+        run[j] += static_cast<Compute<T>>(v);
+      }
+      elements.store(grad_z + at + i * step, grad[i]);
+    }
+    at += kBatch * step;
+    mask += kBatch * mask_step;
+    const bool run_is_complete = (done + kBatch) % BackwardConfig::kRun == 0;
+    if (!run_is_complete) continue;
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      total[j] += run[j];
+      run[j] = 0;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) total[j] += run[j];
+  if (sums != nullptr) store_column_sums<T>(total, sums, elements, n, lanes);
+}
+
+// The constants of add_partials_kernel.
+struct AddPartialsConfig {
+  static constexpr int kThreads = 256;  // of a block
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kColumns = 32;  // of a block: one a lane
+};
+
+// grad_bias [n] = the sums of the columns of sums [count, n], always added in the same order.
+//
+// A block handles 32 columns, one a lane. Its 8 warps share the rows: warp w adds up rows w, w + 8,
+// w + 16 and so on, and then warp 0 adds up the sums of the warps. One warp alone would be slow,
+// because sums has many rows if the matrix is narrow, and each row takes a latency of L2.
+template <typename T>
+__global__ void __launch_bounds__(AddPartialsConfig::kThreads)
     add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
   start_next_kernel();
-  static_assert(kMultiprocessors * blocks_each(sizeof(T)) <= kRun * kWarps,
-                "a warp's rows are a run");
-  const int lane = threadIdx.x % 32, first = threadIdx.x / 32;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  constexpr int kWarps = AddPartialsConfig::kWarps;
+  constexpr int kColumns = AddPartialsConfig::kColumns;
+  static_assert(
+      BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(sizeof(T)) <=
+          BackwardConfig::kRun * kWarps,
+      "a warp adds up no more rows than a run has, so that its error is as small");
+  const int lane = threadIdx.x % 32;
+  const int own_warp = threadIdx.x / 32;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
   Compute<T> total{0};
   if (column < n) {
 #pragma unroll 8
-    for (int64_t row = first; row < count; row += kWarps) total += sums[row * n + column];
+    for (int64_t row = own_warp; row < count; row += kWarps) total += sums[row * n + column];
   }
-  __shared__ Compute<T> partial[kWarps][32];
-  partial[first][lane] = total;
+  __shared__ Compute<T> partial[kWarps][kColumns];
+  partial[own_warp][lane] = total;
   __syncthreads();
-  if (first > 0 || column >= n) return;
+  if (own_warp > 0 || column >= n) return;
 #pragma unroll
   for (int warp = 1; warp < kWarps; ++warp) total += partial[warp][lane];
   grad_bias[column] = static_cast<T>(total);
 }
 
-}  // namespace kernels::epilogue
+// ---------------------------------------------------------------------------------------- launches
+
+// The bytes of an element.
+inline int bytes_of(DType dtype) {
+  if (dtype == DType::kFloat64) return 8;
+  if (dtype == DType::kFloat32) return 4;
+  return 2;
+}
+
+}  // namespace kernels::fused_pass
 
 namespace kernels::cuda {
 
-using namespace epilogue;
-
-int linear_epilogue(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
-                    CUstream_st* stream) {
-  if (mask == nullptr || n % kMaskColumns == 0) n *= m, m = 1;  // nothing tells the rows apart
+int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
+                      CUstream_st* stream) {
+  using namespace fused_pass;
+  // Where no mask's row is padded, a matrix is the same as one long row.
+  const bool is_one_row = mask == nullptr || n % MaskLayout::kColumns == 0;
+  if (is_one_row) {
+    n *= m;
+    m = 1;
+  }
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    // Vectors that share a byte of the mask share a warp.
-    constexpr int kSize = Vector<T>::kSize, kTogether = kMaskColumns / kSize;
-    const int64_t vectors = divide_up(n, kMaskColumns) * kTogether;
-    return launch<forward_kernel<T>>(blocks_of(m * vectors, kThreads), kThreads, stream,
-                                     static_cast<T*>(out), Divisor<Compute<T>>(divisor), mask, n,
-                                     vectors, m * vectors,
-                                     has_aligned_rows(out, m == 1 ? 0 : n * sizeof(T)));
+    const int64_t row_vectors = ForwardConfig::row_vectors<T>(n);
+    const int64_t all_vectors = m * row_vectors;
+    const int64_t row_bytes = m == 1 ? 0 : n * sizeof(T);
+    return launch<forward_kernel<T>>(blocks_of(all_vectors, ForwardConfig::kThreads),
+                                     ForwardConfig::kThreads, stream, static_cast<T*>(out),
+                                     Divisor<Compute<T>>(divisor), mask, n, row_vectors,
+                                     all_vectors, has_aligned_rows(out, row_bytes));
   });
 }
 
-size_t linear_epilogue_backward_workspace(DType dtype, int64_t m, int64_t n) {
-  const int bytes = dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
-  return BlockGrid(m, n, bytes).count * n * std::max(bytes, 4);
+// The bytes of sums [gridDim.y, n], in float, or in double for float64.
+size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n) {
+  const int element_bytes = fused_pass::bytes_of(dtype);
+  const int sum_bytes = std::max(element_bytes, 4);
+  return fused_pass::BlockGrid(m, n, element_bytes).count * n * sum_bytes;
 }
 
-int linear_epilogue_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                             double divisor, void* grad_z, void* grad_bias, void* workspace,
-                             int64_t m, int64_t n, CUstream_st* stream) {
+int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
+                               double divisor, void* grad_z, void* grad_bias, void* workspace,
+                               int64_t m, int64_t n, CUstream_st* stream) {
+  using namespace fused_pass;
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    T* const bias = static_cast<T*>(grad_bias);
-    Compute<T>* const sums = bias == nullptr ? nullptr : static_cast<Compute<T>*>(workspace);
-    const int64_t stride = n * sizeof(T);
+    using Sum = Compute<T>;
+    const bool has_bias = grad_bias != nullptr;
+    Sum* const sums = has_bias ? static_cast<Sum*>(workspace) : nullptr;
+    const int64_t row_bytes = n * sizeof(T);
+    const bool is_aligned =
+        has_aligned_rows(grad_output, row_bytes) && has_aligned_rows(grad_z, row_bytes);
     const BlockGrid grid(m, n, sizeof(T));
     const dim3 blocks(static_cast<unsigned>(grid.columns), static_cast<unsigned>(grid.count));
-    const int status = launch<backward_kernel<T>>(
-        blocks, kThreads, stream, static_cast<const T*>(grad_output), mask,
-        Divisor<Compute<T>>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows, grid.lanes,
-        has_aligned_rows(grad_output, stride) && has_aligned_rows(grad_z, stride));
-    if (status != cudaSuccess || bias == nullptr) return status;
-    return launch<add_partials_kernel<T>>(blocks_of(n, 32), kThreads, stream,
-                                          static_cast<const Compute<T>*>(sums), grid.count, n,
-                                          bias);
+    const int status = launch<backward_kernel<T>>(blocks, BackwardConfig::kThreads, stream,
+                                                  static_cast<const T*>(grad_output), mask,
+                                                  Divisor<Sum>(divisor), static_cast<T*>(grad_z),
+                                                  sums, m, n, grid.rows, grid.lanes, is_aligned);
+    if (status != cudaSuccess || !has_bias) return status;
+    return launch<add_partials_kernel<T>>(
+        blocks_of(n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,
+        static_cast<const Sum*>(sums), grid.count, n, static_cast<T*>(grad_bias));
   });
 }
 

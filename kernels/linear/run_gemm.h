@@ -1,120 +1,68 @@
-// One product on a GPU by the kernels of this folder: operands, precision, path, launch.
+// One product on a GPU by the GEMM kernels of this folder: out [M, N] = x [M, K] times weight [N,
+// K] transposed, with or without the epilogue (bias, ReLU, division, mask).
+//
+// forward.h and backward.h call run_gemm first, and torch's own product where it returns nothing.
+// The steps: choose a path, make the operands readable, ask the kernel, allocate, launch.
 
 #pragma once
 
-#include <ATen/Context.h>
-#include <torch/version.h>
-
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
+#include <optional>
 
 #include "linear/choose_path.h"
+#include "linear/float32_precision.h"
+#include "linear/operands.h"
 #include "torch_support/tensor.h"
 
 namespace kernels {
 
-// x [..., k], weight [n, k], bias [n] if there is one.
-struct LinearInputs {
-  const Tensor& x;
-  const Tensor& weight;
-  const std::optional<Tensor>& bias;
-  double divisor;
-};
-
-// A float32 product on a GPU has the accuracy of TF32 where cuBLAS would round the operands of
-// torch's to TF32, or else that of float32. By the first that fits:
-//
-//   fp32_precision "bfx9": torch makes nine products of bfloat16   kHighest
-//   NVIDIA_TF32_OVERRIDE 0, which cuBLAS reads once                kHighest
-//   NVIDIA_TF32_OVERRIDE 1, or fp32_precision "tf32"               kHigh
-//   fp32_precision "ieee" or "none"                                kHighest
-//
-// fp32_precision is that of torch.backends.cuda.matmul, or else cudnn's, or else that of
-// torch.backends. The older setters write the first of these. Context::allowTF32CuBLAS raises an
-// error where old and new setters were mixed.
-inline Precision float32_precision() {
-  static const char tf32_override = [] {
-    const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
-    return value != nullptr && strlen(value) == 1 ? value[0] : '\0';
-  }();
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
-  const std::string setting = at::globalContext().float32Precision("cuda", "matmul");
-  const bool is_tf32 = setting == "tf32", is_float32 = setting == "ieee" || setting == "none";
-#else
-  using at::Float32Precision;
-  const Float32Precision setting =
-      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
-  const bool is_tf32 = setting == Float32Precision::TF32;
-  const bool is_float32 = setting == Float32Precision::IEEE || setting == Float32Precision::NONE;
-#endif
-  const bool rounds = tf32_override != '0' && (is_tf32 || (tf32_override == '1' && is_float32));
-  return rounds ? Precision::kHigh : Precision::kHighest;
-}
-
-// The path that the operator set_linear_path, which is there for tests, demands.
+// The path that the operator set_linear_path asks for. Tests use it to run every kernel on every
+// size; otherwise it is empty, and choose_path decides.
 inline std::optional<Path> demanded_path;
 
-// x as a matrix of these rows; what autograd records of it is a view, or a copy where there is no
-// view.
-inline Tensor as_matrix(const Tensor& x) {
-  return x.dim() == 2 ? x : x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
-}
-
-// The sizes of a tensor with another last one.
-template <typename Size>
-c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
-  if (sizes.empty()) fail("expected a tensor of at least one dimension");
-  c10::SmallVector<Size, 5> result(sizes.begin(), sizes.end());
-  result.back() = last;
-  return result;
-}
-
-// Whether the lines of a matrix, along one dimension, are adjacent elements, do not overlap, and
-// begin at multiples of `alignment` bytes.
-inline bool has_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
-  const int64_t stride = matrix.stride(across);
-  return matrix.stride(along) == 1 && stride >= matrix.size(along) &&
-         is_aligned(matrix, alignment) && stride * matrix.element_size() % alignment == 0;
-}
-inline bool has_rows(const Tensor& matrix, int64_t alignment) {
-  return has_lines(matrix, alignment, /*along=*/1, /*across=*/0);
-}
-inline bool has_columns(const Tensor& matrix, int64_t alignment) {
-  return has_lines(matrix, alignment, /*along=*/0, /*across=*/1);
-}
-
 #ifdef KERNELS_WITH_CUDA
-// A matrix as the kernels read it: its rows, or those of its transpose, are lines as above.
+
+// A matrix as a kernel reads it: the rows of `tensor`, or of its transpose, are adjacent elements.
 struct MatrixView {
   Tensor tensor;
-  int64_t stride;
-  bool is_transposed = false;
+  int64_t stride;              // from one row, or row of the transpose, to the next
+  bool is_transposed = false;  // the kernel reads the rows of the transpose
 };
 
-// A matrix [rows, columns] as it lies, transposed or not, or a copy, with padding that nobody
-// reads.
+// Copies a matrix [rows, columns] so that its rows begin at multiples of `alignment` bytes. Between
+// the rows is padding that nobody reads.
+inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment) {
+  const int64_t rows = matrix.size(0);
+  const int64_t columns = matrix.size(1);
+  const int64_t size = matrix.element_size();
+  const int64_t stride = divide_rounding_up(columns * size, alignment) * alignment / size;
+  const Tensor copy = allocate(matrix, {rows, stride}, matrix.scalar_type()).narrow(1, 0, columns);
+  if (matrix.scalar_type() != at::kFloat || !has_columns(matrix, size)) {
+    copy.copy_(matrix);
+    return {copy, stride};
+  }
+  // A transposed [8192, 8192] takes 163 us on an H200, where torch's copy_ takes 466.
+  Transposition transposition{};
+  transposition.from = matrix.const_data_ptr<float>();
+  transposition.from_stride = matrix.stride(1);
+  transposition.to = copy.mutable_data_ptr<float>();
+  transposition.to_stride = stride;
+  transposition.rows = rows;
+  transposition.columns = columns;
+  const auto transpose_on_gpu = [&](auto stream) {
+    return cuda::transpose(transposition, /*is_needed=*/nullptr, stream);
+  };
+  const auto transpose_on_cpu = [] {};  // never called: the matrix is on a GPU
+  run_on_device(matrix, transpose_on_gpu, transpose_on_cpu);
+  return {copy, stride};
+}
+
+// Returns the matrix itself where the kernel can read it in place, otherwise a copy.
 inline MatrixView readable(const Tensor& matrix, int64_t alignment, bool takes_transposed) {
   if (has_rows(matrix, alignment)) return {matrix, matrix.stride(0)};
-  if (takes_transposed && has_columns(matrix, alignment)) return {matrix, matrix.stride(1), true};
-  const int64_t rows = matrix.size(0), columns = matrix.size(1), size = matrix.element_size();
-  const int64_t stride = (columns * size + alignment - 1) / alignment * alignment / size;
-  const Tensor copy = allocate(matrix, {rows, stride}, matrix.scalar_type()).narrow(1, 0, columns);
-  if (matrix.scalar_type() == at::kFloat && has_columns(matrix, size)) {
-    // 163 us where torch's copy takes 466: [8192, 8192], H200
-    const Transposition transposition{matrix.const_data_ptr<float>(),
-                                      matrix.stride(1),
-                                      copy.mutable_data_ptr<float>(),
-                                      stride,
-                                      rows,
-                                      columns};
-    run_on_device(
-        matrix, [&](auto stream) { return cuda::transpose(transposition, nullptr, stream); },
-        [] {});
-  } else {
-    copy.copy_(matrix);
+  if (takes_transposed && has_columns(matrix, alignment)) {
+    return {matrix, matrix.stride(1), /*is_transposed=*/true};
   }
-  return {copy, stride};
+  return copy_with_aligned_rows(matrix, alignment);
 }
 
 inline Gpu gpu_of(const Tensor& x) {
@@ -123,38 +71,117 @@ inline Gpu gpu_of(const Tensor& x) {
     C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
     return value;
   };
-  return {10 * attribute(cudaDevAttrComputeCapabilityMajor) +
-              attribute(cudaDevAttrComputeCapabilityMinor),
-          attribute(cudaDevAttrMultiProcessorCount)};
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor);
+  const int minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  return {10 * major + minor, attribute(cudaDevAttrMultiProcessorCount)};
 }
 
-// Writes out and mask, if there is one, by the path of choice, on the current device, which is x's.
-// x is [m, k]. Without relu, out is the product, with bias and division, as it is. Undefined where
-// the path is torch's product.
-inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mask) {
+// How a path reads its operands.
+struct OperandRules {
+  int64_t x_alignment, weight_alignment;  // bytes at a multiple of which each row begins
+  bool takes_transposed_x, takes_transposed_weight;
+};
+
+// Returns how the path's kernel reads the operands of this product.
+inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
+  const bool is_float32 = product.dtype == DType::kFloat32;
+  // The fp16x3 kernels: a pass before the product splits x, wherever its rows begin.
+  const bool splits_x = product.precision == Precision::kHighest && path != Path::kSkinny;
+  // sm90's TMA copies need rows that begin at multiples of 16 bytes, and skinny.cu loads vectors.
+  const int64_t kernel_alignment = path == Path::kSm80 ? element_size : 16;
+
+  OperandRules rules{};
+  rules.x_alignment = splits_x ? element_size : kernel_alignment;
+  rules.weight_alignment = kernel_alignment;
+  rules.takes_transposed_x = path == Path::kSm90 && !is_float32;
+  rules.takes_transposed_weight = path == Path::kSm90 && !splits_x;
+  return rules;
+}
+
+// Returns true if the path's kernel can compute the call on this GPU.
+inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
+  switch (path) {
+    case Path::kSkinny:
+      return gpu.capability == 90 && cuda::linear_skinny_supports(linear);
+    case Path::kSm90:
+      return gpu.capability == 90 && cuda::linear_sm90_supports(linear);
+    case Path::kSm80:
+      return gpu.capability >= 80 && cuda::linear_sm80_supports(linear);
+    case Path::kTorch:
+      return false;
+  }
+  return false;
+}
+
+// Returns the bytes of workspace that the path's kernel needs.
+inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
+  switch (path) {
+    case Path::kSm90:
+      return cuda::linear_sm90_workspace(linear);
+    case Path::kSm80:
+      return cuda::linear_sm80_workspace(linear);
+    case Path::kSkinny:
+    case Path::kTorch:
+      return 0;
+  }
+  return 0;
+}
+
+// Launches the path's kernel, and returns the cudaError_t of that.
+inline int launch_gemm(Path path, const LinearArguments& linear, CUstream_st* stream) {
+  switch (path) {
+    case Path::kSkinny:
+      return cuda::linear_skinny(linear, stream);
+    case Path::kSm90:
+      return cuda::linear_sm90(linear, stream);
+    case Path::kSm80:
+      return cuda::linear_sm80(linear, stream);
+    case Path::kTorch:
+      break;
+  }
+  fail("no kernel of ours computes torch's product");
+}
+
+// Describes the product for choose_path.
+inline Product product_of(const LinearInputs& in, bool has_relu) {
+  Product product{};
+  product.dtype = *kernel_dtype(in.x.scalar_type());
+  const bool is_float32 = product.dtype == DType::kFloat32;
+  product.precision = is_float32 ? float32_precision() : Precision::kHigh;
+  product.has_relu = has_relu;
+  product.m = in.x.size(0);
+  product.n = in.weight.size(0);
+  product.k = in.weight.size(1);
+  product.x_is_transposed = !has_rows(in.x, /*alignment=*/1) && has_columns(in.x, /*alignment=*/1);
+  product.weight_has_vector_rows = has_rows(in.weight, /*alignment=*/16);
+  return product;
+}
+
+// Returns out [M, N] in x's dtype, computed on the current stream; an undefined tensor where
+// torch's product is to be used instead.
+//
+// x [M, K] and weight [N, K] are matrices of any strides, on the current device. has_relu: false
+// for a gradient, which is the product alone. mask [M, (N + 7) / 8] is written, unless it is
+// undefined.
+inline Tensor run_gemm(const LinearInputs& in, bool has_relu, const Tensor& mask) {
   if (!in.x.is_cuda()) return {};
-  LinearArguments linear{};
-  linear.dtype = *kernel_dtype(in.x.scalar_type());
-  const bool is_float32 = linear.dtype == DType::kFloat32;
-  linear.precision = is_float32 ? float32_precision() : Precision::kHigh;
-  linear.m = in.x.size(0);
-  linear.n = in.weight.size(0);
-  linear.k = in.weight.size(1);
-  linear.x_is_transposed = !has_rows(in.x, 1) && has_columns(in.x, 1);
-  linear.relu = relu;
+  const Product product = product_of(in, has_relu);
   const Gpu gpu = gpu_of(in.x);
-  const Path path =
-      demanded_path ? *demanded_path : choose_path(linear, gpu, has_rows(in.weight, 16));
+  const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  // sm90's copy engine takes rows that begin at multiples of 16 bytes, as the skinny kernel does.
-  // An x for three products is split first, wherever its rows begin.
-  const int64_t size = in.x.element_size(), alignment = path == Path::kSm80 ? size : 16;
-  const bool is_sm90 = path == Path::kSm90;
-  const bool is_fp16x3 = linear.precision == Precision::kHighest && path != Path::kSkinny;
-  const MatrixView x = readable(in.x, is_fp16x3 ? size : alignment, is_sm90 && !is_float32);
-  const MatrixView weight = readable(in.weight, alignment, is_sm90 && !is_fp16x3);
+  const OperandRules rules = rules_of(path, product, in.x.element_size());
+  const MatrixView x = readable(in.x, rules.x_alignment, rules.takes_transposed_x);
+  const MatrixView weight =
+      readable(in.weight, rules.weight_alignment, rules.takes_transposed_weight);
   const Tensor bias = in.bias ? in.bias->contiguous() : Tensor();
+
+  LinearArguments linear{};
+  linear.dtype = product.dtype;
+  linear.precision = product.precision;
+  linear.m = product.m;
+  linear.n = product.n;
+  linear.k = product.k;
   linear.x = x.tensor.const_data_ptr();
   linear.x_stride = x.stride;
   linear.x_is_transposed = x.is_transposed;
@@ -163,36 +190,28 @@ inline Tensor launch_linear(const LinearInputs& in, bool relu, const Tensor& mas
   linear.weight_is_transposed = weight.is_transposed;
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(in.divisor);
+  linear.relu = has_relu;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  const bool serves =
-      path == Path::kSm80
-          ? gpu.capability >= 80 && cuda::linear_sm80_supports(linear)
-          : gpu.capability == 90 && (is_sm90 ? cuda::linear_sm90_supports(linear)
-                                             : cuda::linear_skinny_supports(linear));
-  if (!serves) {
-    if (demanded_path) fail("the path that set_linear_path chose does not serve this problem");
+  if (!supports(path, gpu, linear)) {
+    if (demanded_path) fail("the path that set_linear_path chose does not support this problem");
     return {};
   }
 
   const Tensor out = allocate(in.x, {linear.m, linear.n}, in.x.scalar_type());
   linear.out = out.mutable_data_ptr();
-  const size_t bytes = path == Path::kSm90   ? cuda::linear_sm90_workspace(linear)
-                       : path == Path::kSm80 ? cuda::linear_sm80_workspace(linear)
-                                             : 0;
-  const Tensor workspace = allocate(in.x, {static_cast<int64_t>(bytes)}, at::kByte);
+  const int64_t bytes = static_cast<int64_t>(workspace_bytes(path, linear));
+  const Tensor workspace = allocate(in.x, {bytes}, at::kByte);
   linear.workspace = workspace.mutable_data_ptr();
-  run_on_device(
-      in.x,
-      [&](auto stream) {
-        return path == Path::kSm90   ? cuda::linear_sm90(linear, stream)
-               : path == Path::kSm80 ? cuda::linear_sm80(linear, stream)
-                                     : cuda::linear_skinny(linear, stream);
-      },
-      [] {});
+  const auto launch_on_gpu = [&](auto stream) { return launch_gemm(path, linear, stream); };
+  const auto launch_on_cpu = [] {};  // never called: x is on a GPU
+  run_on_device(in.x, launch_on_gpu, launch_on_cpu);
   return out;
 }
-#else
-inline Tensor launch_linear(const LinearInputs&, bool, const Tensor&) { return {}; }
+
+#else  // A build without CUDA: torch computes every product.
+
+inline Tensor run_gemm(const LinearInputs&, bool, const Tensor&) { return {}; }
+
 #endif
 
 }  // namespace kernels

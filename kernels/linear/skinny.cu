@@ -1,12 +1,50 @@
-// Linear -> ReLU -> divide of few rows of x in float32, on Hopper: bound by reading the weight.
+// Linear -> ReLU -> divide for few rows of x in float32, on Hopper:
 //
-// No tensor core takes part: 16 rows of float32 need half of the time that the weight takes to
-// arrive. A cluster's blocks share K, each with its range of x in shared memory, and go through
-// tiles of 32 features: a warp multiplies 4 of them with all rows, its lanes side by side along K,
-// while the next weights are prefetched. The blocks' sums, of short runs, are added up in double
-// while they work on the next tile; up to 4 rows have time for runs in double.
+//   out [m, n] = relu(x [m, k] weight [n, k]^T + bias [n]) / divisor;  mask [m, (n + 7) / 8]
 //
-//   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
+// run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names.
+//
+// Why it is fast: with few rows, each element of the weight takes part in few products, so the time
+// is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
+// float32 units need half of the time in which the weight arrives. The kernel keeps reads of the
+// weight in flight all the time.
+//
+// A feature is a row of the weight and a column of out. A cluster of up to 8 blocks computes a tile
+// of kM rows of x (16 at most) and 32 features, and then goes on to further tiles of features. Its
+// blocks share K: each has its own range of K, and holds that range of x in shared memory all the
+// time. For a cluster of 4 blocks:
+//
+//                                  K
+//              | block 0  | block 1  | block 2  | block 3  |
+//      x       |    kM rows; each block has its range in shared memory
+//      weight  |  32 features of the tile, streamed through registers
+//
+// Within a block, warp w multiplies features 4 w to 4 w + 3 of the tile with all rows. In a "step",
+// the warp handles 128 elements of K, and each of its lanes 4 of them:
+//
+//      K of the step      0..3     4..7    ...   124..127
+//      feature 4 w       lane 0   lane 1   ...   lane 31
+//      feature 4 w + 1   lane 0   lane 1   ...   lane 31
+//      feature 4 w + 2   lane 0   lane 1   ...   lane 31
+//      feature 4 w + 3   lane 0   lane 1   ...   lane 31
+//
+// A "stage" is two steps. While a warp multiplies one stage, it loads the weights of the next into
+// registers. At the end of a tile, these are the weights of the next tile.
+//
+// When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
+// added up, in double:
+//
+//   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
+//   2. add_blocks adds the sums of the blocks of a cluster, which read each other's shared memory.
+//      Blocks do this one tile later, so that they hardly ever wait for each other.
+//   3. add_blocks also adds the products of the last k % 4 elements of K, which fill no float4, and
+//      the bias.
+//
+// Accuracy: because add_lanes adds in double and not in float, mean errors are 30% smaller. That
+// takes 6% of the time of 16 rows, and nothing up to 8 rows. The partial sums of a lane are in
+// float if a tile has more than 4 rows. A cluster then has enough blocks, if possible, that such a
+// sum covers 4 stages at most, so that few roundings add up. For up to 4 rows there is time for
+// partial sums in double.
 
 #include <algorithm>
 #include <atomic>
@@ -21,174 +59,185 @@
 
 namespace kernels::skinny {
 
-constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kFeatures = 4, kClusterFeatures = kWarps * kFeatures;  // of a thread; of a cluster
-constexpr int kStep = 128;                                           // of K: four of each lane
-constexpr int kPrefetched = 2;  // steps whose weights are prefetched
-constexpr int kStageK = kPrefetched * kStep;
-constexpr int kBlocksEach = 2;                             // on a multiprocessor
-constexpr int kBytes = 112 * 1024;                         // of shared memory, the most of a block
-constexpr int kLogRanks = 3, kMostRanks = 1 << kLogRanks;  // blocks of a cluster
-constexpr int kMostStages = 4;  // of a run in float, so that its sums stay short
-constexpr int kTileEnd = 1;     // stages that the end of a tile costs
-
-struct Problem {
-  const float *x, *weight;
-  int64_t x_stride, weight_stride;
-  Epilogue<float> epilogue;
-  int k, x_tiles, weight_tiles;
-  int stages;                                           // of kStageK, in each block
-  __device__ int whole_k() const { return k / 4 * 4; }  // add_blocks adds the rest
+// The constants of skinny_kernel and of its launch.
+struct Config {
+  static constexpr int kWarps = 8;  // of a block
+  static constexpr int kThreads = 32 * kWarps;
+  // Features of a warp, and of a tile. With 8 features a warp, in half as many warps, 16 rows of
+  // [8192, 8192] take 15% longer.
+  static constexpr int kFeatures = 4;
+  static constexpr int kTileFeatures = kWarps * kFeatures;
+  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a stage. A stage
+  // is as much as is prefetched. With one step, 16 rows take 11% longer; with four, registers
+  // spill.
+  static constexpr int kLaneK = 4;
+  static constexpr int kStepK = 32 * kLaneK;
+  static constexpr int kSteps = 2;
+  static constexpr int kStageK = kSteps * kStepK;
+  // One block of a multiprocessor loads while the other adds up sums.
+  static constexpr int kBlocksPerMultiprocessor = 2;
+  static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
+  static_assert(kBlocksPerMultiprocessor * (kMaxBytes + 1024) <= 228 * 1024,
+                "two blocks, with 1 KiB each that CUDA reserves, fit into a Hopper multiprocessor");
+  // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
+  static constexpr int kLogMaxClusterSize = 3;
+  static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
+  // The most stages over which a lane should sum in float, so that few roundings add up.
+  static constexpr int kMaxFloatStages = 4;
+  // The time that the end of a tile takes, in stages. If it counts as 2 stages when the cluster
+  // size is chosen, 32 rows take 9% longer.
+  static constexpr int kTileEndStages = 1;
 };
 
-// The type in which kM rows of x are multiplied and summed.
+// The type in which a lane sums its products, for tiles of kM rows of x.
 template <int kM>
 using Sum = std::conditional_t<(kM > 4), float, double>;
 
+// The parameters of skinny_kernel.
+struct Problem {
+  const float* x;
+  const float* weight;
+  int64_t x_stride;
+  int64_t weight_stride;
+  Epilogue<float> epilogue;
+  int k;
+  int x_tiles;       // of kM rows
+  int weight_tiles;  // of kTileFeatures features
+  int stages;        // of K, in each block of a cluster
+
+  // K without the elements after the last whole float4.
+  __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
+};
+
+// The shared memory of a block: the sums of two tiles, double [2][kM][kTileFeatures], and the
+// block's range of x, Sum<kM> [steps][kM][kStepK].
 template <int kM>
-constexpr size_t bytes(int stages) {
-  return kM * (2 * kClusterFeatures * sizeof(double) + stages * kStageK * sizeof(Sum<kM>));
+constexpr size_t shared_bytes(int stages) {
+  return kM *
+         (2 * Config::kTileFeatures * sizeof(double) + stages * Config::kStageK * sizeof(Sum<kM>));
 }
 
-// A step of a row of x in shared memory: 16 bytes of each lane, or, in double, two times that.
-constexpr int kLaneBytes = 16, kWarpBytes = 32 * kLaneBytes;
+// ---------------------------------------------------------------------------- a row of x in a step
 
+// How 128 elements of a row of x, those of one step, are stored in shared memory. Each lane has
+// four elements. As floats they are one 16-byte vector. As doubles they are two vectors, each in a
+// line of its own with those of the other lanes, so that the accesses of a warp have no bank
+// conflicts:
+//
+//              lane 0       lane 1       lane 2      ...
+//   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...          one line of kLineBytes
+//
+//   double      x0 x1        x4 x5        x8 x9           first line of kLineBytes
+//               x2 x3        x6 x7       x10 x11          second line of kLineBytes
+struct XStep {
+  static constexpr int kLaneBytes = 16;
+  static constexpr int kLineBytes = 32 * kLaneBytes;
+};
+
+// Stores this lane's four elements of a row, which begins at `step`, as floats or as doubles. The
+// type of the last argument chooses between the two; its value is not used.
 __device__ inline void store_step(uint8_t* step, float4 v, float) {
-  *reinterpret_cast<float4*>(step + threadIdx.x % 32 * kLaneBytes) = v;
+  *reinterpret_cast<float4*>(step + threadIdx.x % 32 * XStep::kLaneBytes) = v;
 }
 __device__ inline void store_step(uint8_t* step, float4 v, double) {
-  uint8_t* const to = step + threadIdx.x % 32 * kLaneBytes;
+  uint8_t* const to = step + threadIdx.x % 32 * XStep::kLaneBytes;
   *reinterpret_cast<double2*>(to) = {v.x, v.y};
-  *reinterpret_cast<double2*>(to + kWarpBytes) = {v.z, v.w};
+  *reinterpret_cast<double2*>(to + XStep::kLineBytes) = {v.z, v.w};
 }
 
+// Loads this lane's four elements of a row, as store_step stored them. `address` is that of the
+// lane's first vector.
 __device__ inline void load_step(uint32_t address, float (&v)[4]) {
   const float4 four = ptx::load_shared_four(address);
-  v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+  v[0] = four.x;
+  v[1] = four.y;
+  v[2] = four.z;
+  v[3] = four.w;
 }
 __device__ inline void load_step(uint32_t address, double (&v)[4]) {
   const double2 low = ptx::load_shared_two(address);
-  const double2 high = ptx::load_shared_two(address + kWarpBytes);
-  v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
+  const double2 high = ptx::load_shared_two(address + XStep::kLineBytes);
+  v[0] = low.x;
+  v[1] = low.y;
+  v[2] = high.x;
+  v[3] = high.y;
 }
 
-// The weights that a warp multiplies next, prefetched: those of a tile and of a stage, 256 of K.
-struct Weights {
-  const Problem& p;
-  int tile;
-  const int first_k;  // this lane's
-  int stage = 0;
-  const float* first = nullptr;        // feature of the warp's
-  int more = 0;                        // features after it
-  float4 v[kPrefetched][kFeatures]{};  // four of K each
+// Copies the block's range of x, k_range elements of each row from first_k on, to `x` in shared
+// memory, with zeros past the last row and past whole_k.
+template <int kM>
+__device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k, int k_range) {
+  constexpr int kStepBytes = Config::kStepK * sizeof(Sum<kM>);
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int steps = k_range / Config::kStepK;
+#pragma unroll 4
+  for (int i = warp; i < steps * kM; i += Config::kWarps) {
+    const int row = first_row + i % kM;
+    const int k = first_k + i / kM * Config::kStepK + lane * Config::kLaneK;
+    const bool exists = row < p.epilogue.m && k < p.whole_k();
+    const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
+    store_step(x + i * kStepBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
+  }
+}
 
-  __device__ void locate() {
-    const int feature = min(
-        tile * kClusterFeatures + static_cast<int>(threadIdx.x) / 32 * kFeatures, p.epilogue.n - 1);
+// ---------------------------------------------------------------------------- weights and products
+
+// The weights that this lane multiplies next: v[step][feature] has 4 elements of K of a feature of
+// the warp. Each step's weights are replaced by those of the next stage as soon as they have been
+// multiplied. `tile` and `stage` say which weights are loaded next.
+struct PrefetchedWeights {
+  const Problem& p;
+  int tile;                      // of features
+  const int first_k;             // of this lane in the block's first step
+  int stage = 0;                 // of the block's range of K
+  const float* first = nullptr;  // the weight of the warp's first feature at first_k
+  int more = 0;                  // how many features exist after the warp's first
+  float4 v[Config::kSteps][Config::kFeatures]{};
+
+  // Finds this warp's features in the tile. Features past the last one are replaced by the last
+  // one, so that all addresses are valid; their results are not stored.
+  __device__ void find_features() {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int wanted = tile * Config::kTileFeatures + warp * Config::kFeatures;
+    const int feature = min(wanted, p.epilogue.n - 1);
     first = p.weight + feature * p.weight_stride + first_k;
     more = p.epilogue.n - 1 - feature;
   }
 
+  // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int k = stage * kStageK + step * kStep;
-    const bool valid = first_k + k < p.whole_k() && tile < p.weight_tiles;
+    const int k = stage * Config::kStageK + step * Config::kStepK;
+    const bool exists = first_k + k < p.whole_k() && tile < p.weight_tiles;
 #pragma unroll
-    for (int i = 0; i < kFeatures; ++i) {  // past the last feature, the last again
-      v[step][i] = ptx::load_global_four_if(valid, first + min(i, more) * p.weight_stride + k);
+    for (int i = 0; i < Config::kFeatures; ++i) {
+      v[step][i] = ptx::load_global_four_if(exists, first + min(i, more) * p.weight_stride + k);
     }
   }
 
+  // Goes on to the next stage, or to the first stage of the cluster's next tile.
   __device__ void advance() {
     if (++stage < p.stages) return;
     stage = 0;
     tile += ptx::nclusterid() / p.x_tiles;
-    locate();
+    find_features();
   }
 };
 
-// Adds the sums of all lanes: of kCount, lane l gets those from l kCount / 32 on.
-template <int kApart, typename T, int kCount, int kOwn>
-__device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
-  constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
-  const bool upper = threadIdx.x & kApart;
-  double added[kHalf];
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const T low = sums[i], high = sums[kCount - kHalf + i];
-    added[i] = double{upper ? high : low} +
-               double{__shfl_xor_sync(0xffffffff, upper ? low : high, kApart)};
-  }
-  if constexpr (kApart > 1) {
-    add_lanes<kApart / 2>(added, own);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) own[i] = added[i];
-  }
-}
-
-// One result before the epilogue: the blocks' sums, the end of K, and the bias.
+// Adds the products of one step to the sums [kM][kFeatures] of this lane. `x` is the address of
+// this lane's elements of the first row in the step.
 template <int kM>
-__device__ float add_blocks(const Problem& p, const double* sums, int row, int feature) {
-  const int ranks = ptx::cluster_nctarank();
-  const uint32_t address = ptx::shared_address(sums);
-  double of_rank[kMostRanks];
-#pragma unroll
-  for (int i = 0; i < kMostRanks; ++i) {
-    of_rank[i] = i < ranks ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
-  }
-#pragma unroll
-  for (int half = kMostRanks / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < half; ++i) of_rank[i] += of_rank[i + half];
-  }
-  double sum = of_rank[0];
-  const float* const x = p.x + row * p.x_stride;
-  const float* const weight = p.weight + feature * p.weight_stride;
-#pragma unroll 1
-  for (int k = p.whole_k(); k < p.k; ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
-  if (sizeof(Sum<kM>) == sizeof(float) && !isfinite(sum)) {  // a partial one overflowed, maybe
-    sum = 0;
-    for (int k = 0; k < p.k && !isnan(sum); ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
-  }
-  if (p.epilogue.bias != nullptr) sum += __ldg(p.epilogue.bias + feature);
-  return static_cast<float>(sum);
-}
-
-template <int kM>
-__device__ void store_results(const Problem& p, const double* sums, int first_row,
-                              int first_feature) {
-  const int rank = ptx::cluster_ctarank(), ranks = ptx::cluster_nctarank();
-  constexpr int kBytesEach = kClusterFeatures / 8, kCount = kM * kBytesEach;  // of the mask
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Epilogue<float>& epilogue = p.epilogue;
-  for (int first = warp * 4 * ranks + rank; first < kCount; first += kWarps * 4 * ranks) {
-    const int byte = first + lane / 8 * ranks;
-    const int row_of_tile = byte / kBytesEach, feature_of_tile = byte % kBytesEach * 8 + lane % 8;
-    const int row = first_row + row_of_tile, feature = first_feature + feature_of_tile;
-    const bool exists = byte < kCount && row < epilogue.m && feature < epilogue.n;
-    float z = 0;
-    if (exists) {
-      z = add_blocks<kM>(p, sums + row_of_tile * kClusterFeatures + feature_of_tile, row, feature);
-      *epilogue.out_at(row, feature) = epilogue.finish(z);
-    }
-    if (epilogue.mask != nullptr) {
-      const uint32_t bits = __ballot_sync(0xffffffff, exists && mask_bit(z)) >> (lane / 8 * 8);
-      if (exists && lane % 8 == 0) *epilogue.mask_at(row, feature) = static_cast<uint8_t>(bits);
-    }
-  }
-}
-
-template <int kM>
-__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * kFeatures],
-                                              const Weights& weights, int step, uint32_t x) {
+__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kFeatures],
+                                              const PrefetchedWeights& weights, int step,
+                                              uint32_t x) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
     Sum<kM> a[4];
-    load_step(x + m * kStep * sizeof(Sum<kM>), a);
+    load_step(x + m * Config::kStepK * sizeof(Sum<kM>), a);
 #pragma unroll
-    for (int i = 0; i < kFeatures; ++i) {
+    for (int i = 0; i < Config::kFeatures; ++i) {
       const float4& b = weights.v[step][i];
-      Sum<kM>& s = sum[m * kFeatures + i];
+      Sum<kM>& s = sum[m * Config::kFeatures + i];
       // In this order ptxas finds registers for the sums of 16 rows.
       s = fma(a[3], Sum<kM>{b.w}, s);
       s = fma(a[2], Sum<kM>{b.z}, s);
@@ -198,96 +247,271 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * kFeatures],
   }
 }
 
+// -------------------------------------------------------------------------------------------- sums
+
+// Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and leaves
+// the totals spread over the lanes: lane l gets those from i = l * kCount / 32 on in `own`.
+//
+// Pairs of lanes that are kApart apart exchange half of their sums. The lower lane keeps the lower
+// half and sends the upper half; the upper lane does the opposite. Both add what they receive. The
+// same is then done with half the sums, at half the distance, down to a distance of 1. The first
+// call has kApart = 16. For kCount = 4, the lanes have these sums after each exchange:
+//
+//   kApart = 16    lanes 0..15: sums 0, 1                  lanes 16..31: sums 2, 3
+//   kApart = 8     lanes 0..7: sum 0    8..15: sum 1       16..23: sum 2    24..31: sum 3
+//   4, 2 and 1     the same; both lanes of a pair keep their single sum
+template <int kApart, typename T, int kCount, int kOwn>
+__device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
+  constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
+  const bool is_upper = threadIdx.x & kApart;
+  double added[kHalf];
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const T low = sums[i];
+    const T high = sums[kCount - kHalf + i];
+    const T kept = is_upper ? high : low;
+    const T sent = is_upper ? low : high;
+    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kApart)};
+  }
+  if constexpr (kApart > 1) {
+    add_lanes<kApart / 2>(added, own);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) own[i] = added[i];
+  }
+}
+
+// Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
+// products of the last k % 4 elements of K, plus the bias. `sums` points to this block's sum of the
+// element, in shared memory. The other blocks have theirs at the same place in their shared memory.
 template <int kM>
-__global__ void __launch_bounds__(kThreads, kBlocksEach)
+__device__ float add_blocks(const Problem& p, const double* sums, int row, int feature) {
+  const int cluster_size = ptx::cluster_nctarank();
+  const uint32_t address = ptx::shared_address(sums);
+  double of_block[Config::kMaxClusterSize];
+#pragma unroll
+  for (int i = 0; i < Config::kMaxClusterSize; ++i) {
+    const bool exists = i < cluster_size;
+    of_block[i] = exists ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
+  }
+#pragma unroll
+  for (int half = Config::kMaxClusterSize / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) of_block[i] += of_block[i + half];
+  }
+  double sum = of_block[0];
+
+  const float* const x = p.x + row * p.x_stride;
+  const float* const weight = p.weight + feature * p.weight_stride;
+#pragma unroll 1
+  for (int k = p.whole_k(); k < p.k; ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
+  // A partial sum in float may have overflowed although the whole sum is finite. Then all products
+  // are summed again, in double.
+  constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
+  if (kMayOverflow && !isfinite(sum)) {
+    sum = 0;
+    for (int k = 0; k < p.k && !isnan(sum); ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
+  }
+  if (p.epilogue.bias != nullptr) sum += __ldg(p.epilogue.bias + feature);
+  return static_cast<float>(sum);
+}
+
+// Stores this block's share of the results and mask of a tile, whose sums are in the shared memory
+// of the cluster's blocks.
+//
+// The work is shared in units of a byte of the mask, which belongs to 8 features of a row. A tile
+// [kM][32] has 4 bytes a row: byte b belongs to row b / 4 and to the features from b % 4 * 8 on. A
+// lane handles one element, so a warp handles 4 bytes at once. The blocks of the cluster take bytes
+// in turn. For a cluster of 2 blocks:
+//
+//   byte    0     1     2     3     4     5     6     7     8     9    ...
+//   block   0     1     0     1     0     1     0     1     0     1
+//   warp    0     0     0     0     0     0     0     0     1     1
+//   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
+template <int kM>
+__device__ void store_results(const Problem& p, const double* sums, int first_row,
+                              int first_feature) {
+  const int rank = ptx::cluster_ctarank();
+  const int cluster_size = ptx::cluster_nctarank();
+  constexpr int kBytesPerRow = Config::kTileFeatures / 8;
+  constexpr int kBytes = kM * kBytesPerRow;
+  constexpr int kBytesPerWarp = 32 / 8;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const Epilogue<float>& epilogue = p.epilogue;
+  const int bytes_at_once = Config::kWarps * kBytesPerWarp * cluster_size;
+  for (int first = warp * kBytesPerWarp * cluster_size + rank; first < kBytes;
+       first += bytes_at_once) {
+    const int byte = first + lane / 8 * cluster_size;
+    const int row_of_tile = byte / kBytesPerRow;
+    const int feature_of_tile = byte % kBytesPerRow * 8 + lane % 8;
+    const int row = first_row + row_of_tile;
+    const int feature = first_feature + feature_of_tile;
+    const bool exists = byte < kBytes && row < epilogue.m && feature < epilogue.n;
+    float z = 0;
+    if (exists) {
+      const double* const sum = sums + row_of_tile * Config::kTileFeatures + feature_of_tile;
+      z = add_blocks<kM>(p, sum, row, feature);
+      *epilogue.out_at(row, feature) = epilogue.finish(z);
+    }
+    if (epilogue.mask != nullptr) {
+      const uint32_t bits = __ballot_sync(0xffffffff, exists && mask_bit(z)) >> (lane / 8 * 8);
+      const bool stores_byte = exists && lane % 8 == 0;
+      if (stores_byte) *epilogue.mask_at(row, feature) = static_cast<uint8_t>(bits);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------ kernel
+
+// Computes tiles of kM rows of x. Cluster c has the rows of tile c % x_tiles of x, and every
+// (clusters / x_tiles)-th tile of features from c / x_tiles on.
+//
+// The sums of a tile are added up over the cluster while the next tile is multiplied, so that
+// blocks hardly ever wait for each other. That takes two buffers for sums:
+//
+//   tile t        multiply ......................  sums to buffer A, arrive
+//   tile t + 1    multiply, wait, results of t from A,  sums to buffer B, arrive
+//   tile t + 2    multiply, wait, results of t + 1 from B,  sums to buffer A, arrive
+//
+// `arrive` tells the cluster that a block's sums are there, and that it has read the other buffer.
+// `wait` waits until all blocks of the cluster have arrived.
+template <int kM>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiprocessor)
     skinny_kernel(const __grid_constant__ Problem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  double* sums = reinterpret_cast<double*>(dynamic_memory);  // [2][kM][kClusterFeatures]
-  double* other = sums + kM * kClusterFeatures;
-  uint8_t* const x = reinterpret_cast<uint8_t*>(other + kM * kClusterFeatures);  // [steps][kM]
-  constexpr int kStepBytes = kStep * sizeof(Sum<kM>);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int k_range = p.stages * kStageK, first_k = ptx::cluster_ctarank() * k_range;
-  const int cluster = ptx::clusterid(), first_row = cluster % p.x_tiles * kM;
+  double* sums = reinterpret_cast<double*>(dynamic_memory);  // [kM][kTileFeatures]
+  double* other_sums = sums + kM * Config::kTileFeatures;    // of the previous tile
+  uint8_t* const x = reinterpret_cast<uint8_t*>(other_sums + kM * Config::kTileFeatures);
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int k_range = p.stages * Config::kStageK;
+  const int first_k = ptx::cluster_ctarank() * k_range;
+  const int cluster = ptx::clusterid();
+  const int first_row = cluster % p.x_tiles * kM;
   int tile = cluster / p.x_tiles;
 
-  // load
-  Weights weights{p, tile, first_k + lane * 4};
-  weights.locate();
+  PrefetchedWeights weights{p, tile, first_k + lane * Config::kLaneK};
+  weights.find_features();
 #pragma unroll
-  for (int step = 0; step < kPrefetched; ++step) weights.load(step);
+  for (int step = 0; step < Config::kSteps; ++step) weights.load(step);
   weights.advance();
-#pragma unroll 4
-  for (int i = warp; i < k_range / kStep * kM; i += kWarps) {
-    const int row = first_row + i % kM, k = first_k + i / kM * kStep + lane * 4;
-    const bool exists = row < p.epilogue.m && k < p.whole_k();
-    const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
-    store_step(x + i * kStepBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
-  }
+  load_x<kM>(p, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // While the sums of one tile are added up, those of the next are made.
-  int previous = -1;
+  // A lane has kCount sums, [kM][kFeatures]. After add_lanes it has kOwn totals. If there are fewer
+  // than 32 sums, kLanesPerTotal lanes have the same total.
+  constexpr int kCount = kM * Config::kFeatures;
+  constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
+  constexpr int kOwn = kCount * kLanesPerTotal / 32;
+  int previous = -1;  // the tile whose sums are in other_sums, if there is one
   for (; tile < p.weight_tiles; tile += ptx::nclusterid() / p.x_tiles) {
-    // multiply
     if (p.epilogue.bias != nullptr && threadIdx.x == 0) {
-      ptx::prefetch_l2(p.epilogue.bias + tile * kClusterFeatures);
+      ptx::prefetch_l2(p.epilogue.bias + tile * Config::kTileFeatures);
     }
-    Sum<kM> sum[kM * kFeatures] = {};
-    uint32_t of_x = ptx::shared_address(x + lane * kLaneBytes);
+    Sum<kM> sum[kCount] = {};
+    uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
     for (int stage = 0; stage < p.stages; ++stage) {
 #pragma unroll
-      for (int step = 0; step < kPrefetched; ++step, of_x += kM * kStepBytes) {
-        multiply_step<kM>(sum, weights, step, of_x);
+      for (int step = 0; step < Config::kSteps; ++step) {
+        multiply_step<kM>(sum, weights, step, x_address);
         weights.load(step);
+        x_address += kM * Config::kStepK * sizeof(Sum<kM>);
       }
       weights.advance();
     }
-
-    // add
-    constexpr int kCount = kM * kFeatures, kLanesEach = kCount < 32 ? 32 / kCount : 1;
-    double own[kCount * kLanesEach / 32];
+    double own[kOwn];
     add_lanes<16>(sum, own);
-    if (previous >= 0) {  // epilogue
+
+    if (previous >= 0) {
       ptx::cluster_wait();
-      store_results<kM>(p, other, first_row, previous * kClusterFeatures);
+      store_results<kM>(p, other_sums, first_row, previous * Config::kTileFeatures);
     }
-    if (lane % kLanesEach == 0) {
+    if (lane % kLanesPerTotal == 0) {
 #pragma unroll
-      for (int i = 0; i < kCount * kLanesEach / 32; ++i) {
-        const int at = lane * kCount / 32 + i;
-        sums[at / kFeatures * kClusterFeatures + warp * kFeatures + at % kFeatures] = own[i];
+      for (int i = 0; i < kOwn; ++i) {
+        const int index = lane * kCount / 32 + i;  // in sum [kM][kFeatures]
+        const int row = index / Config::kFeatures;
+        const int feature = warp * Config::kFeatures + index % Config::kFeatures;
+        sums[row * Config::kTileFeatures + feature] = own[i];
       }
     }
     ptx::cluster_arrive();
     previous = tile;
     double* const swapped = sums;
-    sums = other, other = swapped;
+    sums = other_sums;
+    other_sums = swapped;
   }
   if (previous >= 0) {
     ptx::cluster_wait();
-    store_results<kM>(p, other, first_row, previous * kClusterFeatures);
+    store_results<kM>(p, other_sums, first_row, previous * Config::kTileFeatures);
   }
-  ptx::cluster_sync();  // a block that has ended can't be read from
+  ptx::cluster_sync();  // the shared memory of a block that has ended can't be read
 #endif
 }
 
-// How many clusters of 1 << log_ranks blocks run at once, asked once a device.
+// ------------------------------------------------------------------------------------------ launch
+
+// How many clusters of 1 << log_size blocks run at once on the current device. The CUDA runtime is
+// asked once for each device and size.
 template <int kM>
-int count_clusters(int log_ranks) {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices][kLogRanks + 1];
+int count_clusters(int log_size) {
+  constexpr int kDevices = 64;  // Their numbers are kept. For further devices CUDA is always asked.
+  static std::atomic<int> known[kDevices][Config::kLogMaxClusterSize + 1];
   int device;
   check(cudaGetDevice(&device));
-  if (device < kDevices && known[device][log_ranks] > 0) return known[device][log_ranks];
-  const int ranks = 1 << log_ranks;
-  const Grid cluster{ranks, kThreads, kBytes, nullptr, /*has_pdl=*/false, ranks};
-  const int clusters = kernels::count_clusters(skinny_kernel<kM>, cluster);
-  if (device < kDevices) known[device][log_ranks] = clusters;
+  if (device < kDevices && known[device][log_size] > 0) return known[device][log_size];
+  const int size = 1 << log_size;
+  const cudaStream_t no_stream = nullptr;
+  const Grid one_cluster{size,      Config::kThreads,  Config::kMaxBytes,
+                         no_stream, /*has_pdl=*/false, /*cluster=*/size};
+  const int clusters = kernels::count_clusters(skinny_kernel<kM>, one_cluster);
+  if (device < kDevices) known[device][log_size] = clusters;
   return clusters;
 }
 
+// How a problem is divided among clusters.
+struct Division {
+  int cluster_size = 0;  // blocks; 0 if there is no division
+  int blocks = 0;        // of all clusters
+  int stages = 0;        // of each block
+};
+
+// Finds the cluster size for which all tiles are done soonest. In a larger cluster each block has
+// less of K, but fewer clusters run at once. The time is counted in stages:
+//
+//   time = waves * tiles of features of a cluster * (stages of a block + kTileEndStages)
+//
+// There is more than one wave only if not all tiles of x have a cluster at once.
+template <int kM>
+Division divide(int k, int x_tiles, int weight_tiles) {
+  constexpr bool kSumsInFloat = std::is_same_v<Sum<kM>, float>;
+  const int all_stages = blocks_of(k, Config::kStageK);
+  Division best;
+  int64_t least_time = INT64_MAX;
+  for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
+    const int stages = blocks_of(all_stages, 1 << log_size);
+    if (shared_bytes<kM>(stages) > Config::kMaxBytes) continue;
+    // Sums in float that are too long are accepted only in the largest cluster.
+    const bool is_too_long = kSumsInFloat && stages > Config::kMaxFloatStages;
+    if (is_too_long && log_size < Config::kLogMaxClusterSize) continue;
+    const int clusters = count_clusters<kM>(log_size);
+    const int tiles_each = blocks_of(weight_tiles, std::max(clusters / x_tiles, 1));
+    const int64_t waves = blocks_of(x_tiles, clusters);
+    const int64_t time = waves * tiles_each * (stages + Config::kTileEndStages);
+    if (time >= least_time) continue;
+    least_time = time;
+    best.cluster_size = 1 << log_size;
+    best.stages = stages;
+    // As few clusters as do all tiles if each does tiles_each of them.
+    best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
+  }
+  return best;
+}
+
+// Launches the kernel with kM rows a tile, or with fewer if a block's range of kM rows of x does
+// not fit into shared memory.
 template <int kM>
 void launch(const LinearArguments& linear, cudaStream_t stream) {
   Problem problem{static_cast<const float*>(linear.x),
@@ -297,30 +521,25 @@ void launch(const LinearArguments& linear, cudaStream_t stream) {
                   Epilogue<float>(linear),
                   static_cast<int>(linear.k),
                   blocks_of(linear.m, kM),
-                  blocks_of(linear.n, kClusterFeatures)};
-  // Clusters of so many blocks that all tiles are done soonest.
-  const int all_stages = blocks_of(problem.k, kStageK);
-  int64_t least = INT64_MAX;
-  int ranks = 0, blocks = 0;
-  for (int log_ranks = 0; log_ranks <= kLogRanks; ++log_ranks) {
-    const int stages = blocks_of(all_stages, 1 << log_ranks);
-    const bool is_long = sizeof(Sum<kM>) == sizeof(float) && stages > kMostStages;
-    if (bytes<kM>(stages) > kBytes || (is_long && log_ranks < kLogRanks)) continue;
-    const int clusters = count_clusters<kM>(log_ranks);
-    const int tiles_each = blocks_of(problem.weight_tiles, std::max(clusters / problem.x_tiles, 1));
-    const int64_t waves = blocks_of(problem.x_tiles, clusters);
-    const int64_t time = waves * tiles_each * (stages + kTileEnd);
-    if (time >= least) continue;
-    least = time, ranks = 1 << log_ranks;
-    problem.stages = stages;
-    // As few clusters as it takes for as many tiles each.
-    blocks = problem.x_tiles * blocks_of(problem.weight_tiles, tiles_each) * ranks;
-  }
+                  blocks_of(linear.n, Config::kTileFeatures)};
+  const Division division = divide<kM>(problem.k, problem.x_tiles, problem.weight_tiles);
   if constexpr (kM > 1) {
-    if (blocks == 0) return launch<kM / 2>(linear, stream);
+    if (division.blocks == 0) return launch<kM / 2>(linear, stream);
   }
-  launch_grid({blocks, kThreads, bytes<kM>(problem.stages), stream, /*has_pdl=*/false, ranks},
-              skinny_kernel<kM>, problem);
+  problem.stages = division.stages;
+  const size_t bytes = shared_bytes<kM>(division.stages);
+  const Grid grid{division.blocks, Config::kThreads,  bytes,
+                  stream,          /*has_pdl=*/false, division.cluster_size};
+  launch_grid(grid, skinny_kernel<kM>, problem);
+}
+
+// Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.
+inline void launch_for_rows(const LinearArguments& linear, cudaStream_t stream) {
+  if (linear.m > 8) return launch<16>(linear, stream);
+  if (linear.m > 4) return launch<8>(linear, stream);
+  if (linear.m > 2) return launch<4>(linear, stream);
+  if (linear.m > 1) return launch<2>(linear, stream);
+  launch<1>(linear, stream);
 }
 
 }  // namespace kernels::skinny
@@ -328,21 +547,20 @@ void launch(const LinearArguments& linear, cudaStream_t stream) {
 namespace kernels::cuda {
 
 bool linear_skinny_supports(const LinearArguments& linear) {
-  constexpr int64_t kMostK = skinny::kMostRanks * (skinny::kBytes / sizeof(skinny::Sum<1>) -
-                                                   2 * skinny::kClusterFeatures - skinny::kStageK);
-  return linear.dtype == DType::kFloat32 && linear.k <= kMostK &&
+  using skinny::Config;
+  // K for which one row of x fits into the shared memory of the largest cluster, beside the two
+  // buffers for sums. A stage is subtracted because a block has whole stages.
+  constexpr int64_t kMostElements = Config::kMaxBytes / sizeof(skinny::Sum<1>);
+  constexpr int64_t kMaxK =
+      Config::kMaxClusterSize * (kMostElements - 2 * Config::kTileFeatures - Config::kStageK);
+  return linear.dtype == DType::kFloat32 && linear.k <= kMaxK &&
          linear.m * linear.n < int64_t{1} << 31 &&
-         has_aligned_rows(linear.x, 4 * linear.x_stride) &&
-         has_aligned_rows(linear.weight, 4 * linear.weight_stride);
+         has_aligned_rows(linear.x, sizeof(float) * linear.x_stride) &&
+         has_aligned_rows(linear.weight, sizeof(float) * linear.weight_stride);
 }
 
 int linear_skinny(const LinearArguments& linear, CUstream_st* stream) {
-  const auto launch = linear.m > 8   ? skinny::launch<16>
-                      : linear.m > 4 ? skinny::launch<8>
-                      : linear.m > 2 ? skinny::launch<4>
-                      : linear.m > 1 ? skinny::launch<2>
-                                     : skinny::launch<1>;
-  return status_of([&] { launch(linear, stream); });
+  return status_of([&] { skinny::launch_for_rows(linear, stream); });
 }
 
 }  // namespace kernels::cuda

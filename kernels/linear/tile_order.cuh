@@ -1,4 +1,25 @@
-// The order in which the tiles of a result are made.
+// The order in which a GEMM's output tiles are computed, chosen so that L2 keeps both operands.
+//
+//   out [M, N] is cut into x_tiles (along M) times weight_tiles (along N) tiles
+//
+// A GPU computes tiles of neighbouring numbers at about the same time. If the tiles were numbered
+// row by row, the tiles of one moment would need one tile of x and many tiles of the weight. Here
+// they are numbered in bands of eight tiles of x, and column by column inside a band. Tiles of one
+// moment form a near-square block of out, so they share both their tiles of x and their tiles of
+// the weight in L2.
+//
+// The numbers of 10 x 3 tiles (x_tiles = 10, weight_tiles = 3), two bands:
+//
+//                 weight tile
+//   x tile        0    1    2
+//        0        0    8   16
+//        1        1    9   17       band 0: x tiles 0 to 7
+//       ...      ...  ...  ...
+//        7        7   15   23
+//        8       24   26   28       band 1: x tiles 8 and 9; the last band may have fewer than 8
+//        9       25   27   29
+//
+// The GEMM kernels of sm80/ and sm90/ call `find` in device code; launchers call `count`.
 
 #pragma once
 
@@ -6,21 +27,26 @@
 
 namespace kernels {
 
+// The position of a tile: its number along M, and its number along N.
 struct Tile {
-  int x, weight;
+  int x;
+  int weight;
 };
 
-// Bands of eight tiles of x: tiles that are made at once share both operands in L2.
 struct TileOrder {
-  static constexpr int kBand = 8;
-  int x_tiles, weight_tiles;
+  static constexpr int kBand = 8;  // tiles of x in a band
+
+  int x_tiles;
+  int weight_tiles;
 
   __host__ __device__ int count() const { return x_tiles * weight_tiles; }
-  __host__ __device__ Tile find(int index) const {
-    const int band = index / (kBand * weight_tiles);
-    const int rest = index - band * (kBand * weight_tiles);
-    const int size = min(kBand, x_tiles - band * kBand);
-    return {band * kBand + rest % size, rest / size};
+
+  // The position of the tile of this number, 0 <= number < count().
+  __host__ __device__ Tile find(int number) const {
+    const int band = number / (kBand * weight_tiles);
+    const int number_in_band = number - band * (kBand * weight_tiles);
+    const int tiles_in_column = min(kBand, x_tiles - band * kBand);
+    return {band * kBand + number_in_band % tiles_in_column, number_in_band / tiles_in_column};
   }
 };
 

@@ -1,11 +1,33 @@
-// ReLU on CUDA: forward, forward that also packs the mask for backward, and backward, as
-// launchers.h describes them.
+// ReLU on CUDA, forward and backward.
 //
-// Every byte is read once and written once, so the limit is device memory. For large tensors, one
-// 16-byte access a thread and one-shot blocks reach what cudaMemcpy reaches; loops, more accesses a
-// thread and bulk copies through shared memory all do worse on an H200.
+// The three kernels, which relu_op.cpp calls through launchers.h:
 //
-//   x, out, grad_output, grad_input [n], aligned to 16 bytes; mask [(n + 7) / 8]
+//   relu_kernel                    out = x < 0 ? 0 : x. In training it also packs the mask: one bit
+//                                  an element, which tells backward where the gradient passes.
+//   relu_backward_kernel           grad_input = grad_output where the mask's bit is 1, else 0.
+//   relu_backward_strided_kernel   The same for a grad_output that is not dense in memory, such as
+//                                  the one that out.sum(dim=1) or torch.cat([out, y], dim=1) sends
+//                                  back.
+//
+// Shapes: x, out, grad_output and grad_input have n elements of one dtype. The kernels see them as
+// flat arrays that begin at multiples of 16 bytes; only a strided grad_output may begin anywhere.
+// The mask has (n + 7) / 8 bytes. Bit i % 8 of byte i / 8 belongs to element i.
+//
+// Why this is the limit: ReLU does one comparison an element, which costs nothing beside the memory
+// traffic. Every element of x is read once, and every element of out is written once. For [4096,
+// 393216] float32 that is 6.44 GB each way, so the practical limit is a copy of x. On an H200:
+//
+//   torch.relu     3.029 ms   4253 GB/s
+//   copy           2.994 ms   4303 GB/s
+//   relu_kernel    2.949 ms   4370 GB/s
+//
+// relu_kernel beats the copy because of a hint to L2, which SizeLimits explains. In training, the
+// mask adds 1/32 of the bytes of x, and forward takes 3.007 ms. Backward takes 2.995 ms and torch's
+// backward 4.426 ms: torch reads the saved output, and this backward reads bits.
+//
+// For large tensors the best form is the simplest: each thread makes one 16-byte access, and each
+// block ends when its elements are done. Loops, more accesses a thread, and bulk copies through
+// shared memory are all slower on an H200.
 
 #include <cstring>
 #include <type_traits>
@@ -16,55 +38,87 @@
 
 namespace kernels::elementwise {
 
-constexpr int kBlock = 256;
+// -------------------------------------------------------------------------- how threads share work
 
-// Threads of a block, and vectors of a thread. Kernels for small tensors have a 32-bit index, and
-// loads without a policy, which takes instructions to make.
-template <int kBlockThreads, int kThreadVectors, bool kForLarge>
-struct Shape {
-  static constexpr int kThreads = kBlockThreads, kVectors = kThreadVectors;
-  static constexpr bool kIsLarge = kForLarge;
+// How the threads of a launch share the elements. A "vector" is the elements of one 16-byte access.
+// A block handles kThreads * kVectors adjacent vectors. The vectors of one thread are kThreads
+// vectors apart, so that the threads of a warp always access adjacent vectors. With kVectors = 2,
+// the vectors of a block belong to these threads:
+//
+//   thread   0  1  2  ...  kThreads-1   0  1  2  ...  kThreads-1
+//            `-------- u = 0 -------'   `-------- u = 1 -------'
+template <int kThreadsOfBlock, int kVectorsOfThread, bool kIsLargeTensor>
+struct ReluConfig {
+  static constexpr int kThreads = kThreadsOfBlock;   // of a block
+  static constexpr int kVectors = kVectorsOfThread;  // of a thread
+  // Large tensors are loaded with the hint to L2, and have 64-bit indices. The hint takes a few
+  // instructions to make, which small tensors do not repay.
+  static constexpr bool kIsLarge = kIsLargeTensor;
   using Index = std::conditional_t<kIsLarge, int64_t, uint32_t>;
 };
+// Blocks of 128 to 384 threads are equally fast for large tensors on an H200. Blocks of 32 or 64
+// threads are slower.
+using Large = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/true>;
+using Small = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/false>;
+using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/false>;
+// This takes 7 to 9% less time than Small for 8 MiB with a mask on an H200.
+using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
-// Loads and then stores a thread's vectors u. They are a constant `before` elements after `start`,
-// so that all accesses are off one address. Only the last block tests them: the shorter code comes
-// earlier from memory, as L2 may have lost it (4% of the time of 1 MiB). There, elements after the
-// last whole kVector have a thread each. All threads store, for they exchange bits.
-template <typename S, int kSize, int kVector, typename Load, typename Store, typename LoadRest,
-          typename StoreRest>
-__device__ void for_elements(typename S::Index n, const Load& load, const Store& store,
-                             const LoadRest& load_rest, const StoreRest& store_rest) {
-  using Index = typename S::Index;
-  constexpr int kVectors = S::kVectors, kStep = S::kThreads * kSize;
-  const Index first = static_cast<Index>(blockIdx.x) * (kStep * kVectors);
-  const Index start = first + threadIdx.x * kSize;
-  if (first + kStep * kVectors <= n) {
-#pragma unroll
-    for (int u = 0; u < kVectors; ++u) load(u, start, u * kStep);
-#pragma unroll
-    for (int u = 0; u < kVectors; ++u) store(u, start, u * kStep, true);
-    return;
-  }
-  const Index whole = n - n % kVector, last = whole + threadIdx.x;
-#pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    if (start + u * kStep < whole) load(u, start, u * kStep);
-  }
-  if (last < n) load_rest(last);
-#pragma unroll
-  for (int u = 0; u < kVectors; ++u) store(u, start, u * kStep, start + u * kStep < whole);
-  store_rest(last, last < n);
-}
+// The sizes of x, in bytes, for which with_config (below) takes each of these.
+struct SizeLimits {
+  // From these sizes on, without and with a mask, x is large: loads ask L2 to evict their lines
+  // last, so that the lines which stores have filled go to memory in longer runs. For a smaller
+  // tensor the hint does harm, because a loop over the same tensor finds more of it in L2 without
+  // the hint: it takes 45.1 instead of 48.0 us for 64 MiB on an H100.
+  static constexpr int64_t kLarge = 256 << 20;
+  static constexpr int64_t kLargeWithMask = 64 << 20;
+  // Between these sizes, without a mask, a thread has four vectors: 9.6 instead of 10.3 us for
+  // 12 MiB on an H200. For fewer bytes, one vector wins because its code is shorter. For more
+  // bytes, one vector is 2% better.
+  static constexpr int64_t kFourVectorsFrom = 512 << 10;
+  static constexpr int64_t kFourVectorsTo = 20 << 20;
+};
 
-// Stores a thread's kSize bits, of which the first is bit i of the mask. Neighbouring threads have
-// the rest of the byte. By all threads of a warp.
-template <typename S, int kSize>
-__device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool is_there,
-                           uint64_t policy) {
+// The elements of a thread. Vector u begins at element first + u * kStride. Because that offset is
+// a compile-time constant, all accesses of a thread share one base register.
+template <typename Config, int kSize>
+struct ThreadElements {
+  using Index = typename Config::Index;
+  static constexpr int kStride = Config::kThreads * kSize;   // elements between vectors
+  static constexpr int kBlock = kStride * Config::kVectors;  // elements of a block
+  const Index block_first = static_cast<Index>(blockIdx.x) * kBlock;
+  const Index first = block_first + threadIdx.x * kSize;
+
+  // Returns whether all vectors of all threads of the block exist, as in each block but the last.
+  __device__ bool block_is_full(Index n) const { return block_first + kBlock <= n; }
+};
+
+// ---------------------------------------------------------------------------------------- the mask
+
+// Stores the mask bits of the kSize elements of a thread, of which element i is the first. Bit j of
+// `bits` belongs to element i + j. All threads of a warp must call this function, because they
+// exchange bits; a thread whose elements do not exist passes exists = false and stores nothing.
+//
+// A byte of the mask has the bits of 8 elements, and a thread has kSize of them. The 8 / kSize
+// neighbouring threads of a byte combine their bits, and the first of them stores the byte. For
+// float32, where kSize is 4, with a letter for the bit of each element:
+//
+//   lane            0         1         2         3      ...
+//   elements      0..3      4..7      8..11    12..15
+//   bits         ....dcba  ....hgfe  ....lkji  ....ponm       lowest bit on the right
+//   shifted      ....dcba  hgfe....  ....lkji  ponm....       by 4 * (lane % 2)
+//   combined     hgfedcba  hgfedcba  ponmlkji  ponmlkji       OR with the word of lane ^ 1
+//   stores       byte 0              byte 1
+//
+// In a half type a vector has 8 elements, and each thread stores a byte without an exchange. In
+// float64 a vector has 2 elements, and the four threads of a byte make two exchanges, with lane ^ 1
+// and then with lane ^ 2. If a thread has a single element (kSize = 1), one ballot gives the bits
+// of all 32 lanes, and lanes 0, 8, 16 and 24 store a byte each.
+template <typename Config, int kSize>
+__device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool exists, uint64_t policy) {
   constexpr int kThreadsPerByte = 8 / kSize;
   static_assert(kThreadsPerByte >= 1, "a thread has at most the bits of one byte");
-  const int place = threadIdx.x % kThreadsPerByte;
+  const int place = threadIdx.x % kThreadsPerByte;  // of this thread among those of the byte
   if constexpr (kSize == 1) {
     bits = __ballot_sync(0xffffffff, bits) >> threadIdx.x % 32;
   } else {
@@ -74,208 +128,405 @@ __device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool is_ther
       bits |= __shfl_xor_sync(0xffffffff, bits, lane);
     }
   }
-  if (place != 0 || !is_there) return;
-  if constexpr (S::kIsLarge) return store_mask(mask + i / 8, bits, policy);
-  mask[i / 8] = static_cast<uint8_t>(bits);
+  if (place != 0 || !exists) return;
+  if constexpr (Config::kIsLarge) {
+    store_mask(mask + i / 8, bits, policy);
+  } else {
+    mask[i / 8] = static_cast<uint8_t>(bits);
+  }
 }
 
-// Stores the mask, too, if kMask; it is null otherwise.
-template <typename T, typename S, bool kMask>
-__global__ void __launch_bounds__(S::kThreads)
-    relu_kernel(const T* x, T* out, uint8_t* mask, typename S::Index n) {
+// ----------------------------------------------------------------------------------------- forward
+
+// Loads a vector of x as four 32-bit words. nvcc would take a vector of 16-bit elements apart
+// between the load and the use, which costs instructions.
+template <typename Config, typename T>
+__device__ Vector<uint32_t> load_words(const T* from, uint64_t policy) {
+  const auto* const words = reinterpret_cast<const uint32_t*>(from);
+  if constexpr (Config::kIsLarge) return load_vector(words, policy);
+  return load_vector(words);
+}
+
+// Applies ReLU to the vector of x whose first element is first + offset. Stores the results and, if
+// kMask, the mask bits. If kMask, all threads of a warp must call it, as store_bits demands; a
+// thread whose vector does not exist passes exists = false.
+template <typename Config, bool kMask, typename T>
+__device__ void finish_vector(const Vector<uint32_t>& words, T* out, uint8_t* mask,
+                              typename Config::Index first, int offset, bool exists,
+                              uint64_t policy) {
   constexpr int kSize = Vector<T>::kSize;
-  const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
-  // As vectors of narrow elements, they would be taken apart between load and store.
-  Vector<uint32_t> words[S::kVectors];
-  T rest;
-  // Threads without elements exchange bits, too.
-  if constexpr (kMask) memset(words, 0, sizeof(words)), rest = T{};
-  for_elements<S, kSize, kMask ? 8 : kSize>(
-      n,
-      [&](int u, auto start, int before) {
-        const auto* const from = reinterpret_cast<const uint32_t*>(x + start + before);
-        words[u] = S::kIsLarge ? load_vector(from, policy) : load_vector(from);
-      },
-      [&](int u, auto start, int before, bool is_there) {
-        if (!kMask && !is_there) return;
-        Vector<T> v;
-        memcpy(&v, &words[u], sizeof(v));
-        uint32_t bits = 0;
+  if (!kMask && !exists) return;
+  Vector<T> v;
+  memcpy(&v, &words, sizeof(v));
+  uint32_t bits = 0;
 #pragma unroll
-        for (int j = 0; j < kSize; ++j) {
-          // Floats are compared, not their bits: one instruction serves two half types.
-          bits |= uint32_t{mask_bit(v.value[j])} << j;
-          v.value[j] = relu_of(v.value[j]);
-        }
-        if constexpr (kMask) store_bits<S, kSize>(mask, start + before, bits, is_there, policy);
-        if (is_there) store_vector(out + start + before, v);
-      },
-      [&](auto last) { rest = x[last]; },
-      [&](auto last, bool is_there) {
-        if (is_there) out[last] = relu_of(rest);
-        if constexpr (kMask) store_bits<S, 1>(mask, last, mask_bit(rest), is_there, policy);
-      });
+  for (int j = 0; j < kSize; ++j) {
+    // These are comparisons of numbers, not of their bits: the GPU then compares two elements of a
+    // half type in one instruction.
+    bits |= uint32_t{mask_bit(v.value[j])} << j;
+    v.value[j] = relu_of(v.value[j]);
+  }
+  if constexpr (kMask) store_bits<Config, kSize>(mask, first + offset, bits, exists, policy);
+  if (exists) store_vector(out + first + offset, v);
 }
 
-// Selects by bits, so that one kernel serves all dtypes of a width. Where is_constant, grad_output
-// is one element.
-template <typename Bits, typename S>
-__global__ void __launch_bounds__(S::kThreads)
+// out[i] = x[i] < 0 ? 0 : x[i], for i < n. mask has (n + 7) / 8 bytes if kMask, and is null
+// otherwise.
+template <typename T, typename Config, bool kMask>
+__global__ void __launch_bounds__(Config::kThreads)
+    relu_kernel(const T* x, T* out, uint8_t* mask, typename Config::Index n) {
+  using Index = typename Config::Index;
+  constexpr int kSize = Vector<T>::kSize;
+  constexpr int kVectors = Config::kVectors;
+  using Elements = ThreadElements<Config, kSize>;
+  const Elements own;
+  const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
+  Vector<uint32_t> words[kVectors];
+
+  // A full block does not test which vectors exist. Its code is short and comes first, because L2
+  // may have lost the kernel's code, and the first instructions then arrive from memory earliest.
+  // That saves 4% of the time of 1 MiB.
+  if (own.block_is_full(n)) {
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      words[u] = load_words<Config>(x + own.first + u * Elements::kStride, policy);
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      finish_vector<Config, kMask>(words[u], out, mask, own.first, u * Elements::kStride,
+                                   /*exists=*/true, policy);
+    }
+    return;
+  }
+
+  // The last block. The elements before `whole` are handled as vectors. The fewer than 8 elements
+  // from `whole` on have a thread each. With a mask, `whole` is a multiple of 8, so that these
+  // elements share no byte of the mask with a vector. Threads without elements then have zeros,
+  // because they take part in the exchange of bits.
+  constexpr int kMultiple = kMask ? 8 : kSize;  // whose multiple `whole` is
+  const Index whole = n - n % kMultiple;
+  const Index rest = whole + threadIdx.x;
+  T rest_value;
+  if constexpr (kMask) {
+    memset(words, 0, sizeof(words));
+    rest_value = T{};
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    if (own.first + u * Elements::kStride < whole) {
+      words[u] = load_words<Config>(x + own.first + u * Elements::kStride, policy);
+    }
+  }
+  if (rest < n) rest_value = x[rest];
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const bool exists = own.first + u * Elements::kStride < whole;
+    finish_vector<Config, kMask>(words[u], out, mask, own.first, u * Elements::kStride, exists,
+                                 policy);
+  }
+  if (rest < n) out[rest] = relu_of(rest_value);
+  if constexpr (kMask) {
+    store_bits<Config, 1>(mask, rest, mask_bit(rest_value), rest < n, policy);
+  }
+}
+
+// ---------------------------------------------------------------------------------------- backward
+
+// Loads the byte of the mask that has the bit of element i.
+template <typename Config>
+__device__ uint32_t load_mask_byte(const uint8_t* mask, typename Config::Index i, uint64_t policy) {
+  if constexpr (Config::kIsLarge) return load_mask(mask + i / 8, policy);
+  return mask[i / 8];
+}
+
+// Loads v from grad_output + first + offset. For a constant gradient, fills v with the single
+// element of grad_output.
+template <typename Config, typename Bits>
+__device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_constant,
+                              typename Config::Index first, int offset, uint64_t policy) {
+  if (is_constant) {
+    for (Bits& value : v.value) value = *grad_output;
+  } else {
+    const Bits* const from = grad_output + first + offset;
+    v = Config::kIsLarge ? load_vector(from, policy) : load_vector(from);
+  }
+}
+
+// Makes 0 of the elements of v whose mask bit is 0, and stores v at grad_input + first + offset.
+// `byte` is the byte of the mask that has the bits of these elements, perhaps among those of their
+// neighbours.
+template <typename Index, typename Bits>
+__device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<Bits>& v,
+                             uint32_t byte) {
+  const uint32_t bits = byte >> (first + offset) % 8;
+#pragma unroll
+  for (int j = 0; j < Vector<Bits>::kSize; ++j) {
+    const bool passes = bits >> j & 1;
+    v.value[j] = passes ? v.value[j] : Bits{0};
+  }
+  store_vector(grad_input + first + offset, v);
+}
+
+// grad_input[i] = mask bit i ? grad_output[i] : 0, for i < n. If is_constant, grad_output is one
+// element, which is used for every i; out.sum() sends such a gradient back. The kernel selects
+// elements and never computes with them. It therefore treats them as unsigned integers of their
+// size, Bits, and float16 and bfloat16 share a kernel.
+template <typename Bits, typename Config>
+__global__ void __launch_bounds__(Config::kThreads)
     relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,
-                         Bits* grad_input, typename S::Index n) {
+                         Bits* grad_input, typename Config::Index n) {
+  using Index = typename Config::Index;
   constexpr int kSize = Vector<Bits>::kSize;
-  const uint64_t policy = S::kIsLarge ? l2_policy(/*evict_last=*/true) : 0;
-  const auto load_byte = [&](auto i) {
-    return S::kIsLarge ? load_mask(mask + i / 8, policy) : mask[i / 8];
-  };
-  Vector<Bits> v[S::kVectors];
-  uint32_t byte[S::kVectors], rest_byte;
-  Bits rest;
-  for_elements<S, kSize, kSize>(
-      n,
-      [&](int u, auto start, int before) {
-        if (is_constant) {
-          for (Bits& value : v[u].value) value = *grad_output;
-        } else {
-          const Bits* const from = grad_output + start + before;
-          v[u] = S::kIsLarge ? load_vector(from, policy) : load_vector(from);
-        }
-        byte[u] = load_byte(start + before);
-      },
-      [&](int u, auto start, int before, bool is_there) {
-        if (!is_there) return;
-        const uint32_t bits = byte[u] >> (start + before) % 8;
+  constexpr int kVectors = Config::kVectors;
+  using Elements = ThreadElements<Config, kSize>;
+  const Elements own;
+  const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
+  Vector<Bits> v[kVectors];
+  uint32_t byte[kVectors];
+
+  if (own.block_is_full(n)) {
 #pragma unroll
-        for (int j = 0; j < kSize; ++j) v[u].value[j] = bits >> j & 1 ? v[u].value[j] : Bits{0};
-        store_vector(grad_input + start + before, v[u]);
-      },
-      [&](auto last) { rest = grad_output[is_constant ? 0 : last], rest_byte = load_byte(last); },
-      [&](auto last, bool is_there) {
-        if (is_there) grad_input[last] = rest_byte >> last % 8 & 1 ? rest : Bits{0};
-      });
+    for (int u = 0; u < kVectors; ++u) {
+      const int offset = u * Elements::kStride;
+      load_gradient<Config>(v[u], grad_output, is_constant, own.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, own.first + offset, policy);
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      store_masked(grad_input, own.first, u * Elements::kStride, v[u], byte[u]);
+    }
+    return;
+  }
+
+  // The last block: whole vectors, and then a thread for each of the elements that are left.
+  const Index whole = n - n % kSize;
+  const Index rest = whole + threadIdx.x;
+  Bits rest_value;
+  uint32_t rest_byte;
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const int offset = u * Elements::kStride;
+    if (own.first + offset < whole) {
+      load_gradient<Config>(v[u], grad_output, is_constant, own.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, own.first + offset, policy);
+    }
+  }
+  if (rest < n) {
+    rest_value = grad_output[is_constant ? 0 : rest];
+    rest_byte = load_mask_byte<Config>(mask, rest, policy);
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const int offset = u * Elements::kStride;
+    if (own.first + offset < whole) {
+      store_masked(grad_input, own.first, offset, v[u], byte[u]);
+    }
+  }
+  if (rest < n) {
+    const bool passes = rest_byte >> rest % 8 & 1;
+    grad_input[rest] = passes ? rest_value : Bits{0};
+  }
 }
 
-// Of a gradient that lies anyhow: a thread has `each` elements of 2, 4 or 8 bytes, kBlock apart,
-// one or kEach. A lone one is read only where it is kept: half of the scattered reads.
-constexpr int kEach = 4;
-__global__ void __launch_bounds__(kBlock)
+// ---------------------------------------------------------------- backward, for a strided gradient
+
+// The constants of relu_backward_strided_kernel.
+struct StridedConfig {
+  static constexpr int kThreads = 256;  // of a block
+  // Elements of a thread, kThreads apart, if neighbours in grad_input are neighbours in
+  // grad_output, too. If they are not, a thread has one element: that takes 0.75 of the time of
+  // four (float16, H100).
+  static constexpr int kElements = 4;
+};
+
+// Returns where element i of the gradient is: its distance from grad_output, in elements. i counts
+// in the order of grad_input's memory, where dimension 0 of the layout is the innermost. For
+// example, with sizes (3, 5) and strides (5, 1), element 4 has the coordinates (4 % 3, 4 / 3) =
+// (1, 1), and its distance is 1 * 5 + 1 * 1 = 6.
+__device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t i) {
+  int64_t offset = 0;
+#pragma unroll
+  for (int d = 0; d < GradientLayout::kMost - 1; ++d) {
+    if (d + 1 >= layout.dimensions) continue;
+    const uint32_t size = static_cast<uint32_t>(layout.sizes[d]);
+    const uint32_t outer = i / size;
+    const uint32_t coordinate = i - outer * size;
+    offset += coordinate * layout.strides[d];
+    i = outer;
+  }
+  return offset + i * layout.strides[layout.dimensions - 1];
+}
+
+// Returns whether the gradient of element i passes.
+__device__ inline bool gradient_passes(const uint8_t* mask, uint32_t i) {
+  return mask[i / 8] >> i % 8 & 1;
+}
+
+// Handles element i. Reads the gradient only where it passes: a typical mask saves half of the
+// scattered reads.
+template <typename Bits>
+__device__ void select_one(const Bits* grad_output, const GradientLayout& layout,
+                           const uint8_t* mask, Bits* grad_input, uint32_t n, uint32_t i) {
+  if (i >= n) return;
+  grad_input[i] = gradient_passes(mask, i) ? grad_output[strided_offset(layout, i)] : Bits{0};
+}
+
+// Handles kElements elements, of which element `first` is the first. All are loaded before any is
+// stored, so that the loads overlap. Past the end, the last element is loaded again, and nothing is
+// stored.
+template <typename Bits>
+__device__ void select_several(const Bits* grad_output, const GradientLayout& layout,
+                               const uint8_t* mask, Bits* grad_input, uint32_t n, uint32_t first) {
+  constexpr int kElements = StridedConfig::kElements;
+  Bits v[kElements];
+  bool passes[kElements];
+#pragma unroll
+  for (int u = 0; u < kElements; ++u) {
+    const uint32_t i = min(first + u * StridedConfig::kThreads, n - 1);
+    v[u] = grad_output[strided_offset(layout, i)];
+    passes[u] = gradient_passes(mask, i);
+  }
+#pragma unroll
+  for (int u = 0; u < kElements; ++u) {
+    const uint32_t i = first + u * StridedConfig::kThreads;
+    if (i < n) grad_input[i] = passes[u] ? v[u] : Bits{0};
+  }
+}
+
+// Handles the `each` elements of a thread, 1 or kElements, as unsigned integers of their size.
+template <typename Bits>
+__device__ void select_elements(const void* grad_output, const GradientLayout& layout,
+                                const uint8_t* mask, void* grad_input, uint32_t n, int each,
+                                uint32_t first) {
+  const auto from = static_cast<const Bits*>(grad_output);
+  const auto to = static_cast<Bits*>(grad_input);
+  if (each == 1) {
+    select_one(from, layout, mask, to, n, first);
+  } else {
+    select_several(from, layout, mask, to, n, first);
+  }
+}
+
+// Backward for a gradient with arbitrary strides, at any address. grad_input [n] is dense. Each
+// thread handles `each` elements. An element has 2, 4 or 8 bytes, as `bytes` says.
+__global__ void __launch_bounds__(StridedConfig::kThreads)
     relu_backward_strided_kernel(const void* grad_output,
                                  const __grid_constant__ GradientLayout layout, const uint8_t* mask,
                                  void* grad_input, uint32_t n, int each, int bytes) {
-  const uint32_t first = blockIdx.x * (kBlock * each) + threadIdx.x;
-  const auto place_of = [&](uint32_t i) {
-    int64_t place = 0;
-#pragma unroll
-    for (int d = 0; d < GradientLayout::kMost - 1; ++d) {
-      if (d + 1 >= layout.dimensions) continue;
-      const uint32_t size = static_cast<uint32_t>(layout.sizes[d]), outer = i / size;
-      place += (i - outer * size) * layout.strides[d];
-      i = outer;
-    }
-    return place + i * layout.strides[layout.dimensions - 1];
-  };
-  const auto is_kept = [&](uint32_t i) { return mask[i / 8] >> i % 8 & 1; };
-  const auto select = [&](auto zero) {
-    using Bits = decltype(zero);
-    const auto from = static_cast<const Bits*>(grad_output);
-    const auto to = static_cast<Bits*>(grad_input);
-    if (each == 1) {
-      if (first < n) to[first] = is_kept(first) ? from[place_of(first)] : zero;
-      return;
-    }
-    Bits v[kEach];
-    bool kept[kEach];
-#pragma unroll
-    for (int u = 0; u < kEach; ++u) {
-      const uint32_t i = min(first + u * kBlock, n - 1);
-      v[u] = from[place_of(i)], kept[u] = is_kept(i);
-    }
-#pragma unroll
-    for (int u = 0; u < kEach; ++u) {
-      const uint32_t i = first + u * kBlock;
-      if (i < n) to[i] = kept[u] ? v[u] : zero;
-    }
-  };
-  if (bytes == 2) return select(uint16_t{});
-  if (bytes == 4) return select(uint32_t{});
-  select(uint64_t{});
+  const uint32_t first = blockIdx.x * (StridedConfig::kThreads * each) + threadIdx.x;
+  if (bytes == 2) {
+    select_elements<uint16_t>(grad_output, layout, mask, grad_input, n, each, first);
+  } else if (bytes == 4) {
+    select_elements<uint32_t>(grad_output, layout, mask, grad_input, n, each, first);
+  } else {
+    select_elements<uint64_t>(grad_output, layout, mask, grad_input, n, each, first);
+  }
 }
 
-// From this size on, loads ask L2 to evict their lines last, so that the lines to be written go to
-// memory in longer runs. Below, a loop over the same tensor finds more of it in L2 without: 45.1
-// instead of 48.0 us for 64 MiB on an H100. With a mask the size is smaller.
-constexpr int64_t kLargeBytes = 256 << 20, kLargeBytesWithMask = 64 << 20;
-using Large = Shape<kBlock, 1, true>;
-using Small = Shape<kBlock, 1, false>;
-// Between these sizes four vectors a thread take 9.6 instead of 10.3 us for 12 MiB on an H200. One
-// is the shorter code for fewer bytes, and 2% better for more.
-constexpr int64_t kFourVectorsFrom = 512 << 10, kFourVectorsTo = 20 << 20;
-using SmallByFour = Shape<kBlock, 4, false>;
-// 7 to 9% less time for 8 MiB on an H200 than Small.
-using SmallWithMask = Shape<128, 2, false>;
+// ---------------------------------------------------------------------------------------- launches
 
-template <typename T, typename S>
-int blocks_for(int64_t n) {
-  return blocks_of(n, int64_t{S::kThreads} * S::kVectors * Vector<T>::kSize);
-}
-
-// body(shape) for n elements. float64, which few use, has the large kernels alone.
+// Calls body(config) with the ReluConfig for n elements of type T, and returns the body's status.
+// float64, which few use, has the large kernels alone, so that fewer kernels are compiled.
 template <typename T, bool kMask, typename Body>
-int for_shape(int64_t n, const Body& body) {
+int with_config(int64_t n, const Body& body) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
   if constexpr (sizeof(T) < 8 && kMask) {
-    if (bytes < kLargeBytesWithMask) return body(SmallWithMask{});
-  } else if constexpr (sizeof(T) < 8) {
-    if (bytes >= kFourVectorsFrom && bytes < kFourVectorsTo) return body(SmallByFour{});
-    if (bytes < kLargeBytes) return body(Small{});
+    if (bytes < SizeLimits::kLargeWithMask) return body(SmallWithMask{});
+  }
+  if constexpr (sizeof(T) < 8 && !kMask) {
+    if (SizeLimits::kFourVectorsFrom <= bytes && bytes < SizeLimits::kFourVectorsTo) {
+      return body(SmallByFour{});
+    }
+    if (bytes < SizeLimits::kLarge) return body(Small{});
   }
   return body(Large{});
 }
 
+// How many blocks n elements of type T need.
+template <typename T, typename Config>
+int count_blocks(int64_t n) {
+  return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlock);
+}
+
+// Launches forward, with or without a mask. This and the functions below return a cudaError_t.
 template <bool kMask>
 int launch_relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                 CUstream_st* stream) {
   return for_floating(dtype, [&](auto zero) {
     using T = decltype(zero);
-    return for_shape<T, kMask>(n, [&](auto shape) {
-      using S = decltype(shape);
-      return launch<relu_kernel<T, S, kMask>>(blocks_for<T, S>(n), S::kThreads, stream,
-                                              static_cast<const T*>(x), static_cast<T*>(out), mask,
-                                              static_cast<typename S::Index>(n));
+    return with_config<T, kMask>(n, [&](auto config) {
+      using Config = decltype(config);
+      return launch<relu_kernel<T, Config, kMask>>(
+          count_blocks<T, Config>(n), Config::kThreads, stream, static_cast<const T*>(x),
+          static_cast<T*>(out), mask, static_cast<typename Config::Index>(n));
     });
   });
+}
+
+// UnsignedOf<kBytes>::Type is the unsigned integer of kBytes bytes.
+template <int kBytes>
+struct UnsignedOf;
+template <>
+struct UnsignedOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct UnsignedOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct UnsignedOf<8> {
+  using Type = uint64_t;
+};
+
+// Launches backward for a gradient that is dense and aligned, or constant.
+template <typename Bits>
+int launch_backward(const void* grad_output, bool is_constant, const uint8_t* mask,
+                    void* grad_input, int64_t n, CUstream_st* stream) {
+  return with_config<Bits, /*kMask=*/true>(n, [&](auto config) {
+    using Config = decltype(config);
+    return launch<relu_backward_kernel<Bits, Config>>(
+        count_blocks<Bits, Config>(n), Config::kThreads, stream,
+        static_cast<const Bits*>(grad_output), is_constant, mask, static_cast<Bits*>(grad_input),
+        static_cast<typename Config::Index>(n));
+  });
+}
+
+// Launches backward for any other gradient.
+inline int launch_backward_strided(const void* grad_output, const GradientLayout& layout,
+                                   const uint8_t* mask, void* grad_input, int64_t n,
+                                   int element_bytes, CUstream_st* stream) {
+  const bool are_neighbours = layout.strides[0] == 1;
+  const int each = are_neighbours ? StridedConfig::kElements : 1;
+  return launch<relu_backward_strided_kernel>(
+      blocks_of(n, StridedConfig::kThreads * each), StridedConfig::kThreads, stream, grad_output,
+      layout, mask, grad_input, static_cast<uint32_t>(n), each, element_bytes);
 }
 
 }  // namespace kernels::elementwise
 
 namespace kernels::cuda {
 
-using namespace elementwise;
-
 int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream) {
-  return (mask != nullptr ? launch_relu<true> : launch_relu<false>)(dtype, x, out, mask, n, stream);
+  if (mask != nullptr) {
+    return elementwise::launch_relu</*kMask=*/true>(dtype, x, out, mask, n, stream);
+  }
+  return elementwise::launch_relu</*kMask=*/false>(dtype, x, out, mask, n, stream);
 }
 
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream) {
   const bool is_constant = layout.is_constant();
+  const bool is_dense = layout.is_dense() && has_aligned_rows(grad_output);
   return for_floating(dtype, [&](auto zero) {
     constexpr int kBytes = sizeof(zero);
-    if (!is_constant && !(layout.is_dense() && has_aligned_rows(grad_output))) {
-      // One element a thread where neighbours lie apart: 0.75 of four's time (float16, H100).
-      const int each = layout.strides[0] == 1 ? kEach : 1;
-      return launch<relu_backward_strided_kernel>(blocks_of(n, kBlock * each), kBlock, stream,
-                                                  grad_output, layout, mask, grad_input,
-                                                  static_cast<uint32_t>(n), each, kBytes);
+    if (!is_constant && !is_dense) {
+      return elementwise::launch_backward_strided(grad_output, layout, mask, grad_input, n, kBytes,
+                                                  stream);
     }
-    using Bits = std::conditional_t<kBytes == 8, uint64_t,
-                                    std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
-    return for_shape<Bits, true>(n, [&](auto shape) {
-      using S = decltype(shape);
-      return launch<relu_backward_kernel<Bits, S>>(
-          blocks_for<Bits, S>(n), S::kThreads, stream, static_cast<const Bits*>(grad_output),
-          is_constant, mask, static_cast<Bits*>(grad_input), static_cast<typename S::Index>(n));
-    });
+    using Bits = typename elementwise::UnsignedOf<kBytes>::Type;
+    return elementwise::launch_backward<Bits>(grad_output, is_constant, mask, grad_input, n,
+                                              stream);
   });
 }
 

@@ -1,44 +1,52 @@
-// ReLU on the CPU, as launchers.h describes it: one thread's elements.
+// ReLU on a CPU, forward and backward, of the elements that one thread has. launchers.h declares
+// these functions and says what they compute; relu_op.cpp calls them on torch's threads.
+//
+// A thread reads its elements once, in blocks of 64, and writes results and mask in the same pass:
+// the memory's bandwidth is the limit.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "cpu/elements.h"
-#include "cpu/large_outputs.h"
+#include "cpu/map_blocks.h"
 #include "launchers.h"
 
 namespace kernels::cpu {
 
 void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
-          bool streams) {
+          bool bypasses_caches) {
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
-    map_blocks(static_cast<const Bits*>(x) + begin, static_cast<Bits*>(out) + begin, end - begin,
-               streams, [=](int64_t i, const Bits* from, Bits* made, auto mask_bytes) {
-                 relu_block<E>(from, made);
+    const Bits* const from = static_cast<const Bits*>(x) + begin;
+    Bits* const to = static_cast<Bits*>(out) + begin;
+    map_blocks(from, to, end - begin, bypasses_caches,
+               [=](int64_t i, const Bits* x_block, Bits* out_block, auto mask_bytes) {
+                 relu_block<E>(x_block, out_block);
                  if (mask == nullptr) return;
-                 const uint64_t bits = mask_of_block(made);
+                 const uint64_t bits = mask_of_block(out_block);
                  memcpy(mask + (begin + i) / 8, &bits, mask_bytes);
                });
   });
 }
 
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
-                   void* grad_input, int64_t begin, int64_t end, bool streams) {
+                   void* grad_input, int64_t begin, int64_t end, bool bypasses_caches) {
   for_floating(dtype, [=](auto element) {
     using Bits = typename decltype(element)::Bits;
-    const auto from = static_cast<const Bits*>(grad_output);
-    const auto out = static_cast<Bits*>(grad_input) + begin;
-    Bits same[kBlock];
-    std::fill_n(same, kBlock, *from);
-    // A constant has no elements from begin on: those of out stand for them.
-    map_blocks(is_constant ? out : from + begin, out, end - begin, streams,
-               [&](int64_t i, const Bits* block, Bits* made, auto mask_bytes) {
+    const Bits* const gradient = static_cast<const Bits*>(grad_output);
+    Bits* const to = static_cast<Bits*>(grad_input) + begin;
+    // A constant gradient is one element in memory, and this block of copies stands for all others.
+    Bits constant_block[kBlock];
+    std::fill_n(constant_block, kBlock, *gradient);
+    // For a constant gradient, map_blocks gets `to` as its operand, which nothing uses.
+    const Bits* const from = is_constant ? to : gradient + begin;
+    map_blocks(from, to, end - begin, bypasses_caches,
+               [&](int64_t i, const Bits* from_block, Bits* to_block, auto mask_bytes) {
                  uint64_t bits = 0;
                  memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
-                 select_block(is_constant ? same : block, bits, made);
+                 select_block(is_constant ? constant_block : from_block, bits, to_block);
                });
   });
 }

@@ -1,10 +1,18 @@
-// ReLU for torch: the operator relu(x). Autograd keeps one bit an element, in memory order.
+// The operator relu(x) for torch: out = max(x, 0) element by element, NaN stays NaN.
+//
+// It decides which calls our kernels compute (relu.cu on a GPU, relu_cpu.cpp on a CPU), and records
+// the backward. Where torch keeps the whole output for the backward, this keeps a mask of one bit
+// an element, which the forward kernel packs. Outputs, masks and gradients are all in the memory
+// order of x, so the kernels see arrays without dimensions.
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 
 #include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string>
 
 #include "torch_support/elementwise.h"
 #include "torch_support/operators.h"
@@ -12,40 +20,17 @@
 namespace kernels {
 namespace {
 
-// The gate: whether our kernels serve x. All else is torch's own relu.
-bool serves(const Tensor& x) {
+// The gate: returns true if our kernels compute relu(x). Every other call is torch's own relu.
+bool is_supported(const Tensor& x) {
   return is_plain(x.key_set()) && kernel_dtype(x.scalar_type()).has_value() && x.numel() > 0 &&
          x.is_non_overlapping_and_dense() && !has_tangent(x) && is_aligned(x);
 }
 
-// The layout of a gradient of an output with these strides, where a kernel serves it. Dimensions
-// that follow each other in both are one. For strides of size 1 torch has rules of its own.
-std::optional<GradientLayout> layout_of(const Tensor& grad, at::IntArrayRef strides) {
-  c10::DimVector order;
-  for (int64_t d = 0; d < grad.dim(); ++d) {
-    if (grad.size(d) > 1) order.push_back(d);
-  }
-  std::sort(order.begin(), order.end(), [=](auto a, auto b) { return strides[a] < strides[b]; });
-  GradientLayout layout{1, {1}, {}};
-  int last = -1;
-  for (const int64_t d : order) {
-    if (last >= 0 && grad.stride(d) == layout.sizes[last] * layout.strides[last]) {
-      layout.sizes[last] *= grad.size(d);
-      continue;
-    }
-    if (++last == GradientLayout::kMost) return std::nullopt;
-    layout.sizes[last] = grad.size(d), layout.strides[last] = grad.stride(d);
-    layout.dimensions = last + 1;
-  }
-  const bool is_alike = grad.strides() == strides || grad.is_contiguous() ||
-                        grad.is_contiguous(at::MemoryFormat::ChannelsLast);
-  if (layout.is_constant() || (layout.is_dense() && is_alike && is_aligned(grad))) return layout;
-  const bool has_ones = static_cast<int64_t>(order.size()) < grad.dim();
-  const bool is_served = grad.is_cuda() && grad.numel() < int64_t{1} << 31 && !has_ones;
-  return is_served ? std::optional(layout) : std::nullopt;
-}
+int64_t mask_bytes(int64_t elements) { return (elements + 7) / 8; }
 
-// The mask is undefined where none is wanted.
+// ---------------------------------------------------------------------------------------- forward
+
+// Computes relu(x), and its mask unless that is undefined. x has passed the gate.
 Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   const DeviceOf device(x);
   const Tensor out = allocate_like(x);
@@ -54,34 +39,88 @@ Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   void* const to = out.mutable_data_ptr();
   const void* const from = x.const_data_ptr();
   uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  run_on_device(
-      x, [=](auto stream) { return cuda::relu(dtype, from, to, bits, n, stream); },
-      [&] {
-        for_elements(out, [=](auto... range) { cpu::relu(dtype, from, to, bits, range...); });
-      });
+  const auto run_on_gpu = [=](auto stream) { return cuda::relu(dtype, from, to, bits, n, stream); };
+  const auto run_on_cpu = [&] {
+    for_elements(out, [=](auto... range) { cpu::relu(dtype, from, to, bits, range...); });
+  };
+  run_on_device(x, run_on_gpu, run_on_cpu);
   return out;
 }
 
-// Writes the elements that the mask keeps of a gradient, and zeros, to out.
+// --------------------------------------------------------------------------------------- backward
+
+// Describes a gradient's elements in the memory order of an output with these strides, by as few
+// dimensions as possible. Returns nothing if it takes more than the kernel has.
+//
+// Example: the output is contiguous [2, 3, 4], and the gradient's strides are (12, 4, 1) too. Going
+// from the innermost dimension outwards, each stride is the size of all dimensions inside it, so
+// they all merge into one of size 24 and stride 1.
+std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef output_strides) {
+  c10::DimVector dimensions;  // without those of size 1
+  for (int64_t d = 0; d < grad.dim(); ++d) {
+    if (grad.size(d) > 1) dimensions.push_back(d);
+  }
+  std::sort(dimensions.begin(), dimensions.end(),
+            [=](int64_t a, int64_t b) { return output_strides[a] < output_strides[b]; });
+
+  // A gradient of one element keeps these values: it is a constant.
+  GradientLayout layout{/*dimensions=*/1, /*sizes=*/{1}, /*strides=*/{0}};
+  int last = -1;  // the outermost dimension so far
+  for (const int64_t d : dimensions) {
+    if (last >= 0 && grad.stride(d) == layout.sizes[last] * layout.strides[last]) {
+      layout.sizes[last] *= grad.size(d);
+      continue;
+    }
+    ++last;
+    if (last == GradientLayout::kMost) return std::nullopt;
+    layout.sizes[last] = grad.size(d);
+    layout.strides[last] = grad.stride(d);
+    layout.dimensions = last + 1;
+  }
+  return layout;
+}
+
+// Returns the layout of a gradient, or nothing if no kernel of ours reads it.
+std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayRef output_strides) {
+  const std::optional<GradientLayout> layout = merged_layout(grad, output_strides);
+  if (!layout) return std::nullopt;
+  if (layout->is_constant()) return layout;
+
+  // For the strides of dimensions of size 1, torch's ops have rules of their own. allocate_like
+  // knows those of the three layouts below.
+  const bool has_known_strides = grad.strides() == output_strides || grad.is_contiguous() ||
+                                 grad.is_contiguous(at::MemoryFormat::ChannelsLast);
+  if (layout->is_dense() && has_known_strides && is_aligned(grad)) return layout;
+
+  // The strided kernel runs on GPUs alone, and counts elements in 32 bits.
+  const auto is_one = [](int64_t size) { return size == 1; };
+  const bool has_size_one = std::any_of(grad.sizes().begin(), grad.sizes().end(), is_one);
+  const bool fits_strided_kernel = grad.is_cuda() && grad.numel() < int64_t{1} << 31;
+  if (fits_strided_kernel && !has_size_one) return layout;
+  return std::nullopt;
+}
+
+// out = mask bit ? grad_output : 0, for a dense out in the memory order of the forward's output.
 void select_by_mask(const Tensor& mask, const void* grad_output, const GradientLayout& layout,
                     const Tensor& out) {
   const DType dtype = *kernel_dtype(out.scalar_type());
   const int64_t n = out.numel();
   void* const to = out.mutable_data_ptr();
   const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
-  run_on_device(
-      mask,
-      [&](auto stream) {
-        return cuda::relu_backward(dtype, grad_output, layout, bits, to, n, stream);
-      },
-      [&] {
-        for_elements(out, [&](auto... range) {
-          cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, to, range...);
-        });
-      });
+  const auto run_on_gpu = [&](auto stream) {
+    return cuda::relu_backward(dtype, grad_output, layout, bits, to, n, stream);
+  };
+  const auto run_on_cpu = [&] {
+    for_elements(out, [&](auto... range) {
+      cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, to, range...);
+    });
+  };
+  run_on_device(mask, run_on_gpu, run_on_cpu);
 }
 
-// Autograd's record. Written out as a Node, for torch::autograd::Function takes GCC another second.
+// Autograd's record of a forward: the mask, and the shape of the output.
+//
+// It is a Node, not a torch::autograd::Function, which takes GCC another second to compile.
 struct ReluBackward : Node {
   SavedVariable saved_mask;
   c10::DimVector sizes, strides;  // of the output
@@ -93,33 +132,56 @@ struct ReluBackward : Node {
     if (!grad_output.defined()) return {Tensor()};
     const std::lock_guard<std::mutex> lock(mutex_);
     const Tensor mask = unpack_saved_mask(saved_mask);
-    const int64_t bytes = (c10::multiply_integers(sizes) + 7) / 8;
-    if (mask.numel() != bytes || mask.device() != grad_output.device()) {  // a hook's
+    check_mask(mask, grad_output);
+    const DeviceOf device(mask);
+
+    const bool is_differentiated = at::GradMode::is_enabled() || has_tangent(grad_output);
+    if (!is_differentiated && is_plain(mask.key_set() | grad_output.key_set())) {
+      const std::optional<GradientLayout> layout = supported_layout(grad_output, strides);
+      if (layout) return {compute_gradient(mask, grad_output, *layout)};
+    }
+    return {gradient_by_torch(mask, grad_output)};
+  }
+
+  // A hook for saved tensors may have returned any tensor.
+  void check_mask(const Tensor& mask, const Tensor& grad_output) const {
+    const int64_t bytes = mask_bytes(c10::multiply_integers(sizes));
+    if (mask.numel() != bytes || mask.device() != grad_output.device()) {
       fail("mask must have " + std::to_string(bytes) + " elements on the gradient's device");
     }
-    const DeviceOf device(mask);
-    const auto allocate_grad = [&] {
-      return allocate_output(mask, sizes, grad_output.scalar_type(), strides);
-    };
-    const bool is_differentiated = at::GradMode::is_enabled();
-    if (!is_differentiated && is_plain(mask.key_set() | grad_output.key_set()) &&
-        !has_tangent(grad_output)) {
-      if (const auto layout = layout_of(grad_output, strides)) {
-        const Tensor out =
-            layout->is_dense()
-                ? allocate_like(grad_output)
-                : allocate_output(mask, sizes, grad_output.scalar_type(),
-                                  at::IntArrayRef(at::infer_dense_strides(sizes, strides)));
-        select_by_mask(mask, grad_output.const_data_ptr(), *layout, out);
-        return {out};
-      }
+  }
+
+  // The gradient by our kernel.
+  Tensor compute_gradient(const Tensor& mask, const Tensor& grad_output,
+                          const GradientLayout& layout) const {
+    Tensor out;
+    if (layout.is_dense()) {
+      out = allocate_like(grad_output);
+    } else {
+      const auto dense_strides = at::infer_dense_strides(sizes, strides);
+      out = allocate_output(mask, sizes, grad_output.scalar_type(), at::IntArrayRef(dense_strides));
     }
-    // As torch's gradient is by the output, and gives zeros to it, by numbers of the same signs.
-    // Bytes of 0x3c are a positive number in every dtype.
-    const Tensor signs = allocate_grad(), positive = allocate(mask, {8}, at::kByte).fill_(0x3c);
-    select_by_mask(mask, positive.const_data_ptr(), GradientLayout{1, {1}, {0}}, signs);
-    if (is_differentiated) torch::autograd::impl::set_gradient_edge(signs, {getptr(), 0});
-    return {at::threshold_backward(grad_output, signs, 0)};
+    select_by_mask(mask, grad_output.const_data_ptr(), layout, out);
+    return out;
+  }
+
+  // The gradient by torch's threshold_backward: for derivatives of the gradient, for vmap, and for
+  // gradients that our kernel does not read.
+  //
+  // threshold_backward asks where the output is above 0. In the output's place it gets a tensor of
+  // a positive number where the mask has a 1, and of 0 elsewhere. Bytes of 0x3c are a positive
+  // number in every dtype.
+  Tensor gradient_by_torch(const Tensor& mask, const Tensor& grad_output) {
+    const Tensor output = allocate_output(mask, sizes, grad_output.scalar_type(), strides);
+    const Tensor positive = allocate(mask, {8}, at::kByte).fill_(0x3c);
+    const GradientLayout constant{/*dimensions=*/1, /*sizes=*/{1}, /*strides=*/{0}};
+    select_by_mask(mask, positive.const_data_ptr(), constant, output);
+    // threshold_backward has a gradient by the output too, which is zeros. So that the graph has
+    // the same edges as torch's, it leads to this node.
+    if (at::GradMode::is_enabled()) {
+      torch::autograd::impl::set_gradient_edge(output, {getptr(), 0});
+    }
+    return at::threshold_backward(grad_output, output, /*threshold=*/0);
   }
 
   void release_variables() override {
@@ -128,30 +190,34 @@ struct ReluBackward : Node {
   }
 };
 
+// ----------------------------------------------------------------------------------- the operator
+
 Tensor relu_composite(const Tensor& x) { return at::relu(x); }
 
 Tensor relu_forward(const Tensor& x) {
-  return serves(x) ? compute_relu(x, Tensor()) : relu_composite(x);
+  if (!is_supported(x)) return relu_composite(x);
+  return compute_relu(x, /*mask=*/Tensor());
 }
 
 Tensor relu_autograd(const Tensor& x) {
-  if (!serves(x)) return relu_composite(x);
-  if (!wants_gradient(x)) return compute_relu(x, Tensor());
+  if (!is_supported(x)) return relu_composite(x);
+  if (!wants_gradient(x)) return compute_relu(x, /*mask=*/Tensor());
   const DeviceOf device(x);
   auto node = make_node<ReluBackward>(x);
-  const Tensor mask = allocate_output(x, {(x.numel() + 7) / 8}, at::kByte, std::nullopt);
+  const Tensor mask = allocate_output(x, {mask_bytes(x.numel())}, at::kByte, std::nullopt);
   const Tensor out = compute_relu(x, mask);
   node->saved_mask = SavedVariable(mask, /*is_output=*/false);
-  node->sizes = out.sizes(), node->strides = out.strides();
+  node->sizes = out.sizes();
+  node->strides = out.strides();
   torch::autograd::set_history(out, std::move(node));
   return out;
 }
 
-// Graphs that torch.jit.trace records hold torch's own relu, which compilers fuse.
-[[maybe_unused]] const auto relu_operator =
+[[maybe_unused]] const Operator relu_operator =
     Operator("relu(Tensor input) -> Tensor")
         .dense(relu_forward)
         .impl(DispatchKey::Autograd, relu_autograd)
+        // torch.jit.trace records torch's own relu, which compilers fuse with its neighbours.
         .impl(DispatchKey::Tracer, relu_composite)
         .impl(DispatchKey::FuncTorchBatched, relu_composite)
         .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, relu_composite)

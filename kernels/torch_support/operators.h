@@ -1,10 +1,23 @@
-// Common to all bindings: torch's dispatcher and autograd.
+// What every operator's C++ code needs of torch's dispatcher and of autograd.
 //
-// An operator NAME has these kernels:
+// An operator NAME has several functions, from which the dispatcher picks one by the dispatch keys
+// of a call:
 //
-//   NAME_autograd   the gate, and autograd's record of what the gradient needs
-//   NAME_forward    the gate, for calls below autograd, as in inference mode
-//   NAME_composite  the reference's own ops, for what the gate does not pass
+//   NAME_autograd   dense tensors, in the usual case: computes the forward, and records what the
+//                   backward needs
+//   NAME_forward    dense tensors where autograd is left out, as in inference mode
+//   NAME_composite  the reference's own torch ops, for every call that our kernels do not support
+//
+// Every operator is registered under two names:
+//
+//   <own namespace>::NAME       this build's operator. Eager calls and torch.compile use it, so two
+//                               versions of the project in one process never mix.
+//   relu_divide_kernels::NAME   the stable name, for programs that torch.export or torch.jit.trace
+//                               saved, whichever build runs them. In a process with several builds
+//                               it is the operator of the build that was loaded first.
+//
+// The compiler gets the own namespace as an identifier, such as
+// -DKERNELS_NAMESPACE=relu_divide_kernels_1f3a. Without the macro the two names are one.
 
 #pragma once
 
@@ -17,6 +30,8 @@
 
 #include <mutex>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "torch_support/tensor.h"
 
@@ -27,80 +42,174 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// Whether nothing but a dense tensor's own keys is at work: no subclass, mode, transform or trace,
-// no sparse, quantized, nested, named, conjugated or lazy tensor. `keys` are those of all operands.
+// ------------------------------------------------------------------------------ the kind of a call
+
+// Returns true if all operands are ordinary dense tensors and the thread is in no special mode: no
+// subclass, no mode, function transform or trace, no sparse, quantized, nested, named, conjugated
+// or lazy tensor. `keys` are the dispatch keys of all operands together.
 inline bool is_plain(c10::DispatchKeySet keys) {
   constexpr c10::DispatchKeySet kPlain({DispatchKey::CPU, DispatchKey::CUDA,
                                         DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
                                         DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect,
                                         DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
-  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   return kPlain.isSupersetOf((keys | local.included_) - local.excluded_);
+}
+
+// Returns true if an operand is a batch of tensors under torch.func.vmap, or under the older vmap
+// of torch.autograd.grad(is_grads_batched=True) and jacobian(vectorize=True).
+inline bool is_batched(c10::DispatchKeySet keys) {
+  return keys.has(DispatchKey::FuncTorchBatched) || keys.has(DispatchKey::Batched);
 }
 
 inline bool wants_gradient(const Tensor& x) {
   return at::GradMode::is_enabled() && x.requires_grad();
 }
 
-// Whether forward-mode AD is due.
+// Returns true if x has a tangent, that is, if it takes part in forward-mode AD.
 inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
-// The operators' name in graphs and saved programs, whichever build runs them.
-#define KERNELS_NAMESPACE "relu_divide_kernels"
+// ------------------------------------------------------------------------------------- namespaces
 
-// An operator to define, unless another build in this process has defined it: the first build's
-// then serves all others. Saved programs hold the schema: one that changes gets another name.
+#ifndef KERNELS_NAMESPACE
+#define KERNELS_NAMESPACE relu_divide_kernels
+#endif
+// Two macros: the first one's argument is expanded before the second one makes it a string.
+#define KERNELS_STRINGIFY_EXPANDED(identifier) #identifier
+#define KERNELS_STRINGIFY(identifier) KERNELS_STRINGIFY_EXPANDED(identifier)
+
+enum class Namespace {
+  kOwn,     // KERNELS_NAMESPACE, this build's
+  kStable,  // relu_divide_kernels, the same for all builds
+};
+
+inline std::string namespace_name(Namespace where) {
+  if (where == Namespace::kOwn) return KERNELS_STRINGIFY(KERNELS_NAMESPACE);
+  return "relu_divide_kernels";
+}
+
+// Defines one operator in both namespaces when the library is loaded:
+//
+//   const auto relu = Operator("relu(Tensor input) -> Tensor").dense(relu_forward);
+//
+// If the operator exists already in a namespace, it stays as it is, and nothing is registered for
+// it there. That happens in the stable namespace when another build was loaded before, and when
+// both namespaces are one.
+//
+// Saved programs rely on the schema of the stable operator, so an operator whose schema changes
+// needs a new name.
 class Operator {
  public:
-  explicit Operator(const std::string& text) {
-    c10::FunctionSchema schema = torch::schema((KERNELS_NAMESPACE "::" + text).c_str());
-    name_ = schema.name();
-    is_new_ = !c10::Dispatcher::singleton().findSchema({name_, ""}).has_value();
-    if (is_new_) library().def(std::move(schema));
-  }
+  explicit Operator(const std::string& signature)
+      : own_(define(Namespace::kOwn, signature)), stable_(define(Namespace::kStable, signature)) {}
 
+  // Registers the operator's function for a dispatch key, in both namespaces.
   template <typename Function>
   Operator& impl(DispatchKey key, Function* function) {
-    if (is_new_) library().impl(name_.c_str(), torch::dispatch(key, function));
+    return impl(key, function, function);
+  }
+
+  // Registers one function in the own namespace and one in the stable namespace. A function that
+  // calls another operator needs this: it has to call that operator in the namespace in which it
+  // was called itself.
+  template <typename Function>
+  Operator& impl(DispatchKey key, Function* own_function, Function* stable_function) {
+    register_function(Namespace::kOwn, own_, key, own_function);
+    register_function(Namespace::kStable, stable_, key, stable_function);
     return *this;
   }
 
-  // The kernel for a CPU and a GPU.
+  // Registers a function in the own namespace alone.
+  template <typename Function>
+  Operator& impl_own(DispatchKey key, Function* function) {
+    register_function(Namespace::kOwn, own_, key, function);
+    return *this;
+  }
+
+  // Registers the function for dense tensors on a CPU or a GPU, in both namespaces.
   template <typename Function>
   Operator& dense(Function* function) {
     return impl(DispatchKey::CPU, function).impl(DispatchKey::CUDA, function);
   }
 
  private:
-  static torch::Library& library() {
-    static torch::Library library(torch::Library::FRAGMENT, KERNELS_NAMESPACE, std::nullopt,
-                                  __FILE__, __LINE__);
-    return library;
+  struct Definition {
+    std::string full_name;  // namespace::name
+    bool is_new;            // whether this object defined it
+  };
+
+  static Definition define(Namespace where, const std::string& signature) {
+    const std::string full_signature = namespace_name(where) + "::" + signature;
+    c10::FunctionSchema schema = torch::schema(full_signature.c_str());
+    const c10::OperatorName name = schema.operator_name();
+    const bool is_new = !c10::Dispatcher::singleton().findSchema(name).has_value();
+    if (is_new) library_of(where).def(std::move(schema));
+    return {name.name, is_new};
   }
-  std::string name_;
-  bool is_new_;
+
+  template <typename Function>
+  static void register_function(Namespace where, const Definition& definition, DispatchKey key,
+                                Function* function) {
+    if (!definition.is_new) return;
+    library_of(where).impl(definition.full_name.c_str(), torch::dispatch(key, function));
+  }
+
+  // Returns the object that holds a namespace's registrations until the process ends.
+  //
+  // Two builds in one process must not share these static variables. The loader makes one variable
+  // of all exported variables of inline functions that have the same name (STB_GNU_UNIQUE), so
+  // builds are compiled with -fvisibility=hidden, which exports none.
+  static torch::Library& library_of(Namespace where) {
+    static torch::Library own = fragment(Namespace::kOwn);
+    static torch::Library stable = fragment(Namespace::kStable);
+    return where == Namespace::kOwn ? own : stable;
+  }
+
+  // Several libraries may each define a fragment of one namespace.
+  static torch::Library fragment(Namespace where) {
+    return torch::Library(torch::Library::FRAGMENT, namespace_name(where),
+                          /*k=*/std::nullopt, __FILE__, __LINE__);
+  }
+
+  Definition own_;
+  Definition stable_;
 };
 
-// A node whose gradients go where those of the inputs do. Nodes are held by std::shared_ptr up to
-// torch 2.12, by c10::intrusive_ptr from 2.13 on.
+// Calls an operator through the dispatcher, as Python would. Function is the operator's type in
+// C++, such as Tensor(const Tensor&).
+template <typename Function, typename... Arguments>
+auto call_operator(Namespace where, const std::string& name, const Arguments&... arguments) {
+  const std::string full_name = namespace_name(where) + "::" + name;
+  const c10::OperatorHandle found =
+      c10::Dispatcher::singleton().findSchemaOrThrow(full_name.c_str(), /*overload_name=*/"");
+  return found.typed<Function>().call(arguments...);
+}
+
+// --------------------------------------------------------------------------------------- autograd
+
+// Makes an autograd node of type T, whose i-th gradient goes where that of the i-th input goes.
+//
+// torch holds nodes by std::shared_ptr up to version 2.12, and by c10::intrusive_ptr from 2.13 on.
 template <typename T, typename... Inputs>
 auto make_node(const Inputs&... inputs) {
   using Pointer = decltype(torch::autograd::Edge::function);
-  const auto node = [] {
-    if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-      return std::shared_ptr<T>(new T, [](auto* node) { deleteNode(node); });
-    } else {
-      return c10::make_intrusive<T>();
-    }
-  }();
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
-  return node;
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    std::shared_ptr<T> node(new T, [](T* deleted) { deleteNode(deleted); });
+    node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+    return node;
+  } else {
+    auto node = c10::make_intrusive<T>();
+    node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+    return node;
+  }
 }
 
-// A mask that was saved. Hooks may give it back in another dtype or layout.
+// Returns a saved mask as contiguous bytes. Saved-tensor hooks may return it in another dtype or
+// layout.
 inline Tensor unpack_saved_mask(const SavedVariable& saved) {
   const Tensor mask = saved.unpack();
-  return mask.scalar_type() == at::kByte ? mask.contiguous() : mask.to(at::kByte).contiguous();
+  if (mask.scalar_type() == at::kByte) return mask.contiguous();
+  return mask.to(at::kByte).contiguous();
 }
 
 }  // namespace kernels

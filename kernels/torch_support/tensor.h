@@ -1,4 +1,7 @@
-// Common to all bindings: dtypes of tensors, devices, allocation, streams.
+// What every operator's C++ code needs of torch's tensors: dtypes, devices, allocation, streams.
+//
+// The functions avoid trips through torch's dispatcher, which would show in the time of calls on
+// small tensors.
 
 #pragma once
 
@@ -26,37 +29,48 @@ namespace kernels {
 
 using at::Tensor;
 
-// Raises a RuntimeError. c10::str, of more than a string, uses streams, which crash in an extension
-// that was linked with a libstdc++ of its own, as some toolchains do.
+// Raises a RuntimeError in Python.
+//
+// The message is one string: TORCH_CHECK joins several arguments by a C++ stream, and streams crash
+// in an extension that some toolchain linked with a libstdc++ of its own.
 [[noreturn, gnu::cold]] inline void fail(const std::string& message) {
   TORCH_CHECK(false, message);
-  std::abort();  // not reached
+  std::abort();  // Not reached: TORCH_CHECK throws, but it is not declared [[noreturn]].
 }
 
-// The kernels' name of a dtype; none where no kernel serves it.
+// Returns the kernels' name of a dtype, or nothing for a dtype that no kernel supports.
 inline std::optional<DType> kernel_dtype(at::ScalarType type) {
-  if (type == at::kFloat) return DType::kFloat32;
-  if (type == at::kDouble) return DType::kFloat64;
-  if (type == at::kHalf) return DType::kFloat16;
-  if (type == at::kBFloat16) return DType::kBFloat16;
-  return std::nullopt;
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    default:
+      return std::nullopt;
+  }
 }
 
 inline bool is_aligned(const Tensor& x, int64_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
 }
 
-// The leading dimensions of x as one.
+// Returns the number of rows of x: the product of all sizes but the last. x has a dimension.
 inline int64_t rows_of(const Tensor& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
 }
 
-// Makes the device of a tensor the current one for as long as it lives.
+// Makes a tensor's device the current one during the life of this object. In a build without CUDA
+// it raises an error for a tensor on a GPU.
 class DeviceOf {
  public:
   explicit DeviceOf(const Tensor& x) {
 #ifdef KERNELS_WITH_CUDA
-    // Seldom needed, and a guard asks the driver more than once.
+    // The guard asks the driver several times. With one GPU, or on the current one, it is not
+    // needed.
     if (x.is_cuda() && c10::cuda::device_count() > 1 &&
         x.get_device() != c10::cuda::current_device()) {
       guard_.reset_device(x.device());
@@ -76,12 +90,13 @@ class DeviceOf {
 #endif
 };
 
-// Uninitialised memory on the device of `like`, without a trip through the dispatcher, which small
-// tensors would notice. cpu: who allocates on a CPU.
+// Returns an uninitialised tensor on the device of `like`, contiguous unless strides are passed.
+//
+// `cpu_allocator` allocates it if that device is the CPU. On a GPU, torch's caching allocator does.
 inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef sizes,
                        at::ScalarType type, std::optional<at::IntArrayRef> strides = std::nullopt,
-                       c10::Allocator* cpu = c10::GetAllocator(at::kCPU)) {
-  c10::Allocator* allocator = cpu;
+                       c10::Allocator* cpu_allocator = c10::GetAllocator(at::kCPU)) {
+  c10::Allocator* allocator = cpu_allocator;
   c10::DispatchKeySet keys(at::DispatchKey::CPU);
 #ifdef KERNELS_WITH_CUDA
   if (like.is_cuda()) {
@@ -89,15 +104,19 @@ inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef size
     keys = c10::DispatchKeySet(at::DispatchKey::CUDA);
   }
 #endif
-  return strides ? at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type)
-                 : at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
+  if (strides) return at::detail::empty_strided_generic(sizes, *strides, allocator, keys, type);
+  return at::detail::empty_generic(sizes, allocator, keys, type, std::nullopt);
 }
 
-// Where x is on a GPU, on_gpu(stream) on the current stream of its device, which is the current
-// one; it returns the launch's cudaError_t. Otherwise on_cpu(). on_gpu takes `auto stream`: as a
-// template, it is not compiled in a build without CUDA kernels.
+// Calls on_gpu(stream) if x is on a GPU, and on_cpu() otherwise.
+//
+// The stream is the current one of x's device, which has to be the current device. on_gpu returns
+// the cudaError_t of its launches as an int; an error is raised. Its parameter has to be `auto
+// stream`: then it is a template, which a build without CUDA never compiles, and so it may call
+// functions of kernels::cuda that such a build does not have.
 template <typename OnGpu, typename OnCpu>
-void run_on_device(const Tensor& x, const OnGpu& on_gpu, const OnCpu& on_cpu) {
+void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const OnGpu& on_gpu,
+                   const OnCpu& on_cpu) {
 #ifdef KERNELS_WITH_CUDA
   if (x.is_cuda()) {
     const int status = on_gpu(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
@@ -105,7 +124,6 @@ void run_on_device(const Tensor& x, const OnGpu& on_gpu, const OnCpu& on_cpu) {
     return;
   }
 #endif
-  (void)x, (void)on_gpu;
   on_cpu();
 }
 

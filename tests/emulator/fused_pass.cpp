@@ -1,6 +1,6 @@
-// The passes beside torch's product, on random operands: `linear_epilogue SEED CASES`. Compares
-// every element, every bit of a mask and every column's sum, and what lies around results. Prints
-// the kernels that ran, a line each.
+// Tests the CUDA kernels of the fused pass, forward and backward, on random operands, on a CPU:
+// `fused_pass SEED CASES`. Compares every element, every bit of a mask, every column's sum, and the
+// memory around the results. Prints the kernels that ran, a line each.
 
 #include "linear/fused_pass.cu"
 
@@ -8,75 +8,129 @@
 
 namespace {
 
-// A matrix of one dtype's numbers, of which each fourth is 0, in memory as the kernels take it.
+// A number of bytes by which an operand begins beyond a multiple of 16: a multiple of the size of
+// its elements, and mostly 0.
+int64_t misalignment(int size) { return one_in(3) ? draw(0, 15) / size * size : 0; }
+
+// A random matrix of numbers of type T, a fourth of which are 0, at any address that is a multiple
+// of their size.
 template <typename T>
 struct Matrix : Buffer {
-  Matrix(int64_t m, int64_t n) : Buffer(m * n * sizeof(T), misalignment(sizeof(T))) {
+  static constexpr int64_t kSize = sizeof(T);
+
+  Matrix(int64_t m, int64_t n) : Buffer(m * n * kSize, misalignment(kSize)) {
     std::normal_distribution<float> normal;
     T* const to = reinterpret_cast<T*>(data);
     for (int64_t i = 0; i < m * n; ++i) to[i] = static_cast<T>(one_in(4) ? 0 : normal(generator));
     before = memory;
   }
+
+  // Element i, now and before a kernel ran.
   T at(int64_t i) const { return reinterpret_cast<const T*>(data)[i]; }
   T at_before(int64_t i) const {
     return reinterpret_cast<const T*>(before.data() + (data - memory.data()))[i];
   }
 };
 
+// A case: kernels for matrices [m, n] of type T, run and checked.
+template <typename T>
+struct Checks {
+  using Wide = fused_pass::Compute<T>;
+
+  DType dtype;
+  double divisor;
+  int64_t m;
+  int64_t n;
+  int64_t size = m * n;
+  int64_t row_bytes = divide_up(n, 8);  // of the mask
+
+  // The value of x, exactly.
+  static double wide(T x) { return static_cast<double>(static_cast<Wide>(x)); }
+
+  // x / divisor as the kernels compute it, in Wide, and then rounded to T.
+  T divided(Wide x) const { return static_cast<T>(x / static_cast<Wide>(divisor)); }
+
+  // An element's bit of the mask. The columns from n on are unused bits.
+  bool bit(const Buffer& mask, int64_t row, int64_t column) const {
+    return (mask.data[row * row_bytes + column / 8] >> column % 8 & 1) != 0;
+  }
+
+  // Runs and checks the forward kernel. It writes the mask if has_mask.
+  void forward(Buffer& mask, bool has_mask) const {
+    Matrix<T> out(m, n);
+    note_launch(cuda::linear_fused_pass(dtype, out.data, divisor, has_mask ? mask.data : nullptr, m,
+                                        n, nullptr));
+    for (int64_t i = 0; i < size; ++i) {
+      const Wide z = static_cast<Wide>(out.at_before(i));
+      const T expected = divided(z < 0 ? Wide{0} : z);
+      require(wide(out.at(i)) == wide(expected), "out", dtype, size, i);
+    }
+    if (has_mask) {
+      for (int64_t row = 0; row < m; ++row) {
+        for (int64_t column = 0; column < 8 * row_bytes; ++column) {
+          const int64_t i = row * n + column;
+          const bool expected = column < n && wide(out.at_before(i)) > 0;
+          require(bit(mask, row, column) == expected, "mask", dtype, size, i);
+        }
+      }
+    }
+    require(out.has_guards() && mask.has_guards(), "written beyond the result", dtype, size);
+  }
+
+  // Runs and checks the backward kernels on a mask that `forward` has filled in.
+  void backward(const Buffer& mask) const {
+    Matrix<T> grad_output(m, n);
+    Matrix<T> grad_z(m, n);
+    Matrix<T> grad_bias(1, n);
+    Buffer workspace(cuda::linear_fused_pass_backward_workspace(dtype, m, n), 0);
+    const bool has_bias = !one_in(3);
+    note_launch(cuda::linear_fused_pass_backward(dtype, grad_output.data, mask.data, divisor,
+                                                 grad_z.data, has_bias ? grad_bias.data : nullptr,
+                                                 workspace.data, m, n, nullptr));
+    for (int64_t column = 0; column < n; ++column) {
+      double sum = 0;
+      double magnitudes = 0;
+      for (int64_t row = 0; row < m; ++row) {
+        const int64_t i = row * n + column;
+        const T quotient = divided(static_cast<Wide>(grad_output.at(i)));
+        const double expected = bit(mask, row, column) ? wide(quotient) : 0;
+        require(wide(grad_z.at(i)) == expected, "grad_z", dtype, size, i);
+        sum += expected;
+        magnitudes += std::abs(expected);
+      }
+      const double error = std::abs(wide(grad_bias.at(column)) - sum);
+      const bool is_right = !has_bias || error <= error_bound(sum, magnitudes);
+      require(is_right, "grad_bias", dtype, size, column);
+    }
+    require(grad_z.has_guards() && grad_bias.has_guards() && workspace.has_guards(),
+            "written beyond the gradients", dtype, size);
+  }
+
+  // The most that a column's sum may err. The terms are added in Wide, where each goes through at
+  // most 80 roundings, and the sum is then rounded to T. `magnitudes` is the sum of |term|.
+  static double error_bound(double sum, double magnitudes) {
+    const bool is_double = sizeof(T) == 8;
+    const double unit_of_wide = is_double ? 0x1p-53 : 0x1p-24;
+    double unit_of_result = 0x1p-8;
+    if (sizeof(T) == 4) unit_of_result = 0x1p-23;
+    if (is_double) unit_of_result = 0x1p-52;
+    return 80 * unit_of_wide * magnitudes + unit_of_result * std::abs(sum) + 1e-30;
+  }
+};
+
+// Checks a random case: few or many rows, few or many columns, and one of some divisors.
 template <typename T>
 void check(DType dtype) {
-  using Wide = epilogue::Compute<T>;
   constexpr double kDivisors[] = {2, -0.5, 3, -7.1, 1e-3};
   const double divisor = kDivisors[draw(0, 4)];
-  const int64_t m = draw(1, one_in(2) ? 9 : 700), most = std::max<int64_t>(60000 / m, 1);
-  const int64_t n = draw(1, one_in(2) ? std::min<int64_t>(most, 70) : most), size = m * n;
-  const int64_t row_bytes = divide_up(n, 8);
-
-  // forward
-  Matrix<T> out(m, n);
-  Buffer mask(m * row_bytes, 0);
+  const int64_t m = draw(1, one_in(2) ? 9 : 700);
+  const int64_t widest = std::max<int64_t>(60000 / m, 1);
+  const int64_t n = draw(1, one_in(2) ? std::min<int64_t>(widest, 70) : widest);
+  const Checks<T> checks{dtype, divisor, m, n};
+  Buffer mask(m * checks.row_bytes, 0);
   const bool has_mask = !one_in(3);
-  note_launch(cuda::linear_epilogue(dtype, out.data, divisor, has_mask ? mask.data : nullptr, m, n,
-                                    nullptr));
-  for (int64_t i = 0; i < size; ++i) {
-    const Wide z = static_cast<Wide>(out.at_before(i));
-    const T expected = static_cast<T>((z < 0 ? 0 : z) / static_cast<Wide>(divisor));
-    require(static_cast<Wide>(out.at(i)) == static_cast<Wide>(expected), "out", dtype, size, i);
-  }
-  for (int64_t i = 0; has_mask && i < 8 * m * row_bytes; ++i) {
-    const int64_t row = i / 8 / row_bytes, column = i - 8 * row * row_bytes;
-    const bool expected = column < n && static_cast<Wide>(out.at_before(row * n + column)) > 0;
-    require((mask.data[i / 8] >> i % 8 & 1) == expected, "mask", dtype, size, i);
-  }
-  require(out.has_guards() && mask.has_guards(), "written beyond the result", dtype, size);
-  if (!has_mask) return;
-
-  // backward
-  Matrix<T> grad_output(m, n), grad_z(m, n), grad_bias(1, n);
-  Buffer workspace(cuda::linear_epilogue_backward_workspace(dtype, m, n), 0);
-  const bool has_bias = !one_in(3);
-  note_launch(cuda::linear_epilogue_backward(dtype, grad_output.data, mask.data, divisor,
-                                             grad_z.data, has_bias ? grad_bias.data : nullptr,
-                                             workspace.data, m, n, nullptr));
-  for (int64_t j = 0; j < n; ++j) {
-    double sum = 0, magnitudes = 0;
-    for (int64_t row = 0; row < m; ++row) {
-      const int64_t i = row * n + j;
-      const bool keeps = mask.data[row * row_bytes + j / 8] >> j % 8 & 1;
-      const Wide quotient = static_cast<Wide>(grad_output.at(i)) / static_cast<Wide>(divisor);
-      const Wide expected = static_cast<Wide>(static_cast<T>(keeps ? quotient : 0));
-      require(static_cast<Wide>(grad_z.at(i)) == expected, "grad_z", dtype, size, i);
-      sum += expected, magnitudes += std::abs(expected);
-    }
-    const double got = static_cast<double>(static_cast<Wide>(grad_bias.at(j)));
-    // The sums in float, and one rounding to T.
-    const double unit = sizeof(T) == 2 ? 0x1p-8 : sizeof(T) == 4 ? 0x1p-23 : 0x1p-52;
-    const double bound =
-        80 * 0x1p-24 * magnitudes * (sizeof(T) == 8 ? 0x1p-29 : 1) + unit * std::abs(sum) + 1e-30;
-    if (has_bias) require(std::abs(got - sum) <= bound, "grad_bias", dtype, size, j);
-  }
-  require(grad_z.has_guards() && grad_bias.has_guards() && workspace.has_guards(),
-          "written beyond the gradients", dtype, size);
+  checks.forward(mask, has_mask);
+  if (has_mask) checks.backward(mask);
 }
 
 }  // namespace

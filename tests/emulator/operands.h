@@ -1,4 +1,5 @@
-// Random operands for CUDA kernels that run on a CPU, and what a test of them says.
+// What the programs of this folder share: random operands for emulated CUDA kernels, checks of
+// results, and the names of the kernels that ran.
 
 #pragma once
 
@@ -19,36 +20,53 @@ namespace {
 
 using namespace kernels;
 
+// ---------------------------------------------------------------------------- random numbers
+
 std::mt19937_64 generator;
 
+// An integer from `least` to `most`, both included.
 int64_t draw(int64_t least, int64_t most) {
   return least + static_cast<int64_t>(generator() % static_cast<uint64_t>(most - least + 1));
 }
+
+// True with probability 1 / n.
 bool one_in(int64_t n) { return draw(1, n) == 1; }
 
-// Bytes at any address of their size, between bytes that nobody may write.
+// --------------------------------------------------------------------------------- operands
+
+// An operand of `bytes` bytes at `data`, in the middle of other memory, the guards, that no kernel
+// may write. All of it is random, with many zeros.
+//
+//     memory |  guard  |  ... data, bytes ...  |  guard  |
+//                      ^ a multiple of kGuard, and `misalignment` bytes
 struct Buffer {
   static constexpr int64_t kGuard = 64;
-  std::vector<uint8_t> memory, before;
+  std::vector<uint8_t> memory;
+  std::vector<uint8_t> before;  // a copy of `memory`, from before the kernel ran
   uint8_t* data;
   int64_t bytes;
 
   Buffer(int64_t bytes, int64_t misalignment) : memory(bytes + 3 * kGuard), bytes(bytes) {
     for (uint8_t& byte : memory) byte = one_in(9) ? 0 : static_cast<uint8_t>(generator());
     const uintptr_t first = reinterpret_cast<uintptr_t>(memory.data()) + kGuard;
-    data = memory.data() + kGuard + (kGuard - first % kGuard) % kGuard + misalignment;
+    const int64_t padding = (kGuard - first % kGuard) % kGuard;
+    data = memory.data() + kGuard + padding + misalignment;
     before = memory;
   }
   Buffer(const Buffer&) = delete;
 
+  // Element i as an unsigned integer of `size` bytes, now and before the kernel ran.
   uint64_t element(int64_t i, int size) const { return read(data + i * size, size); }
   uint64_t element_before(int64_t i, int size) const {
     return read(before.data() + (data - memory.data()) + i * size, size);
   }
+
+  // Whether the memory around the operand is what it was.
   bool has_guards() const {
     const int64_t start = data - memory.data();
+    const int64_t end = start + bytes;
     return std::equal(before.begin(), before.begin() + start, memory.begin()) &&
-           std::equal(before.begin() + start + bytes, before.end(), memory.begin() + start + bytes);
+           std::equal(before.begin() + end, before.end(), memory.begin() + end);
   }
 
   static uint64_t read(const uint8_t* from, int size) {
@@ -58,13 +76,15 @@ struct Buffer {
   }
 };
 
-// Where an element of this size may begin.
-int64_t misalignment(int size) { return one_in(3) ? draw(0, 15) / size * size : 0; }
-
+// A mask of so many bits.
 struct Mask : Buffer {
   int64_t bits;
+
   explicit Mask(int64_t bits) : Buffer((bits + 7) / 8, 0), bits(bits) {}
-  bool bit(int64_t i) const { return data[i / 8] >> i % 8 & 1; }
+
+  bool bit(int64_t i) const { return (data[i / 8] >> i % 8 & 1) != 0; }
+
+  // Whether the last byte's unused bits are 0.
   bool has_zeros_after() const {
     for (int64_t i = bits; i < 8 * bytes; ++i) {
       if (bit(i)) return false;
@@ -73,6 +93,10 @@ struct Mask : Buffer {
   }
 };
 
+// ----------------------------------------------------------------------- checks and reports
+
+// Ends the program with a message unless the condition holds. n and i tell the number of elements,
+// and which of them is wrong.
 void require(bool is_right, const char* what, DType dtype, int64_t n, int64_t i = -1) {
   if (is_right) return;
   printf("%s: dtype %d, %ld elements, element %ld, %s\n", what, static_cast<int>(dtype),
@@ -80,13 +104,20 @@ void require(bool is_right, const char* what, DType dtype, int64_t n, int64_t i 
   exit(1);
 }
 
-std::set<std::string> all_launched;
+std::set<std::string> all_launched;  // the names of the kernels that ran
 
+// Takes the status that a launcher returns, and notes which kernel it launched.
 void note_launch(int status) {
-  if (status != cudaSuccess) printf("status %d\n", status), exit(1);
+  if (status != cudaSuccess) {
+    printf("status %d\n", status);
+    exit(1);
+  }
+  // The name is between the last "::" before "_kernel" and its template arguments or the end:
+  // "... [with auto kKernel = kernels::relu_kernel<S>; Params = ...]".
   const std::string function = launched;
   const size_t first = function.rfind("::", function.find("_kernel")) + 2;
-  all_launched.insert(function.substr(first, function.find_first_of("<;]", first) - first));
+  const size_t end = function.find_first_of("<;]", first);
+  all_launched.insert(function.substr(first, end - first));
 }
 
 // Prints the kernels that ran, a line each.

@@ -1,5 +1,6 @@
-// ReLU's CUDA kernels on random operands: `relu SEED CASES`. Compares every element and every bit
-// of a mask, and what lies around results. Prints the kernels that ran, a line each.
+// Tests ReLU's CUDA kernels, forward and backward, on random operands, on a CPU: `relu SEED CASES`.
+// Compares every element, every bit of a mask, and the memory around the results. Prints the
+// kernels that ran, a line each.
 
 #include "relu/relu.cu"
 
@@ -7,34 +8,87 @@
 
 namespace {
 
-// relu of an element's bits, and whether its gradient passes, by what the dtypes' bits mean.
+// The bits of infinity. The bits of a NaN, without its sign, are a larger number.
+uint64_t infinity_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return 0x7f800000;
+    case DType::kFloat64:
+      return 0x7ff0000000000000;
+    case DType::kFloat16:
+      return 0x7c00;
+    case DType::kBFloat16:
+      return 0x7f80;
+  }
+  return 0;  // not reached
+}
+
+// What relu makes of an element x of `size` bytes, from the bits of x alone.
 struct Expected {
   uint64_t relu;
-  bool keeps;
+  bool keeps;  // the gradient
 
   Expected(DType dtype, uint64_t x, int size) {
-    const uint64_t sign = uint64_t{1} << (8 * size - 1), magnitude = x & ~sign;
-    const uint64_t infinity = dtype == DType::kFloat32   ? 0x7f800000
-                              : dtype == DType::kFloat64 ? 0x7ff0000000000000
-                              : dtype == DType::kFloat16 ? 0x7c00
-                                                         : 0x7f80;
-    const bool is_nan = magnitude > infinity;
-    relu = x & sign && magnitude != 0 && !is_nan ? 0 : x;
-    keeps = is_nan || (!(x & sign) && magnitude != 0);
+    const uint64_t sign = uint64_t{1} << (8 * size - 1);
+    const bool has_sign = (x & sign) != 0;
+    const uint64_t magnitude = x & ~sign;
+    const bool is_nan = magnitude > infinity_of(dtype);
+    const bool is_zero = magnitude == 0;  // or -0
+    const bool is_negative = has_sign && !is_zero && !is_nan;
+    relu = is_negative ? 0 : x;
+    keeps = !is_negative && !is_zero;
   }
 };
 
-// Sizes on both sides of that from which a thread has four vectors. The large kernels run for
-// float64.
+int size_of(DType dtype) {
+  if (dtype == DType::kFloat64) return 8;
+  return dtype == DType::kFloat32 ? 4 : 2;
+}
+
+// A number of elements. One in six is near the size from which a thread handles four vectors, on
+// both sides of it. That size is in bytes, so that float64 reaches the kernels for large tensors
+// with few elements.
 int64_t draw_size(int size) {
-  if (one_in(6)) return elementwise::kFourVectorsFrom / size + draw(-300, 9000);
+  if (one_in(6)) return elementwise::SizeLimits::kFourVectorsFrom / size + draw(-300, 9000);
   return one_in(3) ? draw(1, 300) : draw(1, 20000);
 }
 
+// Element i of a gradient that the layout describes.
+int64_t index_of(const GradientLayout& layout, int64_t i) {
+  if (layout.dimensions == 1) return i * layout.strides[0];
+  const int64_t inner = i % layout.sizes[0];
+  const int64_t outer = i / layout.sizes[0];
+  return inner * layout.strides[0] + outer * layout.strides[1];
+}
+
+void check_backward(DType dtype, const Mask& mask, int64_t n) {
+  const int size = size_of(dtype);
+  const int64_t rows = (n + 2) / 3;
+  const GradientLayout layouts[] = {
+      {1, {n}, {1}},              // dense
+      {1, {n}, {0}},              // constant
+      {2, {3, rows}, {1, 4}},     // rows of three elements, with a gap after each
+      {2, {3, rows}, {rows, 1}},  // columns
+  };
+  for (const GradientLayout& layout : layouts) {
+    Buffer grad_output(4 * rows * size, 0);
+    Buffer grad_input(n * size, 0);
+    note_launch(cuda::relu_backward(dtype, grad_output.data, layout, mask.data, grad_input.data, n,
+                                    nullptr));
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t gradient = grad_output.element(index_of(layout, i), size);
+      const uint64_t expected = mask.bit(i) ? gradient : 0;
+      require(grad_input.element(i, size) == expected, "backward", dtype, n, i);
+    }
+    require(grad_input.has_guards(), "written beyond the gradient", dtype, n);
+  }
+}
+
 void check(DType dtype) {
-  const int size = dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+  const int size = size_of(dtype);
   const int64_t n = draw_size(size);
-  Buffer x(n * size, 0), out(n * size, 0);
+  Buffer x(n * size, 0);
+  Buffer out(n * size, 0);
   Mask mask(n);
   const bool has_mask = one_in(2);
   note_launch(cuda::relu(dtype, x.data, out.data, has_mask ? mask.data : nullptr, n, nullptr));
@@ -46,23 +100,7 @@ void check(DType dtype) {
   require(out.has_guards() && mask.has_guards(), "written beyond the result", dtype, n);
   if (!has_mask) return;
   require(mask.has_zeros_after(), "bits after the last", dtype, n);
-
-  // Dense, constant, in rows of three with gaps, in columns.
-  const int64_t rows = (n + 2) / 3;
-  for (const GradientLayout& layout :
-       {GradientLayout{1, {n}, {1}}, GradientLayout{1, {n}, {0}},
-        GradientLayout{2, {3, rows}, {1, 4}}, GradientLayout{2, {3, rows}, {rows, 1}}}) {
-    Buffer grad_output(4 * rows * size, 0), grad_input(n * size, 0);
-    note_launch(cuda::relu_backward(dtype, grad_output.data, layout, mask.data, grad_input.data, n,
-                                    nullptr));
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t outer = layout.dimensions == 1 ? 0 : i / 3;
-      const int64_t from = (i - 3 * outer) * layout.strides[0] + outer * layout.strides[1];
-      const uint64_t expected = mask.bit(i) ? grad_output.element(from, size) : 0;
-      require(grad_input.element(i, size) == expected, "backward", dtype, n, i);
-    }
-    require(grad_input.has_guards(), "written beyond the gradient", dtype, n);
-  }
+  check_backward(dtype, mask, n);
 }
 
 }  // namespace

@@ -1,4 +1,8 @@
-// Named barriers and mbarriers, one wrapper for each PTX instruction.
+// Barriers: one wrapper for each PTX instruction.
+//
+// Named barriers, 0 to 15, synchronise threads of a block, as __syncthreads does, which is barrier
+// 0. Mbarriers are objects in shared memory, which can also count the bytes that a bulk copy
+// (tma.cuh) has delivered.
 
 #pragma once
 
@@ -6,15 +10,22 @@
 
 namespace kernels::ptx {
 
-// Barriers by number; 0 is that of __syncthreads. `threads` is how many take part.
+// ---------------------------------------------------------------------------------- named barriers
+
+// In all of these, `threads` is how many threads of the block take part, a multiple of 32.
+
+// barrier.sync: waits until `threads` threads have arrived at the barrier, this one among them.
 __device__ inline void barrier_sync(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// barrier.arrive: arrives at the barrier without waiting.
 __device__ inline void barrier_arrive(int barrier, int threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// barrier.red.and: waits like barrier_sync, and returns whether the predicate is true in all
+// threads that take part.
 __device__ inline bool barrier_and(int barrier, int threads, bool predicate) {
   uint32_t all;
   asm volatile(
@@ -28,27 +39,40 @@ __device__ inline bool barrier_and(int barrier, int threads, bool predicate) {
   return all != 0;
 }
 
+// --------------------------------------------------------------------------------------- mbarriers
+
+// An mbarrier goes through phases, numbered 0, 1, 2 and so on. A phase completes when the expected
+// number of threads have arrived, and all bytes that they expect have been copied. The next phase
+// then begins. `barrier` is the address of the mbarrier in this block's shared memory.
+
+// mbarrier.init: prepares an mbarrier, each of whose phases expects `arrivals` threads.
 __device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine and to the cluster.
+// fence.mbarrier_init: makes mbarriers that this thread has initialised visible to bulk copies and
+// to the other blocks of the cluster.
 __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// mbarrier.arrive.expect_tx: arrives, after adding `bytes` to the bytes that the current phase
+// waits for.
 __device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Arrives at an address of map_shared. Release is of the block's scope: the cluster's would fence
-// all memory, and these barriers order reads of shared memory before copies into it.
+// mbarrier.arrive: arrives at the mbarrier of any block of the cluster; `mapped` is an address of
+// map_shared. The arrival is a release for threads of the block only. A release for the cluster
+// would fence all memory, and is not needed: these arrivals order reads of shared memory before the
+// copies that overwrite it.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
 
-// Waits until the phase of this parity has completed.
+// mbarrier.try_wait.parity: waits until the phase with this parity (0 for even phases, 1 for odd
+// ones) has completed. The instruction itself gives up after some time, and is then repeated.
 __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"

@@ -1,4 +1,5 @@
-// Clusters of blocks, and registers of a warpgroup, one wrapper for each PTX instruction.
+// Clusters of blocks and the registers of a warpgroup, for Hopper: one wrapper for each PTX
+// instruction.
 
 #pragma once
 
@@ -6,50 +7,77 @@
 
 namespace kernels::ptx {
 
-// Special registers, read again at every use, so that nothing derived from them stays in registers.
+// ------------------------------------------------------------------------------- special registers
+
+// The functions below read special registers. Their asm is volatile, so that a register is read
+// again at every use: nothing that is derived from it then occupies a register in between.
 #define KERNELS_SPECIAL_REGISTER(type, function, name)     \
   __device__ inline type function() {                      \
     type value;                                            \
     asm volatile("mov.u32 %0, %%" name ";" : "=r"(value)); \
     return value;                                          \
   }
+// %cluster_ctarank: the rank of this block in its cluster.
 KERNELS_SPECIAL_REGISTER(uint32_t, cluster_ctarank, "cluster_ctarank")
+// %cluster_nctarank: how many blocks the cluster has.
 KERNELS_SPECIAL_REGISTER(int, cluster_nctarank, "cluster_nctarank")
+// %clusterid.x: the index of this cluster in the grid.
 KERNELS_SPECIAL_REGISTER(int, clusterid, "clusterid.x")
+// %nclusterid.x: how many clusters the grid has.
 KERNELS_SPECIAL_REGISTER(int, nclusterid, "nclusterid.x")
 #undef KERNELS_SPECIAL_REGISTER
 
-// A value that all lanes of a warp have alike, so that the compiler sees that they do.
+// shfl.sync: returns lane 0's value in all lanes of the warp. It is for values that are equal in
+// all lanes anyway: the compiler then knows that they are, and keeps them in uniform registers.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
-// A barrier of all threads of the cluster, and its halves.
+// ---------------------------------------------------------------------------- barrier of a cluster
+
+// barrier.cluster.arrive: says that this thread has reached the barrier. By all threads of the
+// cluster; `aligned` demands that the threads of a warp call it at once. What a thread has written
+// before is visible to the threads that wait.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
+
+// barrier.cluster.wait: waits until all threads of the cluster have arrived.
 __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
-__device__ inline void cluster_sync() { cluster_arrive(), cluster_wait(); }
 
-// The address of this block's `shared` in another block of the cluster, or in this one.
+// Both: __syncthreads for a whole cluster.
+__device__ inline void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+// ------------------------------------------------------------- shared memory of a cluster's blocks
+
+// mapa: takes an address in this block's shared memory, and returns the address of the same place
+// in the shared memory of the block with the given rank, which may be this block.
 __device__ inline uint32_t map_shared(uint32_t shared, uint32_t rank) {
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared), "r"(rank));
   return mapped;
 }
 
-// Reads an address of map_shared.
+// ld.shared::cluster: loads a double from an address of map_shared.
 __device__ inline double load_shared_cluster(uint32_t mapped) {
   double v;
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(mapped) : "memory");
   return v;
 }
 
+// ------------------------------------------------------------------------ registers of a warpgroup
+
+// setmaxnreg.inc: raises the number of registers of each thread of this warpgroup to kRegisters. It
+// waits until other warpgroups of the block have given up enough of theirs. By all its threads.
 template <int kRegisters>
 __device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// setmaxnreg.dec: lowers that number to kRegisters.
 template <int kRegisters>
 __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

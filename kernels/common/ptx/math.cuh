@@ -1,4 +1,4 @@
-// Arithmetic that CUDA C++ has no name for, one wrapper for each PTX instruction.
+// Arithmetic for which CUDA C++ has no function: one wrapper for each PTX instruction.
 
 #pragma once
 
@@ -9,18 +9,21 @@
 
 namespace kernels::ptx {
 
-// The larger of two, or NaN if one is NaN.
+// max.NaN: the larger of two numbers, or NaN if one of them is NaN. CUDA's fmaxf would return the
+// other number instead.
 __device__ inline float max_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// Two numbers, or relu of them, rounded to a pair of T, the first in the low half.
+// cvt.rn: rounds two floats to the half type T, __half or __nv_bfloat16, and packs them into one
+// word, `first` in the low half. With kRelu (cvt.rn.relu) negative results become 0; NaN stays NaN.
 template <typename T, bool kRelu = false>
 __device__ uint32_t pack(float first, float second) {
   constexpr bool kIsHalf = std::is_same_v<T, __half>;
   uint32_t pair;
+  // The instruction's first operand is the high half.
   if constexpr (kIsHalf && kRelu) {
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else if constexpr (kIsHalf) {
@@ -33,7 +36,9 @@ __device__ uint32_t pack(float first, float second) {
   return pair;
 }
 
-// Of a warp, from sm_80 on: d [16, 8] += a [16, 16] b [8, 16]^T, fp16 in float32.
+// mma: the tensor-core product of one warp, d [16, 8] += a [16, 16] b [8, 16]^T, of fp16 elements
+// with float sums. For GPUs from sm_80 on; Hopper's faster form is in wgmma.cuh. Each lane has the
+// elements of a, b and d that the PTX manual lists for mma.m16n8k16.
 __device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

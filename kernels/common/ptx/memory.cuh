@@ -1,5 +1,5 @@
-// Loads, stores, copies and flags in shared and global memory, one wrapper for each PTX
-// instruction. Addresses in shared memory are 32 bits wide, as the instructions take them.
+// Loads, stores, asynchronous copies, matrix loads and atomics: one wrapper for each PTX
+// instruction. Addresses in shared memory are 32 bits wide, as these instructions take them.
 
 #pragma once
 
@@ -7,7 +7,11 @@
 
 namespace kernels::ptx {
 
-// The address stays in a register. Derived anew at every use, it costs a loop a hundred cycles.
+// ----------------------------------------------------------------------------------- shared memory
+
+// mov of the 32-bit address of a place in shared memory. Because the asm is volatile, the address
+// stays in a register. Otherwise nvcc may compute it again at every use, which costs a loop a
+// hundred cycles.
 __device__ inline uint32_t shared_address(const void* pointer) {
   uint32_t address;
   asm volatile("mov.b32 %0, %1;"
@@ -16,6 +20,7 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return address;
 }
 
+// ld.shared.v4: loads four floats from a multiple of 16 bytes.
 __device__ inline float4 load_shared_four(uint32_t address) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -24,13 +29,18 @@ __device__ inline float4 load_shared_four(uint32_t address) {
   return v;
 }
 
+// ld.shared.v2: loads two doubles from a multiple of 16 bytes.
 __device__ inline double2 load_shared_two(uint32_t address) {
   double2 v;
   asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(v.x), "=d"(v.y) : "r"(address));
   return v;
 }
 
-// Four that nobody reads again, or zeros. Not moved among other accesses to memory.
+// ----------------------------------------------------------------------------------- global memory
+
+// ld.global.cs.v4: loads four floats if the condition is true. Otherwise returns zeros, and does
+// not access the memory. The hint .cs (streaming) says that nobody will read them again. The
+// compiler does not move this load across other accesses to memory.
 __device__ inline float4 load_global_four_if(bool condition, const float* from) {
   float4 v;
   asm volatile(
@@ -44,14 +54,37 @@ __device__ inline float4 load_global_four_if(bool condition, const float* from) 
   return v;
 }
 
-// One store, whatever the compiler knows of others to the same place.
+// st.global.v4: stores 16 bytes at once. The compiler may split an ordinary store of a uint4, or
+// merge it with another store to the same place. It never does that to this one.
 __device__ inline void store_global_four(void* to, const uint4& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// prefetch.global.L2: loads the cache line of an address into L2.
+__device__ inline void prefetch_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// createpolicy: the L2 policy "evict these lines first", for data that is read once.
+__device__ inline uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// ------------------------------------------------------------ matrices in shared memory, by a warp
+
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements into the registers of a warp, matrix i
+// into r_i. `shared` of lane l is the address of row l % 8 of matrix l / 8. Lane l gets elements
+// 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each matrix:
+//
+//            columns   0 1     2 3     4 5     6 7
+//   row 0            lane 0  lane 1  lane 2  lane 3
+//   row 1            lane 4  lane 5  lane 6  lane 7
+//   ...
+//   row 7            lane 28 lane 29 lane 30 lane 31
 __device__ inline void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3,
                                      uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -60,14 +93,16 @@ __device__ inline void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, u
                : "memory");
 }
 
-// Stores four such matrices: lane l holds two neighbours of row l / 4 of each.
+// stmatrix.x4: stores four such matrices from the registers of a warp, matrix i from v[i]. Lanes
+// have the same elements, and the same addresses, as in load_matrices.
 __device__ inline void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
                : "memory");
 }
 
-// The addresses are those of columns.
+// stmatrix.x4.trans: stores the transposes of four such matrices. Lanes have the same elements, but
+// `shared` of lane l is the address of column l % 8 of matrix l / 8.
 __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
@@ -75,14 +110,18 @@ __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t
       : "memory");
 }
 
-// 16 bytes; or zeros, and the address is not read. The thread sees them after wait_copies.
+// ----------------------------------------- asynchronous copies from global memory to shared memory
+
+// cp.async.cg: starts a copy of 16 bytes, past L1. If `valid` is false, the 16 bytes are set to 0
+// instead, and `global` is not read. The thread sees them after wait_copies.
 __device__ inline void copy_async(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
                : "memory");
 }
 
-// 16 bytes, with a policy for L2.
+// cp.async.cg with a cache hint: starts a copy of 16 bytes with an L2 policy, such as
+// evict_first().
 __device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(to))),
@@ -90,30 +129,27 @@ __device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
                : "memory");
 }
 
+// cp.async.commit_group: makes a group of the copies that this thread has started since its last
+// group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most kPending of the committed groups are incomplete.
+// cp.async.wait_group: waits until at most kPending of this thread's groups are incomplete, the
+// latest ones.
 template <int kPending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ inline void prefetch_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
+// --------------------------------------------------------------- synchronisation through a counter
 
-// For data that is read once: L2 evicts it first.
-__device__ inline uint64_t evict_first() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Threads that read the sum see all writes of this thread before.
+// red.release.add: adds to a counter in global memory. Threads of the GPU that see the sum with
+// load_acquire also see everything that this thread has written before.
 __device__ inline void add_release(unsigned* to, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+// ld.acquire: loads a counter. This thread's later accesses see what was written before
+// add_release.
 __device__ inline unsigned load_acquire(const unsigned* from) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

@@ -1,4 +1,10 @@
-// Bulk tensor copies (TMA), one wrapper for each PTX instruction.
+// Bulk tensor copies (TMA): one wrapper for each PTX instruction.
+//
+// A single thread starts such a copy, and Hopper's copy engine performs it. A copy moves a box of
+// elements between a tensor in global memory and shared memory. The tensor map, which the host
+// makes with cuTensorMapEncodeTiled, says where the tensor is, its sizes, the size of the box, and
+// how the box is swizzled in shared memory. Elements of the box that are outside of the tensor are
+// 0 when they are read, and are not written.
 
 #pragma once
 
@@ -8,11 +14,20 @@
 
 namespace kernels::ptx {
 
+// prefetch.tensormap: loads a tensor map into the copy engine's cache.
 __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// A box of a tensor to the same place in each of `blocks`, whose own `barrier` counts the bytes.
+// ------------------------------------------------------------- from global memory to shared memory
+
+// In all of these, the box begins at element [row, column] of the tensor, or of a [..., row,
+// column] tensor with an index before. It goes to address `to` in shared memory. The mbarrier at
+// address `barrier` counts the bytes as they arrive. Multicast copies go to the same address in
+// each block of the cluster whose bit is set in `blocks`, and each of these blocks has its own
+// mbarrier.
+
+// cp.async.bulk.tensor.2d with multicast: a box of a matrix to several blocks.
 __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
                                              int row, uint32_t barrier, uint16_t blocks) {
   asm volatile(
@@ -22,7 +37,8 @@ __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
-// The same of one of many such tensors.
+// cp.async.bulk.tensor.3d with multicast: a box of matrix number `tensor` of several to several
+// blocks.
 __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
                                              int row, int tensor, uint32_t barrier,
                                              uint16_t blocks) {
@@ -33,7 +49,7 @@ __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
-// Both into this block alone.
+// cp.async.bulk.tensor.2d: a box of a matrix to this block alone.
 __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
                                    uint32_t barrier) {
   asm volatile(
@@ -43,6 +59,7 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int colu
       : "memory");
 }
 
+// cp.async.bulk.tensor.3d: a box of matrix number `tensor` of several to this block alone.
 __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
                                    int tensor, uint32_t barrier) {
   asm volatile(
@@ -52,7 +69,10 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int colu
       : "memory");
 }
 
-// A box out of this block's shared memory. Its elements outside of the tensor are not written.
+// ------------------------------------------------------------- from shared memory to global memory
+
+// cp.async.bulk.tensor.2d to global memory: a box from address `from` in this block's shared memory
+// to element [row, column] of a matrix.
 __device__ inline void store_tensor(const CUtensorMap* map, int column, int row, uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
@@ -60,20 +80,31 @@ __device__ inline void store_tensor(const CUtensorMap* map, int column, int row,
       : "memory");
 }
 
+// cp.async.bulk.commit_group: makes a group of the stores that this thread has started since its
+// last group.
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until all but kPending of this thread's committed groups have read their boxes.
+// cp.async.bulk.wait_group.read: waits until at most kPending of this thread's groups have still to
+// read their boxes from shared memory, which may be overwritten then. Their writes to global memory
+// may be pending.
 template <int kPending>
 __device__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Orders ordinary writes of shared memory before bulk copies that read it.
+// ------------------------------------------------------------------------------------------ fences
+
+// Bulk copies access memory by another way, the "async proxy", than ordinary loads and stores. A
+// fence orders the two.
+
+// fence.proxy.async.shared: orders this thread's writes of shared memory before bulk copies that
+// read it.
 __device__ inline void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Orders ordinary writes of global memory before bulk copies that read it, in the threads of both.
+// fence.proxy.async.global: orders writes of global memory before bulk copies that read it. Both
+// the thread that writes and the thread that starts the copy need it.
 __device__ inline void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

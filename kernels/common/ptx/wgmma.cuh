@@ -1,4 +1,17 @@
-// Products of a warpgroup (wgmma), one wrapper for each PTX instruction.
+// Tensor-core products of a warpgroup, the 128 threads of four warps (wgmma, on Hopper): one
+// wrapper for each PTX instruction.
+//
+//   d [64, n] += a [64, 16] b [n, 16]^T        fp16 or bf16 elements, float sums; TF32: K of 8
+//
+// Products run asynchronously. A thread issues them in this order:
+//
+//   wgmma_fence();               registers of d and a are ready
+//   wgmma(...); wgmma(...);      any number of products
+//   wgmma_commit_group();        makes a group of them
+//   wgmma_wait_group<0>();       d is complete
+//
+// b, and a if it is not in registers, are in shared memory. A matrix descriptor says where, and how
+// they are stored.
 
 #pragma once
 
@@ -10,41 +23,68 @@
 
 namespace kernels::ptx {
 
+// The element type of TF32 products: a float that the copy engine has rounded to 11 significant
+// bits.
 struct Tf32 {
-  float value;  // which the copy engine rounds to 11 bits
+  float value;
 };
 
-// Which dimension of an operand is adjacent in memory, k or its rows. The values are wgmma's.
+// Along which dimension the elements of an operand are adjacent in memory: along K, or along its
+// rows (M or N). The values are those of wgmma's operands.
 enum class Major { kK = 0, kMN = 1 };
 
+// wgmma.fence: orders this thread's accesses to the registers of d and a before the products that
+// follow.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
+// wgmma.commit_group: makes a group of the products issued since the last group.
 __device__ inline void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+// wgmma.wait_group: waits until at most kPending groups are incomplete, the latest ones.
 template <int kPending>
 __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Describes a tile in lines of kRowBytes, swizzled as the copy engine writes them, from a multiple
-// of eight lines on. A line of a K-major operand has adjacent k of one row; of an MN-major one,
-// adjacent rows of one k, and the lines of the next rows begin kBlockBytes later.
+// ------------------------------------------------------------------------------ matrix descriptors
+
+// Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in lines
+// of kRowBytes = 128 bytes, swizzled as the copy engine writes them with the 128-byte swizzle.
+// `tile` is the address of its first line, which is a multiple of eight lines.
+//
+//   K-major     A line has adjacent elements of K of one row. The next line has those of the next
+//               row.
+//   MN-major    A line has the same element of K of adjacent rows: 64 rows in a half type. The next
+//               line has the next element of K. The lines of the next 64 rows begin kBlockBytes
+//               later.
+//
+// All distances are in units of 16 bytes:
+//
+//   bits  0..13   address
+//   bits 16..29   from one block of rows to the next; not used for K-major operands with a swizzle
+//   bits 32..45   from eight lines to the next eight lines
+//   bits 62..63   swizzle: 1 means 128 bytes
 template <int kRowBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
 __device__ uint64_t matrix_descriptor(uint32_t tile) {
-  static_assert(kRowBytes == 128, "rows are as long as the widest swizzle");
-  constexpr uint64_t kEightRows = 8 * kRowBytes >> 4, kSwizzle = 1;
+  static_assert(kRowBytes == 128, "lines are as long as the widest swizzle");
+  constexpr uint64_t kEightLines = 8 * kRowBytes >> 4;
+  constexpr uint64_t kSwizzle = 1;
   constexpr uint64_t kBlock = kMajor == Major::kK ? 1 : kBlockBytes >> 4;
-  return (tile & 0x3ffff) >> 4 | kBlock << 16 | kEightRows << 32 | kSwizzle << 62;
+  return (tile & 0x3ffff) >> 4 | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
 }
 
-// The step from one descriptor to that of the next 16 of k, 8 of TF32: along a line of a K-major
-// operand, and over 16 lines of 128 bytes of an MN-major one.
+// What to add to a descriptor for the next 16 elements of K in a half type, or the next 8 in TF32:
+// 32 bytes further along the line of a K-major operand, and 16 lines further in an MN-major one.
 constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
 constexpr uint64_t kDescriptorLines16 = 16 * 128 >> 4;
 
-// The accumulators of a thread as operands of an asm statement: their registers, and their numbers.
+// ---------------------------------------------------------------------------------------- products
+
+// A thread has n / 2 of the sums d, each of which is an operand of the asm statement. These macros
+// list them: KERNELS_REGISTERS_32(d) is "+f"(d[0]), ..., "+f"(d[31]), and KERNELS_NUMBERS_32 is
+// "%0, ..., %31".
 #define KERNELS_REGISTERS_8(d, i)                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -74,7 +114,10 @@ constexpr uint64_t kDescriptorLines16 = 16 * 128 >> 4;
   "%104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
   "%119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), a in registers, b in shared memory.
+// wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), in fp16. `a` is in
+// registers, four words a thread; b_tile is the descriptor of b, K-major. KERNELS_WGMMA defines the
+// function for one n. `half` is n / 2, the number of sums of a thread. a0 to p are the numbers of
+// the operands after the sums: the four words of a, the descriptor, and the predicate.
 #define KERNELS_WGMMA(n, half, a0, a1, a2, a3, b, p)                                              \
   template <int kSums>                                                                            \
   __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kSums], const uint32_t* a,     \
@@ -94,7 +137,10 @@ KERNELS_WGMMA(160, 80, "80", "81", "82", "83", "84", "85")
 KERNELS_WGMMA(176, 88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA
 
-// The same with a in shared memory; [64, 8] and [n, 8]^T in TF32, which is K-major.
+// wgmma.mma_async with a in shared memory, for n = 256: d [64, 256] = a b^T + (accumulates ? d :
+// 0), where a and b are descriptors. The first argument chooses the element type; its value is not
+// used. K is 16 in half types, which may be K-major or MN-major (kA, kB), and 8 in TF32, which is
+// K-major.
 #define KERNELS_WGMMA_SHARED(T, shape, majors)                                                 \
   template <Major kA, Major kB>                                                                \
   __device__ inline void wgmma(T, float (&d)[128], uint64_t a, uint64_t b, bool accumulates) { \

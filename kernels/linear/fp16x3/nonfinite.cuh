@@ -1,6 +1,19 @@
-// Makes again the results of rows of x [m, k] and weight [n, k] that hold infinity or NaN, which
-// the split carries as zeros. Sums are in double, in which nothing finite overflows: a result is
-// infinite or NaN as the rows demand, in whatever order they are added up.
+// Computes the results of rows that hold infinity or NaN: the last kernel of the float32 `highest`
+// path.
+//
+//   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
+//
+// split.cuh splits such a row as zeros (or, on sm90, the GEMM's second run finds that a row of the
+// weight holds infinity or NaN), and its state becomes kNonfinite. out[i][j] is wrong after the
+// GEMM if row i of x or row j of the weight is kNonfinite. This kernel computes exactly these
+// results from the float32 operands, and leaves all others alone.
+//
+// Sums are in double, in which no finite product and no finite sum of them overflows. So a result
+// is infinite or NaN as the rows demand, in whatever order it is added up.
+//
+// Called by launch_fp16x3 (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
+// so the kernel is made to end quickly where there is none: on sm90 it reads one flag, on sm80 the
+// states of all rows.
 
 #pragma once
 
@@ -12,91 +25,126 @@
 
 namespace kernels::nonfinite {
 
-// A block makes tiles of 4 rows of x and 8 of the weight, a byte of the mask each: a result a lane.
-constexpr int kThreads = 256, kXRows = 4, kWeightRows = 8;
+struct NonfiniteConfig {
+  static constexpr int kThreads = 256;  // of a block; they share the K of a tile
+  static constexpr int kWarps = kThreads / 32;
+  // A tile is 4 rows of x and 8 of the weight: 32 results, one for each lane of a warp, and for
+  // each row of x one byte of the mask.
+  static constexpr int kXRows = 4;
+  static constexpr int kWeightRows = 8;
+};
+static_assert(NonfiniteConfig::kXRows * NonfiniteConfig::kWeightRows == 32,
+              "each lane of the first warp finishes one result of a tile");
+static_assert(NonfiniteConfig::kWeightRows == 8, "a tile has whole bytes of the mask");
 
+// Returns whether any of kCount rows from first_row on is kNonfinite.
 template <int kCount>
-__device__ bool is_marked(const fp16x3::SplitMatrix& matrix, int64_t first) {
+__device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t first_row) {
   bool is_found = false;
 #pragma unroll
-  for (int64_t row = first; row < first + kCount; ++row) {
+  for (int64_t row = first_row; row < first_row + kCount; ++row) {
     is_found |= row < matrix.rows && matrix.state[row] == fp16x3::kNonfinite;
   }
   return is_found;
 }
 
-// Runs after the product. has_nonfinite, if not null, tells whether any row is kNonfinite.
-__global__ void __launch_bounds__(kThreads)
+// Loads element i of a row as a double. A row past the matrix's last is read as the last.
+__device__ __forceinline__ double load(const fp16x3::SplitMatrix& matrix, int64_t row, int64_t i) {
+  return double{matrix.from[min(row, matrix.rows - 1) * matrix.row_stride + i]};
+}
+
+// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x, ... has_nonfinite,
+// if it is not null, points to a flag that is 0 where no row is kNonfinite.
+__global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     nonfinite_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                      const __grid_constant__ fp16x3::SplitMatrix weight, int64_t k,
-                     const __grid_constant__ Epilogue<float> p, const unsigned* has_nonfinite) {
+                     const __grid_constant__ Epilogue<float> epilogue,
+                     const unsigned* has_nonfinite) {
+  using Config = NonfiniteConfig;
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
-  __shared__ double of_warp[kThreads / 32][32];  // a tile's sums
-  __shared__ bool is_wanted[kThreads];           // of the block's next tiles
-  const int64_t tiles_n = divide_up(weight.rows, kWeightRows);
-  const int64_t tiles = divide_up(x.rows, kXRows) * tiles_n;
+  __shared__ double of_warp[Config::kWarps][32];  // the sums of the tile
+  __shared__ bool has_work[Config::kThreads];     // of each of the block's next kThreads tiles
+  const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
+  const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
-  for (int64_t at = blockIdx.x, i = 0; at < tiles; at += gridDim.x, i = (i + 1) % kThreads) {
-    if (i == 0) {  // find the marked rows
-      const int64_t own = at + int64_t{threadIdx.x} * gridDim.x;
+  // i counts the block's tiles, modulo kThreads.
+  for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
+       tile += gridDim.x, i = (i + 1) % Config::kThreads) {
+    // Find: before every kThreads tiles, each thread asks for one of them whether it has a row that
+    // is kNonfinite.
+    if (i == 0) {
+      const int64_t own = tile + int64_t{threadIdx.x} * gridDim.x;
       __syncthreads();
-      is_wanted[threadIdx.x] =
-          own < tiles && (is_marked<kXRows>(x, own / tiles_n * kXRows) ||
-                          is_marked<kWeightRows>(weight, own % tiles_n * kWeightRows));
+      has_work[threadIdx.x] =
+          own < tiles &&
+          (has_nonfinite_row<Config::kXRows>(x, own / tiles_n * Config::kXRows) ||
+           has_nonfinite_row<Config::kWeightRows>(weight, own % tiles_n * Config::kWeightRows));
       __syncthreads();
     }
-    if (!is_wanted[i]) continue;
-    const int first_m = at / tiles_n * kXRows, first_n = at % tiles_n * kWeightRows;
-    double results[kXRows][kWeightRows] = {};  // multiply
-    for (int64_t i = threadIdx.x; i < k; i += kThreads) {
-      const auto load = [i](const fp16x3::SplitMatrix& matrix, int64_t row) {
-        return double{matrix.from[min(row, matrix.rows - 1) * matrix.row_stride + i]};
-      };
-      double a[kXRows];
+    if (!has_work[i]) continue;
+
+    // The tile's first rows of x and of the weight.
+    const int first_m = tile / tiles_n * Config::kXRows;
+    const int first_n = tile % tiles_n * Config::kWeightRows;
+    // Multiply: each thread sums every kThreads-th element of K, for the 32 results of the tile.
+    // Sums of rows past a matrix's last are not stored.
+    double sums[Config::kXRows][Config::kWeightRows] = {};
+    for (int64_t element = threadIdx.x; element < k; element += Config::kThreads) {
+      double a[Config::kXRows];
 #pragma unroll
-      for (int m = 0; m < kXRows; ++m) a[m] = load(x, first_m + m);
+      for (int m = 0; m < Config::kXRows; ++m) a[m] = load(x, first_m + m, element);
 #pragma unroll
-      for (int n = 0; n < kWeightRows; ++n) {
-        const double b = load(weight, first_n + n);
+      for (int n = 0; n < Config::kWeightRows; ++n) {
+        const double b = load(weight, first_n + n, element);
 #pragma unroll
-        for (int m = 0; m < kXRows; ++m) results[m][n] = fma(a[m], b, results[m][n]);
+        for (int m = 0; m < Config::kXRows; ++m) sums[m][n] = fma(a[m], b, sums[m][n]);
       }
     }
+
+    // Reduce: each warp adds up its lanes' sums. Lane j stores the sum of result j, which is that
+    // of row j / 8 of x and row j % 8 of the weight.
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const double own = results[i / kWeightRows][i % kWeightRows];
+    for (int j = 0; j < 32; ++j) {
+      const double own = sums[j / Config::kWeightRows][j % Config::kWeightRows];
       const double sum = fp16x3::reduce_warp(own, [](double a, double b) { return a + b; });
-      if (lane == i) of_warp[threadIdx.x / 32][i] = sum;
+      if (lane == j) of_warp[threadIdx.x / 32][j] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < 32) {  // epilogue
-      const int row = first_m + lane / kWeightRows, column = first_n + lane % kWeightRows;
-      const bool is_own =
-          row < p.m && column < p.n && (is_marked<1>(x, row) || is_marked<1>(weight, column));
-      double sum = is_own && p.bias != nullptr ? p.bias[column] : 0;
+    // Epilogue: the first warp finishes the results of kNonfinite rows, one a lane.
+    if (threadIdx.x < 32) {
+      const int row = first_m + lane / Config::kWeightRows;
+      const int column = first_n + lane % Config::kWeightRows;
+      const bool is_own = row < epilogue.m && column < epilogue.n &&
+                          (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
+      double sum = is_own && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
       for (const auto& sums : of_warp) sum += sums[lane];
       const float z = static_cast<float>(sum);
-      const int first = lane / kWeightRows * kWeightRows;
-      const uint32_t own = __ballot_sync(0xffffffff, is_own) >> first & 0xff;
-      const uint32_t bits = __ballot_sync(0xffffffff, is_own && mask_bit(z)) >> first & 0xff;
-      if (is_own) *p.out_at(row, column) = p.finish(z);
-      if (p.mask != nullptr && lane == first && own != 0) {
-        uint8_t* const byte = p.mask_at(row, column);
+
+      // The eight lanes of a row share a byte of the mask, which the first of them writes.
+      // Bits of other results stay.
+      const int first_lane = lane / Config::kWeightRows * Config::kWeightRows;
+      const uint32_t own = __ballot_sync(0xffffffff, is_own) >> first_lane & 0xff;
+      const uint32_t bits = __ballot_sync(0xffffffff, is_own && mask_bit(z)) >> first_lane & 0xff;
+      if (is_own) *epilogue.out_at(row, column) = epilogue.finish(z);
+      if (epilogue.mask != nullptr && lane == first_lane && own != 0) {
+        uint8_t* const byte = epilogue.mask_at(row, column);
         *byte = static_cast<uint8_t>((*byte & ~own) | bits);
       }
     }
-    __syncthreads();  // before the next tile's sums
+    __syncthreads();  // of_warp has been read before the next tile's sums are written
   }
 }
 
+// Launches the kernel on `stream`.
 inline void launch(const fp16x3::SplitMatrix& x, const fp16x3::SplitMatrix& weight, int64_t k,
                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
                    cudaStream_t stream, bool has_pdl) {
-  // An odd number, so that tiles of a row of the weight go to different blocks.
+  // The tiles of the same rows of the weight are n / 8 tiles apart, often a multiple of a power of
+  // two. With an odd number of blocks they go to different blocks all the same.
   const int blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
-  launch_grid({blocks, kThreads, 0, stream, has_pdl}, nonfinite_kernel, x, weight, k, epilogue,
-              has_nonfinite);
+  launch_grid({blocks, NonfiniteConfig::kThreads, 0, stream, has_pdl}, nonfinite_kernel, x, weight,
+              k, epilogue, has_nonfinite);
 }
 
 }  // namespace kernels::nonfinite

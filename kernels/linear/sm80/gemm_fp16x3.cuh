@@ -1,11 +1,27 @@
-// float32 as three products of fp16 pairs from sm_80 on: cp.async, ldmatrix, mma.sync.
+// The fp16x3 GEMM for GPUs from sm_80 on: float32 at `highest`, by cp.async, ldmatrix and mma.sync.
 //
-//   x [m, k], weight [n, k] as pairs, k padded to a multiple of 64; out [m, n] float32
+//   out [m, n] float32 = epilogue(x weight^T)
+//   x [m, k], weight [n, k]: split into hi and lo (fp16x3/split.cuh), row-major, with k padded to a
+//   multiple of 64
 //
-// A block makes a tile of 128 x 128 results; 2 x 4 warps make 64 x 32 each, in steps of 32 of K.
-// The tensor cores truncate when they accumulate, so that they sum up one step alone: lo products,
-// then hi ones on top. The float32 units add up (promote) these sums, and the next sum begins at
-// the rounding error of the last addition.
+// Launched by launch_chunk (launch.cu).
+//
+// The work. A block of 2 x 4 warps computes a tile of 128 x 128 results, a warp 64 x 32 of them,
+// along K in k-tiles of 32. For every k-tile three products are made:
+//
+//   x_lo weight_hi + x_hi weight_lo     2^11 times too large, as lo is; then scaled by 2^-11
+//   + x_hi weight_hi                    on top of it
+//
+// Why it is accurate. The tensor cores truncate when they accumulate. So they sum up one k-tile
+// alone, the small lo products first. float32 units then add the sums of all k-tiles (promotion),
+// rounded to nearest and compensated as in Kahan's summation: the sum of the next k-tile begins at
+// the rounding error of the last addition (docs/SPLIT.md).
+//
+// Why it is fast. Copies for later k-tiles, loads of fragments, promotion and products of the
+// tensor cores are interleaved, so that the tensor cores seldom wait:
+//
+//   global memory --cp.async--> ring of 4 stages --ldmatrix--> fragments --mma--> sums --> total
+//                               in shared memory               in registers
 
 #pragma once
 
@@ -22,46 +38,91 @@
 
 namespace kernels::sm80 {
 
-constexpr int kThreads = 256, kWarpsN = 4;  // 2 x 4 warps along M and N
-constexpr int kBlockM = 128, kBlockN = 128;
-constexpr int kBlockK = 32, kRowBytes = kBlockK * sizeof(__half);  // four vectors of 16 bytes
-constexpr int kFragmentsM = kBlockM / 2 / 16;                      // of a warp, 16 rows each
-constexpr int kFragmentsN = kBlockN / kWarpsN / 8;                 // of a warp, 8 columns each
-static_assert(kFragmentsM == 4, "a stage is copied, and fragments of weight loaded, in quarters");
-constexpr int kTileBytes = kBlockM * kRowBytes;  // of one operand's hi or lo pieces
-static_assert(kBlockM == kBlockN, "the tiles of x and of weight are alike");
-constexpr int kStageBytes = 4 * kTileBytes;                 // x hi, x lo, weight hi, weight lo
-constexpr int kStages = 4, kBytes = kStages * kStageBytes;  // sm_86, sm_89 and sm_120 have less
-// Fragments whose sums are staged at once. 8 floats more than a row has avoid bank conflicts.
-constexpr int kStagedFragments = 2;
-constexpr int kPitch = kFragmentsN * 8 + 8;
-constexpr int kStagedFloats = kStagedFragments * 16 * kPitch;
-static_assert(kThreads / 32 * kStagedFloats * 4 <= kBytes, "it is of stages");
+struct GemmFp16x3Config {
+  static constexpr int kThreads = 256;
+  static constexpr int kWarpsM = 2;  // along M
+  static constexpr int kWarpsN = 4;  // along N
 
-// Where a tile has a vector: ldmatrix reads eight rows' of one column, in different banks.
+  // The block's tile of results, and a k-tile.
+  static constexpr int kBlockM = 128;  // rows of x
+  static constexpr int kBlockN = 128;  // rows of the weight
+  static constexpr int kBlockK = 32;
+  static constexpr int kRowBytes = kBlockK * sizeof(__half);  // of a k-tile: four 16-byte vectors
+  static constexpr int kTileBytes = kBlockM * kRowBytes;      // hi or lo of one operand
+
+  // A stage of the ring holds a k-tile: x hi, x lo, weight hi, weight lo. The ring takes 128 KiB,
+  // which sm_86, sm_89 and sm_120 do not have.
+  static constexpr int kStageBytes = 4 * kTileBytes;
+  static constexpr int kStages = 4;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+
+  // Fragments of mma.m16n8k16 in a warp's part of the tile.
+  static constexpr int kFragmentsM = kBlockM / kWarpsM / 16;
+  static constexpr int kFragmentsN = kBlockN / kWarpsN / 8;
+
+  // The epilogue stages two fragments along M at a time: a subtile of 32 rows. In shared memory a
+  // row has 8 floats more than it needs, which avoids bank conflicts.
+  static constexpr int kSubtileFragments = 2;
+  static constexpr int kSubtilePitch = kFragmentsN * 8 + 8;                      // floats
+  static constexpr int kSubtileFloats = kSubtileFragments * 16 * kSubtilePitch;  // of a warp
+};
+static_assert(GemmFp16x3Config::kBlockM == GemmFp16x3Config::kBlockN,
+              "both operands have k-tiles of the same size, and are copied by the same loop");
+static_assert(
+    GemmFp16x3Config::kFragmentsM == 4,
+    "a stage is copied, and fragments of the weight are loaded, in four quarters, one for "
+    "each fragment along M");
+static_assert(GemmFp16x3Config::kRowBytes == 4 * 16, "vector_offset swizzles four vectors a row");
+static_assert(GemmFp16x3Config::kThreads / 32 * GemmFp16x3Config::kSubtileFloats * 4 <=
+                  GemmFp16x3Config::kSharedBytes,
+              "the epilogue's subtiles reuse the memory of the stages");
+
+// The halves of a split number, as indices of fragments.
+enum Half { kHi, kLo };
+
+// Returns the byte offset of a 16-byte vector in a k-tile of one half of one operand. ldmatrix
+// reads the same vector of eight rows at once, which must be in different banks. Two rows, of 64
+// bytes each, fill the 32 banks, so each two rows have an order of vectors of their own (a
+// swizzle):
+//
+//   row       0, 1       2, 3       4, 5       6, 7
+//   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
 __device__ inline uint32_t vector_offset(int row, int vector) {
-  return row * kRowBytes + (vector ^ (row / 2 % 4)) * 16;
+  return row * GemmFp16x3Config::kRowBytes + (vector ^ (row / 2 % 4)) * 16;
 }
 
+// Returns the byte offset of the stage after the one at this offset.
 __device__ inline uint32_t next_stage(uint32_t stage) {
-  return stage == kBytes - kStageBytes ? 0 : stage + kStageBytes;
+  using Config = GemmFp16x3Config;
+  if (stage == Config::kSharedBytes - Config::kStageBytes) return 0;
+  return stage + Config::kStageBytes;
 }
 
-// The stages' copies: a thread copies a vector of every 64th row, zeros past the last row and K.
+// The copies of k-tiles from global to shared memory. A thread copies one vector of every 64th row
+// of x and of the weight, hi and lo. Rows and k-tiles past the end become zeros.
 struct Copies {
-  static constexpr int kRowsApart = kThreads / 4, kEach = kBlockM / kRowsApart;
+  using Config = GemmFp16x3Config;
+  static constexpr int kRowsApart = Config::kThreads / 4;         // four vectors a row
+  static constexpr int kRowsEach = Config::kBlockM / kRowsApart;  // of each operand
 
-  int64_t stride, lo_x, lo_weight;
-  int rows_x, rows_weight, k_left;
-  const __half *x, *weight;
-  uint32_t to, stage = 0;
+  int64_t stride;  // elements between rows of a split matrix: the padded k
+  int64_t x_lo;    // where lo is, in elements after hi
+  int64_t weight_lo;
+  int rows_x;  // rows of x from the thread's first one on; it may be negative
+  int rows_weight;
+  int k_left;       // elements of K from the thread's vector on
+  const __half* x;  // hi of the vector that is copied next
+  const __half* weight;
+  uint32_t to;         // the thread's vector in the first stage's hi of x
+  uint32_t stage = 0;  // the offset of the stage that is copied next
 
   __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
                     int first_m, int first_n, int k, uint32_t shared) {
     stride = k;
-    lo_x = operand_x.lo - operand_x.hi;
-    lo_weight = operand_weight.lo - operand_weight.hi;
-    const int row = threadIdx.x / 4, vector = threadIdx.x % 4;
+    x_lo = operand_x.lo - operand_x.hi;
+    weight_lo = operand_weight.lo - operand_weight.hi;
+    const int row = threadIdx.x / 4;
+    const int vector = threadIdx.x % 4;
     rows_x = operand_x.rows - first_m - row;
     rows_weight = operand_weight.rows - first_n - row;
     x = operand_x.hi + stride * (first_m + row) + vector * 8;
@@ -70,191 +131,237 @@ struct Copies {
     k_left = k - vector * 8;
   }
 
-  // A quarter of the next stage's copies, so that they can be spread over the products.
+  // Starts a quarter of the next stage's copies, so that they can be spread among the products.
+  // After the last quarter, the next stage is the next k-tile's.
   __device__ void copy(int quarter) {
+    constexpr int kRowsOfBoth = 2 * kRowsEach;  // those of x, then those of the weight
 #pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      if (i * 4 / (2 * kEach) != quarter) continue;
-      const bool is_x = i < kEach;
-      const int row = (is_x ? i : i - kEach) * kRowsApart;
+    for (int i = 0; i < kRowsOfBoth; ++i) {
+      if (i * 4 / kRowsOfBoth != quarter) continue;
+      const bool is_x = i < kRowsEach;
+      const int row = (is_x ? i : i - kRowsEach) * kRowsApart;
       const __half* const from = (is_x ? x : weight) + stride * row;
-      const bool valid = k_left > 0 && row < (is_x ? rows_x : rows_weight);
-      const uint32_t at = to + stage + (is_x ? 0 : 2 * kTileBytes) + row * kRowBytes;
-      ptx::copy_async(at, from, valid);
-      ptx::copy_async(at + kTileBytes, from + (is_x ? lo_x : lo_weight), valid);
+      const bool exists = k_left > 0 && row < (is_x ? rows_x : rows_weight);
+      const uint32_t operand = is_x ? 0 : 2 * Config::kTileBytes;
+      const uint32_t at = to + stage + operand + row * Config::kRowBytes;
+      ptx::copy_async(at, from, exists);
+      ptx::copy_async(at + Config::kTileBytes, from + (is_x ? x_lo : weight_lo), exists);
     }
     if (quarter < 3) return;
     ptx::commit_copies();
-    x += kBlockK, weight += kBlockK, k_left -= kBlockK;
+    x += Config::kBlockK;
+    weight += Config::kBlockK;
+    k_left -= Config::kBlockK;
     stage = next_stage(stage);
   }
 };
 
-// A warp's operands of half a step, 16 of K: of x by half, fragment and piece (hi, lo), loaded a
-// fragment ahead of their use; of weight by half and piece, half a step ahead. The hi ones stay
-// until the lo products of the whole step are made.
+// A warp's operands of the products. A k-tile has two k-steps of 16, the K of one mma instruction.
+// Fragments of x are loaded one fragment ahead of their use, those of the weight one k-step ahead.
+// The hi halves stay until the lo products of the whole k-tile are made.
 struct Fragments {
-  uint32_t a[2][kFragmentsM][2][4];
-  uint32_t b[2][2][kFragmentsN][2];
-  uint32_t a_from, b_from;
+  using Config = GemmFp16x3Config;
+  uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Half, registers
+  uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Half, fragment, registers
+  uint32_t a_from;  // where the lane reads its row of x, and of the weight, in the first stage
+  uint32_t b_from;
 
   __device__ Fragments(uint32_t shared, int warp_m, int warp_n) {
     const int lane = threadIdx.x % 32;
     a_from = shared + vector_offset(warp_m + lane % 16, lane / 16);
-    b_from =
-        shared + 2 * kTileBytes + vector_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    b_from = shared + 2 * Config::kTileBytes +
+             vector_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
-  // The second half is two vectors on, and the swizzle turns + 2 into ^ 2.
-  __device__ void load_a(uint32_t stage, int half, int fragment) {
+  // Loads hi and lo of one fragment of x. The second k-step is two vectors further, and the swizzle
+  // turns + 2 into ^ 2: 32 bytes.
+  __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
-    for (int piece = 0; piece < 2; ++piece) {
-      uint32_t (&to)[4] = a[half][fragment][piece];
-      ptx::load_matrices(
-          to[0], to[1], to[2], to[3],
-          (a_from ^ half * 32) + stage + piece * kTileBytes + fragment * (16 * kRowBytes));
+    for (int half = 0; half < 2; ++half) {
+      uint32_t (&to)[4] = a[k_step][fragment][half];
+      const uint32_t place =
+          stage + half * Config::kTileBytes + fragment * (16 * Config::kRowBytes);
+      ptx::load_matrices(to[0], to[1], to[2], to[3], (a_from ^ k_step * 32) + place);
     }
   }
 
-  __device__ void load_b(uint32_t stage, int half, int quarter) {
-    constexpr int kPairs = kFragmentsN / 2, kLoads = 2 * kPairs / 4;
+  // Loads a quarter of the weight's fragments of a k-step. One instruction loads two of them.
+  __device__ void load_b(uint32_t stage, int k_step, int quarter) {
+    constexpr int kLoadsOfHalf = Config::kFragmentsN / 2;
+    constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // of a quarter
 #pragma unroll
     for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
-      const int piece = i / kPairs, j = i % kPairs * 2;
-      uint32_t (&to)[kFragmentsN][2] = b[half][piece];
+      const int half = i / kLoadsOfHalf;
+      const int j = i % kLoadsOfHalf * 2;
+      uint32_t (&to)[Config::kFragmentsN][2] = b[k_step][half];
+      const uint32_t place = stage + half * Config::kTileBytes + j * (8 * Config::kRowBytes);
       ptx::load_matrices(to[j][0], to[j][1], to[j + 1][0], to[j + 1][1],
-                         (b_from ^ half * 32) + stage + piece * kTileBytes + j * (8 * kRowBytes));
+                         (b_from ^ k_step * 32) + place);
     }
   }
 };
 
-// A warp's results: `sums` of one step, and `total`, 2^11 times as large, as lo products are.
+// A warp's results. Both arrays: fragment along M, fragment along N, registers.
 struct Accumulators {
-  float total[kFragmentsM][kFragmentsN][4] = {};
-  float sums[kFragmentsM][kFragmentsN][4] = {};
+  using Config = GemmFp16x3Config;
+  float total[Config::kFragmentsM][Config::kFragmentsN][4] = {};  // promoted, 2^11 times too large
+  float sums[Config::kFragmentsM][Config::kFragmentsN][4] = {};   // of the tensor cores, one k-tile
 
+  // Adds the sums of a k-tile to the total. The sums of the next k-tile begin at the rounding error
+  // of this addition, in lo's scale of 2^11.
   __device__ void promote(int fragment) {
 #pragma unroll
-    for (int j = 0; j < kFragmentsN * 4; ++j) {
-      float &sum = sums[fragment][j / 4][j % 4], &of_all = total[fragment][j / 4][j % 4];
+    for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
+      float& sum = sums[fragment][j / 4][j % 4];
+      float& of_all = total[fragment][j / 4][j % 4];
       const float after = fmaf(sum, fp16x3::kLoScale, of_all);
       sum = fmaf(sum, fp16x3::kLoScale, of_all - after);  // the rounding error
       of_all = after;
     }
   }
 
-  __device__ static void unscale(float (&fragments)[kFragmentsN][4]) {
+  // Removes lo's factor of 2^11, which is exact.
+  __device__ static void unscale(float (&fragments)[Config::kFragmentsN][4]) {
 #pragma unroll
-    for (int j = 0; j < kFragmentsN * 4; ++j) fragments[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
+    for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
+      fragments[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
+    }
   }
 
-  __device__ void multiply(const Fragments& f, int half, int fragment, int piece_a, int piece_b) {
+  // Adds the products of one half of a fragment of x and one half of all fragments of the weight.
+  __device__ void multiply(const Fragments& f, int k_step, int fragment, Half half_a, Half half_b) {
 #pragma unroll
-    for (int j = 0; j < kFragmentsN; ++j) {
-      ptx::mma(sums[fragment][j], f.a[half][fragment][piece_a], f.b[half][piece_b][j]);
+    for (int j = 0; j < Config::kFragmentsN; ++j) {
+      ptx::mma(sums[fragment][j], f.a[k_step][fragment][half_a], f.b[k_step][half_b][j]);
     }
   }
 };
 
-// The products of a step: two passes make the lo ones of each half, two more the hi ones. The
-// last one copies a stage and loads fragments for the next step.
-__device__ __forceinline__ void multiply_step(Copies& copies, Fragments& fragments,
-                                              Accumulators& accumulators, uint32_t& stage) {
+// Makes the products of a k-tile, in four phases, each of which takes the four fragments along M:
+//
+//   phase   k-step   products      beside them
+//   0       0        lo            promote the k-tile before; load the weight of k-step 1
+//   1       1        lo
+//   2       0        hi            first scale the lo sums by 2^-11
+//   3       1        hi            copy a stage; load the weight of the next k-tile's k-step 0
+//
+// In phases 0 and 1 each fragment of x is loaded while the one before it is multiplied.
+__device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragments,
+                                                Accumulators& accumulators, uint32_t& stage) {
+  using Config = GemmFp16x3Config;
 #pragma unroll
   for (int phase = 0; phase < 4; ++phase) {
-    const int half = phase % 2;
-    const bool is_lo = phase < 2, is_last = phase == 3;
+    const int k_step = phase % 2;
+    const bool is_lo = phase < 2;
+    const bool is_last = phase == 3;
+    const bool loads_next_k_step = phase == 0 || is_last;
     uint32_t next = stage;
     if (is_last) {
       next = next_stage(stage);
-      // The next stage is there, and nobody reads the one before, which is written now.
-      ptx::wait_copies<kStages - 3>();
+      // The next stage has arrived. All warps have read the stage before this one, which the copies
+      // of this phase overwrite.
+      ptx::wait_copies<Config::kStages - 3>();
       __syncthreads();
     }
 #pragma unroll
-    for (int i = 0; i < kFragmentsM; ++i) {
+    for (int i = 0; i < Config::kFragmentsM; ++i) {
+      const bool is_last_fragment = i + 1 == Config::kFragmentsM;
       // load
       if (is_last) copies.copy(i);
-      if (phase == 0 || is_last) fragments.load_b(next, 1 - half, i);
-      if (is_lo && i + 1 < kFragmentsM) fragments.load_a(stage, half, i + 1);
-      if ((phase == 0 || is_last) && i + 1 == kFragmentsM) fragments.load_a(next, 1 - half, 0);
+      if (loads_next_k_step) fragments.load_b(next, 1 - k_step, i);
+      if (is_lo && !is_last_fragment) fragments.load_a(stage, k_step, i + 1);
+      if (loads_next_k_step && is_last_fragment) fragments.load_a(next, 1 - k_step, 0);
       if (is_lo) {
         // promote
         if (phase == 0) accumulators.promote(i);
         // multiply
-        accumulators.multiply(fragments, half, i, 0, 1);
-        accumulators.multiply(fragments, half, i, 1, 0);
+        accumulators.multiply(fragments, k_step, i, kHi, kLo);
+        accumulators.multiply(fragments, k_step, i, kLo, kHi);
       } else {
         if (phase == 2) Accumulators::unscale(accumulators.sums[i]);
-        accumulators.multiply(fragments, half, i, 0, 0);
+        accumulators.multiply(fragments, k_step, i, kHi, kHi);
       }
     }
     stage = next;
   }
 }
 
-// The sums go through the warp's shared memory. In registers, lane 4 g + t has columns 2 t and 2 t
-// + 1 of rows g and g + 8 of a fragment; it reads four neighbours of a row.
-__device__ __forceinline__ void store_results(const float (&total)[kFragmentsM][kFragmentsN][4],
-                                              float* staged, const Epilogue<float>& epilogue,
-                                              const int* x_exponent, const int* weight_exponent,
-                                              int first_m, int first_n) {
-  constexpr int kLanes = kFragmentsN * 8 / 4;  // of a row
-  const int lane = threadIdx.x % 32, staged_column = lane % kLanes * 4;
+// Finishes and stores a warp's results, one subtile of 32 rows after the other. They go through the
+// warp's shared memory, as a lane has others in registers than it stores:
+//
+//   registers   lane 4 g + t: columns 2 t and 2 t + 1 of rows g and g + 8 of each fragment
+//   stores      four neighbouring columns of one row
+__device__ __forceinline__ void store_results(
+    const float (&total)[GemmFp16x3Config::kFragmentsM][GemmFp16x3Config::kFragmentsN][4],
+    float* staged, const Epilogue<float>& epilogue, const int* x_exponent,
+    const int* weight_exponent, int first_m, int first_n) {
+  using Config = GemmFp16x3Config;
+  constexpr int kLanesOfRow = Config::kFragmentsN * 8 / 4;
+  constexpr int kSubtileRows = Config::kSubtileFragments * 16;
+  const int lane = threadIdx.x % 32;
+  const int staged_column = lane % kLanesOfRow * 4;
   const int column = first_n + staged_column;
   float bias[4];
   int exponent[4];  // of the rows of the weight
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const bool exists = column + i < epilogue.n;
-    // -0 added to anything is that.
+    // Without a bias -0 is added, which changes no number; +0 would change -0.
     bias[i] = exists && epilogue.bias != nullptr ? epilogue.bias[column + i] : -0.0f;
     exponent[i] = exists ? weight_exponent[column + i] : 0;
   }
 #pragma unroll
-  for (int first = 0; first < kFragmentsM; first += kStagedFragments) {
+  for (int first = 0; first < Config::kFragmentsM; first += Config::kSubtileFragments) {
+    // Stage the subtile. i counts fragments along M, halves of their rows, fragments along N.
 #pragma unroll
-    for (int i = 0; i < kStagedFragments * 2 * kFragmentsN; ++i) {
-      const int fragment = i / (2 * kFragmentsN), half = i / kFragmentsN % 2, j = i % kFragmentsN;
-      const float* const sum = &total[first + fragment][j][half * 2];
-      const int row = fragment * 16 + half * 8 + lane / 4;
-      *reinterpret_cast<float2*>(staged + row * kPitch + j * 8 + lane % 4 * 2) =
+    for (int i = 0; i < Config::kSubtileFragments * 2 * Config::kFragmentsN; ++i) {
+      const int fragment = i / (2 * Config::kFragmentsN);
+      const int row_half = i / Config::kFragmentsN % 2;
+      const int j = i % Config::kFragmentsN;
+      const float* const sum = &total[first + fragment][j][row_half * 2];
+      const int row = fragment * 16 + row_half * 8 + lane / 4;
+      *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + j * 8 + lane % 4 * 2) =
           make_float2(sum[0], sum[1]);
     }
     __syncwarp();
+    // Finish and store it.
 #pragma unroll 1
-    for (int row = lane / kLanes; row < kStagedFragments * 16; row += 32 / kLanes) {
-      const int at = first_m + first * 16 + row;
-      const float* const sums = staged + row * kPitch + staged_column;
-      const int of_x = at < epilogue.m ? x_exponent[at] : 0;
+    for (int row = lane / kLanesOfRow; row < kSubtileRows; row += 32 / kLanesOfRow) {
+      const int out_row = first_m + first * 16 + row;
+      const float* const sums = staged + row * Config::kSubtilePitch + staged_column;
+      const int of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) z[i] = fp16x3::unscale(sums[i], of_x + exponent[i]) + bias[i];
-      finish_four<1>(epilogue, at < epilogue.m, at, column, z);
+      finish_four<1>(epilogue, out_row < epilogue.m, out_row, column, z);
     }
     __syncwarp();
   }
 }
 
+// One block for each tile. k is padded. Matrix is fp16x3::SplitMatrix: a template is compiled only
+// where is_built (launch.cu) lets it be used.
 template <typename Matrix>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
     gemm_fp16x3_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
                        int k, const TileOrder tiles,
                        const __grid_constant__ Epilogue<float> epilogue) {
 #if __CUDA_ARCH__ >= 800
+  using Config = GemmFp16x3Config;
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
-  const int warp_m = warp / kWarpsN * (kFragmentsM * 16);
-  const int warp_n = warp % kWarpsN * (kFragmentsN * 8);
+  const int warp_m = warp / Config::kWarpsN * (Config::kFragmentsM * 16);
+  const int warp_n = warp % Config::kWarpsN * (Config::kFragmentsN * 8);
   const Tile tile = tiles.find(blockIdx.x);
-  const int first_m = tile.x * kBlockM, first_n = tile.weight * kBlockN;
+  const int first_m = tile.x * Config::kBlockM;
+  const int first_n = tile.weight * Config::kBlockN;
   Copies copies(x, weight, first_m, first_n, k, shared_start);
   Fragments fragments(shared_start, warp_m, warp_n);
   Accumulators accumulators;
 
-  // load
-  for (int i = 0; i < kStages - 1; ++i) {
+  // Load: all stages but one, and the first fragments.
+  for (int i = 0; i < Config::kStages - 1; ++i) {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) copies.copy(quarter);
   }
@@ -264,23 +371,24 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int quarter = 0; quarter < 4; ++quarter) fragments.load_b(0, 0, quarter);
   fragments.load_a(0, 0, 0);
 
-  // multiply
+  // Mainloop. The first k-tile promotes sums of zeros.
   uint32_t stage = 0;
-  const int steps = (k + kBlockK - 1) / kBlockK;
-  for (int step = 0; step < steps; ++step) multiply_step(copies, fragments, accumulators, stage);
+  const int k_tiles = (k + Config::kBlockK - 1) / Config::kBlockK;
+  for (int i = 0; i < k_tiles; ++i) multiply_k_tile(copies, fragments, accumulators, stage);
 
-  // promote
+  // Promote the sums of the last k-tile.
 #pragma unroll
-  for (int i = 0; i < kFragmentsM; ++i) {
+  for (int i = 0; i < Config::kFragmentsM; ++i) {
     accumulators.promote(i);
     Accumulators::unscale(accumulators.total[i]);
   }
 
-  // epilogue
+  // Epilogue, after all copies into the shared memory that it reuses.
   ptx::wait_copies<0>();
   __syncthreads();
-  store_results(accumulators.total, reinterpret_cast<float*>(shared) + warp * kStagedFloats,
-                epilogue, x.exponent, weight.exponent, first_m + warp_m, first_n + warp_n);
+  store_results(accumulators.total,
+                reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats, epilogue,
+                x.exponent, weight.exponent, first_m + warp_m, first_n + warp_n);
 #endif
 }
 

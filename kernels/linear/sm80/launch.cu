@@ -1,8 +1,16 @@
-// Linear -> ReLU -> divide in float32 at `highest`, on GPUs from sm_80 on: both operands are split
-// into pairs of fp16 (linear/fp16x3/split.cuh), multiplied (gemm_fp16x3.cuh), and results that
-// infinity or NaN decides are made again (linear/fp16x3/nonfinite.cuh).
+// Linear -> ReLU -> divide in float32 at `highest`, on GPUs from sm_80 on.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
+//
+// Three kernels, for each chunk of rows of x (chunks.h):
+//
+//   split_rows_kernel    splits x and, for the first chunk, the weight into hi and lo
+//                        (fp16x3/split.cuh)
+//   gemm_fp16x3_kernel   multiplies, with the epilogue (gemm_fp16x3.cuh)
+//   nonfinite_kernel     computes the results of rows that hold infinity or NaN
+//                        (fp16x3/nonfinite.cuh)
+//
+// run_gemm.h calls the functions in kernels::cuda at the end of this file.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,8 +25,9 @@
 
 namespace kernels::sm80 {
 
-// Whether a build has these kernels, which cost nvcc 1 of 9 s: if choose_path chooses them on one
-// of its GPUs. Tests, which run them on every GPU, define KERNELS_ALL_PATHS.
+// Returns whether a build has these kernels, which cost nvcc 1 of 9 s: only if choose_path chooses
+// them on one of the build's GPUs, those of capability 8.0. Tests, which run them on every GPU,
+// define KERNELS_ALL_PATHS.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -30,70 +39,105 @@ constexpr bool is_built() {
 #endif
 }
 
-// A row a block, first's before second's. Templates are not compiled where is_built is false.
+struct SplitRowsConfig {
+  static constexpr int kThreads = fp16x3::SplitConfig::kThreads;
+  static constexpr int64_t kMaxBlocks = 1 << 20;  // blocks of larger matrices split several rows
+};
+
+// Splits the rows of two matrices with the same k: those of `first`, then those of `second`. A
+// block splits a row. Matrix is fp16x3::SplitMatrix: templates are not compiled where is_built is
+// false.
 template <typename Matrix>
-__global__ void __launch_bounds__(fp16x3::kThreads)
+__global__ void __launch_bounds__(SplitRowsConfig::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
     fp16x3::split_row(is_first ? first : second, is_first ? index : index - first.rows, k,
                       fp16x3::Splitter::kBlock, /*has_lo=*/true);
-    __syncthreads();  // all have read what the next row overwrites in shared memory
+    __syncthreads();  // all threads have read the shared memory that the next row overwrites
   }
 }
 
-// The weight's slices come first: their places do not depend on the rows of x.
+// The workspace of a chunk:
+//
+//   slice      type   shape
+//   hi, lo     half   [n, padded k] each     of the weight
+//   exponent   int    [n]
+//   state      int    [n]
+//   the same for x, with m rows
+//
+// All of it is written by split_rows_kernel. The weight comes first: its place then does not depend
+// on the rows of x, so that all chunks find the weight that the first one has split.
 struct Workspace {
-  fp16x3::SplitMatrix weight, x;
+  fp16x3::SplitMatrix weight;
+  fp16x3::SplitMatrix x;
   size_t bytes;
 
   explicit Workspace(const LinearArguments& linear) {
     WorkspaceSlices slices(linear.workspace);
-    const auto add = [&](const void* from, int64_t rows, int64_t stride) {
-      fp16x3::SplitMatrix matrix{static_cast<const float*>(from), rows, stride};
-      const int64_t size = rows * fp16x3::padded(linear.k);
-      matrix.hi = slices.add<__half>(size);
-      matrix.lo = slices.add<__half>(size);
-      matrix.exponent = slices.add<int>(rows);
-      matrix.state = slices.add<int>(rows);
-      return matrix;
-    };
-    weight = add(linear.weight, linear.n, linear.weight_stride);
-    x = add(linear.x, linear.m, linear.x_stride);
+    weight = add_matrix(&slices, linear.weight, linear.n, linear.weight_stride, linear.k);
+    x = add_matrix(&slices, linear.x, linear.m, linear.x_stride, linear.k);
     bytes = slices.bytes();
+  }
+
+ private:
+  static fp16x3::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* from, int64_t rows,
+                                        int64_t stride, int64_t k) {
+    fp16x3::SplitMatrix matrix{};
+    matrix.from = static_cast<const float*>(from);
+    matrix.rows = rows;
+    matrix.row_stride = stride;
+    matrix.hi = slices->add<__half>(rows * fp16x3::padded(k));
+    matrix.lo = slices->add<__half>(rows * fp16x3::padded(k));
+    matrix.exponent = slices->add<int>(rows);
+    matrix.state = slices->add<int>(rows);
+    return matrix;
   }
 };
 
-int64_t rows_of_chunk(const LinearArguments& linear) {
-  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const Tiling tiling{kBlockM, divide_up(linear.n, kBlockN), std::max(multiprocessors, 1)};
-  return kernels::rows_of_chunk(
-      linear.m, tiling, [&](int64_t rows) { return Workspace(with_rows(linear, rows)).bytes; });
+// Returns the bytes that a workspace for so many rows of x needs.
+size_t workspace_bytes(LinearArguments linear, int64_t rows) {
+  linear.m = rows;
+  linear.workspace = nullptr;  // measures only
+  return Workspace(linear).bytes;
 }
 
-// A chunk of a product; the first splits the weight for all.
+int64_t rows_of_chunk(const LinearArguments& linear) {
+  using Config = GemmFp16x3Config;
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const Tiling tiling{Config::kBlockM, divide_up(linear.n, Config::kBlockN),
+                      std::max(multiprocessors, 1)};
+  return kernels::rows_of_chunk(linear.m, tiling,
+                                [&](int64_t rows) { return workspace_bytes(linear, rows); });
+}
+
+// Launches the three kernels for a chunk. The first chunk splits the weight for all.
 template <typename Matrix>
 void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t stream) {
+  using Config = GemmFp16x3Config;
   const Workspace workspace(linear);
-  const Matrix &x = workspace.x, &weight = workspace.weight;
+  const Matrix& x = workspace.x;
+  const Matrix& weight = workspace.weight;
   const Epilogue<float> epilogue(linear);
 
-  // split
-  Matrix unsplit = weight;
-  if (!is_first) unsplit.rows = 0;
-  constexpr int64_t kMaxBlocks = 1 << 20;
-  const int rows = static_cast<int>(std::min(x.rows + unsplit.rows, kMaxBlocks));
-  launch_grid({rows, fp16x3::kThreads, 0, stream, /*has_pdl=*/false}, split_rows_kernel<Matrix>, x,
-              unsplit, linear.k);
+  // Split.
+  Matrix weight_to_split = weight;
+  if (!is_first) weight_to_split.rows = 0;
+  const int64_t rows = x.rows + weight_to_split.rows;
+  const int split_blocks = static_cast<int>(std::min(rows, SplitRowsConfig::kMaxBlocks));
+  launch_grid({split_blocks, SplitRowsConfig::kThreads, 0, stream, /*has_pdl=*/false},
+              split_rows_kernel<Matrix>, x, weight_to_split, linear.k);
 
-  // multiply
-  const auto kernel = gemm_fp16x3_kernel<Matrix>;
-  allow_shared_memory(kernel, kBytes);
-  const TileOrder tiles{blocks_of(linear.m, kBlockM), blocks_of(linear.n, kBlockN)};
-  const int k = static_cast<int>(fp16x3::padded(linear.k));
-  launch_grid({tiles.count(), kThreads, kBytes, stream, /*has_pdl=*/false}, kernel, x, weight, k,
-              tiles, epilogue);
+  // Multiply.
+  const auto gemm = gemm_fp16x3_kernel<Matrix>;
+  allow_shared_memory(gemm, Config::kSharedBytes);
+  const TileOrder tiles{blocks_of(linear.m, Config::kBlockM), blocks_of(linear.n, Config::kBlockN)};
+  const int padded_k = static_cast<int>(fp16x3::padded(linear.k));
+  launch_grid({tiles.count(), Config::kThreads, Config::kSharedBytes, stream, /*has_pdl=*/false},
+              gemm, x, weight, padded_k, tiles, epilogue);
+
+  // Compute the results of rows with infinity or NaN. No flag tells whether there are any.
   nonfinite::launch(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
                     /*has_pdl=*/false);
 }
@@ -103,16 +147,22 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
 namespace kernels::cuda {
 
 bool linear_sm80_supports(const LinearArguments& linear) {
-  constexpr int64_t kMaxSize = INT32_MAX - 1024;  // the last tile and step fit, too
-  return sm80::is_built() && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
-         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= sm80::kBytes &&
-         linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest &&
-         linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
-         divide_up(linear.m, sm80::kBlockM) * divide_up(linear.n, sm80::kBlockN) <= kMaxSize;
+  using Config = sm80::GemmFp16x3Config;
+  // Indices in the last tile and k-tile, which may end past m, n and k, are ints too.
+  constexpr int64_t kMaxSize = INT32_MAX - 1024;
+  const bool has_gpu =
+      device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
+      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Config::kSharedBytes;
+  const bool is_highest =
+      linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest;
+  const bool has_sizes =
+      linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
+      divide_up(linear.m, Config::kBlockM) * divide_up(linear.n, Config::kBlockN) <= kMaxSize;
+  return sm80::is_built() && has_gpu && is_highest && has_sizes;
 }
 
 size_t linear_sm80_workspace(const LinearArguments& linear) {
-  return sm80::Workspace(with_rows(linear, sm80::rows_of_chunk(linear))).bytes;
+  return sm80::workspace_bytes(linear, sm80::rows_of_chunk(linear));
 }
 
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream) {

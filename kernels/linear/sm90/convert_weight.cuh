@@ -1,4 +1,54 @@
-// Rounds the float32 weight [n, k], or its transpose, to scaled fp16 while the product is made.
+// The converter warps of gemm_single_kernel. They turn the float32 weight into scaled fp16, in
+// global memory, just ahead of the TMA loads of the same kernel.
+//
+//   weight      float32, row-major [N, K] or its transpose [K, N]
+//   weight.hi   fp16, k-tiled: [k-tile][N][64]
+//
+// Element (n, k) of hi is weight[n][k] * 2^exponent[n], rounded to nearest, and 0 for k >= K. Its
+// index is ((k / 64) * N + n) * 64 + k % 64. The exponents come from split_x.cuh, which sampled
+// each row before this kernel began.
+//
+// In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
+// wait_converted before it loads a k-tile.
+//
+// Why it is fast: a conversion in a pass of its own would write the fp16 weight to memory, and the
+// GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
+// conversion runs on warps that would be idle, while the tensor cores work.
+//
+// Four counters synchronise the warps. All of them are 0 at first.
+//
+//   counter                where    written by                      read by
+//   next                   global   all converter warps             the same
+//   ready[panel][k-tile]   global   converter warps                 producers
+//   progress               shared   this block's producer           this block's converter warps
+//   subnormals[row]        global   converter warps                 the converter warp that adds
+//
+//   next         the next unit of work. A warp takes a unit by atomicAdd; no data depends on it.
+//   ready        how many of the 4 units of a panel (128 rows) are converted at this k-tile. The
+//                producer loads the panel's k-tile when the count is 4.
+//   progress     how many k-tiles the producer has begun. It keeps converters from running so far
+//                ahead that L2 evicts the fp16 weight before it is read; no data depends on it.
+//   subnormals   how many elements of a row have lost bits in fp16: see below.
+//
+// Memory ordering: only `ready` publishes data. The data is written by ordinary stores (PTX's
+// generic proxy) and read by TMA (the async proxy), so a release and an acquire are not enough, and
+// both sides have a proxy fence:
+//
+//   converter   each lane: store hi, fence.proxy.async
+//               __syncwarp
+//               four lanes, one for each k-tile of the unit: red.release of ready
+//
+//   producer    each lane: ld.acquire of ready
+//               __syncwarp
+//               each lane: fence.proxy.async
+//               lane 0: TMA load of hi
+//
+// The counter `subnormals` decides which rows need TF32. fp16 has 11 significant bits, as TF32 has,
+// but only from 2^-14 on. A smaller element is subnormal and has lost bits. If more than 1 in 32 of
+// a row's nonzero elements are subnormal, fp16 is less accurate than TF32 for the row. A converter
+// warp then puts an infinity into the row. All sums of the row become infinite or NaN, the consumer
+// warps notice, and RedoTraits computes the tile again, as TF32 (gemm_single.cuh). A row that
+// overflows fp16, or holds infinity or NaN, has infinite or NaN sums without any counting.
 
 #pragma once
 
@@ -10,35 +60,93 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/gemm_single_config.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_single {
 
-// Warps convert units of 32 rows and 256 of K, in the order in which the product needs them, and
-// count them for each panel, the 128 rows that a block multiplies, and each step, 64 of K.
-constexpr int kStepK = fp16x3::kKTileWidth, kUnitSteps = 4, kUnitRows = 32;
-constexpr int kPanelRows = 128, kUnitsOfPanel = kPanelRows / kUnitRows;
-// A warp copies batches of 8 rows and 64 of K to shared memory; transposed, of 32 rows and 16 of K.
-constexpr int kBatches = 4, kBatchRows = 8, kBatchDepth = 16;
-constexpr int kConverters = 3;
-using Batches = float4[kBatches][kBatchRows / 2][32];  // of a warp
-using ConverterMemory = Batches[kConverters];
-constexpr int kLead = 24;  // steps by which a conversion may lead its product, and stays in L2
+// How the weight is divided:
+//
+//   panel   128 rows of the weight: what one block multiplies
+//   unit    32 rows x 256 of K (4 k-tiles): what a warp converts at a time
+//   batch   a sixteenth of a unit, 2 KiB of float32: what a warp loads to shared memory at a time
+//
+// The 16 batches b0 - b15 of a unit, in the order in which a warp converts them. Those of a
+// row-major weight have 8 rows x 64 of K:
+//
+//                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
+//   rows  0 -  7     b0         b4         b8        b12
+//   rows  8 - 15     b1         b5         b9        b13
+//   rows 16 - 23     b2         b6        b10        b14
+//   rows 24 - 31     b3         b7        b11        b15
+//
+// Those of a transposed weight have 32 rows x 16 of K:
+//
+//                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
+//   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
+struct ConvertWeightConfig {
+  static constexpr int kWarps = 3;  // converter warps of a block
+  // Smaller units of 16 rows, which leave the mainloop three stages, take 1% more time.
+  static constexpr int kUnitKTiles = 4;
+  static constexpr int kUnitRows = 32;
+  static constexpr int kUnitsPerPanel = Config::kWeightRows / kUnitRows;
 
-struct Conversion {
-  fp16x3::SplitMatrix weight;
-  unsigned* next;        // unit, 0 at first
-  unsigned* ready;       // [panels][steps]: units finished, 0 at first
-  unsigned* subnormals;  // [rows]: see count_subnormals, 0 at first
-  int steps;             // along K
-  int side, width;       // tiles of x, and of the weight, that are in use at once
+  static constexpr int kBatchesPerKTile = 4;
+  static constexpr int kBatchesPerUnit = kUnitKTiles * kBatchesPerKTile;
+  static constexpr int kRowMajorBatchRows = 8;      // x 64 of K
+  static constexpr int kTransposedBatchDepth = 16;  // of K, x 32 rows
+  static constexpr int kSlots = 4;  // batches of a warp in shared memory, all but one in flight
+  // A lane copies 16 bytes at a time, so a warp copies a batch in 4 steps.
+  static constexpr int kCopiesPerBatch = 4;
+  // A lane then converts a batch in two groups of 8 neighbours along K.
+  static constexpr int kGroupsPerBatch = 2;
+
+  // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
+  // might evict the fp16 weight before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
+  static constexpr int kLead = 24;
+
+  // round_group leaves this in `least` where no element is subnormal. In both 16-bit halves it is 1
+  // less than 0x0400, the bits of fp16's least normal number.
+  static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
+
+  static_assert(kBatchesPerKTile * kRowMajorBatchRows == kUnitRows,
+                "four batches of a row-major weight make a k-tile of a unit");
+  static_assert(kBatchesPerKTile * kTransposedBatchDepth == fp16x3::kKTileWidth,
+                "four batches of a transposed weight make a k-tile of a unit");
+  static_assert(kRowMajorBatchRows * fp16x3::kKTileWidth == kCopiesPerBatch * 32 * 4,
+                "the copies of a warp make a batch of a row-major weight");
+  static_assert(kUnitRows * kTransposedBatchDepth == kCopiesPerBatch * 32 * 4,
+                "the copies of a warp make a batch of a transposed weight");
+  static_assert(kGroupsPerBatch * fp16x3::kVector * 32 == kCopiesPerBatch * 32 * 4,
+                "a warp converts all elements of a batch");
+  static_assert(kBatchesPerUnit <= 32, "a 32-bit word has a bit for each batch of a unit");
 };
 
-constexpr uint32_t kNoSubnormal = 0x03ff03ff;  // where no element is subnormal (round_group)
+// The shared memory of a converter warp: a ring of batches, a float4 for each copy of each lane.
+using Batch = float4[ConvertWeightConfig::kCopiesPerBatch][32];
+using BatchRing = Batch[ConvertWeightConfig::kSlots];
+using ConverterMemory = BatchRing[ConvertWeightConfig::kWarps];
 
-// Eight neighbours, scaled and rounded. `least` becomes the least magnitude of subnormals that are
-// not zero, in each half of a pair, less 1: as integers, of which that of a zero is the largest.
+struct WeightConversion {
+  fp16x3::SplitMatrix weight;
+  unsigned* next;        // the next unit to convert; 0 at first
+  unsigned* ready;       // [panels][k_tiles]: finished units, 0 at first and kUnitsPerPanel at last
+  unsigned* subnormals;  // [N]: elements that lost bits, 0 at first; see count_subnormals
+  int k_tiles;           // of the whole of K
+  // At any time the clusters multiply a rectangle of tiles: so many tiles of x by so many of the
+  // weight. This is for the first band of TileOrder, which is the first to use the weight.
+  int x_tiles_at_once;
+  int weight_tiles_at_once;
+};
+
+// Scales eight neighbours along K and rounds them to fp16.
+//
+// `least` finds subnormal elements. It has two 16-bit halves, for even and odd elements. Each half
+// becomes the least of itself and of all (magnitude bits - 1), as unsigned integers. The caller
+// starts with kNoSubnormal. A subnormal element, with bits 0x0001 to 0x03ff, makes the half
+// smaller. A normal one, from 0x0400 on, does not, and neither does a zero, which wraps around to
+// 0xffff.
 __device__ inline uint4 round_group(const float (&v)[fp16x3::kVector], float scale,
                                     uint32_t* least) {
   uint32_t hi[fp16x3::kVector / 2];
@@ -51,215 +159,405 @@ __device__ inline uint4 round_group(const float (&v)[fp16x3::kVector], float sca
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
-// Adds the fraction of subnormals among a row's nonzero elements in a step, in 64ths: eight lanes.
-__device__ inline void count_subnormals(const Conversion& p, int64_t row, const uint4& group) {
+// Adds to subnormals[row] what a row has lost in one k-tile: 64 times the fraction of its nonzero
+// elements that are subnormal. So the sum over the k-tiles estimates how many of K elements are
+// subnormal, as if there were no zeros. Eight lanes have a row, with a group of eight elements
+// each.
+//
+// Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
+__device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
+                                        const uint4& group) {
   const uint32_t pairs[] = {group.x, group.y, group.z, group.w};
-  __half2 nonzeros = __float2half2_rn(0), normals = nonzeros;
+  // Counts in fp16, exact up to 2048: elements with even index in the low half, odd in the high.
+  __half2 nonzeros = __float2half2_rn(0);
+  __half2 normals = nonzeros;
 #pragma unroll
   for (const uint32_t bits : pairs) {
     const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
     nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
     normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(fp16x3::kSmallHi)));
   }
+  // Low half: nonzero elements; high half: normal ones. Then the sums of the row's eight lanes.
   __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
   for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
-  const unsigned all = __half2int_rz(__low2half(sum));
-  const unsigned lost = all - __half2int_rz(__high2half(sum));
-  if (threadIdx.x % 8 == 0 && lost != 0) atomicAdd(p.subnormals + row, lost * kStepK / all);
+  const unsigned nonzero_count = __half2int_rz(__low2half(sum));
+  const unsigned lost = nonzero_count - __half2int_rz(__high2half(sum));
+  if (threadIdx.x % 8 == 0 && lost != 0) {
+    atomicAdd(p.subnormals + row, lost * fp16x3::kKTileWidth / nonzero_count);
+  }
 }
 
-// Converts a whole unit. A lane has eight neighbours of a row, and every fourth row, or of a
-// transposed weight every sixteenth. Returns whether anything was counted.
-template <bool kTransposed>
-__device__ bool convert_unit(const Conversion& p, int64_t first_row, int step, Batches& batches,
-                             int barrier) {
-  constexpr int kOfStep = kUnitRows / kBatchRows;  // batches of a step
-  static_assert(kOfStep * kBatchDepth == kStepK, "a step has as many batches either way");
-  constexpr int kAll = kUnitSteps * kOfStep;
-  constexpr int kPasses = kBatchRows / 4;
-  constexpr int kScales = kTransposed ? kPasses : kOfStep * kPasses;
-  const int lane = threadIdx.x % 32, half = lane / 16;
-  const int64_t stride = p.weight.row_stride, of_step = p.weight.rows * kStepK;
-  const int64_t k = int64_t{step} * kStepK;
-  __half* const first_of_step = p.weight.hi + step * of_step;
-  __half* to =  // the place of the lane's first elements
-      kTransposed ? first_of_step + (first_row + lane % 16) * kStepK + half * fp16x3::kVector
-                  : first_of_step + (first_row + lane / 8) * kStepK + lane % 8 * fp16x3::kVector;
-  const uint64_t policy = ptx::evict_first();
-  // Sixteen lanes copy a row; or eight copy 32 rows, adjacent, of a place in K.
-  const float* const start =
-      kTransposed ? p.weight.from + (k + lane / 8) * stride + first_row + lane % 8 * 4
-                  : p.weight.from + (first_row + half) * stride + k + lane % 16 * 4;
-  const auto load = [&](int batch) {
-    const float* at =
-        start + (kTransposed ? batch * kBatchDepth * stride
-                             : batch / kOfStep * kStepK + batch % kOfStep * kBatchRows * stride);
+// Counts the subnormals of some batches of a unit that this warp has converted: one bit of
+// `batches` for each. All of them are of the row-major shape, 8 rows x 64 of K. `hi_k_tile` points
+// to row 0 of the unit's first k-tile, and k_tile_elements leads to the next k-tile. The counting
+// comes after the conversion of the whole unit, as its code in every batch would take 1% of the
+// kernel's time.
+__device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t first_row,
+                                              const __half* hi_k_tile, int64_t k_tile_elements,
+                                              uint32_t batches) {
+  using C = ConvertWeightConfig;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (; batches != 0; batches &= batches - 1) {  // clears the lowest bit
+    const int batch = __ffs(batches) - 1;
+    const int k_tile = batch / C::kBatchesPerKTile;
+    const int64_t row = first_row + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows + lane / 8;
+    const __half* const from = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileWidth +
+                               lane % 8 * fp16x3::kVector;
+    uint4 groups[C::kGroupsPerBatch];
 #pragma unroll
-    for (int i = 0; i < 2 * kPasses; ++i, at += (kTransposed ? 4 : 2) * stride) {
-      // The second eight of a transposed batch have their rows' halves swapped, for the banks.
-      const int to = kTransposed && i >= kPasses ? lane ^ 4 : lane;
-      ptx::copy_async(&batches[batch % kBatches][i][to], at, policy);
+    for (int i = 0; i < C::kGroupsPerBatch; ++i) {
+      groups[i] = *reinterpret_cast<const uint4*>(from + 4 * i * fp16x3::kKTileWidth);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kGroupsPerBatch; ++i) count_subnormals(p, row + 4 * i, groups[i]);
+  }
+}
+
+// Waits until the oldest batch in flight has arrived in shared memory, for all lanes. All lanes
+// have then read the batch before it, too, so the slot of that batch is free for the next load.
+__device__ __forceinline__ void wait_for_batch(int barrier) {
+  ptx::wait_copies<ConvertWeightConfig::kSlots - 2>();
+  ptx::barrier_sync(barrier, 32);
+}
+
+// Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on: one warp. Returns
+// whether anything was added to p.subnormals.
+//
+// A warp keeps a ring of four batches in shared memory. It converts one batch while the next three
+// are loaded. A batch has 8 rows x 64 of K:
+//
+//   load      Sixteen lanes copy a row, four floats each, so copy i of the warp loads two rows.
+//             slot[i][lane] gets row 2 i + lane / 16, columns 4 (lane % 16) to 4 (lane % 16) + 3.
+//   convert   Eight lanes have a row, eight columns each, so group i of the warp is four rows.
+//             A lane has row 4 i + lane / 8, columns 8 (lane % 8) to 8 (lane % 8) + 7.
+//
+// Example: lane 27, group 1 is row 4 + 3 = 7, columns 24 to 31. Row 7 was loaded by copy 3, lanes
+// 16 to 31. Its columns 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, that is
+// slot 2 i + lane / 16 = 3, and place lane % 16 * 2 = 22.
+__device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t first_row,
+                                              int k_tile, BatchRing& ring, int barrier) {
+  using C = ConvertWeightConfig;
+  constexpr int kScales = C::kBatchesPerKTile * C::kGroupsPerBatch;  // rows of a lane in a unit
+  const int lane = threadIdx.x % 32;
+  const int half_warp = lane / 16;
+  const int64_t row_stride = p.weight.row_stride;
+  const int64_t k_tile_elements = p.weight.rows * fp16x3::kKTileWidth;
+  const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
+  __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
+  __half* to =
+      hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kVector;
+  const uint64_t policy = ptx::evict_first();
+  const float* const from =
+      p.weight.from + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
+
+  const auto load = [&](int batch) {
+    const int columns = batch / C::kBatchesPerKTile * fp16x3::kKTileWidth;
+    const float* at =
+        from + (columns + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
+#pragma unroll
+    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
+      ptx::copy_async(&ring[batch % C::kSlots][i][lane], at, policy);
+      at += 2 * row_stride;
     }
   };
+
   float scale[kScales];
 #pragma unroll
   for (int i = 0; i < kScales; ++i) {
-    const int64_t row = first_row + (kTransposed ? lane % 16 + 16 * i : lane / 8 + 4 * i);
+    const int64_t row = first_row + (lane / 8 + 4 * i);
     scale[i] = fp16x3::power_of_two(__ldg(p.weight.exponent + row));
   }
 #pragma unroll
-  for (int batch = 0; batch < kBatches - 1; ++batch) {
+  for (int batch = 0; batch < C::kSlots - 1; ++batch) {
     load(batch);
     ptx::commit_copies();
   }
-  uint32_t with_subnormals = 0;  // batches, a bit each
+  uint32_t with_subnormals = 0;  // a bit for each batch
 #pragma unroll 1
-  for (int first = 0; first < kAll; first += kOfStep, to += of_step) {
+  for (int first = 0; first < C::kBatchesPerUnit; first += C::kBatchesPerKTile) {
 #pragma unroll
-    for (int in_step = 0; in_step < kOfStep; ++in_step) {
-      const int batch = first + in_step;
-      ptx::wait_copies<kBatches - 2>();
-      // This batch is there for all lanes, and all have read the one before.
-      ptx::barrier_sync(barrier, 32);
-      if (batch + kBatches - 1 < kAll) load(batch + kBatches - 1);
+    for (int in_k_tile = 0; in_k_tile < C::kBatchesPerKTile; ++in_k_tile) {
+      const int batch = first + in_k_tile;
+      wait_for_batch(barrier);
+      if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
       ptx::commit_copies();
-      const auto& loaded = batches[batch % kBatches];
-      uint32_t least = kNoSubnormal;
+      const Batch& loaded = ring[batch % C::kSlots];
+      uint32_t least = C::kNoSubnormal;
 #pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
+      for (int i = 0; i < C::kGroupsPerBatch; ++i) {
+        const float4* const group = &loaded[2 * i + half_warp][lane % 16 * 2];
         alignas(16) float v[fp16x3::kVector];
-        if constexpr (kTransposed) {
-          const float* const column = &loaded[half * kPasses][0].x + (i ^ half) * 16 + lane % 16;
-#pragma unroll
-          for (int j = 0; j < fp16x3::kVector; ++j) v[j] = column[j * kUnitRows];
-          *reinterpret_cast<uint4*>(to + i * 16 * kStepK + in_step * kBatchDepth) =
-              round_group(v, scale[i], &least);
-        } else {
-          const float4* const group = &loaded[2 * i + half][lane % 16 * 2];
-          *reinterpret_cast<float4*>(v) = group[0], *reinterpret_cast<float4*>(v + 4) = group[1];
-          *reinterpret_cast<uint4*>(to + (in_step * kBatchRows + 4 * i) * kStepK) =
-              round_group(v, scale[in_step * kPasses + i], &least);
-        }
+        *reinterpret_cast<float4*>(v) = group[0];
+        *reinterpret_cast<float4*>(v + 4) = group[1];
+        const int row_in_unit = in_k_tile * C::kRowMajorBatchRows + 4 * i;
+        *reinterpret_cast<uint4*>(to + row_in_unit * fp16x3::kKTileWidth) =
+            round_group(v, scale[in_k_tile * C::kGroupsPerBatch + i], &least);
       }
-      // Subnormals are counted by rows: a transposed batch has elements of all.
-      constexpr uint32_t kWholeStep = (1u << kOfStep) - 1;
-      if (least != kNoSubnormal) with_subnormals |= kTransposed ? kWholeStep << first : 1u << batch;
+      if (least != C::kNoSubnormal) with_subnormals |= 1u << batch;
     }
+    to += k_tile_elements;
   }
-  // At the end, as the code of count_subnormals in every batch would slow the kernel down.
   with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
   const bool counts = with_subnormals != 0;
-  if (kTransposed && counts) __syncwarp();  // other lanes have written what is read
-#pragma unroll 1
-  for (; with_subnormals != 0; with_subnormals &= with_subnormals - 1) {
-    const int batch = __ffs(with_subnormals) - 1;
-    const int64_t row = first_row + batch % kOfStep * kBatchRows + lane / 8;
-    const __half* const from =
-        first_of_step + batch / kOfStep * of_step + row * kStepK + lane % 8 * fp16x3::kVector;
-    uint4 groups[kPasses];
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      groups[i] = *reinterpret_cast<const uint4*>(from + 4 * i * kStepK);
-    }
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) count_subnormals(p, row + 4 * i, groups[i]);
-  }
+  count_batches(p, first_row, hi_k_tile, k_tile_elements, with_subnormals);
   return counts;
 }
 
-// The same at the weight's edges.
+// The same for a transposed weight [K, N], of which the 32 rows of a unit are adjacent in memory. A
+// batch has 32 rows x 16 of K:
+//
+//   load      Eight lanes copy the 32 rows of one k, four floats each, so copy i of the warp loads
+//             four k. slot[i][lane] gets k = 4 i + lane / 8, rows 4 (lane % 8) to 4 (lane % 8) + 3.
+//   convert   Sixteen lanes have sixteen rows, and the half warps have eight k each. Group i of a
+//             lane is row 16 i + lane % 16, k = 8 (lane / 16) to 8 (lane / 16) + 7: a column of the
+//             slot, whose elements are 32 floats apart.
+//
+// The half warps would read the same 16 of the 32 banks: rows 16 i to 16 i + 15 of one k and of
+// another k, which is 8 * 32 floats further. So the last eight k of a batch have the two halves of
+// their 32 rows swapped in shared memory: `lane ^ 4` where they are loaded (copies 2 and 3), and
+// `i ^ half_warp` where they are read.
+__device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_t first_row,
+                                               int k_tile, BatchRing& ring, int barrier) {
+  using C = ConvertWeightConfig;
+  const int lane = threadIdx.x % 32;
+  const int half_warp = lane / 16;
+  const int64_t row_stride = p.weight.row_stride;  // from one k to the next
+  const int64_t k_tile_elements = p.weight.rows * fp16x3::kKTileWidth;
+  const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
+  __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
+  __half* to =
+      hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kVector;
+  const uint64_t policy = ptx::evict_first();
+  const float* const from = p.weight.from + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
+
+  const auto load = [&](int batch) {
+    const float* at = from + batch * C::kTransposedBatchDepth * row_stride;
+#pragma unroll
+    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
+      const bool is_second_eight = i >= C::kCopiesPerBatch / 2;
+      const int slot_lane = is_second_eight ? lane ^ 4 : lane;
+      ptx::copy_async(&ring[batch % C::kSlots][i][slot_lane], at, policy);
+      at += 4 * row_stride;
+    }
+  };
+
+  float scale[C::kGroupsPerBatch];
+#pragma unroll
+  for (int i = 0; i < C::kGroupsPerBatch; ++i) {
+    const int64_t row = first_row + (lane % 16 + 16 * i);
+    scale[i] = fp16x3::power_of_two(__ldg(p.weight.exponent + row));
+  }
+#pragma unroll
+  for (int batch = 0; batch < C::kSlots - 1; ++batch) {
+    load(batch);
+    ptx::commit_copies();
+  }
+  uint32_t with_subnormals = 0;  // a bit for each batch of the row-major shape
+#pragma unroll 1
+  for (int first = 0; first < C::kBatchesPerUnit; first += C::kBatchesPerKTile) {
+#pragma unroll
+    for (int in_k_tile = 0; in_k_tile < C::kBatchesPerKTile; ++in_k_tile) {
+      const int batch = first + in_k_tile;
+      wait_for_batch(barrier);
+      if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
+      ptx::commit_copies();
+      const Batch& loaded = ring[batch % C::kSlots];
+      uint32_t least = C::kNoSubnormal;
+#pragma unroll
+      for (int i = 0; i < C::kGroupsPerBatch; ++i) {
+        const float* const first_eight = &loaded[half_warp * (C::kCopiesPerBatch / 2)][0].x;
+        const float* const column = first_eight + (i ^ half_warp) * 16 + lane % 16;
+        alignas(16) float v[fp16x3::kVector];
+#pragma unroll
+        for (int j = 0; j < fp16x3::kVector; ++j) v[j] = column[j * C::kUnitRows];
+        __half* const group = to + i * 16 * fp16x3::kKTileWidth;
+        *reinterpret_cast<uint4*>(group + in_k_tile * C::kTransposedBatchDepth) =
+            round_group(v, scale[i], &least);
+      }
+      // Subnormals are counted row by row, and a transposed batch has elements of all 32 rows. So
+      // the whole k-tile is counted, which is four batches of the row-major shape.
+      constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
+      if (least != C::kNoSubnormal) with_subnormals |= kWholeKTile << first;
+    }
+    to += k_tile_elements;
+  }
+  with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
+  const bool counts = with_subnormals != 0;
+  if (counts) __syncwarp();  // count_batches reads what other lanes have written
+  count_batches(p, first_row, hi_k_tile, k_tile_elements, with_subnormals);
+  return counts;
+}
+
+// Converts a unit of either layout at the edge of the weight, of which some rows or columns do not
+// exist: one warp, without shared memory. Eight lanes have a row, eight columns each. `row` is the
+// lane's first row; every fourth follows. Returns whether anything was added to p.subnormals.
 template <bool kTransposed>
-__device__ bool convert_edge(const Conversion& p, int64_t k, int64_t row, int step) {
+__device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t row, int k_tile) {
+  using C = ConvertWeightConfig;
+  constexpr int kRowsPerLane = C::kUnitRows / 4;
   bool counts = false;
 #pragma unroll 1
-  for (int i = 0; i < kUnitSteps * kUnitRows / 4; ++i) {
-    const int64_t at = row + i % (kUnitRows / 4) * 4;
-    const int own_step = step + i / (kUnitRows / 4);
-    const int64_t column = int64_t{own_step} * kStepK + threadIdx.x % 8 * fp16x3::kVector;
-    uint32_t least = kNoSubnormal;
+  for (int i = 0; i < C::kUnitKTiles * C::kUnitRows / 4; ++i) {
+    const int64_t own_row = row + i % kRowsPerLane * 4;
+    const int own_k_tile = k_tile + i / kRowsPerLane;
+    const int64_t column =
+        int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kVector;
+    uint32_t least = C::kNoSubnormal;
     uint4 group = {};
-    if (at < p.weight.rows && column < fp16x3::padded(k)) {
+    if (own_row < p.weight.rows && column < fp16x3::padded(k)) {
       float v[fp16x3::kVector];
       if constexpr (kTransposed) {
         for (int j = 0; j < fp16x3::kVector; ++j) {
-          v[j] = column + j < k ? p.weight.from[(column + j) * p.weight.row_stride + at] : 0;
+          const bool exists = column + j < k;
+          v[j] = exists ? p.weight.from[(column + j) * p.weight.row_stride + own_row] : 0;
         }
       } else {
-        load_floats(v, p.weight.from + at * p.weight.row_stride, column, k, /*is_aligned=*/true);
+        load_floats(v, p.weight.from + own_row * p.weight.row_stride, column, k,
+                    /*is_aligned=*/true);
       }
-      group = round_group(v, fp16x3::power_of_two(__ldg(p.weight.exponent + at)), &least);
-      __half* const to = p.weight.hi + (own_step * p.weight.rows + at) * kStepK;
-      *reinterpret_cast<uint4*>(to + column % kStepK) = group;
+      group = round_group(v, fp16x3::power_of_two(__ldg(p.weight.exponent + own_row)), &least);
+      __half* const to = p.weight.hi + (own_k_tile * p.weight.rows + own_row) * fp16x3::kKTileWidth;
+      *reinterpret_cast<uint4*>(to + column % fp16x3::kKTileWidth) = group;
     }
-    if (__any_sync(0xffffffff, least != kNoSubnormal)) {
-      count_subnormals(p, at, group);
+    if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
+      count_subnormals(p, own_row, group);
       counts = true;
     }
   }
   return counts;
 }
 
-// Converts units until all are converted: one warp. *progress is the step that this block's copies
-// have reached. is_needed(): whether the product reads the weight at all, for all blocks alike.
+// Puts an infinity into the unit's part of a row if the row has too many subnormals so far: one
+// lane. The last of the row's units to add its count sees the whole count, so no row is missed.
+// (The load is an acquire as an ordinary one might find an old count in L1.)
+__device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int64_t k, int64_t row,
+                                                  int k_tile) {
+  if (row < p.weight.rows &&
+      fp16x3::has_many_subnormals(ptx::load_acquire(p.subnormals + row), k)) {
+    p.weight.hi[(k_tile * p.weight.rows + row) * fp16x3::kKTileWidth] = __float2half(INFINITY);
+  }
+}
+
+// Converts a whole unit of a weight of either layout.
+template <bool kTransposed>
+__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, int64_t first_row,
+                                                   int k_tile, BatchRing& ring, int barrier) {
+  if constexpr (kTransposed) {
+    return convert_transposed_unit(p, first_row, k_tile, ring, barrier);
+  } else {
+    return convert_row_major_unit(p, first_row, k_tile, ring, barrier);
+  }
+}
+
+// Takes the next unit: one warp. Returns the unit's number to lane 0, and 0 to the other lanes.
+__device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
+  return threadIdx.x % 32 == 0 ? atomicAdd(p.next, 1u) : 0;
+}
+
+// Converts units until none is left: each converter warp calls this. The warps of all blocks take
+// units from one counter, so a warp mostly converts what other blocks multiply.
+//
+// `progress` counts the k-tiles that this block's producer has begun. `is_needed` returns whether
+// any tile reads the fp16 weight at all; the answer is the same in all blocks.
+//
+// The units are in the order in which the clusters need them. Each cluster multiplies one tile at a
+// time, so at any time `weight_tiles_at_once` tiles of the weight are multiplied: a wave. All units
+// of a wave's first four k-tiles come first, then all of its next four, and so on; then the next
+// wave.
+//
+// Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
+// The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
+// are 8 unit rows (of 32 rows each). K has 128 k-tiles, which are 32 units.
+//
+//   wave 0: tiles 0 - 16 of the weight, 17 * 8 = 136 unit rows, 136 * 32 = 4352 units
+//   wave 1: tiles 17 - 31,              15 * 8 = 120 unit rows, 120 * 32 = 3840 units
+//
+//   Unit 5000 is number 5000 - 4352 = 648 of wave 1.
+//     648 = 5 * 120 + 48, so its k-tiles are 5 * 4 = 20 to 23, and its unit row is 136 + 48 = 184.
+//     These are rows 184 * 32 = 5888 to 5919 of the weight.
+//   When is unit 5000 used?
+//     17 * 4 = 68 tiles of out come before wave 1. A cluster has multiplied 68 / 66 = 1 of them,
+//     which is 128 k-tiles. (The division rounds down, so that no conversion is late.) A cluster
+//     first needs the unit at its k-tile 128 + 20 = 148. A warp begins the conversion when its own
+//     block's producer has begun k-tile 148 - 24 = 124.
+//
+// These waits cannot form a circle with the producers' waits for `ready`: units are taken in the
+// order of their use, and a warp waits only for k-tiles that come before its unit is used.
 template <bool kTransposed, typename IsNeeded>
-__device__ void convert(const Conversion& p, int64_t k, int weight_tiles, int clusters,
-                        Batches& batches, int barrier, int* progress, const IsNeeded& is_needed) {
+__device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_tiles, int clusters,
+                               BatchRing& ring, int barrier, int* progress,
+                               const IsNeeded& is_needed) {
+  using C = ConvertWeightConfig;
   const int lane = threadIdx.x % 32;
-  const int units_k = (p.steps + kUnitSteps - 1) / kUnitSteps;
-  const int all_rows = weight_tiles * kClusterSize * kUnitsOfPanel;  // of units
-  const int wave_rows = p.width * kClusterSize * kUnitsOfPanel;
-  const unsigned units = static_cast<unsigned>(all_rows) * units_k;
-  const auto next_unit = [&] { return lane == 0 ? atomicAdd(p.next, 1u) : 0; };
-  const unsigned first = next_unit();
-  if (!is_needed()) return;  // its loads and the atomic operation are in flight at once
+  const int units_along_k = (p.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
+  const int unit_rows = weight_tiles * BlockConfig::kClusterSize * C::kUnitsPerPanel;
+  const int unit_rows_of_wave =
+      p.weight_tiles_at_once * BlockConfig::kClusterSize * C::kUnitsPerPanel;
+  const unsigned units = static_cast<unsigned>(unit_rows) * units_along_k;
+  const unsigned first = take_unit(p);
+  // The atomic operation above and the loads of is_needed are in flight at the same time. Asked
+  // after the first unit, for which the producers wait, the kernel takes 249 us instead of 239.
+  if (!is_needed()) return;
   unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {
-    const unsigned prefetched = next_unit();
-    // Units go by waves of `width` tiles, the last of which may be smaller, and in a wave by steps.
-    const int wave = static_cast<int>(index) / (wave_rows * units_k);
-    const int in_wave = static_cast<int>(index) - wave * wave_rows * units_k;
-    const int size = min(wave_rows, all_rows - wave * wave_rows), unit_k = in_wave / size;
-    const int step = unit_k * kUnitSteps;
-    const int64_t row = (wave * wave_rows + in_wave - unit_k * size) * kUnitRows;
+    const unsigned prefetched = take_unit(p);
+    // Which unit it is: see the example above.
+    const int wave = static_cast<int>(index) / (unit_rows_of_wave * units_along_k);
+    const int in_wave = static_cast<int>(index) - wave * unit_rows_of_wave * units_along_k;
+    const int first_unit_row = wave * unit_rows_of_wave;
+    // The last wave may have fewer unit rows than the others.
+    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);
+    const int unit_k = in_wave / own_unit_rows;
+    const int k_tile = unit_k * C::kUnitKTiles;
+    const int64_t row = (first_unit_row + in_wave - unit_k * own_unit_rows) * C::kUnitRows;
     if (lane == 0) {
-      const int first_use = wave * p.width * p.side / clusters * p.steps + step;
-      while (atomicAdd(progress, 0) + kLead < first_use) __nanosleep(200);
+      const int tiles_before = wave * p.weight_tiles_at_once * p.x_tiles_at_once;
+      const int first_use = tiles_before / clusters * p.k_tiles + k_tile;
+      while (atomicAdd(progress, 0) + C::kLead < first_use) __nanosleep(200);
     }
     __syncwarp();
-    const bool is_whole =
-        row + kUnitRows <= p.weight.rows && int64_t{step + kUnitSteps} * kStepK <= k;
-    const bool counts = is_whole ? convert_unit<kTransposed>(p, row, step, batches, barrier)
-                                 : convert_edge<kTransposed>(p, k, row + lane / 8, step);
-    if (counts) {
-      // An infinity makes the results of rows with too many subnormals infinite or NaN.
-      __syncwarp();  // the counts of all lanes
-      const int64_t own = row + lane;
-      if (own < p.weight.rows &&
-          fp16x3::has_many_subnormals(ptx::load_acquire(p.subnormals + own), k)) {
-        p.weight.hi[(step * p.weight.rows + own) * kStepK] = __float2half(INFINITY);
-      }
+
+    const bool is_whole = row + C::kUnitRows <= p.weight.rows &&
+                          int64_t{k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
+    bool counts;  // whether anything was added to subnormals
+    if (is_whole) {
+      counts = convert_whole_unit<kTransposed>(p, row, k_tile, ring, barrier);
+    } else {
+      counts = convert_edge_unit<kTransposed>(p, k, row + lane / 8, k_tile);
     }
+    if (counts) {
+      __syncwarp();  // all lanes have added their counts
+      mark_row_for_tf32(p, k, row + lane, k_tile);
+    }
+
+    // Publishes the unit: see "who synchronises with whom" at the top.
     ptx::fence_proxy_async_global();
     __syncwarp();
-    if (lane < kUnitSteps && step + lane < p.steps) {
-      ptx::add_release(p.ready + row / kPanelRows * p.steps + step + lane, 1);
+    if (lane < C::kUnitKTiles && k_tile + lane < p.k_tiles) {
+      const int64_t panel = row / Config::kWeightRows;
+      ptx::add_release(p.ready + panel * p.k_tiles + k_tile + lane, 1);
     }
     index = __shfl_sync(0xffffffff, prefetched, 0);
   }
 }
 
-// Waits until a panel is converted in a step: one warp. Returns how many steps from there on are.
-__device__ inline int wait_converted(const Conversion& p, int panel, int step) {
-  const int at = step + threadIdx.x % 32;
-  const unsigned* const ready = p.ready + static_cast<int64_t>(panel) * p.steps + at;
-  unsigned missing;
+// Waits until a panel is converted at a k-tile: the producer warp, all lanes. Lane i looks at
+// k-tile k_tile + i. Returns how many k-tiles in a row, from k_tile on, are converted, 1 to 32, so
+// that the producer asks again only after these.
+__device__ inline int wait_converted(const WeightConversion& p, int panel, int k_tile) {
+  const int own_k_tile = k_tile + threadIdx.x % 32;
+  const unsigned* const ready = p.ready + static_cast<int64_t>(panel) * p.k_tiles + own_k_tile;
+  unsigned missing;  // a bit for each lane
   do {
-    const bool is_ready = at < p.steps && ptx::load_acquire(ready) == kUnitsOfPanel;
+    const bool is_ready =
+        own_k_tile < p.k_tiles && ptx::load_acquire(ready) == ConvertWeightConfig::kUnitsPerPanel;
     missing = ~__ballot_sync(0xffffffff, is_ready);
   } while (missing & 1);
-  __syncwarp();  // the flags of all lanes, for the one that copies
+  // One lane issues the TMA loads: after what all lanes have acquired.
+  __syncwarp();
   ptx::fence_proxy_async_global();
   return missing == 0 ? 32 : __ffs(missing) - 1;
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_single

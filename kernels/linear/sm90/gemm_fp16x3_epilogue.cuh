@@ -1,4 +1,34 @@
-// Three products of float32: their tiles, partial sums, and the epilogue.
+// What happens to the sums of the fp16x3 GEMM (gemm_fp16x3.cuh) after the mainloop. If clusters
+// share the tile, partial sums are stored or added. The cluster that finishes the tile then
+// computes the epilogue:
+//
+//   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
+//   out  = relu(z) / divisor             [M, N]
+//   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
+//
+// ----- Which thread holds which sums
+//
+// A consumer warp has 16 features of the tile, and all of its rows of x, which come in column
+// blocks of 8 (wgmma calls rows of x columns). A thread is lane 4 * g + c of its warp, where g is
+// 0 to 7 and c is 0 to 3. Of column block j, it has four sums:
+//
+//                               row of x 8 * j + 2 * c      row of x 8 * j + 2 * c + 1
+//   feature of row g            sums[4 * j]                 sums[4 * j + 1]
+//   feature of row g + 8        sums[4 * j + 2]             sums[4 * j + 3]
+//
+// "Row g" is a row of wgmma's operand A. Which feature of the warp is in it, fragment_row says,
+// such that a thread's two features are neighbours:
+//
+//   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
+//   g                 0       1       2        3        4        5        6        7
+//   features        0, 1    4, 5    2, 3     6, 7     8, 9    12, 13   10, 11   14, 15
+//
+// ----- Two epilogues
+//
+// The fast epilogue stores two features at a time straight from registers. It needs an even N, a
+// divisor that is a power of two from 1 to 2^32, and a tile of which all exponents are near 0
+// (FastEpilogueConfig). The general epilogue is for all other tiles. It collects four neighbouring
+// features of a row first.
 
 #pragma once
 
@@ -10,309 +40,331 @@
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/stream_k.cuh"
-#include "linear/tile_order.cuh"
 
 namespace kernels::sm90 {
 
-// With operand A in registers, its rows are those of the weight. Operand B is the split x.
-struct GemmFp16x3Config {
-  static constexpr int kWeightRows = 64 * kConsumers;
-  // With so many rows, both the accumulators and the promoted sums fit into the registers.
-  static constexpr int kXRows = 176, kSums = kXRows / 2;
-  // Some tiles of x have kNarrow rows, so that none multiplies many that are not there: 1024 are 4
-  // tiles of 176 and 2 of 160, 2% of an H200's time. Or all have fewer (choose_tiles).
-  static constexpr int kNarrow = 160, kMiddle = 128, kSmall = 64;
-  static constexpr int kK = 32, kStages = 5, kSteps16 = kK / 16;
-  static constexpr int kSlabBlocks = 2;  // blocks of 8 rows that the epilogue stages at a time
-  static_assert(kXRows % (kSlabBlocks * 8) == 0, "slabs are whole");
-  static constexpr int kRowBytes = kK * 4;  // of the weight, and of x
-  static constexpr int kWeightBytes = kWeightRows * kRowBytes, kXBytes = kXRows * kRowBytes;
-  // A row of x has its hi pieces and then the lo ones, whose descriptor is so much larger.
-  static constexpr uint64_t kDescriptorLo = kRowBytes / 2 >> 4;
-  static_assert(2 * kK == fp16x3::kKTileWidth, "x is split stepwise");
-
-  // Steps go in rounds. Past k the copies are zeros.
-  static constexpr int kRound = 4;
-  static __host__ __device__ int rounds(int k) { return (k + kRound * kK - 1) / (kRound * kK); }
-};
-
-struct TileEpilogue {
-  int x_exponent[GemmFp16x3Config::kXRows];
-  struct alignas(8) Feature {
-    int exponent;
-    float bias;
-  } features[GemmFp16x3Config::kWeightRows];
-  int row, end, column;  // rows of x: the first, and one past the last; the first feature
-  int is_fast;           // whether store_fast serves
-};
-
-// Sums are promoted every 32 of K below kShortK, every 64 below kLongK, then every 128: the longer
-// K, the more float32 errs itself (docs/SPLIT.md).
-constexpr int kShortK = 2048, kLongK = 4096;
-
-constexpr int kSecondStarts = 1 + kConsumers;  // the barrier of both consumer warpgroups
-
-// Where consumer warpgroups and the warp of load_epilogues meet, tile by tile. compute-sanitizer's
-// racecheck (2025.3) does not follow barriers that one warp meets in turn: it gets one of all.
-#ifdef KERNELS_RACECHECK
-__device__ inline void meet_loader(int) { ptx::barrier_sync(1, kConsumers * 128 + 32); }
-__device__ inline void meet_consumers() { ptx::barrier_sync(1, kConsumers * 128 + 32); }
-#else
-__device__ inline void meet_loader(int warpgroup) { ptx::barrier_sync(1 + warpgroup, 128 + 32); }
-__device__ inline void meet_consumers() {
-  for (int w = 0; w < kConsumers; ++w) ptx::barrier_sync(1 + w, 128 + 32);
-}
-#endif
-
-// The partial sums of tiles that clusters share.
-struct PartialSums {
-  using Sums =
-      float4[kClusterSize][GemmFp16x3Config::kSums / 4][128 * kConsumers];  // of each thread
-  using Counts = unsigned[kClusterSize][4 * kConsumers];  // how often each warp has stored
-  Sums* sums;                                             // [clusters]
-  Counts* counts;                                         // [clusters], 0 at first
-};
-
-struct GemmTiles : TileOrder {
-  int wide;  // tiles of x that have kXRows rows
-  int rows;  // that the other tiles have: kNarrow, or all kMiddle or kSmall
-
-  __host__ __device__ int rows_at_once() const {
-    return rows == GemmFp16x3Config::kNarrow ? GemmFp16x3Config::kXRows : rows;
-  }
-
-  struct Rows {
-    int begin, size;
-  };
-  // The wide tiles differ between tiles of the weight, so that all clusters have as many.
-  __host__ __device__ Rows rows_of(const Tile& tile) const {
-    const unsigned tiles = x_tiles, all_wide = wide, shift = tile.weight * all_wide % tiles;
-    const auto wide_before = [&](unsigned i) {
-      return i / tiles * all_wide + min(i % tiles, all_wide);
-    };
-    const unsigned more = wide_before(shift + tile.x) - wide_before(shift);
-    return {static_cast<int>(tile.x * rows + more * (GemmFp16x3Config::kXRows - rows)),
-            (shift + tile.x) % tiles < all_wide ? GemmFp16x3Config::kXRows : rows};
-  }
-};
-
-// The kernel runs twice. The second run makes again the tiles whose sums are not all finite, as a
-// sample misjudged a row of the weight, and scales these rows by their largest.
-struct GemmArguments {
-  Epilogue<float> epilogue;
-  fp16x3::SplitMatrix x, weight;
-  int k;
-  unsigned* has_overflowed;  // whether a state is kOverflowed; 0 at first
-  unsigned* has_nonfinite;   // whether a state is kNonfinite; 0 at first
-  bool is_second_run;
-  GemmTiles tiles;
-  Schedule schedule;
-  PartialSums partials;
-};
-
-// Stores a work item's sums for the cluster that finishes the tile, of `rows` rows of x.
-__device__ inline void store_partial(const GemmArguments& p, int rows,
-                                     const float (&sums)[GemmFp16x3Config::kSums]) {
-  const int cluster = blockIdx.x / kClusterSize, rank = ptx::cluster_ctarank();
-#pragma unroll
-  for (int i = 0; i < GemmFp16x3Config::kSums / 4; ++i) {
-    if (8 * i == rows) break;
-    const float* const sum = sums + 4 * i;
-    p.partials.sums[cluster][rank][i][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-  }
-  __syncwarp();
-  if (threadIdx.x % 32 == 0)
-    ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
-}
-
-// Adds the partial sums of a tile by the clusters before this one. They began before it, as blocks
-// begin in the order of their numbers, and store before they wait for anything.
-__device__ inline void add_partials(const GemmArguments& p, int tile, int rows,
-                                    float (&sums)[GemmFp16x3Config::kSums]) {
-  const int rank = ptx::cluster_ctarank();
-#pragma unroll 1
-  for (int c = blockIdx.x / kClusterSize; p.schedule.is_cut_by(c, tile); --c) {
-    // By a vote the compiler sees that all lanes leave the loop together, and does not gather them
-    // before each product: 3% of an H200's time.
-    const unsigned* const stored = &p.partials.counts[c - 1][rank][threadIdx.x / 32];
-    while (!__all_sync(0xffffffff, ptx::load_acquire(stored) != 0)) {
-    }
-#pragma unroll
-    for (int i = 0; i < GemmFp16x3Config::kSums / 4; ++i) {
-      if (8 * i == rows) break;
-      const float4 more = __ldcg(&p.partials.sums[c - 1][rank][i][threadIdx.x]);
-      float* const sum = sums + 4 * i;
-      sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
-    }
-  }
-}
-
-// Whether a tile is to be made in this run, for all lanes of a warp.
-__device__ inline bool is_wanted(const GemmArguments& p, int weight_tile) {
-  if (!p.is_second_run) return true;
-  bool is_found = false;
-  for (int i = threadIdx.x % 32; i < kClusterSize * GemmFp16x3Config::kWeightRows; i += 32) {
-    const int row = weight_tile * kClusterSize * GemmFp16x3Config::kWeightRows + i;
-    is_found |= row < p.epilogue.n && __ldcg(p.weight.state + row) != fp16x3::kExact;
-  }
-  return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
-}
-
-// Calls body(item, tile) on each of the cluster's work items in this run: all lanes of a warp.
-template <typename Body>
-__device__ __forceinline__ void for_items(const GemmArguments& p, const Body& body) {
-  for (int i = 0;; ++i) {
-    const Schedule::WorkItem item = p.schedule.item(i);
-    if (!item.exists()) break;
-    const Tile tile = p.tiles.find(item.tile);
-    if (is_wanted(p, tile.weight)) body(item, tile);
-  }
-}
-
-// Prefetches the epilogue's data of each tile while it is multiplied: one warp.
-__device__ inline void load_epilogues(const GemmArguments& p, TileEpilogue (&epilogues)[2]) {
-  using S = GemmFp16x3Config;
-  const int lane = threadIdx.x % 32;
-  int tiles = 0;
-  for_items(p, [&](const Schedule::WorkItem&, const Tile& at) {
-    TileEpilogue& tile = epilogues[tiles++ % 2];
-    const GemmTiles::Rows rows = p.tiles.rows_of(at);
-    const int end = min(rows.begin + rows.size, p.epilogue.m);
-    const int column = (at.weight * kClusterSize + ptx::cluster_ctarank()) * S::kWeightRows;
-    bool is_fast = p.epilogue.is_fast, has_nonfinite = false;
-    for (int j = lane; j < S::kXRows; j += 32) {
-      const int row = rows.begin + j;
-      const int exponent = row < end ? __ldg(p.x.exponent + row) : 0;
-      has_nonfinite |= row < end && __ldg(p.x.state + row) == fp16x3::kNonfinite;
-      is_fast &= abs(exponent) <= kMaxFastExponent;
-      tile.x_exponent[j] = exponent;
-    }
-    for (int j = lane; j < S::kWeightRows; j += 32) {
-      const int row = column + j;
-      const int exponent = row < p.epilogue.n ? __ldcg(p.weight.exponent + row) : 0;
-      is_fast &= abs(exponent) <= kMaxFastExponent;
-      const bool has_bias = row < p.epilogue.n && p.epilogue.bias != nullptr;
-      tile.features[j] = {exponent, has_bias ? __ldg(p.epilogue.bias + row) : 0.0f};
-    }
-    is_fast = __all_sync(0xffffffff, is_fast);
-    if (has_nonfinite) *p.has_nonfinite = 1;
-    if (lane == 0) {
-      tile.row = rows.begin, tile.end = end, tile.column = column, tile.is_fast = is_fast;
-    }
-    // Both warpgroups have read the one that is written next before they arrive.
-    meet_consumers();
-  });
-}
-
-// The row of its warp's 16 that is row g (r = 0) or g + 8 (r = 1) of the warp's fragments: two
-// neighbours a thread, for the stores, and without bank conflicts in loads.
+// The feature of the warp, 0 .. 15, that is in row g (r = 0) or row g + 8 (r = 1) of operand A.
+//
+//   g        0   1   2   3   4   5   6   7
+//   r = 0    0   4   2   6   8  12  10  14     g has the bits g2 g1 g0;
+//   r = 1    1   5   3   7   9  13  11  15     the feature has the bits g2 g0 g1 r
+//
+// r is the last bit, so that a thread has two neighbours. g0 and g1 are swapped so that threads
+// load the weight from shared memory without bank conflicts. The hardware handles 8 lanes at a
+// time, which have two values of g that differ in g0. Their rows must differ in bit 2: TMA's
+// swizzle puts the vectors that they load into the first half of the one row and the second half of
+// the other.
 __device__ inline int fragment_row(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
-// Marks a row of the weight of which a scaled sum is not finite, so that the second run makes it.
+// ----- partial sums of shared tiles
+
+// Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
+// tile. The consumer warps call it.
+__device__ inline void store_partial_sums(const GemmArguments& p, int rows,
+                                          const float (&sums)[GemmFp16x3Config::kSums]) {
+  const int cluster = blockIdx.x / BlockConfig::kClusterSize;
+  const int rank = ptx::cluster_ctarank();
+#pragma unroll
+  for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
+    if (8 * j == rows) break;
+    const float* const sum = sums + 4 * j;
+    p.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  }
+  // After this, lane 0's release covers the stores of all lanes.
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
+  }
+}
+
+// Adds the partial sums that other clusters have stored of a tile. The consumer warps of the
+// cluster that finishes the tile call it. The other clusters have the numbers just below this
+// one's. Each warp waits for the warps of its own number there.
+//
+// Why these waits end. A cluster waits only for clusters of smaller numbers, and it waits only
+// after it has stored its own partial sums, if it has any (stream_k.cuh). So there is no circle of
+// waits. What remains to be shown is that a cluster that others wait for gets a multiprocessor at
+// all, while the waiting ones keep theirs. Each of these two facts ensures it alone:
+//
+//   1. All clusters fit on the GPU at once. The grid has no more of them than
+//      cudaOccupancyMaxActiveClusters reports (count_clusters, launch.cu). So all get a place, as
+//      soon as kernels that started before have left. The kernel after this one in the stream does
+//      not take a place away: although it may start before this one ends (programmatic dependent
+//      launch), it starts after all blocks of this one have started.
+//
+//   2. Blocks start in the order of their numbers. This is an assumption. CUDA does not guarantee
+//      it, but it holds on every GPU and driver seen. Then the clusters that have started are
+//      always the first ones. Of those that have not ended, the first can wait only for clusters
+//      that have ended, so it goes on and ends, and the next one gets its place.
+//
+// So the order of the blocks matters only if fact 1 fails, so that some cluster gets no place until
+// other clusters of this kernel have ended. For example, this kernel may run in two streams at the
+// same time, each of the two with some clusters that run and wait for some that have not started.
+// Or a stream may be confined to fewer multiprocessors than count_clusters counted (a green
+// context). If blocks then started in another order, clusters that wait could occupy all
+// multiprocessors, and the kernel would hang.
+__device__ inline void add_partial_sums(const GemmArguments& p, int tile, int rows,
+                                        float (&sums)[GemmFp16x3Config::kSums]) {
+  const int rank = ptx::cluster_ctarank();
+  const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
+#pragma unroll 1
+  for (int c = own_cluster; p.schedule.begins_inside(c, tile); --c) {
+    const int other = c - 1;
+    const unsigned* const count = &p.partials.counts[other][rank][threadIdx.x / 32];
+    // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
+    // the lanes of the warp converge again before each wgmma: 3% of an H200's time.
+    while (!__all_sync(0xffffffff, ptx::load_acquire(count) != 0)) {
+    }
+#pragma unroll
+    for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
+      if (8 * j == rows) break;
+      const float4 partial = __ldcg(&p.partials.sums[other][rank][j][threadIdx.x]);
+      float* const sum = sums + 4 * j;
+      sum[0] += partial.x;
+      sum[1] += partial.y;
+      sum[2] += partial.z;
+      sum[3] += partial.w;
+    }
+  }
+}
+
+// ----- what the epilogue reads besides the sums
+
+// A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
+// multiply the tile.
+struct EpilogueInputs {
+  int x_exponent[GemmFp16x3Config::kWideRows];
+  struct alignas(8) Feature {
+    int exponent;
+    float bias;
+  } features[GemmFp16x3Config::kWeightRows];
+  int row;      // the tile's first row of x
+  int end;      // one past its last row of x that exists
+  int column;   // the block's first feature
+  int is_fast;  // whether the tile may take the fast epilogue
+};
+
+// The loader warp and the consumer warpgroups meet once in each work tile, between mainloop and
+// epilogue. Then the consumers may read the inputs of this work tile. The loader may overwrite
+// those of the one before, which both warpgroups have read by then.
+//
+// Each warpgroup has a named barrier of its own with the loader, so that it need not wait for the
+// other one. compute-sanitizer's racecheck (2025.3) does not follow a warp that meets two barriers
+// in turn, so that for racecheck there is one barrier for all.
+#ifdef KERNELS_RACECHECK
+__device__ inline void sync_with_loader(int) {
+  ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+}
+
+__device__ inline void sync_with_consumers() {
+  ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+}
+#else
+__device__ inline void sync_with_loader(int warpgroup) {
+  ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier + warpgroup, 128 + 32);
+}
+
+__device__ inline void sync_with_consumers() {
+  for (int w = 0; w < BlockConfig::kConsumerWarpgroups; ++w) {
+    ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier + w, 128 + 32);
+  }
+}
+#endif
+
+// The loader warp: loads the inputs of one work tile after the other, into two buffers in turn. It
+// also reports whether a row of x holds infinity or NaN.
+__device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInputs (&buffers)[2]) {
+  using Config = GemmFp16x3Config;
+  const int lane = threadIdx.x % 32;
+  int work_tiles = 0;
+  for_each_work_tile(p, [&](const WorkTile&, const Tile& tile) {
+    EpilogueInputs& inputs = buffers[work_tiles++ % 2];
+    const GemmTiles::Rows rows = p.tiles.rows_of(tile);
+    const int end = min(rows.begin + rows.size, p.epilogue.m);
+    const int column = first_feature(tile, ptx::cluster_ctarank());
+    bool is_fast = p.epilogue.is_fast;
+    bool has_nonfinite = false;
+    for (int i = lane; i < Config::kWideRows; i += 32) {
+      const int row = rows.begin + i;
+      const int exponent = row < end ? __ldg(p.x.exponent + row) : 0;
+      has_nonfinite |= row < end && __ldg(p.x.state + row) == fp16x3::kNonfinite;
+      is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      inputs.x_exponent[i] = exponent;
+    }
+    for (int i = lane; i < Config::kWeightRows; i += 32) {
+      const int feature = column + i;
+      const int exponent = feature < p.epilogue.n ? __ldcg(p.weight.exponent + feature) : 0;
+      is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      const bool has_bias = feature < p.epilogue.n && p.epilogue.bias != nullptr;
+      inputs.features[i] = {exponent, has_bias ? __ldg(p.epilogue.bias + feature) : 0.0f};
+    }
+    is_fast = __all_sync(0xffffffff, is_fast);
+    if (has_nonfinite) *p.has_nonfinite = 1;
+    if (lane == 0) {
+      inputs.row = rows.begin;
+      inputs.end = end;
+      inputs.column = column;
+      inputs.is_fast = is_fast;
+    }
+    // The consumers come here when they have read the other buffer, in the epilogue of the work
+    // tile before. That buffer is the next to be filled.
+    sync_with_consumers();
+  });
+}
+
+// ----- the epilogues
+
+// Marks a row of the weight, because a sum of its feature is not finite, for the second run. Its
+// scaled elements overflowed fp16, or it holds infinity or NaN. (x cannot be the cause: its rows
+// with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const GemmArguments& p, int column) {
   if (p.is_second_run || column >= p.epilogue.n) return;
   p.weight.state[column] = fp16x3::kOverflowed;
   *p.has_overflowed = 1;
 }
 
-// Where it is direct and all exponents are modest: `feature` and the next, of all rows.
+// The fast epilogue. The thread stores two features of the block, `feature` and the next one, of
+// all its rows of x.
+//
+// Eight neighbouring features of a row share a byte of the mask. They are in four lanes: c, c + 4,
+// c + 8 and c + 12 (or these + 16). In two column blocks, j and j + 1, a lane has four rows of x,
+// so the four lanes make four bytes together. A lane packs its own bits of all four bytes into 32
+// bits. Two exchanges combine them, and each lane stores one byte:
+//
+//                        byte 0      byte 1        byte 2        byte 3
+//   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
+//   lane c       has     ......10    ......10      ......10      ......10     (bits: features)
+//   lane c + 8   has     ....32..    ....32..      ....32..      ....32..
+//   lane c + 4   has     ..54....    ..54....      ..54....      ..54....
+//   lane c + 12  has     76......    76......      76......      76......
+//   all have then        76543210    76543210      76543210      76543210
+//   stored by lane       c           c + 4         c + 8         c + 12
 template <bool kMask, int kSums>
-__device__ void store_fast(const GemmArguments& p, const TileEpilogue& tile, int feature,
+__device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs, int feature,
                            const float (&sums)[kSums]) {
   const Epilogue<float>& epilogue = p.epilogue;
-  const int column = tile.column + feature;
-  const bool exists = column < epilogue.n;
+  const int column = inputs.column + feature;
+  const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
+  // With a mask, lanes without features stay, for the exchange.
   if (!kMask && !exists) return;
-  const TileEpilogue::Feature features[2] = {tile.features[feature], tile.features[feature + 1]};
+  const EpilogueInputs::Feature features[2] = {inputs.features[feature],
+                                               inputs.features[feature + 1]};
   const float scale[2] = {fp16x3::power_of_two(-features[0].exponent),
                           fp16x3::power_of_two(-features[1].exponent)};
-  float largest[2] = {};
-  const int first = threadIdx.x % 4 * 2;
-  int row = tile.row + first;
+  float largest[2] = {};                  // the largest magnitude of each feature's sums, or NaN
+  const int first = threadIdx.x % 4 * 2;  // 2 * c
+  int row = inputs.row + first;           // 8 * j + 2 * c, of the tile
   float* to = epilogue.out_at(row, column);
-  uint32_t bits = 0;  // of four rows, a byte each, of eight features of four threads
+  uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(epilogue.n)) {
-    if (j % 2 == 0 && tile.row + 8 * j >= tile.end) break;
+    const bool is_first_of_two = j % 2 == 0;
+    if (is_first_of_two && inputs.row + 8 * j >= inputs.end) break;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float x_scale = fp16x3::power_of_two(-tile.x_exponent[8 * j + first + i]);
+    for (int i = 0; i < 2; ++i) {  // the thread's rows of the column block
+      const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + first + i]);
       float out[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        // The same bits as store_pass's: powers of two scale exactly.
-        const float total = sums[4 * j + 2 * r + i];
-        largest[r] = ptx::max_nan(largest[r], fabsf(total));
-        const float z = fmaf(total, x_scale * scale[r], features[r].bias);
+      for (int r = 0; r < 2; ++r) {  // the thread's features
+        const float sum = sums[4 * j + 2 * r + i];
+        largest[r] = ptx::max_nan(largest[r], fabsf(sum));
+        // The general epilogue gets the same bits: multiplication by a power of two is exact.
+        const float z = fmaf(sum, x_scale * scale[r], features[r].bias);
         if constexpr (kMask) {
-          bits |= (exists && mask_bit(z)) << (j % 2 * 16 + i * 8 + feature % 8 + r);
+          const bool bit = exists && mask_bit(z);
+          const int byte = j % 2 * 2 + i;
+          bits |= static_cast<uint32_t>(bit) << (byte * 8 + feature % 8 + r);
         }
         out[r] = epilogue.finish_fast(z);
       }
-      if (exists && row + i < tile.end) {
+      if (exists && row + i < inputs.end) {
         *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(epilogue.n)) =
             make_float2(out[0], out[1]);
       }
     }
-    if (kMask && j % 2 == 1) {
+    if (kMask && !is_first_of_two) {
       bits |= __shfl_xor_sync(0xffffffff, bits, 4);
       bits |= __shfl_xor_sync(0xffffffff, bits, 8);
-      const int own = threadIdx.x / 4 % 4;
-      const int own_row = row - 8 + own / 2 * 8 + own % 2;
-      if (own_row < tile.end && column / 8 * 8 < epilogue.n) {
-        *epilogue.mask_at(own_row, column) = static_cast<uint8_t>(bits >> (8 * own));
+      const int byte = threadIdx.x / 4 % 4;
+      const int byte_row = row - 8 + byte / 2 * 8 + byte % 2;
+      if (byte_row < inputs.end && column / 8 * 8 < epilogue.n) {
+        *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * byte));
       }
       bits = 0;
     }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (!(largest[r] < INFINITY)) mark_overflow(p, column + r);
+    const bool is_finite = largest[r] < INFINITY;  // false for NaN, too
+    if (!is_finite) mark_overflow(p, column + r);
   }
 }
 
-// Where a tile is not direct, a thread stages two neighbouring features of rows 2c and 2c + 1 of
-// every 8. A swap with the thread that has the next two makes that four features of one row.
-__device__ inline void finish(const GemmArguments& p, const TileEpilogue& tile,
-                              float4 (&staging)[GemmFp16x3Config::kSlabBlocks][128],
-                              const float (&sums)[GemmFp16x3Config::kSums]) {
-  using S = GemmFp16x3Config;
-  const int lane = threadIdx.x % 32, g = lane / 4, local_row = threadIdx.x / 32 * 16;
-  if (tile.is_fast) {
-    const int feature = local_row + fragment_row(g, 0);
-    if (p.epilogue.mask == nullptr) return store_fast<false>(p, tile, feature, sums);
-    return store_fast<true>(p, tile, feature, sums);
+// The epilogue of a tile: chooses the fast one, or else is the general one.
+//
+// The general epilogue. Lanes in pairs, which differ in bit 3, have two neighbouring features each,
+// of the same two rows of x. They exchange sums, so that each has four features of one row:
+//
+//                         before                                 after
+//   lane, bit 3 clear     features 0, 1 of rows 2c and 2c + 1    features 0 - 3 of row 2c
+//   lane + 8              features 2, 3 of rows 2c and 2c + 1    features 0 - 3 of row 2c + 1
+//
+// The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
+// at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
+// them back from there. No other thread uses these slots, so there is no barrier.
+__device__ inline void store_results(const GemmArguments& p, const EpilogueInputs& inputs,
+                                     float4 (&staging)[GemmFp16x3Config::kSubtileBlocks][128],
+                                     const float (&sums)[GemmFp16x3Config::kSums]) {
+  using Config = GemmFp16x3Config;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
+  if (inputs.is_fast) {
+    const int feature = first_of_warp + fragment_row(g, 0);
+    if (p.epilogue.mask == nullptr) {
+      store_fast<false>(p, inputs, feature, sums);
+    } else {
+      store_fast<true>(p, inputs, feature, sums);
+    }
+    return;
   }
-  const int first_feature = local_row + fragment_row(g & ~2, 0);
-  const bool is_second = lane & 8;
+
+  const int feature = first_of_warp + fragment_row(g & ~2, 0);  // the first of the pair of lanes
+  const bool has_second_row = lane & 8;
   float4* const slot = &staging[0][threadIdx.x % 128];
-  constexpr int kSlabRows = S::kSlabBlocks * 8, kSlabs = S::kXRows / kSlabRows;
 #pragma unroll 1
-  for (int slab = 0; slab < kSlabs; ++slab) {
-    const int first_row = slab * kSlabRows;
-    if (tile.row + first_row >= tile.end) break;
-    stage_slab<0, kSlabs, S::kSlabBlocks, 128>(slot, sums, slab);
+  for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
+    const int first_row = subtile * Config::kSubtileRows;
+    if (inputs.row + first_row >= inputs.end) break;
+    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileBlocks, 128>(slot, sums, subtile);
 #pragma unroll
-    for (int j = 0; j < S::kSlabBlocks; ++j) {
+    for (int j = 0; j < Config::kSubtileBlocks; ++j) {
+      // x and y are the thread's first feature of rows 2c and 2c + 1, z and w its second feature.
       const float4 own = slot[j * 128];
-      const float keep[2] = {is_second ? own.y : own.x, is_second ? own.w : own.z};
-      const float other[2] = {__shfl_xor_sync(0xffffffff, is_second ? own.x : own.y, 8),
-                              __shfl_xor_sync(0xffffffff, is_second ? own.z : own.w, 8)};
-      const int row = first_row + 8 * j + 2 * (lane % 4) + is_second;
+      const float kept[2] = {has_second_row ? own.y : own.x, has_second_row ? own.w : own.z};
+      const float received[2] = {
+          __shfl_xor_sync(0xffffffff, has_second_row ? own.x : own.y, 8),
+          __shfl_xor_sync(0xffffffff, has_second_row ? own.z : own.w, 8),
+      };
+      const int row = first_row + 8 * j + 2 * (lane % 4) + static_cast<int>(has_second_row);
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const TileEpilogue::Feature feature = tile.features[first_feature + i];
-        const float total = (i < 2) == is_second ? other[i % 2] : keep[i % 2];
-        if (!isfinite(total)) mark_overflow(p, tile.column + first_feature + i);
-        z[i] = fp16x3::unscale(total, tile.x_exponent[row] + feature.exponent) + feature.bias;
+        const EpilogueInputs::Feature column = inputs.features[feature + i];
+        // Features 0 and 1 belong to the lane that gets the first row.
+        const bool is_of_first_lane = i < 2;
+        const bool is_received = is_of_first_lane == has_second_row;
+        const float sum = is_received ? received[i % 2] : kept[i % 2];
+        if (!isfinite(sum)) mark_overflow(p, inputs.column + feature + i);
+        z[i] = fp16x3::unscale(sum, inputs.x_exponent[row] + column.exponent) + column.bias;
       }
-      finish_four<4>(p.epilogue, tile.row + row < tile.end, tile.row + row,
-                     tile.column + first_feature, z);
+      constexpr int kMaskPartner = 4;  // the lane bit of the thread with the mask byte's other half
+      finish_four<kMaskPartner>(p.epilogue, inputs.row + row < inputs.end, inputs.row + row,
+                                inputs.column + feature, z);
     }
   }
 }

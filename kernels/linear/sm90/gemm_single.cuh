@@ -1,7 +1,73 @@
-// One product on Hopper: a TMA producer, two consumer warpgroups that multiply, and for float32
-// warps that convert the weight. Tiles that fp16 does not carry are multiplied again, as TF32.
+// gemm_single: Linear -> ReLU -> divide on Hopper (sm_90a) with one tensor-core product for each
+// pair of elements. For float16, bfloat16, and float32 at `high` precision, which promises TF32's
+// accuracy.
 //
-//   x [m, k], weight [n, k], or their transposes; out [m, n]
+//   x [M, K], weight [N, K], bias [N], out [M, N]
+//   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], + bias[n]) / divisor
+//
+// launch.cu launches gemm_single_kernel with one of four traits, which are defined below:
+//
+//   HalfTraits       float16 and bfloat16, with the epilogue; x may be [K, M], weight [K, N]
+//   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
+//   ConvertTraits    float32 in fp16: split_x.cuh has scaled x and rounded it to fp16, and this
+//                    kernel's converter warps do the same to the weight
+//   RedoTraits       float32 in TF32: follows ConvertTraits, and computes those tiles again for
+//                    which fp16 is not accurate enough
+//
+// The pipeline. A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight.
+// Each block computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
+//
+//   global memory              shared memory of a block              registers
+//                              (a ring of 4 stages)
+//
+//   x -------- TMA (1) ------> x       256 rows x 128 bytes --+
+//                                                             +--> wgmma: two consumer warpgroups,
+//   weight --- TMA (2) ------> weight  128 rows x 128 bytes --+    each 64 rows of the weight x
+//                                                                  256 rows of x
+//                                                                       |
+//   out <------------------------------ epilogue -----------------------+
+//
+//   (1) Each block loads half of the rows and multicasts them to both blocks.
+//   (2) In ConvertTraits, TMA loads the fp16 weight, which converter warps have made just before:
+//
+//       weight, float32 --- converter warps ---> weight, fp16, k-tiled --- TMA ---> shared memory
+//       (global memory)                          (global memory, in L2)
+//
+// The warps of a block, and their registers a thread (in GradientTraits):
+//
+//   warps 0 - 3     consumer warpgroup 0: wgmma, epilogue                     208 (240)
+//   warps 4 - 7     consumer warpgroup 1: wgmma, epilogue                     208 (240)
+//   warp 8          TMA producer                                               88 (24)
+//   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
+//
+// The ring. Each stage has two mbarriers (pipeline.cuh):
+//
+//   full    The producer arrives and announces how many bytes it loads; TMA counts the bytes that
+//           have come. The consumers wait for it.
+//   empty   Each consumer warp of both blocks arrives when it has read the stage. The producers of
+//           both blocks wait for it, as each of them writes to both blocks.
+//
+// convert_weight.cuh describes how the converters and the producer synchronise: the counters
+// `next`, `ready` and `progress`, and what `subnormals` decides.
+//
+// Tiles computed again as TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
+// computed again if one of its rows does not fit into fp16:
+//
+//   A row of x        It has infinity or NaN, its largest element is below about 2^-112, or many of
+//                     its scaled elements are subnormal. split_x.cuh finds these rows before this
+//                     kernel begins, and gives them the exponent kNeedsTf32. ConvertTraits does not
+//                     compute the tile at all.
+//   A row of weight   It has infinity, NaN, an element that overflows fp16, or an infinity that the
+//                     converters have put there, as many elements are subnormal. All sums of the
+//                     row are then infinite or NaN, which the consumers notice after the mainloop.
+//
+// ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
+// tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
+//
+// Why it is fast: copies, conversion and products run at the same time, on different warps; blocks
+// are persistent; the order of tiles lets both operands come from L2; and the tensor cores multiply
+// fp16 at twice TF32's rate. With rows of x as operand A in place of the weight's, half types take
+// 1.5 to 2% more of an H200's time, as the GPU lowers its clock.
 
 #pragma once
 
@@ -15,311 +81,405 @@
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "linear/sm90/convert_weight.cuh"
+#include "linear/sm90/gemm_single_config.cuh"
 #include "linear/sm90/gemm_single_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_single {
 
-enum class Mode {
-  kHalf,      // operands of half types, of which either dimension is adjacent
-  kGradient,  // the same; out [n, m] is the product as it is, without an epilogue
-  kConvert,   // x scaled and rounded before, the weight in the same kernel
-  kRedo,      // the tiles of that which fp16 does not carry
-};
-
-template <typename ElementType, typename OutType, Mode kMode>
-struct ProductKind {
-  using Element = ElementType;
-  using Out = OutType;
-  static constexpr bool kConverts = kMode == Mode::kConvert, kIsRedo = kMode == Mode::kRedo;
-  static constexpr bool kIsGradient = kMode == Mode::kGradient;
-  static constexpr bool kIsHalf = kMode == Mode::kHalf || kIsGradient;
-};
-
-// Half types choose layouts at run time: half the time to compile, 0.5% of an H100's time.
+// Computes out = relu(x weight^T + bias) / divisor in T, float16 or bfloat16. Each operand may be
+// transposed: x is [M, K] or [K, M], weight [N, K] or [K, N]. The layouts are chosen at run time:
+// a kernel for each layout would take twice as long to compile, and saves 0.5% of an H100's time.
+// Two warpgroups multiply, one warp loads, three are idle.
 template <typename T>
-using Half = ProductKind<T, T, Mode::kHalf>;
-template <typename T>
-using Gradient = ProductKind<T, T, Mode::kGradient>;
-using Rounded = ProductKind<__half, float, Mode::kConvert>;
-using Redo = ProductKind<ptx::Tf32, float, Mode::kRedo>;
-
-// A block's tile: 128 rows of the weight, operand A, and 256 of x, operand B, which a cluster's
-// blocks have in common. Rows in shared memory are as long as the widest swizzle.
-constexpr int kWeightRows = kFeatures * kConsumers;
-static_assert(kPanelRows == kWeightRows, "a block converts what it multiplies");
-constexpr int kXHalf = kXRows / kClusterSize;  // rows of x that a block loads for both
-constexpr int kRowBytes = 128;
-static_assert(kRowBytes / sizeof(__half) == kStepK, "steps are the same");
-constexpr int kXBytes = kXRows * kRowBytes, kWeightBytes = kWeightRows * kRowBytes;
-// Operands as they lie in memory are copied in boxes of 64 rows and a step of K.
-constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kRowBytes;
-static_assert(kBoxRows == kStepK && kFeatures == kBoxRows, "a warpgroup multiplies a box");
-constexpr int kSums = kXRows / 2, kStages = 4;  // sums of a thread; of the pipeline
-constexpr int kWorkerRegisters = 88, kProductRegisters = 208;
-// Packed results take registers from the producer.
-constexpr int kGradientWorkerRegisters = 24, kGradientProductRegisters = 240;
-static_assert(kGradientWorkerRegisters + kConsumers * kGradientProductRegisters <=
-                  168 * (kConsumers + 1),
-              "a block is launched with 168 registers a thread");
-
-template <typename Kind>
-struct Memory {
-  uint8_t x[kStages][kXBytes];
-  uint8_t weight[kStages][kWeightBytes];
-  Staging<typename Kind::Out> staging[kConsumers];
-  Scales<typename Kind::Out> scales[kConsumers];
-  std::conditional_t<Kind::kConverts, ConverterMemory, int> converters;
-  Barriers<kStages> barriers;
-  int progress;
+struct HalfTraits {
+  using Element = T;  // of the operands in shared memory
+  using Out = T;
+  static constexpr bool kIsHalf = true;
+  static constexpr bool kIsGradient = false;
+  static constexpr bool kConvertsWeight = false;
+  static constexpr bool kIsRedo = false;
 };
 
-// Tiles to be made again.
-struct TileList {
+// Computes the product alone, without bias, ReLU or division, for gradients in float16 or bfloat16:
+// out [N, M] = weight x^T. (launch.cu has swapped the caller's operands and sizes before, so that
+// for the caller out is [M, N].) The layouts of the operands and the work of the warps are those of
+// HalfTraits, but the consumers store a tile's results by TMA while they multiply the next tile.
+template <typename T>
+struct GradientTraits {
+  using Element = T;
+  using Out = T;
+  static constexpr bool kIsHalf = true;
+  static constexpr bool kIsGradient = true;
+  static constexpr bool kConvertsWeight = false;
+  static constexpr bool kIsRedo = false;
+};
+
+// Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled layout
+// whose rows are scaled by powers of two. split_x.cuh has made the fp16 x before. Three converter
+// warps make the fp16 weight, from float32 [N, K] or [K, N], while one warp loads and two
+// warpgroups multiply.
+struct ConvertTraits {
+  using Element = __half;
+  using Out = float;
+  static constexpr bool kIsHalf = false;
+  static constexpr bool kIsGradient = false;
+  static constexpr bool kConvertsWeight = true;
+  static constexpr bool kIsRedo = false;
+};
+
+// Computes the tiles that ConvertTraits has listed, from row-major float32 x [M, K] and weight [N,
+// K], which TMA rounds to TF32. TF32 has float32's range, so nothing is scaled. Two warpgroups
+// multiply, one warp loads, three are idle.
+struct RedoTraits {
+  using Element = ptx::Tf32;
+  using Out = float;
+  static constexpr bool kIsHalf = false;
+  static constexpr bool kIsGradient = false;
+  static constexpr bool kConvertsWeight = false;
+  static constexpr bool kIsRedo = true;
+};
+
+template <typename Traits>
+struct SharedMemory {
+  uint8_t x[Config::kStages][Config::kXBytes];
+  uint8_t weight[Config::kStages][Config::kWeightBytes];
+  Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
+  Scales<typename Traits::Out> scales[BlockConfig::kConsumerWarpgroups];
+  std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
+  Barriers<Config::kStages> barriers;
+  int progress;  // k-tiles that the producer has begun; see convert_weight.cuh
+};
+
+// The tiles to be computed again. ConvertTraits writes the list, RedoTraits, the next kernel, reads
+// it.
+struct RedoList {
   unsigned* count;      // 0 at first
   unsigned* is_listed;  // [tiles], 0 at first
-  int* tiles;
+  int* tiles;           // [count]
 
+  // Several warps of both blocks may find that a tile is to be computed again; it is listed once.
   __device__ void add(int tile) const {
-    if (atomicExch(is_listed + tile, 1u) == 0) tiles[atomicAdd(count, 1u)] = tile;
+    const bool is_new = atomicExch(is_listed + tile, 1u) == 0;
+    if (is_new) tiles[atomicAdd(count, 1u)] = tile;
   }
 };
 
-template <typename Kind>
-struct Product {
-  static constexpr int kK = kRowBytes / sizeof(typename Kind::Element);  // of K a step
+template <typename Traits>
+struct Arguments {
+  // K elements of a k-tile: 64 of 16-bit types, 32 of TF32.
+  static constexpr int kK = Config::kKTileBytes / sizeof(typename Traits::Element);
 
-  Epilogue<typename Kind::Out> epilogue;
+  Epilogue<typename Traits::Out> epilogue;
   int k;
   TileOrder tiles;
-  bool x_is_transposed, weight_is_transposed;  // Half's operand is [k, rows]
-  TileList redo;                               // which Rounded writes and Redo reads
-  Conversion conversion;                       // where Kind converts
-  const int* x_exponent;  // [m], where Kind converts: rows were scaled by 2^exponent
+  bool x_is_transposed;
+  bool weight_is_transposed;
+  RedoList redo;                // ConvertTraits and RedoTraits
+  WeightConversion conversion;  // ConvertTraits
+  const int* x_exponent;        // ConvertTraits: [M], rows of x were scaled by 2^x_exponent
 
-  __device__ int steps() const { return (k + kK - 1) / kK; }
-  __device__ int count() const {
-    return Kind::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
+  __device__ int k_tiles() const { return (k + kK - 1) / kK; }
+
+  // How many tiles the kernel computes. Cluster i of C takes tiles i, i + C, i + 2 C and so on.
+  __device__ int tile_count() const {
+    return Traits::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }
-  // float32: in the order in which the weight is converted. Half types: neighbouring clusters share
-  // a tile of x, 0.3% of an H200's time.
-  __device__ Tile find(int index) const {
-    if constexpr (std::is_same_v<typename Kind::Out, float>) {
-      return tiles.find(Kind::kIsRedo ? redo.tiles[index] : index);
+
+  // The tile with this number. float32 uses the order in which the weight is converted, in which
+  // neighbouring clusters share a tile of the weight (tile_order.cuh). Half types use the order of
+  // the transposed problem, in which neighbouring clusters share a tile of x: 0.3% of an H200's
+  // time.
+  __device__ Tile tile_at(int index) const {
+    if constexpr (Traits::kIsRedo) {
+      return tiles.find(redo.tiles[index]);
+    } else if constexpr (Traits::kConvertsWeight) {
+      return tiles.find(index);
+    } else {
+      const TileOrder transposed_order{tiles.weight_tiles, tiles.x_tiles};
+      const Tile transposed = transposed_order.find(index);
+      return {transposed.weight, transposed.x};
     }
-    const Tile transposed = TileOrder{tiles.weight_tiles, tiles.x_tiles}.find(index);
-    return {transposed.weight, transposed.x};
   }
 };
 
-// Whether Kind makes a tile of x: one warp. Redo makes those with rows that fp16 does not carry.
-template <typename Kind>
-__device__ bool is_made(const Product<Kind>& p, int x_tile) {
-  if (!Kind::kConverts) return true;
-  bool is_carried = true;
+// Returns whether this kernel computes tiles with this tile of x: one warp. ConvertTraits leaves
+// out those with a row of x that is not accurate in fp16. All warps of all blocks come to the same
+// answer.
+template <typename Traits>
+__device__ bool computes_x_tile(const Arguments<Traits>& p, int x_tile) {
+  if (!Traits::kConvertsWeight) return true;
+  bool fits_fp16 = true;
 #pragma unroll
-  for (int i = threadIdx.x % 32; i < kXRows; i += 32) {
-    const int row = x_tile * kXRows + i;
-    is_carried &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != fp16x3::kNeedsTf32;
+  for (int i = threadIdx.x % 32; i < Config::kXRows; i += 32) {
+    const int row = x_tile * Config::kXRows + i;
+    fits_fp16 &= row >= p.epilogue.m || __ldg(p.x_exponent + row) != fp16x3::kNeedsTf32;
   }
-  return __all_sync(0xffffffff, is_carried);
+  return __all_sync(0xffffffff, fits_fp16);
 }
 
-// The TMA producer: one warp, of which one thread copies.
-template <typename Kind>
+// Issues the TMA loads of a k-tile of operands that are not k-tiled, each of which may be
+// transposed: one thread. `to_x` is this block's share of x in the stage. The operands come in
+// boxes of 64 rows, one box after the other in shared memory. TMA takes a box's coordinates in the
+// order of memory, the adjacent dimension first: (k, row), or (row, k) if the operand is
+// transposed. It fills what is outside of a matrix with zeros.
+template <typename Traits>
+__device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                                           const Arguments<Traits>& p, uint32_t to_x,
+                                           uint32_t to_weight, int x_row, int weight_row, int k,
+                                           uint32_t full) {
+  for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
+    const int row = x_row + i * Config::kBoxRows;
+    ptx::copy_tensor_multicast(to_x + i * Config::kBoxBytes, &x_map, p.x_is_transposed ? row : k,
+                               p.x_is_transposed ? k : row, full, BlockConfig::kBothBlocks);
+  }
+  for (int i = 0; i < Config::kWeightRows / Config::kBoxRows; ++i) {
+    const int row = weight_row + i * Config::kBoxRows;
+    ptx::copy_tensor(to_weight + i * Config::kBoxBytes, &weight_map,
+                     p.weight_is_transposed ? row : k, p.weight_is_transposed ? k : row, full);
+  }
+}
+
+// The TMA producer: one warp, of which lane 0 issues the loads.
+template <typename Traits>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                        const Product<Kind>& p, Memory<Kind>& shared) {
-  const uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
-  const uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
+                        const Arguments<Traits>& p, SharedMemory<Traits>& shared) {
+  const uint32_t full = base + offsetof(SharedMemory<Traits>, barriers.full);
+  const uint32_t empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x = base + offsetof(Memory<Kind>, x) + rank * kXHalf * kRowBytes;
-  const uint32_t weight = base + offsetof(Memory<Kind>, weight);
-  const bool copies = threadIdx.x % 32 == 0;
-  const int steps = p.steps(), count = p.count();
-  Ring<kStages> ring;
-  int started = 0;  // steps before this tile
-  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
-    const Tile tile = p.find(i);
-    const int row = tile.x * kXRows + rank * kXHalf;
-    const int panel = tile.weight * kClusterSize + rank, weight_row = panel * kWeightRows;
-    if (!is_made(p, tile.x)) {
-      if (copies && rank == 0) p.redo.add(i);
-      started += steps;
+  const uint32_t x = base + offsetof(SharedMemory<Traits>, x) +
+                     rank * Config::kXRowsPerBlock * Config::kKTileBytes;
+  const uint32_t weight = base + offsetof(SharedMemory<Traits>, weight);
+  const bool is_loader = threadIdx.x % 32 == 0;
+  const int k_tiles = p.k_tiles();
+  const int tile_count = p.tile_count();
+  PipelineState<Config::kStages> ring;
+  int k_tiles_before = 0;  // of this block's tiles before this one, skipped ones included
+  for (int i = blockIdx.x / BlockConfig::kClusterSize; i < tile_count;
+       i += gridDim.x / BlockConfig::kClusterSize) {
+    const Tile tile = p.tile_at(i);
+    const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
+    const int panel = tile.weight * BlockConfig::kClusterSize + rank;
+    const int weight_row = panel * Config::kWeightRows;
+    if (!computes_x_tile(p, tile.x)) {
+      if (is_loader && rank == 0) p.redo.add(i);
+      k_tiles_before += k_tiles;
       continue;
     }
-    int converted = 0;
-    for (int step = 0; step < steps; ++step, ring.advance()) {
+    int converted = 0;  // k-tiles of the panel that are known to be converted
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
       ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-      if constexpr (Kind::kConverts) {
-        if (copies) atomicExch(&shared.progress, started + step);
-        if (step >= converted) converted = step + wait_converted(p.conversion, panel, step);
+      if constexpr (Traits::kConvertsWeight) {
+        if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
+        if (k_tile >= converted) {
+          converted = k_tile + wait_converted(p.conversion, panel, k_tile);
+        }
       }
-      if (!copies) continue;
-      const uint32_t arrived = full + 8 * ring.stage;
-      const uint32_t to_x = x + ring.stage * kXBytes,
-                     to_weight = weight + ring.stage * kWeightBytes;
-      ptx::mbarrier_arrive_expect_tx(arrived, kXBytes + kWeightBytes);
-      if constexpr (Kind::kConverts) {  // both are stepwise
-        ptx::copy_tensor_multicast(to_x, &x_map, 0, row, step, arrived, kBothBlocks);
-        ptx::copy_tensor(to_weight, &weight_map, 0, weight_row, step, arrived);
-        continue;
-      }
-      const int k = step * p.kK;
-      for (int i = 0; i < kXHalf / kBoxRows; ++i) {
-        const int at = row + i * kBoxRows;
-        ptx::copy_tensor_multicast(to_x + i * kBoxBytes, &x_map, p.x_is_transposed ? at : k,
-                                   p.x_is_transposed ? k : at, arrived, kBothBlocks);
-      }
-      for (int i = 0; i < kWeightRows / kBoxRows; ++i) {
-        const int at = weight_row + i * kBoxRows;
-        ptx::copy_tensor(to_weight + i * kBoxBytes, &weight_map, p.weight_is_transposed ? at : k,
-                         p.weight_is_transposed ? k : at, arrived);
+      if (!is_loader) continue;
+      const uint32_t stage_full = full + 8 * ring.stage;
+      const uint32_t to_x = x + ring.stage * Config::kXBytes;
+      const uint32_t to_weight = weight + ring.stage * Config::kWeightBytes;
+      ptx::mbarrier_arrive_expect_tx(stage_full, Config::kXBytes + Config::kWeightBytes);
+      if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
+        ptx::copy_tensor_multicast(to_x, &x_map, 0, x_row, k_tile, stage_full,
+                                   BlockConfig::kBothBlocks);
+        ptx::copy_tensor(to_weight, &weight_map, 0, weight_row, k_tile, stage_full);
+      } else {
+        load_boxes(x_map, weight_map, p, to_x, to_weight, x_row, weight_row, k_tile * p.kK,
+                   stage_full);
       }
     }
-    started += steps;
+    k_tiles_before += k_tiles;
   }
-  if (Kind::kConverts && copies) atomicExch(&shared.progress, INT_MAX - kLead);
+  // This producer has no more k-tiles to load, but other blocks may still need units that this
+  // block's converters have taken. So no converter waits for this producer any longer: progress
+  // becomes as large as it can be without an overflow in progress + kLead.
+  if (Traits::kConvertsWeight && is_loader) {
+    atomicExch(&shared.progress, INT_MAX - ConvertWeightConfig::kLead);
+  }
 }
 
-// A thread's rows and feature in the epilogue, prefetched while the products are made.
-template <typename Kind>
-struct ThreadScales {
-  static constexpr bool kScaled = Scales<typename Kind::Out>::kScaled;
-  static constexpr int kEach = kScaled ? kXRows / 128 : 0;  // rows of x
+// The part of the warpgroup's Scales that one consumer thread fetches: the bias and exponent of a
+// feature, and the exponents of two rows of x. The thread loads them to registers before the
+// mainloop, which hides the latency, and stores them to shared memory after it, for the epilogue.
+template <typename Traits>
+struct PrefetchedScales {
+  using Out = typename Traits::Out;
+  static constexpr bool kIsScaled = Scales<Out>::kIsScaled;
+  static constexpr int kXRowsPerThread = kIsScaled ? Config::kXRows / 128 : 0;
   float bias = 0;
-  int weight_exponent = 0, x_exponent[kEach + 1] = {};
-  bool is_fast;  // whether the tile is, as far as this thread sees
+  int weight_exponent = 0;                   // 0 where nothing was scaled, as in RedoTraits
+  int x_exponent[kXRowsPerThread + 1] = {};  // of rows thread + 128 i; an array is never empty
+  bool is_fast;  // whether the fast epilogue supports this thread's feature and rows
 
-  __device__ ThreadScales(const Product<Kind>& p, int first_row, int first_feature)
+  __device__ PrefetchedScales(const Arguments<Traits>& p, int first_row, int first_feature)
       : is_fast(p.epilogue.is_fast) {
-    const Epilogue<typename Kind::Out>& epilogue = p.epilogue;
-    const int thread = threadIdx.x % 128, feature = first_feature + thread;
-    if (thread < kFeatures && feature < epilogue.n) {
+    const Epilogue<Out>& epilogue = p.epilogue;
+    const int thread = threadIdx.x % 128;
+    const int feature = first_feature + thread;
+    if (thread < Config::kWarpgroupFeatures && feature < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + feature));
-      if (Kind::kConverts) weight_exponent = __ldg(p.conversion.weight.exponent + feature);
+      if (Traits::kConvertsWeight) {
+        weight_exponent = __ldg(p.conversion.weight.exponent + feature);
+      }
     }
-    is_fast &= abs(weight_exponent) <= kMaxFastExponent;
+    is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
+    for (int i = 0; i < kXRowsPerThread; ++i) {
       const int row = first_row + i * 128 + thread;
-      if (Kind::kConverts && row < epilogue.m) x_exponent[i] = __ldg(p.x_exponent + row);
-      is_fast &= abs(x_exponent[i]) <= kMaxFastExponent;
+      if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(p.x_exponent + row);
+      is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
   }
 
-  // For the warpgroup. Returns whether the tile is direct: half types' bias is divided then.
-  __device__ bool store(const Epilogue<typename Kind::Out>& p, Scales<typename Kind::Out>* scales,
-                        int barrier) const {
+  // Stores to `scales`: all threads of the warpgroup. Returns whether the fast epilogue supports
+  // the tile. For half types the stored bias is then already divided.
+  __device__ bool store(const Epilogue<Out>& p, Scales<Out>* scales, int barrier) const {
     const int thread = threadIdx.x % 128;
-    // All have read the scales of the tile before.
-    const bool all_fast = ptx::barrier_and(barrier, 128, is_fast);
-    if (thread < kFeatures) {
-      scales->bias[thread] = bias * (all_fast && !kScaled ? p.divisor.scale : 1.0f);
-      if constexpr (kScaled) {
+    // At this barrier all threads have read the scales of the tile before.
+    const bool tile_is_fast = ptx::barrier_and(barrier, 128, is_fast);
+    if (thread < Config::kWarpgroupFeatures) {
+      const bool divides_bias = tile_is_fast && !kIsScaled;
+      scales->bias[thread] = bias * (divides_bias ? p.divisor.scale : 1.0f);
+      if constexpr (kIsScaled) {
         scales->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
+    for (int i = 0; i < kXRowsPerThread; ++i) {
       scales->x_scale[i * 128 + thread] = fp16x3::power_of_two(-x_exponent[i]);
     }
     ptx::barrier_sync(barrier, 128);
-    return all_fast;
+    return tile_is_fast;
   }
 };
 
-template <typename Kind, ptx::Major kX, ptx::Major kWeight>
-__device__ __forceinline__ void multiply_step(float (&d)[kSums], uint32_t x, uint32_t weight,
-                                              bool accumulates) {
-  constexpr auto step_of = [](ptx::Major major) {
-    return major == ptx::Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
-  };
-  const uint64_t a = ptx::matrix_descriptor<kRowBytes, kWeight, kBoxBytes>(weight);
-  const uint64_t b = ptx::matrix_descriptor<kRowBytes, kX, kBoxBytes>(x);
+// The step from the descriptor of a wgmma's operand to that of the next wgmma of the k-tile. The
+// next one has 32 bytes of K more: in the same lines of a K-major operand, 16 lines further of an
+// MN-major one (wgmma.cuh).
+__host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
+  return major == ptx::Major::kK ? ptx::kDescriptorK16 : ptx::kDescriptorLines16;
+}
+
+// Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
+// as a group. They run asynchronously: the accumulators may be read after wgmma_wait_group.
+template <typename Traits, ptx::Major kX, ptx::Major kWeight>
+__device__ __forceinline__ void multiply_k_tile(float (&d)[Config::kAccumulators], uint32_t x,
+                                                uint32_t weight, bool accumulates) {
+  const uint64_t a =
+      ptx::matrix_descriptor<Config::kKTileBytes, kWeight, Config::kBoxBytes>(weight);
+  const uint64_t b = ptx::matrix_descriptor<Config::kKTileBytes, kX, Config::kBoxBytes>(x);
+  constexpr int kWgmmas = Config::kKTileBytes / 32;  // one multiplies 32 bytes of K
   ptx::wgmma_fence();
 #pragma unroll
-  for (int s = 0; s < kRowBytes / 32; ++s) {
-    ptx::wgmma<kWeight, kX>(typename Kind::Element{}, d, a + s * step_of(kWeight),
-                            b + s * step_of(kX), accumulates || s > 0);
+  for (int i = 0; i < kWgmmas; ++i) {
+    ptx::wgmma<kWeight, kX>(typename Traits::Element{}, d, a + i * descriptor_step(kWeight),
+                            b + i * descriptor_step(kX), accumulates || i > 0);
   }
   ptx::wgmma_commit_group();
 }
 
-template <typename Kind>
-__device__ __forceinline__ void multiply_step(const Product<Kind>& p, float (&d)[kSums], uint32_t x,
-                                              uint32_t weight, bool accumulates) {
+// The same for layouts that are known at run time. Only half types have transposed operands here.
+template <typename Traits>
+__device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& p,
+                                                float (&d)[Config::kAccumulators], uint32_t x,
+                                                uint32_t weight, bool accumulates) {
   using ptx::Major;
-  if (Kind::kIsHalf && p.x_is_transposed && p.weight_is_transposed) {
-    multiply_step<Kind, Major::kMN, Major::kMN>(d, x, weight, accumulates);
-  } else if (Kind::kIsHalf && p.x_is_transposed) {
-    multiply_step<Kind, Major::kMN, Major::kK>(d, x, weight, accumulates);
-  } else if (Kind::kIsHalf && p.weight_is_transposed) {
-    multiply_step<Kind, Major::kK, Major::kMN>(d, x, weight, accumulates);
+  if (Traits::kIsHalf && p.x_is_transposed && p.weight_is_transposed) {
+    multiply_k_tile<Traits, Major::kMN, Major::kMN>(d, x, weight, accumulates);
+  } else if (Traits::kIsHalf && p.x_is_transposed) {
+    multiply_k_tile<Traits, Major::kMN, Major::kK>(d, x, weight, accumulates);
+  } else if (Traits::kIsHalf && p.weight_is_transposed) {
+    multiply_k_tile<Traits, Major::kK, Major::kMN>(d, x, weight, accumulates);
   } else {
-    multiply_step<Kind, Major::kK, Major::kK>(d, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kK, Major::kK>(d, x, weight, accumulates);
   }
 }
 
-// A consumer warpgroup's place in the block's memory and in the result.
-template <typename Kind>
-struct ProductConsumer {
-  const Product<Kind>& p;
-  uint32_t base;
-  int warpgroup, rank = ptx::cluster_ctarank();
-  uint32_t full = base + offsetof(Memory<Kind>, barriers.full);
-  uint32_t empty = base + offsetof(Memory<Kind>, barriers.empty);
-  uint32_t x = base + offsetof(Memory<Kind>, x);
-  uint32_t weight = base + offsetof(Memory<Kind>, weight) + warpgroup * kFeatures * kRowBytes;
-  Ring<kStages> ring;
+// A consumer warpgroup: where its operands are in shared memory, and which part of a tile it has.
+template <typename Traits>
+struct ConsumerWarpgroup {
+  const Arguments<Traits>& p;
+  int warpgroup;
+  int rank;       // of the block in its cluster
+  uint32_t full;  // addresses in shared memory
+  uint32_t empty;
+  uint32_t x;
+  uint32_t weight;
+  PipelineState<Config::kStages> ring;
 
-  __device__ int row(const Tile& tile) const { return tile.x * kXRows; }
-  __device__ int feature(const Tile& tile) const {
-    return (tile.weight * kClusterSize + rank) * kWeightRows + warpgroup * kFeatures;
+  __device__ ConsumerWarpgroup(const Arguments<Traits>& p, uint32_t base, int warpgroup)
+      : p(p), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
+    full = base + offsetof(SharedMemory<Traits>, barriers.full);
+    empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
+    x = base + offsetof(SharedMemory<Traits>, x);
+    // Its 64 rows of the weight are one box, transposed or not.
+    const int first_weight_row = warpgroup * Config::kWarpgroupFeatures;
+    weight = base + offsetof(SharedMemory<Traits>, weight) + first_weight_row * Config::kKTileBytes;
   }
 
-  // The products of a tile's next step. Those of the step before are complete then.
-  __device__ __forceinline__ void multiply(float (&d)[kSums], int step) {
+  // The first row of x, and the first feature, that the warpgroup multiplies.
+  __device__ int row(const Tile& tile) const { return tile.x * Config::kXRows; }
+  __device__ int feature(const Tile& tile) const {
+    const int panel = tile.weight * BlockConfig::kClusterSize + rank;
+    return panel * Config::kWeightRows + warpgroup * Config::kWarpgroupFeatures;
+  }
+
+  // Issues the products of a tile's next k-tile, when its stage is full. Then waits for the
+  // products of the k-tile before, which have read their stage, and releases it. So the tensor
+  // cores always have one k-tile to work on while the warpgroup waits.
+  __device__ __forceinline__ void multiply(float (&d)[Config::kAccumulators], int k_tile) {
     ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    multiply_step(p, d, x + ring.stage * kXBytes, weight + ring.stage * kWeightBytes, step > 0);
+    multiply_k_tile(p, d, x + ring.stage * Config::kXBytes,
+                    weight + ring.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (step > 0) release(empty + 8 * ring.previous());
+    if (k_tile > 0) release_stage(empty + 8 * ring.previous());
     ring.advance();
   }
 
+  // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release(empty + 8 * ring.previous());
+    release_stage(empty + 8 * ring.previous());
   }
 };
 
-template <typename Kind>
-__device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, Memory<Kind>& shared,
-                                        int warpgroup) {
-  const int count = p.count(), barrier = 1 + warpgroup;
-  Scales<typename Kind::Out>& scales = shared.scales[warpgroup];
-  Staging<typename Kind::Out>& staging = shared.staging[warpgroup];
-  ProductConsumer<Kind> consumer{p, base, warpgroup};
-  float d[kSums];
-  for (int i = blockIdx.x / kClusterSize; i < count; i += gridDim.x / kClusterSize) {
-    const Tile tile = p.find(i);
-    if (!is_made(p, tile.x)) continue;
-    const int steps = p.steps();
-    const int row = consumer.row(tile), feature = consumer.feature(tile);
-    const ThreadScales<Kind> own(p, row, feature);
+// A consumer warpgroup of all traits but GradientTraits: mainloop and epilogue, tile by tile.
+template <typename Traits>
+__device__ __forceinline__ void consume(const Arguments<Traits>& p, uint32_t base,
+                                        SharedMemory<Traits>& shared, int warpgroup) {
+  const int tile_count = p.tile_count();
+  const int barrier = 1 + warpgroup;  // of the warpgroup's 128 threads; 0 is __syncthreads
+  Scales<typename Traits::Out>& scales = shared.scales[warpgroup];
+  Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
+  ConsumerWarpgroup<Traits> consumer(p, base, warpgroup);
+  float d[Config::kAccumulators];
+  for (int i = blockIdx.x / BlockConfig::kClusterSize; i < tile_count;
+       i += gridDim.x / BlockConfig::kClusterSize) {
+    const Tile tile = p.tile_at(i);
+    if (!computes_x_tile(p, tile.x)) continue;
+    const int k_tiles = p.k_tiles();
+    const int row = consumer.row(tile);
+    const int feature = consumer.feature(tile);
+    const PrefetchedScales<Traits> own_scales(p, row, feature);
 
-    // multiply
-    for (int step = 0; step < steps; ++step) consumer.multiply(d, step);
-    const bool is_fast = own.store(p.epilogue, &scales, barrier);
+    // Mainloop. The scales are stored while the last products run.
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(d, k_tile);
+    const bool is_fast = own_scales.store(p.epilogue, &scales, barrier);
     consumer.complete();
 
-    // epilogue
-    if constexpr (Kind::kConverts) {
-      // A sum of each of the thread's two rows of the weight tells: x is finite.
+    // Epilogue.
+    if constexpr (Traits::kConvertsWeight) {
+      // x is finite here, and finite fp16 operands have finite sums. So a sum is infinite or NaN
+      // only if the row of the weight holds infinity or NaN, and then all sums of that row are. One
+      // sum of each of the thread's two rows of the weight tells: d[0] and d[2].
       const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
-      if (!__all_sync(0xffffffff, is_finite) && threadIdx.x % 32 == 0) p.redo.add(i);
+      const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
+      if (!warp_is_finite && threadIdx.x % 32 == 0) p.redo.add(i);
     }
-    if (!is_fast || Kind::kIsRedo) {  // few tiles are made again, not worth more code
+    // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
+    if (!is_fast || Traits::kIsRedo) {
       store_general(p.epilogue, row, feature, d, scales, staging.sums, barrier);
     } else if (p.epilogue.mask == nullptr) {
       store_fast<false>(p.epilogue, row, feature, d, scales, staging, barrier);
@@ -329,88 +489,120 @@ __device__ __forceinline__ void consume(const Product<Kind>& p, uint32_t base, M
   }
 }
 
-// The same for gradients: the results of a tile are stored while the next one is multiplied.
-template <typename Kind>
-__device__ __forceinline__ void consume_gradient(const Product<Kind>& p, const CUtensorMap& out_map,
-                                                 uint32_t base, Memory<Kind>& shared,
-                                                 int warpgroup) {
-  const int steps = p.steps(), count = p.count(), clusters = gridDim.x / kClusterSize;
-  ProductConsumer<Kind> consumer{p, base, warpgroup};
-  PackedResults<typename Kind::Out> packed;
-  float d[kSums];
-  int i = blockIdx.x / kClusterSize;
-  const auto store_next = [&] {
-    const Tile tile = p.find(i - clusters);
-    packed.store_next(out_map, consumer.row(tile), consumer.feature(tile),
+// A consumer warpgroup of GradientTraits. The results of a tile are stored while the next tile is
+// multiplied: after k-tile t of k_tiles, at least (t + 1) / k_tiles of the boxes are stored.
+template <typename Traits>
+__device__ __forceinline__ void consume_gradient(const Arguments<Traits>& p,
+                                                 const CUtensorMap& out_map, uint32_t base,
+                                                 SharedMemory<Traits>& shared, int warpgroup) {
+  const int k_tiles = p.k_tiles();
+  const int tile_count = p.tile_count();
+  const int clusters = gridDim.x / BlockConfig::kClusterSize;
+  ConsumerWarpgroup<Traits> consumer(p, base, warpgroup);
+  PackedGradient<typename Traits::Out> packed;
+  float d[Config::kAccumulators];
+  int i = blockIdx.x / BlockConfig::kClusterSize;
+  const auto store_next_box = [&] {
+    const Tile packed_tile = p.tile_at(i - clusters);
+    packed.store_next(out_map, consumer.row(packed_tile), consumer.feature(packed_tile),
                       shared.staging[warpgroup]);
   };
-  for (; i < count; i += clusters) {
-    for (int step = 0; step < steps; ++step) {
-      consumer.multiply(d, step);
-      while (packed.stored * steps < packed.kEach * (step + 1)) store_next();
+  for (; i < tile_count; i += clusters) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      consumer.multiply(d, k_tile);
+      while (packed.stored * k_tiles < packed.kBoxes * (k_tile + 1)) store_next_box();
     }
     consumer.complete();
     packed.pack(d);
   }
-  while (packed.stored < packed.kEach) store_next();
+  while (packed.stored < packed.kBoxes) store_next_box();
+  // Shared memory must stay until TMA has read it.
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }
 
-template <typename Kind>
-__global__ void KERNELS_CLUSTER __launch_bounds__(kThreads, 1)
+// Returns whether any tile is computed from the fp16 weight: one warp.
+template <typename Traits>
+__device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& p) {
+  int x_tile = 0;
+  while (x_tile < p.tiles.x_tiles && !computes_x_tile(p, x_tile)) ++x_tile;
+  return x_tile < p.tiles.x_tiles;
+}
+
+// A converter warp: number `converter` of ConvertWeightConfig::kWarps.
+template <bool kTransposed, typename Traits>
+__device__ __forceinline__ void run_converter(const Arguments<Traits>& p,
+                                              SharedMemory<Traits>& shared, int converter) {
+  // The warp's own named barrier. Barrier 0 is __syncthreads, and the consumer warpgroups have the
+  // next ones.
+  const int barrier = 1 + BlockConfig::kConsumerWarpgroups + converter;
+  convert_weight<kTransposed>(p.conversion, p.k, p.tiles.weight_tiles,
+                              gridDim.x / BlockConfig::kClusterSize, shared.converters[converter],
+                              barrier, &shared.progress, [&] { return needs_converted_weight(p); });
+}
+
+// The kernel. The grid has at most as many clusters as the GPU runs at once, and at most one a
+// tile. x_map and weight_map describe the operands to TMA, and out_map the result of
+// GradientTraits.
+//
+// It runs under programmatic dependent launch: wait_for_previous_kernel waits for the end of the
+// kernel before, whose results it reads, and start_next_kernel lets the next kernel start early, as
+// far as its own wait_for_previous_kernel.
+template <typename Traits>
+__global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_single_kernel(const __grid_constant__ CUtensorMap x_map,
                        const __grid_constant__ CUtensorMap weight_map,
                        const __grid_constant__ CUtensorMap out_map,
-                       const __grid_constant__ Product<Kind> p) {
+                       const __grid_constant__ Arguments<Traits> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  static_assert(sizeof(Memory<Kind>) <= 227 * 1024, "a block has no more shared memory");
-  Memory<Kind>& shared = *reinterpret_cast<Memory<Kind>*>(dynamic_memory);
+  static_assert(sizeof(SharedMemory<Traits>) <= 227 * 1024, "a block has no more shared memory");
+  SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / 128;
-  if constexpr (Kind::kIsRedo) {
-    wait_for_previous_kernel();
-    if (p.count() == 0) return;  // in both blocks of the cluster
+  // The first thread of the producer warp, which follows the consumer warpgroups.
+  constexpr int kProducerThread = BlockConfig::kConsumerThreads;
+  if constexpr (Traits::kIsRedo) {
+    wait_for_previous_kernel();       // which may list tiles until it ends
+    if (p.tile_count() == 0) return;  // in both blocks of the cluster
   }
-  if (threadIdx.x == kConsumers * 128) {
+  if (threadIdx.x == kProducerThread) {
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
     shared.progress = 0;
   }
-  init_barriers<kStages>(base + offsetof(Memory<Kind>, barriers.full),
-                         base + offsetof(Memory<Kind>, barriers.empty));
-  if constexpr (Kind::kConverts) start_next_kernel();  // Redo's: 3% of an H200's time
+  init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
+                                 base + offsetof(SharedMemory<Traits>, barriers.empty));
+  // RedoTraits is the next kernel. That it starts so early saves 3% of an H200's time.
+  if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
-  if constexpr (Kind::kIsHalf) start_next_kernel();
+  if constexpr (Traits::kIsHalf) start_next_kernel();
 
-  if (warpgroup >= kConsumers) {
-    ptx::setmaxnreg_dec<Kind::kIsGradient ? kGradientWorkerRegisters : kWorkerRegisters>();
-    if (threadIdx.x < kConsumers * 128 + 32) {  // load
+  if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
+    constexpr int kRegisters =
+        Traits::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
+    ptx::setmaxnreg_dec<kRegisters>();
+    if (threadIdx.x < kProducerThread + 32) {
       produce(base, x_map, weight_map, p, shared);
-    } else if constexpr (Kind::kConverts) {  // convert
-      const int converter = threadIdx.x / 32 - 4 * kConsumers - 1;
-      const auto makes_any = [&] {
-        int x_tile = 0;
-        while (x_tile < p.tiles.x_tiles && !is_made(p, x_tile)) ++x_tile;
-        return x_tile < p.tiles.x_tiles;
-      };
-      const auto convert_all = [&](auto is_transposed) {
-        convert<is_transposed.value>(p.conversion, p.k, p.tiles.weight_tiles,
-                                     gridDim.x / kClusterSize, shared.converters[converter],
-                                     1 + kConsumers + converter, &shared.progress, makes_any);
-      };
-      p.weight_is_transposed ? convert_all(std::true_type{}) : convert_all(std::false_type{});
+    } else if constexpr (Traits::kConvertsWeight) {
+      const int converter = threadIdx.x / 32 - 4 * BlockConfig::kConsumerWarpgroups - 1;
+      if (p.weight_is_transposed) {
+        run_converter</*kTransposed=*/true>(p, shared, converter);
+      } else {
+        run_converter</*kTransposed=*/false>(p, shared, converter);
+      }
     }
-  } else {  // multiply
-    ptx::setmaxnreg_inc<Kind::kIsGradient ? kGradientProductRegisters : kProductRegisters>();
-    if constexpr (Kind::kIsGradient) {
+  } else {
+    constexpr int kRegisters =
+        Traits::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
+    ptx::setmaxnreg_inc<kRegisters>();
+    if constexpr (Traits::kIsGradient) {
       consume_gradient(p, out_map, base, shared, warpgroup);
     } else {
       consume(p, base, shared, warpgroup);
     }
   }
-  ptx::cluster_sync();  // a block that has ended can't be copied to
+  ptx::cluster_sync();  // the other block must not copy to the memory of a block that has ended
 #endif
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_single

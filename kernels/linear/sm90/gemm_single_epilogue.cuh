@@ -1,4 +1,42 @@
-// The epilogue of one product, of a warpgroup's sums.
+// The epilogue of gemm_single_kernel: what happens to a consumer warpgroup's accumulators after the
+// mainloop. It scales (float32), adds the bias, applies ReLU, divides, makes the mask, and stores.
+//
+//   accumulators  64 features (rows of the weight) x 256 rows of x, float32, in the registers of a
+//                 warpgroup of 128 threads
+//   out           [M, N]: a row of x is a row of out, a feature is a column of out
+//   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
+//                 passes at column n
+//
+// gemm_single.cuh calls one of these for each tile:
+//
+//   store_general           any divisor, exponent and alignment
+//   store_fast, float       the divisor is a power of two, exponents are small, rows aligned
+//   store_fast, half types  the divisor is a power of two, rows aligned, and there is ReLU
+//   PackedGradient          half types without an epilogue: out [N, M] is the product transposed
+//
+// Which thread has which result. In wgmma's accumulators, thread 32 w + 4 g + c of the warpgroup
+// (warp w = 0 - 3, g = 0 - 7, c = 0 - 3) has for each block j of 8 rows of x, j = 0 - 31, four
+// results, in registers 4 j to 4 j + 3:
+//
+//                           row 8 j + 2 c        row 8 j + 2 c + 1
+//   feature 16 w + g        d[4 j]               d[4 j + 1]
+//   feature 16 w + g + 8    d[4 j + 2]           d[4 j + 3]
+//
+// A warp's lanes and one block j, as a picture (numbers are lanes, each has two rows of a column):
+//
+//              feature 16 w +  0    1    2    3    4    5    6    7  | 8 ... 15: the same lanes
+//   rows 8 j + 0, 8 j + 1      0    4    8   12   16   20   24   28  |
+//   rows 8 j + 2, 8 j + 3      1    5    9   13   17   21   25   29  |
+//   rows 8 j + 4, 8 j + 5      2    6   10   14   18   22   26   30  |
+//   rows 8 j + 6, 8 j + 7      3    7   11   15   19   23   27   31  |
+//
+// So registers of a thread are neighbours along x, while out wants neighbours along features: the
+// results are transposed through shared memory on their way. (PackedGradient's out is [N, M], which
+// needs no transposition.)
+//
+// Why it is fast: lines of out are written whole, 16 bytes a thread, and are marked as not to be
+// kept in L2, which is for x and the weight. Stores of one warp's features instead of whole lines
+// take 5% more time in half types and 2% in float32.
 
 #pragma once
 
@@ -11,30 +49,34 @@
 #include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/gemm_single_config.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_single {
 
-// A warpgroup's sums: of 64 features (rows of the weight), 16 a warp, and of kXRows rows of x.
-constexpr int kFeatures = 64, kXRows = 256;
-constexpr int kWarpFeatures = kFeatures / 4;
-// Results are stored in slabs of kSlabBlocks blocks of 8 rows of x, four features of each a thread.
-constexpr int kSlabBlocks = 2, kSlabs = kXRows / (8 * kSlabBlocks);
-constexpr int kHalfSlabRows = 64;  // of a slab of half types that can be stored directly
+// A thread's first accumulator of a block of 8 rows of x: that of row 2 c. The next is row 2 c + 1.
+// `feature_half` is 0 for feature g and 1 for feature g + 8.
+__host__ __device__ constexpr int accumulator_index(int block, int feature_half) {
+  return 4 * block + 2 * feature_half;
+}
 
-// Rows of x are neighbours in registers, features in the result: sums are transposed here.
-using StagedSums = float4[kSlabBlocks][4][33];  // of each lane; 33 avoids bank conflicts
-constexpr int kPitch = 4 * 33;
-// Gradients are stored by TMA, in boxes of a warp's features and kBoxColumns rows of x, a line.
-constexpr int kBoxColumns = 64, kBoxes = 2;
+// An epilogue subtile of accumulators in shared memory: [block][warp][lane], each lane with its
+// four results of the block. The 33rd float4 is padding: see StagedSumsReader.
+using StagedSums = float4[Config::kSubtileBlocks][4][Config::kStagedLanes];
+
+// The shared memory of a consumer warpgroup's epilogue. The members are used by different paths.
 template <typename T>
 union alignas(1024) Staging {
-  StagedSums sums;
-  uint8_t boxes[4][kBoxes][kWarpFeatures][kBoxColumns * sizeof(T)];
+  StagedSums sums;  // store_general
+  // PackedGradient: of each warp, two boxes of 16 features, each with 64 rows of x, swizzled as TMA
+  // does, which is why Staging is aligned to 1024 bytes.
+  uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpFeatures]
+                        [Config::kGradientBoxRows * sizeof(T)];
+  // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
-    uint8_t rows[kHalfSlabRows][kFeatures * sizeof(T)];
-    uint16_t mask[kHalfSlabRows][kFeatures / 16];
-  } slabs[2];
+    uint8_t rows[Config::kHalfSubtileRows][Config::kWarpgroupFeatures * sizeof(T)];
+    uint16_t mask[Config::kHalfSubtileRows][Config::kWarpgroupFeatures / 16];
+  } subtiles[2];
 };
 
 template <>
@@ -42,234 +84,379 @@ union alignas(16) Staging<float> {
   StagedSums sums;
 };
 
-// The factors of a warpgroup's results, in shared memory.
+// The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
+// accumulator of row m and feature n is 2^(x_exponent[m] + weight_exponent[n]) times too large.
+// Half types are not scaled: their arrays have one element, which is not used.
 template <typename T>
 struct alignas(16) Scales {
-  static constexpr bool kScaled = std::is_same_v<T, float>;
-  float bias[kFeatures];
-  float x_scale[kScaled ? kXRows : 1];
-  int8_t weight_exponent[kScaled ? kFeatures : 1];  // as the rows were scaled
+  static constexpr bool kIsScaled = std::is_same_v<T, float>;
+  float bias[Config::kWarpgroupFeatures];
+  float x_scale[kIsScaled ? Config::kXRows : 1];                       // 2^-x_exponent
+  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupFeatures : 1];  // of the scaled weight
 };
 
-__device__ inline float4* own_slot(StagedSums& sums) {
-  return &sums[0][threadIdx.x % 128 / 32][threadIdx.x % 32];
+// Where this thread writes its four results of the epilogue subtile's first block.
+__device__ inline float4* staging_slot(StagedSums& sums) {
+  const int warp = threadIdx.x % 128 / 32;
+  const int lane = threadIdx.x % 32;
+  return &sums[0][warp][lane];
 }
 
-// A thread reads four features of a row of each block of the sums that a warpgroup has in memory.
-struct Reader {
-  const StagedSums& sums;
-  // The first of the warpgroup's, and of the block's.
-  int feature = threadIdx.x % 16 * 4, row = threadIdx.x % 128 / 16;
-  // The sums of lane 4 g + c are of features g and g + 8, and of rows 2 c and 2 c + 1. Neighbouring
-  // threads would meet in a bank, so every second one swaps its neighbours.
-  bool swaps = threadIdx.x % 2;
-  const float* from =
-      &sums[0][feature / 16][feature % 8 * 4 + row / 2].x + feature / 8 % 2 * 2 + row % 2;
-  const float *even = from + swaps * 16, *odd = from + !swaps * 16;
+// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each block,
+// and features 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 features, so a
+// warp reads two rows at a time.
+//
+// Example: thread 37 reads features 20 - 23 of row 2. Feature 20 is number 4 of warp 1's sixteen,
+// so g = 4, in the first feature half. Row 2 is the first row of c = 1. So the result is in
+// component 0 of lane 4 g + c = 17 of warp 1. Features 21, 22 and 23 are in lanes 21, 25 and 29, 16
+// floats apart.
+//
+// Bank conflicts. Shared memory has 32 banks, each a float wide. The result of feature f and row r
+// is, in floats, at the sum of
+//
+//   132 (f / 16)      the warp: 33 float4
+//   16 (f % 8)        g: four lanes of four floats
+//   4 (r / 2)         c: a lane of four floats
+//   2 (f / 8 % 2)     the feature half
+//   r % 2             the row of two
+//
+// In a warp of readers, f / 16 has four values, f / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32,
+// so these are 16 different banks. (Without the 33rd float4 it would be 128, which is 0 modulo 32,
+// and there would be 4.) The two features f that are left, of threads t and t + 1 with t even,
+// differ by 4 in f % 8, which is 64 floats: the same bank. So odd threads swap the order of
+// neighbouring features: while even threads read features 0 and 2 of their four, odd threads read 1
+// and 3, which are 16 floats away, in the other 16 banks.
+struct StagedSumsReader {
+  int feature;          // the first of four, in the warpgroup's 64
+  int row;              // in each block of 8
+  bool swaps;           // whether this thread reads the second of two neighbouring features first
+  const float* first;   // of features 0 and 1, the one that it reads first
+  const float* second;  // the other one
+  // From a feature to the next, in floats: four lanes of four floats.
+  static constexpr int kNextFeature = 16;
 
+  __device__ explicit StagedSumsReader(const StagedSums& sums) {
+    feature = threadIdx.x % 16 * 4;
+    row = threadIdx.x % 128 / 16;
+    swaps = threadIdx.x % 2 != 0;
+    const int warp = feature / 16;
+    const int lane = feature % 8 * 4 + row / 2;
+    // A lane has four floats: two for each feature half, and of these one for each of two rows.
+    const float* const from = &sums[0][warp][lane].x + feature / 8 % 2 * 2 + row % 2;
+    const int first_read = swaps ? 1 : 0;
+    const int second_read = swaps ? 0 : 1;
+    first = from + first_read * kNextFeature;
+    second = from + second_read * kNextFeature;
+  }
+
+  // v: the thread's four features of its row in a block of the epilogue subtile.
   __device__ void read(float (&v)[4], int block) const {
-    constexpr int kBlockFloats = 4 * kPitch;
+    constexpr int kBlockFloats = 4 * Config::kBlockPitch;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float first = even[block * kBlockFloats + i * 16],
-                  second = odd[block * kBlockFloats + i * 16];
-      v[i] = swaps ? second : first, v[i + 1] = swaps ? first : second;
+      const float read_first = first[block * kBlockFloats + i * kNextFeature];
+      const float read_second = second[block * kBlockFloats + i * kNextFeature];
+      v[i] = swaps ? read_second : read_first;
+      v[i + 1] = swaps ? read_first : read_second;
     }
   }
 };
 
+// The general epilogue: any divisor, exponents and alignment, one epilogue subtile after the other.
+// All threads of the warpgroup meet at `barrier`.
 template <typename T, int kSums>
 __device__ void store_general(const Epilogue<T>& p, int first_row, int first_feature,
                               const float (&sums)[kSums], const Scales<T>& scales,
                               StagedSums& staging, int barrier) {
-  const Reader reader{staging};
+  constexpr int kSubtiles = Config::kSubtiles;
+  constexpr int kSubtileBlocks = Config::kSubtileBlocks;
+  const StagedSumsReader reader(staging);
 #pragma unroll 1
-  for (int slab = 0; slab < kSlabs; ++slab) {
-    stage_slab<0, kSlabs, kSlabBlocks, kPitch>(own_slot(staging), sums, slab);
+  for (int subtile = 0; subtile < kSubtiles; ++subtile) {
+    copy_any_subtile<0, kSubtiles, kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging), sums,
+                                                                        subtile);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
-    for (int block = 0; block < kSlabBlocks; ++block) {
-      const int in_tile = (slab * kSlabBlocks + block) * 8 + reader.row, row = first_row + in_tile;
+    for (int block = 0; block < kSubtileBlocks; ++block) {
+      const int row_in_tile = (subtile * kSubtileBlocks + block) * 8 + reader.row;
+      const int row = first_row + row_in_tile;
       float z[4];
       reader.read(z, block);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (Scales<T>::kScaled) {
-          const float x_scale = scales.x_scale[in_tile];
-          const float scale = fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
-          // The smaller first: where that overflows, so does the result.
-          z[i] = z[i] * fminf(x_scale, scale) * fmaxf(x_scale, scale);
+        if constexpr (Scales<T>::kIsScaled) {
+          const float x_scale = scales.x_scale[row_in_tile];
+          const float weight_scale =
+              fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
+          // The product of both scales may overflow or underflow. Multiplying by the smaller one
+          // first overflows only if the result does.
+          z[i] = z[i] * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
         }
         z[i] += scales.bias[reader.feature + i];
       }
       finish_four<1>(p, row < p.m, row, first_feature + reader.feature, z);
     }
-    ptx::barrier_sync(barrier, 128);
+    ptx::barrier_sync(barrier, 128);  // before the next subtile overwrites what others still read
   }
 }
 
-// For float32 where the epilogue is direct and all exponents are modest.
+// The fast epilogue of float32. The caller has checked that p.is_fast, and that all exponents of
+// the tile are at most FastEpilogueConfig::kMaxExponent, so that the product of two scales is a
+// normal float.
 template <bool kMask, int kSums>
 __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_feature,
                            const float (&sums)[kSums], const Scales<float>& scales,
                            Staging<float>& staging, int barrier) {
-  const Reader reader{staging.sums};
+  constexpr int kSubtileBlocks = Config::kSubtileBlocks;
+  const StagedSumsReader reader(staging.sums);
   const int feature = first_feature + reader.feature;
-  float scale[4], bias[4];
+  float weight_scale[4];
+  float bias[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     bias[i] = scales.bias[reader.feature + i];
-    scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
+    weight_scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
-  int rows = feature < p.n ? p.m - first_row - reader.row : 0;
+  // Rows of out from this thread's current row to the end. None if its features don't exist.
+  int rows_left = feature < p.n ? p.m - first_row - reader.row : 0;
   const int64_t first = static_cast<int64_t>(first_row + reader.row) * p.n + feature;
   float* to = p.out + first;
-  uint8_t* mask = p.mask + first / 8;
+  uint8_t* mask = nullptr;
+  if constexpr (kMask) mask = p.mask + first / 8;  // n is a multiple of 8 where there is a mask
 #pragma unroll
-  for (int slab = 0; slab < kSlabs; ++slab) {
-    if (slab > 0) ptx::barrier_sync(barrier, 128);
-    stage_blocks<kSlabBlocks, kPitch>(own_slot(staging.sums), sums, slab);
+  for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
+    if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
+    copy_subtile<kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging.sums), sums, subtile);
     ptx::barrier_sync(barrier, 128);
-    float v[kSlabBlocks][4];
+    float v[kSubtileBlocks][4];
 #pragma unroll
-    for (int block = 0; block < kSlabBlocks; ++block) reader.read(v[block], block);
+    for (int block = 0; block < kSubtileBlocks; ++block) reader.read(v[block], block);
 #pragma unroll
-    for (int block = 0; block < kSlabBlocks; ++block) {
-      const float own_scale = x_scale[(slab * kSlabBlocks + block) * 8];
+    for (int block = 0; block < kSubtileBlocks; ++block) {
+      const float own_x_scale = x_scale[(subtile * kSubtileBlocks + block) * 8];
       float (&out)[4] = v[block];
       uint32_t bits = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float z = fmaf(out[i], own_scale * scale[i], bias[i]);
+        const float z = fmaf(out[i], own_x_scale * weight_scale[i], bias[i]);
         out[i] = p.finish_fast(z);
         if constexpr (kMask) bits |= mask_bit(z) << i;
       }
       // Non-temporal: L2 is for x and the weight. 3% of an H200's time.
-      if (rows > 0) {
+      if (rows_left > 0) {
         __stcs(reinterpret_cast<float4*>(to), make_float4(out[0], out[1], out[2], out[3]));
       }
       if constexpr (kMask) {
+        // A byte of the mask has 8 features: this even thread's four and its odd neighbour's.
         bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
-        if (rows > 0 && feature % 8 == 0) *mask = static_cast<uint8_t>(bits);
-        mask += p.n;
+        if (rows_left > 0 && feature % 8 == 0) *mask = static_cast<uint8_t>(bits);
+        mask += p.n;  // eight rows of n / 8 bytes
       }
-      to += 8 * static_cast<int64_t>(p.n), rows -= 8;
+      to += 8 * static_cast<int64_t>(p.n);
+      rows_left -= 8;
     }
   }
 }
 
-// The same for half types. The bias has been divided.
+// Collects a warp's mask bits of two blocks of 8 rows: 16 rows x 16 features, a 16-bit word a row.
+// All lanes call it. Bits 0 - 15 of mask[block] are this thread's of row 2 c, and bits 16 - 31
+// those of row 2 c + 1. Bit 0 of a word is feature g and bit 8 is feature g + 8.
+//
+//   1. Each lane shifts its bits by g, which makes bit f of a word feature f of the warp's 16.
+//   2. Lanes with g < 4 collect block 0, lanes with g >= 4 block 1. Each lane gives the block that
+//      it does not collect to the lane with g ^ 4 and its own c, and takes the other one from it.
+//      It has then the bits of 2 of the 8 values of g.
+//   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
+//
+// The four lanes with the same g / 4 and the same c end with the same two words. The caller lets
+// two of them store one word each:
+//
+//   g       0        1        2            3        4        5        6            7
+//   block   0                 0                     1                 1
+//   row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+__device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2],
+                                                       bool collects_second, int g) {
+  const uint32_t kept = collects_second ? mask[1] : mask[0];
+  const uint32_t given = collects_second ? mask[0] : mask[1];
+  uint32_t words = kept << g;
+  words |= __shfl_xor_sync(0xffffffff, given << g, 16);
+  words |= __shfl_xor_sync(0xffffffff, words, 8);
+  words |= __shfl_xor_sync(0xffffffff, words, 4);
+  return words;
+}
+
+// The fast epilogue of half types. The caller has checked p.is_fast and that there is ReLU, and has
+// divided the bias in `scales`, so that one fma divides the product and adds the bias.
+// p.divisor.scale is 1 / divisor, a power of two.
+//
+// An epilogue subtile has 64 rows of x in shared memory, each with 64 features, which are 128 bytes
+// or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time. A
+// register that it reads has two neighbours along x, and a vector that it writes has eight
+// neighbours along features: it transposes. Vectors are swizzled, vector v of row r is at place v ^
+// (r % 8). So the eight vectors of one matrix, which have the same v in eight rows, are in
+// different banks, and so are the eight vectors of a row.
 template <bool kMask, typename T, int kSums>
 __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_feature,
                            const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
                            int barrier) {
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const int g = lane / 4, c = lane % 4;
+  constexpr int kSubtileRows = Config::kHalfSubtileRows;
+  constexpr int kRowBytes = Config::kWarpgroupFeatures * sizeof(T);
+  static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
+  const int thread = threadIdx.x % 128;
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int g = lane / 4;
+  const int c = lane % 4;
   const float scale = p.divisor.scale;
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
-  // stmatrix transposes matrices of 8 features and 8 rows. Vectors of 16 bytes are swizzled.
+
+  // Where stmatrix writes: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0 and 1
+  // are features 0 - 7 of the warp in two blocks of 8 rows, matrices 2 and 3 features 8 - 15.
   const uint32_t base = ptx::shared_address(&staging);
-  const uint32_t matrix = base + lane % 16 * 128 + ((warp * 2 + lane / 16) ^ lane % 8) * 16;
-  const uint32_t vector = base + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
+  const int matrix_row = lane % 16;
+  const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
+  const uint32_t matrix = base + matrix_row * kRowBytes + matrix_vector * 16;
+  // Thread t reads and stores vector t % 8 (eight features) of rows t / 8 + 16 i.
+  const int vector_place = thread % 8 ^ thread / 8 % 8;
+  const uint32_t vector = base + thread / 8 * kRowBytes + vector_place * 16;
   const int feature = first_feature + thread % 8 * 8;
   int row = first_row + thread / 8;
   T* to = p.out + static_cast<int64_t>(row) * p.n + feature;
+
 #pragma unroll
-  for (int slab = 0; slab < kXRows / kHalfSlabRows; ++slab) {
-    const int buffer = slab % 2 * sizeof(staging.slabs[0]);
+  for (int subtile = 0; subtile < Config::kXRows / kSubtileRows; ++subtile) {
+    auto& staged = staging.subtiles[subtile % 2];
+    const int buffer = subtile % 2 * sizeof(staged);
 #pragma unroll
-    for (int pair = 0; pair < kHalfSlabRows / 16; ++pair) {  // of blocks
-      uint32_t words[4];      // of the first feature, then of the other: of each block
-      uint32_t mask[2] = {};  // of each block: of rows 2 c and 2 c + 1, 16 features each
+    for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // two blocks of 8 rows
+      uint32_t words[4];      // of stmatrix: [feature half][block], two rows of x each
+      uint32_t mask[2] = {};  // of each block: see collect_mask_words
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int block = i % 2, f = i / 2;
-        const float* const sum = sums + 4 * (slab * kHalfSlabRows / 8 + pair * 2 + block) + 2 * f;
-        const float z[2] = {fmaf(sum[0], scale, bias[f]), fmaf(sum[1], scale, bias[f])};
+        const int block = i % 2;
+        const int feature_half = i / 2;
+        const int block_in_tile = subtile * kSubtileRows / 8 + pair * 2 + block;
+        const float* const sum = sums + accumulator_index(block_in_tile, feature_half);
+        const float z[2] = {fmaf(sum[0], scale, bias[feature_half]),
+                            fmaf(sum[1], scale, bias[feature_half])};
         words[i] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
-        if constexpr (kMask) mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (f * 8);
+        if constexpr (kMask) {
+          mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (feature_half * 8);
+        }
       }
-      ptx::store_matrices_transposed(matrix + buffer + pair * 16 * 128, words);
+      ptx::store_matrices_transposed(matrix + buffer + pair * 16 * kRowBytes, words);
       if constexpr (kMask) {
-        // A word holds the bits of eight lanes. Lanes with g < 4 collect the first block's.
-        const bool second = g / 4;
-        uint32_t own = (second ? mask[1] : mask[0]) << g;
-        own |= __shfl_xor_sync(0xffffffff, (second ? mask[0] : mask[1]) << g, 16);
-        own |= __shfl_xor_sync(0xffffffff, own, 8);
-        own |= __shfl_xor_sync(0xffffffff, own, 4);
-        const int odd = g / 2 % 2;
+        const bool collects_second = g / 4 != 0;
+        const uint32_t two_words = collect_mask_words(mask, collects_second, g);
+        const int block = collects_second ? 1 : 0;
+        const int row_of_two = g / 2 % 2;
+        const int staged_row = pair * 16 + block * 8 + 2 * c + row_of_two;
         if (g % 2 == 0) {
-          staging.slabs[slab % 2].mask[pair * 16 + second * 8 + 2 * c + odd][warp] =
-              static_cast<uint16_t>(own >> (odd * 16));
+          staged.mask[staged_row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
         }
       }
     }
-    // All have read the buffer's rows of two slabs ago.
+    // When all threads are here, they have stored this subtile to shared memory, and have read the
+    // subtile before, whose buffer is that of the next one. So one barrier a subtile is enough.
     ptx::barrier_sync(barrier, 128);
     if constexpr (kMask) {
-      const int mask_row = first_row + slab * kHalfSlabRows + thread;
-      if (thread < kHalfSlabRows && mask_row < p.m && first_feature < p.n) {
-        const int64_t at = (static_cast<int64_t>(mask_row) * p.n + first_feature) / 8;
-        *reinterpret_cast<uint2*>(p.mask + at) =
-            *reinterpret_cast<const uint2*>(staging.slabs[slab % 2].mask[thread]);
+      const int mask_row = first_row + subtile * kSubtileRows + thread;
+      if (thread < kSubtileRows && mask_row < p.m && first_feature < p.n) {
+        // 64 features are 8 bytes. n is a multiple of 64 where there is a mask.
+        const int64_t byte = (static_cast<int64_t>(mask_row) * p.n + first_feature) / 8;
+        *reinterpret_cast<uint2*>(p.mask + byte) =
+            *reinterpret_cast<const uint2*>(staged.mask[thread]);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kHalfSlabRows / 16; ++i, row += 16, to += 16 * static_cast<int64_t>(p.n)) {
-      const float4 v = ptx::load_shared_four(vector + buffer + i * 16 * 128);
+    for (int i = 0; i < kSubtileRows / 16; ++i) {
+      const float4 v = ptx::load_shared_four(vector + buffer + i * 16 * kRowBytes);
       if (row < p.m && feature < p.n) __stcs(reinterpret_cast<float4*>(to), v);
+      row += 16;
+      to += 16 * static_cast<int64_t>(p.n);
     }
   }
 }
 
-// A thread's results in a tile of a gradient, out [n, m]: packed when the sums are complete, and
-// stored, a box at a time, while the next tile is multiplied: 5% of an H200's time where K is 1024.
+// A thread's results in a tile of a gradient. The caller packs them to T when the tile's
+// accumulators are complete, and stores them a box at a time while the next tile is multiplied.
+// That saves 5% of an H200's time where K is 1024.
+//
+// out is [N, M]: a line of out has the rows of x of one feature. So the two results of a thread
+// that are neighbours along x are neighbours in out too, and nothing is transposed. A box is a
+// warp's 16 features x 64 rows of x. Boxes belong to a warp, so no barrier of the warpgroup is
+// needed.
 template <typename T>
-struct PackedResults {
-  static constexpr int kEach = kXRows / kBoxColumns, kPairs = kBoxColumns / 16;  // of blocks
-  uint32_t words[kEach][kPairs][4];  // of the first feature, then of the other: of each block
-  int stored = kEach;                // boxes
+struct PackedGradient {
+  static constexpr int kBoxes = Config::kXRows / Config::kGradientBoxRows;
+  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of blocks of 8 rows
+  // [box][pair][word]: word 2 h + b has feature half h and block b of the pair, two rows of x.
+  uint32_t words[kBoxes][kPairsPerBox][4];
+  int stored = kBoxes;  // how many boxes of the packed tile are stored
 
+  // Rounds the accumulators of a complete tile to T, in pairs.
   template <int kSums>
   __device__ void pack(const float (&sums)[kSums]) {
     stored = 0;
 #pragma unroll
-    for (int i = 0; i < kSums / 2; ++i) {
-      const float* const two = sums + i / 4 * 8 + i % 2 * 4 + i / 2 % 2 * 2;
-      words[i / 16][i / 4 % 4][i % 4] = ptx::pack<T>(two[0], two[1]);
+    for (int box = 0; box < kBoxes; ++box) {
+#pragma unroll
+      for (int pair = 0; pair < kPairsPerBox; ++pair) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          const int block = (box * kPairsPerBox + pair) * 2 + word % 2;
+          const int feature_half = word / 2;
+          const float* const two_rows = sums + accumulator_index(block, feature_half);
+          words[box][pair][word] = ptx::pack<T>(two_rows[0], two_rows[1]);
+        }
+      }
     }
   }
 
-  // Registers have no addresses: the code is there once for each box.
+  // Stores the next box of the tile at (row, feature). The number of the box is known only at run
+  // time, and registers have no addresses, so the code is there once for each box.
   __device__ void store_next(const CUtensorMap& map, int row, int feature, Staging<T>& staging) {
-    const int box = stored++;
+    static_assert(kBoxes == 4, "each box has a line here");
+    const int box = stored;
+    ++stored;
     if (box == 0) return store<0>(map, row, feature, staging);
     if (box == 1) return store<1>(map, row, feature, staging);
     if (box == 2) return store<2>(map, row, feature, staging);
     if (box == 3) return store<3>(map, row, feature, staging);
   }
 
+  // Stores a box of the tile at (row, feature): one warp, by stmatrix to shared memory and TMA from
+  // there. `row` and `feature` are those of the warpgroup.
   template <int kBox>
   __device__ void store(const CUtensorMap& map, int row, int feature, Staging<T>& staging) const {
-    static_assert(kBox < kEach);
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const uint32_t box = ptx::shared_address(staging.boxes[warp][kBox % kBoxes]);
+    static_assert(kBox < kBoxes);
+    constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
+    static_assert(kLineBytes == 128, "lines are swizzled as TMA's widest swizzle is");
+    const int warp = threadIdx.x % 128 / 32;
+    const int lane = threadIdx.x % 32;
+    const uint32_t box =
+        ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBoxes]);
+    // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
+    // lines of feature half h, and block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
-    if (lane == 0) ptx::wait_stores_read<kBoxes - 1>();
+    const int block = lane / 8 % 2;
+    // Waits until TMA has read the box that was in this buffer before.
+    if (lane == 0) ptx::wait_stores_read<Config::kGradientBoxes - 1>();
     __syncwarp();
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int vector = (pair * 2 + lane / 8 % 2) ^ lane % 8;
-      ptx::store_matrices(box + line * 128 + vector * 16, words[kBox][pair]);
+    for (int pair = 0; pair < kPairsPerBox; ++pair) {
+      const int vector = (pair * 2 + block) ^ lane % 8;  // the swizzle: line % 8 is lane % 8
+      ptx::store_matrices(box + line * kLineBytes + vector * 16, words[kBox][pair]);
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) {
-      ptx::store_tensor(&map, row + kBox * kBoxColumns, feature + warp * kWarpFeatures, box);
+      ptx::store_tensor(&map, row + kBox * Config::kGradientBoxRows,
+                        feature + warp * Config::kWarpFeatures, box);
       ptx::commit_stores();
     }
   }
 };
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_single

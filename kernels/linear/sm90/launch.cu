@@ -1,15 +1,29 @@
-// Linear -> ReLU -> divide on Hopper: persistent kernels, in clusters of two blocks that share a
-// tile of x. A TMA producer loads, two consumer warpgroups multiply by wgmma.
+// Linear -> ReLU -> divide on Hopper: the host code that launches the kernels of this folder.
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
-//   float16, bfloat16     gemm_single.cuh: transposed ones too; gradients make [n, m]
-//   float32, one product  the same; other warps round the weight to scaled fp16, just ahead of the
-//                         product (convert_weight.cuh). Tiles that fp16 does not carry are made
-//                         again, TF32
-//   float32, three        gemm_fp16x3.cuh: warps split the weight that they multiply
+// The kernels of each kind of call, in the order in which they run:
 //
-// For float32, a kernel before splits x and samples the weight (split_x.cuh; docs/SPLIT.md).
+//   float16, bfloat16      gemm_single<HalfTraits> or <GradientTraits>
+//
+//   float32 at `high`      split_x                       splits x into hi, samples the weight
+//                          gemm_single<ConvertTraits>    one fp16 product; converts the weight
+//                          transpose                     only for a transposed weight
+//                          gemm_single<RedoTraits>       tiles that fp16 represents badly, as TF32
+//
+//   float32 at `highest`   split_x                       splits x into hi and lo, samples the
+//   weight
+//                          gemm_fp16x3, first run        three fp16 products; splits the weight
+//                          gemm_fp16x3, second run       tiles whose sums overflowed fp16
+//                          nonfinite                     rows that hold infinity or NaN
+//
+// Kernels after the first GEMM do nothing in most calls. Whether they have work is known to the GPU
+// alone: they read a flag and end, so the host never waits. All kernels start by programmatic
+// dependent launch (PDL): while the kernel before ends, they set up barriers, then wait for it.
+//
+// A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
+//
+// run_gemm.h calls the functions in kernels::cuda at the end of this file.
 
 #include <cudaTypedefs.h>
 
@@ -22,6 +36,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/nonfinite.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/choose_tiles.h"
 #include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_fp16x3.cuh"
 #include "linear/sm90/gemm_single.cuh"
@@ -29,6 +44,25 @@
 #include "linear/sm90/split_x.cuh"
 
 namespace kernels::sm90 {
+
+// -------------------------------------------------------------------------------------- TMA maps
+//
+// A kernel tells the copy engine (TMA) what to copy by a CUtensorMap, which the host makes and
+// passes as a kernel argument. It describes a tensor in global memory, and the box that one copy
+// instruction moves: the kernel gives only the coordinates of a box. Elements of a box outside of
+// the tensor are loaded as 0, and are not stored.
+
+struct TmaConfig {
+  // A row of a box, in bytes: the widest that TMA swizzles. Rows in shared memory are as long, and
+  // their 16-byte vectors are swizzled, so that wgmma reads them without bank conflicts.
+  static constexpr int kBoxRowBytes = 128;
+};
+static_assert(TmaConfig::kBoxRowBytes == gemm_single::Config::kKTileBytes,
+              "a box has a k-tile of gemm_single's operands");
+static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
+              "a box has a k-tile of gemm_fp16x3's operands");
+static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileWidth * sizeof(__half),
+              "a box has the whole width of a k-tiled matrix");
 
 template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
@@ -38,309 +72,518 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-// Describes a matrix, or many in a row, to the copy engine, in boxes of box_rows rows of 128 bytes,
-// 0 outside of their matrix; stride is in elements. Nothing links against the driver.
-template <typename T>
-CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t stride,
-                     uint32_t box_rows, uint64_t matrices = 0) {
-  static const auto encode = [] {
+// Returns the driver's function that makes maps. The runtime finds it, so that nothing links
+// against the driver library, which is missing where there is no GPU.
+PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  static const auto encoder = [] {
+    constexpr unsigned kCudaVersion = 12000;
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kCudaVersion,
                                            cudaEnableDefault, &found));
     if (function == nullptr) check(cudaErrorSymbolNotFound);
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
   }();
+  return encoder;
+}
+
+// Makes the map of a tensor with 2 or 3 dimensions, the innermost first. sizes are in elements,
+// strides, those of all dimensions but the innermost, in bytes. A box has box_rows rows.
+template <typename T>
+CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
+                       const cuuint64_t* strides, uint32_t box_rows) {
+  const cuuint32_t box[] = {TmaConfig::kBoxRowBytes / sizeof(T), box_rows, 1};
+  const cuuint32_t element_strides[] = {1, 1, 1};
   CUtensorMap map;
-  const cuuint64_t sizes[] = {columns, rows, matrices};
-  const cuuint64_t strides[] = {stride * sizeof(T), rows * stride * sizeof(T)};
-  const cuuint32_t box[] = {kRowBytes / sizeof(T), box_rows, 1}, steps[] = {1, 1, 1};
-  const CUresult status =
-      encode(&map, tensor_map_type<T>(), matrices > 0 ? 3 : 2, const_cast<T*>(matrix), sizes,
-             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = tensor_map_encoder()(
+      &map, tensor_map_type<T>(), dimensions, const_cast<T*>(tensor), sizes, strides, box,
+      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) check(cudaErrorInvalidValue);
   return map;
 }
 
-inline CUtensorMap make_map(const fp16x3::SplitMatrix& matrix, int64_t steps, int box_rows) {
-  return make_map(matrix.hi, matrix.rows, fp16x3::kKTileWidth, fp16x3::kKTileWidth, box_rows,
-                  steps);
+// The map of a matrix [rows, columns], rows `stride` elements apart. A box is box_rows rows of 128
+// bytes.
+template <typename T>
+CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t stride,
+                     uint32_t box_rows) {
+  const cuuint64_t sizes[] = {columns, rows};
+  const cuuint64_t strides[] = {stride * sizeof(T)};
+  return encode_map(matrix, 2, sizes, strides, box_rows);
 }
 
+// The map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 halves]. A box
+// is box_rows rows of one k-tile.
+CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles, int box_rows) {
+  constexpr cuuint64_t kWidth = fp16x3::kKTileWidth;
+  const cuuint64_t rows = matrix.rows;
+  const cuuint64_t sizes[] = {kWidth, rows, static_cast<cuuint64_t>(k_tiles)};
+  const cuuint64_t strides[] = {kWidth * sizeof(__half), rows * kWidth * sizeof(__half)};
+  return encode_map(matrix.hi, 3, sizes, strides, box_rows);
+}
+
+// ------------------------------------------------------------------------ steps that paths share
+
+// Returns how many clusters of a GEMM kernel run at once on the current GPU.
 template <typename Kernel>
-int count_clusters(Kernel* kernel, size_t bytes) {
-  return kernels::count_clusters(kernel,
-                                 {kClusterSize, kThreads, bytes, nullptr, /*has_pdl=*/false});
+int count_clusters(Kernel* kernel, size_t shared_bytes) {
+  return kernels::count_clusters(kernel, {BlockConfig::kClusterSize, BlockConfig::kThreads,
+                                          shared_bytes, nullptr, /*has_pdl=*/false});
 }
 
-inline TileOrder product_tiles(const LinearArguments& linear) {
-  return {blocks_of(linear.m, kXRows), blocks_of(linear.n, kWeightRows * kClusterSize)};
+// Launches a GEMM kernel: persistent clusters, each of which computes several tiles.
+template <typename Kernel, typename... Arguments>
+void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t stream,
+                 const Arguments&... arguments) {
+  const int blocks = clusters * BlockConfig::kClusterSize;
+  launch_grid({blocks, BlockConfig::kThreads, shared_bytes, stream, /*has_pdl=*/true}, kernel,
+              arguments...);
 }
 
-// For float32: counters, which are 0 at first, the split x, and what the weight becomes.
-struct Workspace {
-  fp16x3::SplitMatrix x, weight;
-  size_t zeros, bytes;
-  // Three products.
-  unsigned *has_overflowed, *has_nonfinite;
-  PartialSums partials;  // the second run's counts follow the first's
-  // One product: the rounded weight, tiles to be made again, and a copy of a transposed weight.
-  Conversion conversion{};
-  TileList redo;
+// A float32 operand that is not split yet, for a k-tiled layout.
+fp16x3::SplitMatrix unsplit_matrix(const void* from, int64_t rows, int64_t row_stride) {
+  fp16x3::SplitMatrix matrix{};
+  matrix.from = static_cast<const float*>(from);
+  matrix.rows = rows;
+  matrix.row_stride = row_stride;
+  matrix.is_k_tiled = true;
+  return matrix;
+}
+
+// Launches the kernel that splits x, samples the weight, and clears the first zero_bytes bytes of
+// the workspace.
+void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
+                    const fp16x3::SplitMatrix& weight, size_t zero_bytes, cudaStream_t stream) {
+  const int threads = fp16x3::threads_of_row(linear.k);
+  const int warps = threads / 32;
+  const int sampling_blocks = blocks_of(linear.n, warps * SampleConfig::kRows);
+  // A warp splits a row that it can keep in its registers, a block a longer one.
+  const bool is_short = linear.k <= fp16x3::SplitConfig::kKeptByWarp;
+  const auto splitter = is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
+  const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
+  const auto zeros = static_cast<unsigned*>(linear.workspace);
+  const auto zeros_size = static_cast<int64_t>(zero_bytes / sizeof(unsigned));
+  launch_grid({sampling_blocks + splitting_blocks, threads, 0, stream, /*has_pdl=*/true},
+              split_x_kernel, x, weight, linear.weight_is_transposed, linear.k, sampling_blocks,
+              splitter, zeros, zeros_size);
+}
+
+// ----------------------------------------------------- steps that the paths of gemm_single share
+
+// The tiles of gemm_single, for all its traits.
+TileOrder single_tiles(const LinearArguments& linear) {
+  using Config = gemm_single::Config;
+  return {blocks_of(linear.m, Config::kXRows),
+          blocks_of(linear.n, Config::kWeightRows * BlockConfig::kClusterSize)};
+}
+
+// The arguments of gemm_single. Those that only float32 has, redo, conversion and x_exponent, are
+// empty, and set by the functions of float32.
+// The fast epilogue stores `together` elements of a row at once.
+template <typename Traits>
+gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear, int64_t together) {
+  return {Epilogue<typename Traits::Out>(linear, together),
+          static_cast<int>(linear.k),
+          single_tiles(linear),
+          linear.x_is_transposed,
+          linear.weight_is_transposed,
+          /*redo=*/{},
+          /*conversion=*/{},
+          /*x_exponent=*/nullptr};
+}
+
+template <typename Traits>
+int count_single_clusters() {
+  return count_clusters(gemm_single::gemm_single_kernel<Traits>,
+                        sizeof(gemm_single::SharedMemory<Traits>));
+}
+
+// Launches gemm_single. out_map is that of GradientTraits alone; others store without TMA.
+template <typename Traits>
+void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters,
+                   const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                   const CUtensorMap& out_map, cudaStream_t stream) {
+  launch_gemm(gemm_single::gemm_single_kernel<Traits>, sizeof(gemm_single::SharedMemory<Traits>),
+              clusters, stream, x_map, weight_map, out_map, arguments);
+}
+
+// The map of an operand that is not k-tiled: [rows, k], or [k, rows] where it is transposed. A box
+// of half types is 64 rows and 64 of K, transposed or not; a box of TF32, which is not transposed,
+// 64 rows and 32 of K.
+template <typename Traits>
+CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
+                        bool is_transposed) {
+  constexpr int kBoxRows = gemm_single::Config::kBoxRows;
+  const auto matrix = static_cast<const typename Traits::Element*>(operand);
+  if (is_transposed) return make_map(matrix, k, rows, stride, kBoxRows);
+  return make_map(matrix, rows, k, stride, kBoxRows);
+}
+
+// Launches gemm_single on the caller's operands, which are not k-tiled.
+template <typename Traits>
+void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters,
+                   const LinearArguments& linear, cudaStream_t stream) {
+  const CUtensorMap x_map =
+      operand_map<Traits>(linear.x, linear.m, linear.k, linear.x_stride, linear.x_is_transposed);
+  const CUtensorMap weight_map = operand_map<Traits>(
+      linear.weight, linear.n, linear.k, linear.weight_stride, linear.weight_is_transposed);
+  CUtensorMap out_map{};
+  if constexpr (Traits::kIsGradient) {
+    // GradientTraits computes out [n, m]. A box is one warp's 16 features.
+    const auto out = static_cast<const typename Traits::Out*>(linear.out);
+    out_map = make_map(out, linear.n, linear.m, linear.m, gemm_single::Config::kWarpFeatures);
+  }
+  launch_single(arguments, clusters, x_map, weight_map, out_map, stream);
+}
+
+// ------------------------------------------------------------------------- float16 and bfloat16
+
+// Launches the one kernel of a half type, HalfTraits or GradientTraits.
+template <typename Traits>
+void launch_half(const LinearArguments& linear, cudaStream_t stream) {
+  // Fast stores are 16-byte vectors; with a mask, whole lines of a warpgroup's features.
+  const int64_t together = linear.mask != nullptr ? gemm_single::Config::kWarpgroupFeatures
+                                                  : 16 / sizeof(typename Traits::Out);
+  auto arguments = single_arguments<Traits>(linear, together);
+  // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
+  arguments.epilogue.is_fast &= linear.relu;
+  // As few clusters as finish in the same number of waves: 0.3% less time on an H200 than with as
+  // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
+  const int tiles = arguments.tiles.count();
+  const int waves = blocks_of(tiles, count_single_clusters<Traits>());
+  launch_single(arguments, blocks_of(tiles, waves), linear, stream);
+}
+
+// Returns the problem out^T = weight x^T: with x and weight exchanged. out stays where it is.
+LinearArguments transposed_problem(const LinearArguments& linear) {
+  LinearArguments transposed = linear;
+  std::swap(transposed.x, transposed.weight);
+  std::swap(transposed.x_stride, transposed.weight_stride);
+  std::swap(transposed.x_is_transposed, transposed.weight_is_transposed);
+  std::swap(transposed.m, transposed.n);
+  return transposed;
+}
+
+// Launches a call in T, float16 or bfloat16.
+//
+// A call without an epilogue computes a gradient. Its x is the gradient of the output, of which
+// many elements are 0 after a ReLU. The transposed problem makes it wgmma's operand A, where zeros
+// take less power, so that the GPU's clock is higher: 2% of an H200's time. TMA stores its results,
+// and needs rows of whole 16-byte vectors.
+template <typename T>
+void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
+  const bool has_epilogue = linear.relu || linear.bias != nullptr || linear.divisor != 1;
+  const bool has_vectors = linear.n % 8 == 0;
+  if (!has_epilogue && has_vectors) {
+    launch_half<gemm_single::GradientTraits<T>>(transposed_problem(linear), stream);
+  } else {
+    launch_half<gemm_single::HalfTraits<T>>(linear, stream);
+  }
+}
+
+// ------------------------------------------------------------------------------ float32 at `high`
+
+// The workspace of float32 at `high`. k-tiles have 64 of K.
+//
+//   slice                  type       shape                     used by           zeroed
+//   conversion.next        unsigned   [1]                       Convert           yes
+//   conversion.ready       unsigned   [panels, k-tiles]         Convert           yes
+//   conversion.subnormals  unsigned   [n]                       Convert           yes
+//   redo.count, .is_listed unsigned   [1], [tiles]              Convert, Redo     yes
+//   x.hi                   half       [k-tiles, m, 64]          split_x, Convert  no
+//   x.exponent             int        [m]                       split_x, Convert  no
+//   weight.exponent        int        [n]                       split_x, Convert  no
+//   weight.hi              half       [k-tiles, n, 64]          Convert           no
+//   redo.tiles             int        [tiles]                   Convert, Redo     no
+//   weight_copy.to         float      [n, padded k]             transpose, Redo   no
+//
+// "Convert" and "Redo" are gemm_single with these traits. A panel is a block's 128 rows of the
+// weight; a weight tile has two. weight_copy is there only for a transposed weight. split_x clears
+// the slices that must be zero before the GEMM; they are the first ones.
+struct SingleWorkspace {
+  fp16x3::SplitMatrix x;
+  fp16x3::SplitMatrix weight;
+  gemm_single::WeightConversion conversion{};
+  gemm_single::RedoList redo{};
   Transposition weight_copy{};
+  size_t zero_bytes;  // at the beginning of the workspace
+  size_t bytes;
 
-  explicit Workspace(const LinearArguments& linear)
-      : x{static_cast<const float*>(linear.x), linear.m, linear.x_stride},
-        weight{static_cast<const float*>(linear.weight), linear.n, linear.weight_stride} {
+  explicit SingleWorkspace(const LinearArguments& linear)
+      : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
+        weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     WorkspaceSlices slices(linear.workspace);
-    const bool has_lo = linear.precision == Precision::kHighest;
-    const int64_t padded_k = fp16x3::padded(linear.k), steps = padded_k / kStepK;
-    const TileOrder tiles = product_tiles(linear);
-    if (has_lo) {
-      partials.counts = slices.add<PartialSums::Counts>(2 * Schedule::kMostClusters);
-      has_overflowed = slices.add<unsigned>(2);
-      has_nonfinite = has_overflowed + 1;
-    } else {
-      conversion.steps = static_cast<int>(steps);
-      conversion.next = slices.add<unsigned>(1);
-      conversion.ready = slices.add<unsigned>(tiles.weight_tiles * kClusterSize * steps);
-      conversion.subnormals = slices.add<unsigned>(linear.n);
-      redo.count = slices.add<unsigned>(1 + tiles.count());
-      redo.is_listed = redo.count + 1;
-    }
-    zeros = slices.bytes();
-    x.is_k_tiled = weight.is_k_tiled = true;
-    x.hi = slices.add<__half>((has_lo ? 2 : 1) * x.rows * padded_k);
-    for (fp16x3::SplitMatrix* matrix : {&x, &weight}) {
-      matrix->exponent = slices.add<int>(matrix->rows);
-      if (has_lo) matrix->state = slices.add<int>(matrix->rows);
-    }
-    if (has_lo) {
-      x.lo = x.hi + fp16x3::kKTileWidth / 2;
-      partials.sums = slices.add<PartialSums::Sums>(Schedule::kMostClusters);
-    } else {
-      weight.hi = slices.add<__half>(weight.rows * padded_k);
-      redo.tiles = slices.add<int>(tiles.count());
-      conversion.weight = weight;
-    }
+    const int64_t padded_k = fp16x3::padded(linear.k);
+    const int64_t k_tiles = padded_k / fp16x3::kKTileWidth;
+    const TileOrder tiles = single_tiles(linear);
+    const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
+
+    conversion.k_tiles = static_cast<int>(k_tiles);
+    conversion.next = slices.add<unsigned>(1);
+    conversion.ready = slices.add<unsigned>(panels * k_tiles);
+    conversion.subnormals = slices.add<unsigned>(linear.n);
+    redo.count = slices.add<unsigned>(1 + tiles.count());
+    redo.is_listed = slices.part(redo.count, 1);
+    zero_bytes = slices.bytes();
+
+    x.hi = slices.add<__half>(linear.m * padded_k);
+    x.exponent = slices.add<int>(linear.m);
+    weight.exponent = slices.add<int>(linear.n);
+    weight.hi = slices.add<__half>(linear.n * padded_k);
+    redo.tiles = slices.add<int>(tiles.count());
+    conversion.weight = weight;
+
     if (linear.weight_is_transposed) {
-      float* const to = slices.add<float>(weight.rows * padded_k);
-      weight_copy = {weight.from, weight.row_stride, to, padded_k, weight.rows, linear.k};
+      weight_copy.from = weight.from;
+      weight_copy.from_stride = weight.row_stride;
+      weight_copy.to = slices.add<float>(linear.n * padded_k);
+      weight_copy.to_stride = padded_k;
+      weight_copy.rows = linear.n;
+      weight_copy.columns = linear.k;
     }
     bytes = slices.bytes();
   }
 };
 
-// Splits x, samples the weight, and clears the counters.
-void prepare(const LinearArguments& linear, const Workspace& workspace, cudaStream_t stream) {
-  const int threads = fp16x3::threads_of_row(linear.k);
-  const bool is_short = linear.k <= fp16x3::kKeptByWarp;
-  const int sampling = blocks_of(linear.n, threads / 32 * kSampledRows);
-  const int blocks = sampling + blocks_of(linear.m, is_short ? threads / 32 : 1);
-  launch_grid({blocks, threads, 0, stream, /*has_pdl=*/true}, split_x_kernel, workspace.x,
-              workspace.weight, linear.weight_is_transposed, linear.k, sampling,
-              is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock,
-              static_cast<unsigned*>(linear.workspace),
-              static_cast<int64_t>(workspace.zeros / sizeof(unsigned)));
+// The elements of a row that float32's fast epilogue in gemm_single stores at once: a 16-byte
+// vector; with a mask, those of a byte of the mask.
+int64_t floats_together(const LinearArguments& linear) { return linear.mask != nullptr ? 8 : 4; }
+
+// Launches the fp16 product, which also rounds the weight to hi, just ahead of its use. It lists
+// the tiles that fp16 represents badly.
+void launch_converting_gemm(const LinearArguments& linear, const SingleWorkspace& workspace,
+                            cudaStream_t stream) {
+  using Traits = gemm_single::ConvertTraits;
+  auto arguments = single_arguments<Traits>(linear, floats_together(linear));
+  const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
+  arguments.redo = workspace.redo;
+  arguments.x_exponent = workspace.x.exponent;
+  // The tiles that all clusters compute at once, in the order of TileOrder. The converters keep to
+  // them, so that what they convert next is what is multiplied next.
+  arguments.conversion = workspace.conversion;
+  const int x_tiles_at_once = std::min(arguments.tiles.x_tiles, TileOrder::kBand);
+  arguments.conversion.x_tiles_at_once = x_tiles_at_once;
+  arguments.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
+  const int k_tiles = workspace.conversion.k_tiles;
+  const CUtensorMap x_map =
+      make_k_tiled_map(workspace.x, k_tiles, gemm_single::Config::kXRowsPerBlock);
+  const CUtensorMap weight_map =
+      make_k_tiled_map(workspace.weight, k_tiles, gemm_single::Config::kWeightRows);
+  launch_single(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
 }
 
-template <typename Kind>
-Product<Kind> make_product(const LinearArguments& linear, int64_t together) {
-  return {Epilogue<typename Kind::Out>(linear, together), static_cast<int>(linear.k),
-          product_tiles(linear), linear.x_is_transposed, linear.weight_is_transposed};
-}
-
-template <typename Kind>
-void launch_product(const Product<Kind>& product, int clusters, const CUtensorMap& x,
-                    const CUtensorMap& weight, const CUtensorMap& out, cudaStream_t stream) {
-  launch_grid({clusters * kClusterSize, kThreads, sizeof(Memory<Kind>), stream, /*has_pdl=*/true},
-              gemm_single_kernel<Kind>, x, weight, out, product);
-}
-
-// The same of operands as they lie in memory.
-template <typename Kind>
-void launch_product(const Product<Kind>& product, int clusters, const LinearArguments& linear,
-                    cudaStream_t stream) {
-  const auto make = [&](const void* operand, int64_t rows, int64_t stride, bool is_transposed) {
-    const auto matrix = static_cast<const typename Kind::Element*>(operand);
-    if (is_transposed) return make_map(matrix, linear.k, rows, stride, kStepK);
-    return make_map(matrix, rows, linear.k, stride, kBoxRows);
-  };
-  CUtensorMap out{};
-  if constexpr (Kind::kIsGradient) {
-    out = make_map(static_cast<typename Kind::Out*>(linear.out), linear.n, linear.m, linear.m,
-                   kWarpFeatures);
-  }
-  launch_product(product, clusters,
-                 make(linear.x, linear.m, linear.x_stride, linear.x_is_transposed),
-                 make(linear.weight, linear.n, linear.weight_stride, linear.weight_is_transposed),
-                 out, stream);
-}
-
-template <typename Kind>
-void launch_half(const LinearArguments& linear, cudaStream_t stream) {
-  const int64_t together = linear.mask != nullptr ? kFeatures : 16 / sizeof(typename Kind::Out);
-  auto product = make_product<Kind>(linear, together);
-  product.epilogue.is_fast &= linear.relu;  // or else the results are staged
-  // As few clusters as the waves need: 0.3% less time on an H200 than with all.
-  const int clusters = count_clusters(gemm_single_kernel<Kind>, sizeof(Memory<Kind>));
-  const int tiles = product.tiles.count(), waves = blocks_of(tiles, clusters);
-  launch_product(product, blocks_of(tiles, waves), linear, stream);
-}
-
-void launch_converted(const LinearArguments& linear, cudaStream_t stream) {
-  const Workspace workspace(linear);
-  prepare(linear, workspace, stream);
-  const int64_t together = linear.mask != nullptr ? 8 : 4;
-  auto product = make_product<Rounded>(linear, together);
-  const int tiles = product.tiles.count();
-  const int most = count_clusters(gemm_single_kernel<Rounded>, sizeof(Memory<Rounded>));
-  const int clusters = std::min(most, tiles);
-  product.redo = workspace.redo;
-  product.conversion = workspace.conversion;
-  product.conversion.side = std::min(product.tiles.x_tiles, TileOrder::kBand);
-  product.conversion.width = blocks_of(clusters, product.conversion.side);
-  product.x_exponent = workspace.x.exponent;
-  const int64_t steps = product.conversion.steps;
-  launch_product(product, clusters, make_map(workspace.x, steps, kXHalf),
-                 make_map(workspace.weight, steps, kWeightRows), CUtensorMap{}, stream);
-
-  // The tiles that fp16 does not carry. TF32 is not read transposed.
-  LinearArguments again = linear;
+// Launches the TF32 product of the listed tiles. TF32 operands of wgmma can not be transposed, so a
+// transposed weight is copied first, if any tile is listed.
+void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace,
+                 cudaStream_t stream) {
+  using Traits = gemm_single::RedoTraits;
+  LinearArguments row_major = linear;
   if (linear.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
     check(static_cast<cudaError_t>(cuda::transpose(copy, workspace.redo.count, stream)));
-    again.weight = copy.to, again.weight_stride = copy.to_stride;
-    again.weight_is_transposed = false;
+    row_major.weight = copy.to;
+    row_major.weight_stride = copy.to_stride;
+    row_major.weight_is_transposed = false;
   }
-  auto redo = make_product<Redo>(again, together);
-  redo.redo = workspace.redo;
-  const int most_again = count_clusters(gemm_single_kernel<Redo>, sizeof(Memory<Redo>));
-  launch_product(redo, std::min(most_again, tiles), again, stream);
+  auto arguments = single_arguments<Traits>(row_major, floats_together(linear));
+  arguments.redo = workspace.redo;
+  const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
+  launch_single(arguments, clusters, row_major, stream);
 }
 
-// All tiles have fewer rows where that saves time.
-inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
-  using S = GemmFp16x3Config;
-  const auto tiles_of = [&](int rows) {
-    return TileOrder{blocks_of(m, rows), blocks_of(n, S::kWeightRows * kClusterSize)};
-  };
-  const auto time = [&](const TileOrder& tiles, int rows) {
-    const int rounds = S::rounds(k), waves = tiles.count() / clusters;
-    const double rest = tiles.count() % clusters, round = rows + Schedule::kOverhead;
-    if (rest == 0) return waves * rounds * round;
-    const double most = static_cast<double>(rounds) / Schedule::least_range(rounds, rows);
-    const double k_split = std::min(clusters / rest, most);
-    const double adding = std::max(Schedule::kWorth * round, Schedule::kAdding * k_split * rows);
-    return waves * rounds * round + std::min(rounds * round, rounds / k_split * round + adding);
-  };
-  constexpr int kMore = S::kXRows - S::kNarrow;
-  TileOrder order = tiles_of(S::kXRows);
-  int wide =
-      k < kLongK ? order.x_tiles : blocks_of(m, kMore) - order.x_tiles * (S::kNarrow / kMore);
-  wide = std::clamp(wide, 0, order.x_tiles);
-  GemmTiles best{{order}, wide, S::kNarrow};
-  double least = time(order, S::kNarrow + kMore * wide / order.x_tiles);
-  for (const int rows : {S::kMiddle, S::kSmall}) {
-    order = tiles_of(rows);
-    const double needed = time(order, rows);
-    if (needed < least) least = needed, best = {{order}, 0, rows};
-  }
-  return best;
+void launch_high(const LinearArguments& linear, cudaStream_t stream) {
+  const SingleWorkspace workspace(linear);
+  launch_split_x(linear, workspace.x, workspace.weight, workspace.zero_bytes, stream);
+  launch_converting_gemm(linear, workspace, stream);
+  launch_redo(linear, workspace, stream);
 }
 
-void launch_fp16x3(const LinearArguments& linear, cudaStream_t stream) {
-  using S = GemmFp16x3Config;
-  const Workspace workspace(linear);
-  const fp16x3::SplitMatrix &x = workspace.x, &weight = workspace.weight;
+// --------------------------------------------------------------------------- float32 at `highest`
+
+// The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
+//
+//   slice             type       shape                  used by                    zeroed
+//   partials.counts   Counts     [2, kMaxClusters]      gemm_fp16x3: each run      yes
+//   has_overflowed    unsigned   [1]                    gemm_fp16x3: both runs     yes
+//   has_nonfinite     unsigned   [1]                    gemm_fp16x3, nonfinite     yes
+//   x.hi, x.lo        half       [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3       no
+//   x.exponent        int        [m]                    split_x, gemm_fp16x3       no
+//   x.state           int        [m]                    all but the second run     no
+//   weight.exponent   int        [n]                    split_x, gemm_fp16x3       no
+//   weight.state      int        [n]                    all                        no
+//   partials.sums     Sums       [kMaxClusters]         gemm_fp16x3: each run      no
+//
+// split_x clears the slices that must be zero before the GEMM; they are the first ones. The weight
+// has no hi and lo in memory: gemm_fp16x3 splits it in registers.
+struct Fp16x3Workspace {
+  fp16x3::SplitMatrix x;
+  fp16x3::SplitMatrix weight;
+  PartialSums partials;  // of the first run; the second run's counts follow
+  unsigned* has_overflowed;
+  unsigned* has_nonfinite;
+  size_t zero_bytes;  // at the beginning of the workspace
+  size_t bytes;
+
+  explicit Fp16x3Workspace(const LinearArguments& linear)
+      : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
+        weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
+    constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
+    WorkspaceSlices slices(linear.workspace);
+    partials.counts = slices.add<PartialSums::Counts>(2 * kMaxClusters);
+    has_overflowed = slices.add<unsigned>(2);
+    has_nonfinite = slices.part(has_overflowed, 1);
+    zero_bytes = slices.bytes();
+
+    x.hi = slices.add<__half>(2 * linear.m * fp16x3::padded(linear.k));
+    x.lo = slices.part(x.hi, fp16x3::kKTileWidth / 2);
+    x.exponent = slices.add<int>(linear.m);
+    x.state = slices.add<int>(linear.m);
+    weight.exponent = slices.add<int>(linear.n);
+    weight.state = slices.add<int>(linear.n);
+    partials.sums = slices.add<PartialSums::Sums>(kMaxClusters);
+    bytes = slices.bytes();
+  }
+};
+
+// Returns the kernel for this k, by its promotion interval.
+auto choose_fp16x3_kernel(int k) {
+  using Config = GemmFp16x3Config;
+  if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
+  if (k >= Config::kShortK) return gemm_fp16x3_kernel<64>;
+  return gemm_fp16x3_kernel<32>;
+}
+
+// Launches both runs of the GEMM.
+//
+// The first run scales the weight by the exponents of the sample. Where the sample missed an
+// element that then overflows fp16, sums become infinite or NaN, and the epilogue marks that row of
+// the weight. The second run scales the marked rows by their largest elements, and computes their
+// tiles again. Without marked rows it ends at once.
+void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
+                        const Epilogue<float>& epilogue, cudaStream_t stream) {
+  using Config = GemmFp16x3Config;
   const int k = static_cast<int>(linear.k);
-  prepare(linear, workspace, stream);
-  const auto kernel = k < kShortK  ? gemm_fp16x3_kernel<32>
-                      : k < kLongK ? gemm_fp16x3_kernel<64>
-                                   : gemm_fp16x3_kernel<128>;
-  int clusters = std::min(count_clusters(kernel, sizeof(GemmMemory)), Schedule::kMostClusters);
-  const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, clusters);
-  GemmArguments problem{Epilogue<float>(linear, 2), x,    weight, k, workspace.has_overflowed,
-                        workspace.has_nonfinite,
-                        /*is_second_run=*/false,    tiles};
-  problem.partials = workspace.partials;
+  const auto kernel = choose_fp16x3_kernel(k);
+  const int max_clusters =
+      std::min(count_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
+  const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, max_clusters);
+
+  GemmArguments arguments{epilogue,
+                          workspace.x,
+                          workspace.weight,
+                          k,
+                          workspace.has_overflowed,
+                          workspace.has_nonfinite,
+                          /*is_second_run=*/false,
+                          tiles,
+                          /*schedule=*/{},
+                          workspace.partials};
   const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
-  clusters =
-      problem.schedule.plan(tiles.count(), S::rounds(k), clusters, tiles.rows_at_once(), rows_of);
-  const CUtensorMap x_map =
-      make_map(x, fp16x3::padded(k) / S::kK, tiles.rows_at_once() / kClusterSize);
-  const CUtensorMap weight_map =
-      make_map(weight.from, linear.n, k, weight.row_stride, S::kWeightRows);
-  for (const bool is_second_run : {false, true}) {
-    problem.is_second_run = is_second_run;
-    if (is_second_run) problem.partials.counts += Schedule::kMostClusters;
-    launch_grid({clusters * kClusterSize, kThreads, sizeof(GemmMemory), stream, /*has_pdl=*/true},
-                kernel, x_map, weight_map, problem);
-  }
-  nonfinite::launch(x, weight, k, problem.epilogue, problem.has_nonfinite, stream,
-                    /*has_pdl=*/true);
+  const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
+                                               tiles.max_rows(), rows_of);
+
+  // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
+  const CUtensorMap x_map = make_k_tiled_map(workspace.x, fp16x3::padded(linear.k) / Config::kKTile,
+                                             tiles.max_rows() / BlockConfig::kClusterSize);
+  const CUtensorMap weight_map = make_map(workspace.weight.from, linear.n, linear.k,
+                                          linear.weight_stride, Config::kWeightRows);
+
+  launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
+
+  arguments.is_second_run = true;
+  // The first run has counted up its own.
+  arguments.partials.counts = workspace.partials.counts + StreamKConfig::kMaxClusters;
+  launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
 }
 
-template <typename T>
-void launch_half_of(const LinearArguments& linear, cudaStream_t stream) {
-  // A gradient's rows are operand A, for they have zeros: 2% of an H200's time, through power.
-  const bool has_epilogue = linear.relu || linear.bias != nullptr || linear.divisor != 1;
-  if (!has_epilogue && linear.n % 8 == 0) {
-    LinearArguments transposed = linear;  // weight x^T
-    std::swap(transposed.x, transposed.weight);
-    std::swap(transposed.x_stride, transposed.weight_stride);
-    std::swap(transposed.x_is_transposed, transposed.weight_is_transposed);
-    std::swap(transposed.m, transposed.n);
-    return launch_half<Gradient<T>>(transposed, stream);
-  }
-  launch_half<Half<T>>(linear, stream);
+void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
+  const Fp16x3Workspace workspace(linear);
+  launch_split_x(linear, workspace.x, workspace.weight, workspace.zero_bytes, stream);
+  // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
+  const Epilogue<float> epilogue(linear, /*together=*/2);
+  launch_fp16x3_gemm(linear, workspace, epilogue, stream);
+  // Last, as the second run finds which overflowed rows of the weight hold infinity or NaN.
+  nonfinite::launch(workspace.x, workspace.weight, linear.k, epilogue, workspace.has_nonfinite,
+                    stream, /*has_pdl=*/true);
 }
+
+// ------------------------------------------------------------------------- chunks of rows of x
 
 void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
-  if (linear.dtype == DType::kFloat16) return launch_half_of<__half>(linear, stream);
-  if (linear.dtype == DType::kBFloat16) return launch_half_of<__nv_bfloat16>(linear, stream);
-  if (linear.precision == Precision::kHighest) return launch_fp16x3(linear, stream);
-  launch_converted(linear, stream);
+  if (linear.dtype == DType::kFloat16) {
+    launch_half_call<__half>(linear, stream);
+  } else if (linear.dtype == DType::kBFloat16) {
+    launch_half_call<__nv_bfloat16>(linear, stream);
+  } else if (linear.precision == Precision::kHighest) {
+    launch_highest(linear, stream);
+  } else {
+    launch_high(linear, stream);
+  }
 }
 
+// Returns the bytes that a workspace for so many rows of x needs. Half types need none.
+size_t workspace_bytes(LinearArguments linear, int64_t rows) {
+  linear.m = rows;
+  linear.workspace = nullptr;  // measures only
+  if (linear.dtype != DType::kFloat32) return 0;
+  if (linear.precision == Precision::kHighest) return Fp16x3Workspace(linear).bytes;
+  return SingleWorkspace(linear).bytes;
+}
+
+// How chunks are divided into tiles. Clusters share the last wave of gemm_fp16x3 (stream-K), so its
+// waves do not count. Those of gemm_single compute whole tiles.
+Tiling chunk_tiling(const LinearArguments& linear) {
+  if (linear.precision == Precision::kHighest) {
+    return {GemmFp16x3Config::kWideRows, /*side_by_side=*/1, /*at_once=*/1};
+  }
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int clusters = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
+  return {gemm_single::Config::kXRows, single_tiles(linear).weight_tiles, clusters};
+}
+
+// Returns the rows of a chunk. The copy of a transposed weight does not count for the limit of the
+// workspace, as other copies of operands do not.
 int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
-  // Clusters share the last tiles of three products; those of one product make whole tiles.
-  Tiling tiling{GemmFp16x3Config::kXRows, 1, 1};
-  if (linear.precision == Precision::kHigh) {
-    const int clusters = device_attribute(cudaDevAttrMultiProcessorCount) / kClusterSize;
-    tiling = {kXRows, product_tiles(linear).weight_tiles, std::max(clusters, 1)};
-  }
-  // The copy of a transposed weight is in the workspace and not in its limit, as other copies are.
-  return kernels::rows_of_chunk(linear.m, tiling, [&](int64_t rows) {
-    LinearArguments chunk = with_rows(linear, rows);
-    chunk.weight_is_transposed = false;
-    return Workspace(chunk).bytes;
-  });
+  LinearArguments without_copy = linear;
+  without_copy.weight_is_transposed = false;
+  return kernels::rows_of_chunk(linear.m, chunk_tiling(linear),
+                                [&](int64_t rows) { return workspace_bytes(without_copy, rows); });
 }
 
 }  // namespace kernels::sm90
 
+// ----------------------------------------------------------------- the functions of launchers.h
+
 namespace kernels::cuda {
 
-// The copy engine reads rows that begin at multiples of 16 bytes. Three products split x first.
+// Returns whether the kernels of this file support a call.
+//
+// TMA reads rows that begin at multiples of 16 bytes. It reads every operand but x at `highest`,
+// which split_x reads instead. (At `high` split_x reads x, too, but RedoTraits by TMA as well.)
 bool linear_sm90_supports(const LinearArguments& linear) {
   if (linear.dtype == DType::kFloat64) return false;
   const bool is_float32 = linear.dtype == DType::kFloat32;
-  const bool is_fp16x3 = is_float32 && linear.precision == Precision::kHighest;
+  const bool is_highest = is_float32 && linear.precision == Precision::kHighest;
   if (is_float32 && linear.x_is_transposed) return false;
-  if (is_fp16x3 && linear.weight_is_transposed) return false;
-  const int64_t size = is_float32 ? 4 : 2;
-  constexpr int64_t kMost = int64_t{1} << 30;
-  return (is_fp16x3 || has_aligned_rows(linear.x, size * linear.x_stride)) &&
-         has_aligned_rows(linear.weight, size * linear.weight_stride) && linear.m < kMost &&
-         linear.n < kMost && linear.k < (is_float32 ? sm90::kMostK : kMost);
+  if (is_highest && linear.weight_is_transposed) return false;
+
+  const int64_t element_size = is_float32 ? 4 : 2;
+  const bool has_aligned_x =
+      is_highest || has_aligned_rows(linear.x, element_size * linear.x_stride);
+  const bool has_aligned_weight =
+      has_aligned_rows(linear.weight, element_size * linear.weight_stride);
+
+  // Indices of rows, columns and K are ints in the kernels.
+  constexpr int64_t kMaxSize = int64_t{1} << 30;
+  const bool has_sizes = linear.m < kMaxSize && linear.n < kMaxSize &&
+                         linear.k < (is_float32 ? sm90::kMaxK : kMaxSize);
+  return has_aligned_x && has_aligned_weight && has_sizes;
 }
 
 size_t linear_sm90_workspace(const LinearArguments& linear) {
-  if (linear.dtype != DType::kFloat32) return 0;
-  return sm90::Workspace(with_rows(linear, sm90::rows_of_chunk(linear))).bytes;
+  return sm90::workspace_bytes(linear, sm90::rows_of_chunk(linear));
 }
 
 int linear_sm90(const LinearArguments& linear, CUstream_st* stream) {

@@ -1,4 +1,44 @@
-// stream-K: which tiles each cluster multiplies, and how clusters share those of the last wave.
+// The stream-K schedule of the fp16x3 GEMM: which tiles each cluster multiplies, and how clusters
+// share the tiles of the last wave along K.
+//
+// K is counted in k-groups of 128. Tiles are computed in waves: a wave is one whole tile, all its
+// k-groups, for each cluster. Cluster c has tile c in the first wave, tile c + clusters in the
+// second, and so on. (tile_order.cuh numbers the tiles.) The last wave is what remains: fewer tiles
+// than there are clusters. These tiles are put end to end along K, and the line of all their
+// k-groups is cut into one range for each cluster. A range often ends one tile and begins the next.
+//
+// A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
+// the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
+// have stored in global memory, and computes the epilogue.
+//
+// Example: 3 clusters, 5 tiles of 9 k-groups. The first wave is tiles 0, 1 and 2. The last wave is
+// tiles 3 and 4, which are a line of 18 k-groups. The clusters' ranges begin at 0, 6 and 12:
+//
+//                 tile 3                    | tile 4
+//   k-group       0  1  2  3  4  5  6  7  8 | 0  1  2  3  4  5  6  7  8
+//   cluster       0  0  0  0  0  0  1  1  1 | 1  1  1  2  2  2  2  2  2
+//
+//   cluster 0     tile 0, k-groups 0 to 8    finishes
+//                 tile 3, k-groups 0 to 5    stores partial sums
+//
+//   cluster 1     tile 1, k-groups 0 to 8    finishes
+//                 tile 4, k-groups 0 to 2    stores partial sums
+//                 tile 3, k-groups 6 to 8    adds the partial sums of cluster 0, finishes
+//
+//   cluster 2     tile 2, k-groups 0 to 8    finishes
+//                 tile 4, k-groups 3 to 8    adds the partial sums of cluster 1, finishes
+//
+// Each cluster multiplies 15 k-groups. If tiles were not shared, two clusters would multiply 18
+// each, and one 9. On an H200, sharing reduces the time of x [128, 8192], weight [4096, 8192] to a
+// third.
+//
+// A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
+// This has two reasons. All clusters are then at about the same place of K, so they find operands
+// in L2. And only the last tile of a range can be one that another cluster finishes. In reverse
+// order, its partial sums are stored early, and above all before the cluster itself waits for
+// anything.
+//
+// Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
 
 #pragma once
 
@@ -11,98 +51,203 @@
 
 namespace kernels::sm90 {
 
-// Clusters make whole tiles in waves. The remaining tiles, too few for a wave, are put end to end
-// along K, in rounds of 128, and each cluster makes a range of these: as a rule the end of a tile
-// and the beginning of the next. The cluster with a cut tile's last rounds adds the partial sums of
-// the others: x [128, 8192], weight [4096, 8192] takes a third of the time on an H200.
+// The constants of the schedule, and the cost model behind them. The unit of time is the row-group:
+// the time in which a cluster multiplies one row of x, over one k-group, by the 256 features of a
+// tile. It is 13 ns on an H200.
+struct StreamKConfig {
+  // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors.
+  static constexpr int kMaxClusters = 72;
+  // A k-group of a tile takes as many row-groups as the tile has rows, and this many more.
+  static constexpr int kGroupOverhead = 80;
+  // Adding the partial sums that one cluster has stored takes this many row-groups for each row.
+  static constexpr int kAddingPerRow = 2;
+
+  // Storing and adding partial sums costs as much as some k-groups. So tiles are cut only if that
+  // saves kMinSaving k-groups or more. A range has kMinRange k-groups or more. And no cut is nearer
+  // to the beginning or end of a tile than kMinPart k-groups.
+  static constexpr int kMinSaving = 3;
+  static constexpr int kMinRange = 2;
+  static constexpr int kMinPart = 2;
+
+  // The time of one k-group of a tile, in row-groups.
+  static int64_t group_time(int64_t rows) { return rows + kGroupOverhead; }
+
+  // The least k-groups of a range, if clusters share a tile of `rows` rows and `k_groups` k-groups.
+  //
+  // With ranges of L k-groups, k_groups / L clusters share the tile. Each multiplies for
+  // L * group_time(rows), at the same time as the others. Then one of them adds all partial sums,
+  // in k_groups / L * kAddingPerRow * rows. Shorter ranges make the first less and the second more.
+  // This function returns the L for which both are equal.
+  static int min_range(int k_groups, int64_t rows) {
+    const double adding_in_groups =
+        static_cast<double>(kAddingPerRow * rows) / static_cast<double>(group_time(rows));
+    return std::max(static_cast<int>(std::sqrt(k_groups * adding_in_groups)), kMinRange);
+  }
+};
+
+// One cluster's unit of work: the k-groups begin <= i < end of a tile.
+struct WorkTile {
+  int tile;
+  int begin;
+  int end;
+
+  // False for the work tile that follows the cluster's last one.
+  __device__ bool exists() const { return begin < end; }
+};
+
 struct Schedule {
-  static constexpr int kMostClusters = 72;
-  // Partial sums in memory cost as much as some rounds. So tiles are cut where that saves kWorth
-  // of them, into ranges of kLeast or more, and not nearer to a tile's ends than kSliver.
-  static constexpr int kWorth = 3, kLeast = 2, kSliver = 2;
-  // A round takes the time of its rows and kOverhead more, 13 ns a row on an H200. One cluster adds
-  // a tile's partial sums, which takes as long as kAdding rounds for each row of each.
-  static constexpr int kOverhead = 80, kAdding = 2;
+  int waves;     // of whole tiles, one for each cluster
+  int k_groups;  // of a tile
+  // Cluster c has the range begin[c] <= i < begin[c + 1] of the last wave's line of k-groups.
+  int begin[StreamKConfig::kMaxClusters + 1];
 
-  // The rounds of a range, so that adding a tile's partial sums takes as long as a range.
-  static int least_range(int rounds, int64_t rows) {
-    const double added = static_cast<double>(kAdding * rows) / (rows + kOverhead);
-    return std::max(static_cast<int>(std::sqrt(rounds * added)), kLeast);
-  }
+  // ----- host
 
-  int waves;                     // of whole tiles
-  int rounds;                    // of a tile
-  int begin[kMostClusters + 1];  // of each cluster's range, in rounds of the last wave
-
-  // Plans tiles of rows_of(tile) rows of x, `most_rows` at most. Returns how many clusters work.
+  // Plans `tiles` tiles of `k_groups_of_tile` k-groups for `clusters` clusters. rows_of(tile) is a
+  // tile's number of rows of x, at most max_rows. Returns the size of the grid: how many clusters
+  // have work.
   template <typename RowsOf>
-  int plan(int tiles, int rounds_of_tile, int clusters, int64_t most_rows, const RowsOf& rows_of) {
-    waves = tiles / clusters, rounds = rounds_of_tile;
-    const int first = waves * clusters;
-    // Rows of each cluster's whole tiles, with those of the last wave if none is cut, and of all.
-    int64_t rows[kMostClusters] = {}, longest = 0, sum = 0;
-    for (int tile = 0; tile < tiles; ++tile) {
-      const int64_t height = rows_of(tile), of_cluster = rows[tile % clusters] + height;
-      longest = std::max(longest, of_cluster);
-      sum += height;
-      if (tile < first) rows[tile % clusters] = of_cluster;
+  int plan(int tiles, int k_groups_of_tile, int clusters, int64_t max_rows, const RowsOf& rows_of) {
+    waves = tiles / clusters;
+    k_groups = k_groups_of_tile;
+    const Loads loads = count_loads(tiles, clusters, rows_of);
+    if (cutting_pays(loads, clusters, max_rows)) {
+      assign_ranges(loads, tiles, clusters, max_rows, rows_of);
+    } else {
+      assign_uncut_tiles(tiles, clusters);
     }
-    const int64_t least = least_range(rounds, most_rows) * most_rows;
-    const bool cuts = (longest * clusters - sum) * rounds >= kWorth * most_rows * clusters;
-    int tile = first, round = 0;
-    int64_t due = 0;  // rows times rounds
-    for (int cluster = 0; cluster < clusters; ++cluster) {
-      begin[cluster] = (tile - first) * rounds + round;
-      if (!cuts) {
-        tile = std::min(tile + 1, tiles);
-        continue;
-      }
-      // No range is empty where a tile is cut, as the next cluster would wait for it.
-      due += std::max(sum * rounds / clusters - rows[cluster] * rounds, least);
-      while (tile < tiles) {
-        const int64_t height = rows_of(tile), rest = rounds - round;
-        int64_t added = std::min(std::max(due + height / 2, int64_t{0}) / height, rest);
-        if (rest - added < kSliver) added = rest;
-        if (round == 0 && added < kSliver) break;
-        round += static_cast<int>(added), due -= added * height;
-        if (round < rounds) break;
-        round = 0, ++tile;
-      }
-    }
-    begin[clusters] = (tiles - first) * rounds;
     if (waves > 0) return clusters;
-    return static_cast<int>(std::lower_bound(begin, begin + clusters, begin[clusters]) - begin);
+    // Without a whole wave, only the clusters whose ranges begin before the end have work.
+    const int all = begin[clusters];
+    return static_cast<int>(std::lower_bound(begin, begin + clusters, all) - begin);
   }
 
-  // A cluster makes one of these at a time: rounds of a tile.
-  struct WorkItem {
-    int tile, begin, end;
+  // ----- device
 
-    __device__ bool exists() const { return begin < end; }
+  // This cluster's work tile of number `index`. A cluster asks for 0, 1, 2 and so on, until one
+  // does not exist.
+  __device__ WorkTile work_tile(int index) const {
+    const int cluster = ptx::clusterid();
+    const int clusters = gridDim.x / BlockConfig::kClusterSize;
+    if (index < waves) return {cluster + index * clusters, 0, k_groups};
+    const int range_begin = begin[cluster];
+    const int range_end = begin[cluster + 1];
+    if (range_begin == range_end) return {};
+    // `tile` counts the tiles of the last wave from 0, and starts with the last one of the range.
+    // Past the first tile of the range, the work tile's begin is k_groups or more: it does not
+    // exist.
+    const int tile = (range_end - 1) / k_groups - (index - waves);
+    const int tile_begin = tile * k_groups;
+    return {waves * clusters + tile, max(range_begin - tile_begin, 0),
+            min(range_end - tile_begin, k_groups)};
+  }
+
+  // The same. All lanes of a warp call it together, and the compiler sees that the result is
+  // uniform.
+  __device__ WorkTile uniform_work_tile(int index) const {
+    const WorkTile work = work_tile(index);
+    return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
+  }
+
+  // Whether the cluster with this work tile finishes the tile.
+  __device__ bool finishes(const WorkTile& work) const { return work.end == k_groups; }
+
+  // Whether the range of `cluster` begins after the beginning of a tile of the last wave. The
+  // cluster that finishes the tile asks this for itself, and then for the clusters before it, one
+  // by one, as long as it is true: then the cluster before has k-groups of the tile, too. In the
+  // example above, tile 3: it is true for cluster 1, whose range begins at 6, and false for cluster
+  // 0.
+  __device__ bool begins_inside(int cluster, int tile) const {
+    const int clusters = gridDim.x / BlockConfig::kClusterSize;
+    return begin[cluster] > (tile - waves * clusters) * k_groups;
+  }
+
+ private:
+  // Loads of clusters, in rows of x: the sum of the rows of their tiles.
+  struct Loads {
+    int64_t whole_tiles[StreamKConfig::kMaxClusters] = {};  // of each cluster, in whole waves
+    int64_t longest = 0;  // of the busiest cluster, if the tiles of the last wave are not cut
+    int64_t sum = 0;      // of all clusters
   };
 
-  // A range begins with its last tile. All clusters are then at about the same place of K, where L2
-  // serves them, and a partial sum is stored before another cluster needs it.
-  __device__ WorkItem item(int index) const {
-    const int cluster = ptx::clusterid(), clusters = gridDim.x / kClusterSize;
-    if (index < waves) return {cluster + index * clusters, 0, rounds};
-    const int first = begin[cluster], last = begin[cluster + 1];
-    if (first == last) return {};
-    const int tile = (last - 1) / rounds - (index - waves), start = tile * rounds;
-    return {waves * clusters + tile, max(first - start, 0), min(last - start, rounds)};
-  }
-  // The same, by all lanes of a warp.
-  __device__ WorkItem uniform_item(int index) const {
-    const WorkItem own = item(index);
-    return {ptx::uniform(own.tile), ptx::uniform(own.begin), ptx::uniform(own.end)};
+  template <typename RowsOf>
+  Loads count_loads(int tiles, int clusters, const RowsOf& rows_of) const {
+    Loads loads;
+    for (int tile = 0; tile < tiles; ++tile) {
+      int64_t& of_cluster = loads.whole_tiles[tile % clusters];
+      const int64_t rows = rows_of(tile);
+      loads.sum += rows;
+      loads.longest = std::max(loads.longest, of_cluster + rows);
+      const bool is_in_last_wave = tile >= waves * clusters;
+      if (!is_in_last_wave) of_cluster += rows;
+    }
+    return loads;
   }
 
-  __device__ bool finishes(const WorkItem& item) const { return item.end == rounds; }
+  // Whether it saves the busiest cluster kMinSaving k-groups of the widest tile or more if all
+  // clusters get the same load: (longest - sum / clusters) * k_groups >= kMinSaving * max_rows.
+  bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {
+    const int64_t saving_times_clusters = (loads.longest * clusters - loads.sum) * k_groups;
+    return saving_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
+  }
 
-  // Whether the cluster before this one makes some of the tile too.
-  __device__ bool is_cut_by(int cluster, int tile) const {
-    const int clusters = gridDim.x / kClusterSize;
-    return begin[cluster] > (tile - waves * clusters) * rounds;
+  // The ranges if tiles are not cut: one tile of the last wave for each cluster, as long as there
+  // are tiles.
+  void assign_uncut_tiles(int tiles, int clusters) {
+    const int tiles_of_last_wave = tiles - waves * clusters;
+    for (int cluster = 0; cluster <= clusters; ++cluster) {
+      begin[cluster] = std::min(cluster, tiles_of_last_wave) * k_groups;
+    }
+  }
+
+  // The ranges if tiles are cut, such that all clusters have about the same load. Loads are in rows
+  // times k-groups here. In the example above, with tiles of 176 rows, all tiles are 5 * 176 * 9,
+  // and a third of that is 15 * 176 for each cluster. Its whole tile is 9 * 176 of these. So a
+  // budget of 6 * 176 remains for its range: 6 k-groups.
+  template <typename RowsOf>
+  void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
+                     const RowsOf& rows_of) {
+    const int64_t min_budget = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
+    const int64_t fair_load = loads.sum * k_groups / clusters;
+    const int first_tile = waves * clusters;
+    int tile = first_tile;
+    int k_group = 0;  // of the tile: the next one to assign
+    // What remains to be given to the clusters so far. A range is a whole number of k-groups, so
+    // that a cluster gets somewhat more or less than its budget; the next one's makes up for it.
+    int64_t budget = 0;
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+      begin[cluster] = (tile - first_tile) * k_groups + k_group;
+      // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load.
+      // For no range inside a tile may be empty: the cluster that finishes the tile would wait for
+      // partial sums that nobody stores.
+      budget += std::max(fair_load - loads.whole_tiles[cluster] * k_groups, min_budget);
+      while (tile < tiles) {
+        const int64_t rows = rows_of(tile);
+        const int64_t added = groups_to_add(budget, rows, k_group);
+        if (added == 0) break;
+        budget -= added * rows;
+        k_group += static_cast<int>(added);
+        const bool has_rest = k_group < k_groups;
+        if (has_rest) break;
+        ++tile;
+        k_group = 0;
+      }
+    }
+    begin[clusters] = (tiles - first_tile) * k_groups;
+  }
+
+  // How many k-groups of a tile, from k_group on, a cluster gets for its budget: rounded to the
+  // nearest number, but such that no cut is within kMinPart of the tile's end or beginning. 0: the
+  // cluster's range ends here.
+  int64_t groups_to_add(int64_t budget, int64_t rows, int k_group) const {
+    const int64_t rest = k_groups - k_group;
+    const int64_t paid = std::max(budget + rows / 2, int64_t{0}) / rows;
+    int64_t added = std::min(paid, rest);
+    const bool leaves_small_part = rest - added < StreamKConfig::kMinPart;
+    if (leaves_small_part) added = rest;
+    const bool is_small_beginning = k_group == 0 && added < StreamKConfig::kMinPart;
+    if (is_small_beginning) added = 0;
+    return added;
   }
 };
 

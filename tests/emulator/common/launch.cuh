@@ -1,8 +1,17 @@
-// Stands in for kernels/common/launch.cuh: CUDA kernels compiled by a C++ compiler and run on a
-// CPU, so that a machine without a GPU can check what they read and write.
+// Stands in for kernels/common/launch.cuh: runs CUDA kernels on a CPU, compiled by a C++ compiler,
+// so that a machine without a GPU can check what they read and write.
 //
-// Blocks run one after another. The threads of a block are fibers: each runs until it waits for the
-// others at __syncthreads, or for those of its warp at a shuffle or a ballot.
+// The program includes a kernel's .cu file as it is. The test's include path has this folder before
+// kernels/, so that the file's #include "common/launch.cuh" finds this one.
+//
+// Blocks run one after another, on one thread of the CPU. A CUDA thread is a fiber: a function with
+// a stack of its own, which runs until it has to wait, and then lets the next fiber run. It waits
+//
+//   at __syncthreads()                    for all fibers of its block
+//   at __ballot_sync, __shfl_xor_sync     for the fibers of its warp: an exchange of values
+//
+// A fiber that has ended is not waited for. The memory of the fibers is made once, and each fiber
+// then runs the thread of its number in block after block.
 
 #pragma once
 
@@ -16,6 +25,8 @@
 #include <type_traits>
 #include <vector>
 
+// ------------------------------------------------------------------------------ CUDA's keywords
+
 #undef __shared__
 #define __shared__ static  // one block runs at a time
 #undef __launch_bounds__
@@ -28,101 +39,132 @@ using std::min;
 inline int64_t min(int64_t a, int b) { return std::min<int64_t>(a, b); }
 
 struct Index {
-  unsigned x = 0, y = 0;
+  unsigned x = 0;
+  unsigned y = 0;
 };
-inline Index threadIdx, blockIdx, blockDim, gridDim;
+inline Index threadIdx;
+inline Index blockIdx;
+inline Index blockDim;
+inline Index gridDim;
+
+// -------------------------------------------------------------------------------------- fibers
 
 namespace emulator {
 
-constexpr int kMostThreads = 1024, kWarp = 32;
+constexpr int kMaxThreads = 1024;  // of a block
+constexpr int kWarpSize = 32;
 constexpr size_t kStackBytes = 64 << 10;
 
-using Place = void* [5];  // of __builtin_setjmp; swapcontext takes two system calls
+// Where a fiber, or the scheduler, goes on: a buffer of __builtin_setjmp. The functions of
+// ucontext.h would do, but a switch by swapcontext takes two system calls.
+using Continuation = void* [5];
 
+// How far the thread of a fiber has come in the block that runs.
 struct Fiber {
   bool has_ended = false;
-  unsigned barriers = 0, exchanges = 0;  // that it has reached
+  unsigned barriers = 0;   // the calls of __syncthreads that it has reached
+  unsigned exchanges = 0;  // the exchanges of its warp that it has reached
 };
 
-inline std::vector<Fiber> fibers;              // of the block that runs
-inline Place places[kMostThreads], scheduler;  // where each goes on
-inline int current;                            // the fiber that runs
-inline uint64_t exchanged[2][kMostThreads];    // of this exchange of each thread, and of the next
+inline std::vector<Fiber> fibers;  // of the block that runs
+inline Continuation continuations[kMaxThreads];
+inline Continuation scheduler;
+inline int current;  // the number of the fiber that runs, which is its threadIdx.x
+
+// The values that threads gave at their last two exchanges. Exchange number i has row i % 2. A
+// thread can be one exchange ahead of its warp's other threads, but not two, because it waits for
+// them at each one.
+inline uint64_t exchanged[2][kMaxThreads];
+
+// The kernel that is launched, as a function of one pointer, and that pointer.
 inline void (*kernel)(void*);
 inline void* arguments;
 
-[[gnu::noinline]] inline void go_to(Place& other) { __builtin_longjmp(other, 1); }
-[[gnu::noinline]] inline void switch_to(Place& other, Place& own) {
-  if (__builtin_setjmp(own) == 0) go_to(other);
+// Saves where the caller goes on in `own`, and goes on at `other`. The two functions are not
+// inlined, because __builtin_longjmp may not be in the function of its __builtin_setjmp.
+[[gnu::noinline]] inline void go_to(Continuation& other) { __builtin_longjmp(other, 1); }
+[[gnu::noinline]] inline void switch_to(Continuation& other, Continuation& own) {
+  const bool has_come_back = __builtin_setjmp(own) != 0;
+  if (!has_come_back) go_to(other);
 }
 
-// A fiber: the same thread of one block after the other.
-inline void run_threads() {
+// What a fiber does: it runs a thread, and the same thread of the next block when the scheduler
+// returns to it.
+inline void run_threads_of_all_blocks() {
   for (;;) {
     kernel(arguments);
     fibers[current].has_ended = true;
-    switch_to(scheduler, places[current]);
+    switch_to(scheduler, continuations[current]);
   }
 }
 
-// Lets others run until all those from `first` to `last` have ended or have_reached(fiber).
+// Lets other fibers run until each of the fibers first <= i < last has ended or has_reached(fiber).
 template <typename Reached>
 void wait(int first, int last, const Reached& has_reached) {
   const int own = current;
   const auto is_there = [&](const Fiber& fiber) { return fiber.has_ended || has_reached(fiber); };
   while (!std::all_of(fibers.begin() + first, fibers.begin() + last, is_there)) {
-    switch_to(scheduler, places[own]);
+    switch_to(scheduler, continuations[own]);
   }
   threadIdx.x = own;
 }
 
-// Gives a value to the warp's other threads.
+// Gives a value to the warp's other threads, and waits for theirs.
 inline void exchange(uint64_t value) {
-  const int first = current / kWarp * kWarp;
-  const int last = std::min<int>(first + kWarp, static_cast<int>(fibers.size()));
-  const unsigned reached = ++fibers[current].exchanges;
+  const int first = current / kWarpSize * kWarpSize;
+  const int last = std::min<int>(first + kWarpSize, static_cast<int>(fibers.size()));
+  ++fibers[current].exchanges;
+  const unsigned reached = fibers[current].exchanges;
   exchanged[reached % 2][current] = value;
   wait(first, last, [=](const Fiber& fiber) { return fiber.exchanges >= reached; });
 }
 
-// The value that a lane has given, or 0 if it had ended before.
+// The value that a lane of the warp gave at the current thread's last exchange. It is 0 if the lane
+// has no thread, or its thread ended before that exchange.
 inline uint64_t given_by(int lane) {
-  const size_t thread = current / kWarp * kWarp + lane;
+  const size_t thread = current / kWarpSize * kWarpSize + lane;
   const unsigned reached = fibers[current].exchanges;
   if (thread >= fibers.size() || fibers[thread].exchanges < reached) return 0;
   return exchanged[reached % 2][thread];
 }
 
+// Makes a fiber and runs it, as the scheduler, until it waits or its thread ends.
 [[gnu::noinline]] inline void start(int thread) {
-  static const std::unique_ptr<char[]> stacks(new char[kMostThreads * kStackBytes]);
+  static const std::unique_ptr<char[]> stacks(new char[kMaxThreads * kStackBytes]);
   ucontext_t context;
   getcontext(&context);
   context.uc_stack.ss_sp = stacks.get() + thread * kStackBytes;
   context.uc_stack.ss_size = kStackBytes;
-  makecontext(&context, run_threads, 0);
-  if (__builtin_setjmp(scheduler) == 0) setcontext(&context);
+  makecontext(&context, run_threads_of_all_blocks, 0);
+  const bool has_come_back = __builtin_setjmp(scheduler) != 0;
+  if (!has_come_back) setcontext(&context);
 }
 
+// The scheduler: runs the fibers of a block in turns until all have ended.
 inline void run_block(int threads) {
-  static int started = 0;
+  static int started = 0;  // the fibers that exist
   fibers.assign(threads, Fiber());
-  for (bool runs = true; runs;) {
-    runs = false;
+  bool has_fibers_left = true;
+  while (has_fibers_left) {
+    has_fibers_left = false;
     for (int i = 0; i < threads; ++i) {
       if (fibers[i].has_ended) continue;
-      runs = true;
-      current = i, threadIdx.x = i;
+      has_fibers_left = true;
+      current = i;
+      threadIdx.x = i;
       if (i < started) {
-        switch_to(places[i], scheduler);
+        switch_to(continuations[i], scheduler);
       } else {
-        start(started++);
+        ++started;
+        start(i);
       }
     }
   }
 }
 
 inline void run_grid(dim3 grid, int threads) {
-  blockDim.x = threads, gridDim = {grid.x, grid.y};
+  blockDim.x = threads;
+  gridDim = {grid.x, grid.y};
   for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
     for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) run_block(threads);
   }
@@ -133,34 +175,37 @@ inline void run_grid(dim3 grid, int threads) {
 // ---------------------------------------------------------------------------- CUDA's functions
 
 inline void __syncthreads() {
-  const unsigned reached = ++emulator::fibers[emulator::current].barriers;
+  emulator::Fiber& own = emulator::fibers[emulator::current];
+  ++own.barriers;
+  const unsigned reached = own.barriers;
   emulator::wait(0, static_cast<int>(emulator::fibers.size()),
                  [=](const emulator::Fiber& fiber) { return fiber.barriers >= reached; });
 }
 
 inline uint32_t __ballot_sync(unsigned, bool vote) {
-  emulator::exchange(vote);
+  emulator::exchange(vote ? 1 : 0);
   uint32_t votes = 0;
-  for (int lane = 0; lane < emulator::kWarp; ++lane) {
+  for (int lane = 0; lane < emulator::kWarpSize; ++lane) {
     votes |= static_cast<uint32_t>(emulator::given_by(lane)) << lane;
   }
   return votes;
 }
 
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  static_assert(sizeof(T) <= sizeof(uint64_t));
+T __shfl_xor_sync(unsigned, T value, int lane_mask) {
+  static_assert(sizeof(T) <= sizeof(uint64_t), "an exchange has 8 bytes for each thread");
   uint64_t bits = 0;
   memcpy(&bits, &value, sizeof(value));
   emulator::exchange(bits);
-  bits = emulator::given_by(emulator::current % emulator::kWarp ^ mask);
+  const int own_lane = emulator::current % emulator::kWarpSize;
+  bits = emulator::given_by(own_lane ^ lane_mask);
   memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 template <typename To, typename From>
 To bits_as(From value) {
-  static_assert(sizeof(To) == sizeof(From));
+  static_assert(sizeof(To) == sizeof(From), "the bits of one type are all bits of the other");
   To to;
   memcpy(&to, &value, sizeof(to));
   return to;
@@ -170,7 +215,7 @@ inline uint32_t __float_as_uint(float v) { return bits_as<uint32_t>(v); }
 inline float __int_as_float(int v) { return bits_as<float>(v); }
 inline float __uint_as_float(uint32_t v) { return bits_as<float>(v); }
 
-// ------------------------------------------------------------------------------------- launches
+// ------------------------------------------------- the functions of kernels/common/launch.cuh
 
 namespace kernels {
 
@@ -185,7 +230,8 @@ inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
 inline void start_next_kernel() {}
 inline void wait_for_previous_kernel() {}
 
-inline const char* launched = "";  // the kernel, within the name of a function
+// The signature of the last launch<...>, as the compiler prints it. It has the kernel's name.
+inline const char* launched = "";
 
 template <auto kKernel, typename... Params>
 int launch(dim3 grid, int block, cudaStream_t, Params... params) {
@@ -199,9 +245,10 @@ int launch(dim3 grid, int block, cudaStream_t, Params... params) {
   return cudaSuccess;
 }
 
-// Declared for launchers beside emulated kernels, which no test calls.
+// Host code beside emulated kernels names the following, and no test calls it: declarations do.
 struct Grid {
-  int blocks, threads;
+  int blocks;
+  int threads;
   size_t bytes;
   cudaStream_t stream;
   bool has_pdl;

@@ -1,4 +1,5 @@
-// Stands in for kernels/common/ptx/memory.cuh, as far as emulated kernels use it.
+// Stands in for kernels/common/ptx/memory.cuh: the functions of it that emulated kernels call, in
+// C++ instead of PTX instructions.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-"""Runs tests under sanitizers: `python tests/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
+"""Runs tests under sanitizers: `python tests/support/sanitize.py [--cpu] [--jobs N] [--tool NAME]`.
 
 On a GPU, compute-sanitizer: memcheck, racecheck, initcheck and synccheck. With `--cpu`, GCC's
 AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are built once more. Prints a
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOUND = 86  # the exit status of a sanitizer that has found something
 
 # The tests that reach every kernel and every tail at the price of a sanitizer, which is 10 to 100
@@ -33,7 +33,7 @@ SUBSETS = {
         " and (backward or cuda-auto or cuda-torch-torch.float32)",
     ),
     "sm90": (  # several tiles a cluster: 4000, any_tiles, 2048
-        "linear_float32 linear_one_product linear_layouts",
+        "linear_float32 linear_single linear_layouts",
         f"not (skinny or sm80 or medium or bfloat16 or no_bit_in or -3.0) and ({FLOAT32}"
         " or tiles_of_x_meet and 4000 or test_promise and highest and 2053"
         " or any_tiles and 1500-tiles0 or of_integers and (264 or 2048 and x-weight))",

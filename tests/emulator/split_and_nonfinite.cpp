@@ -1,12 +1,18 @@
-// Rows of float32 split into scaled fp16 (docs/SPLIT.md), on random operands:
-// `split SEED CASES`. Compares every piece, every exponent and state; and the results of rows that
-// hold infinity or NaN. Prints the kernels that ran.
-
-#include "linear/fp16x3/split.cuh"
+// Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
+//
+//   split_row (fp16x3/split.cuh)             every hi and lo, every exponent and state
+//   nonfinite_kernel (fp16x3/nonfinite.cuh)  the results and mask bits of rows that hold infinity
+//   or
+//                                            NaN, and that no others are written
+//
+//   split_and_nonfinite SEED CASES
+//
+// Prints the kernels that ran; or the first difference, and exits with 1.
 
 #include <cmath>
 
 #include "linear/fp16x3/nonfinite.cuh"
+#include "linear/fp16x3/split.cuh"
 #include "operands.h"
 
 namespace {
@@ -22,11 +28,17 @@ __global__ void nonfinite_rows_kernel(fp16x3::SplitMatrix x, fp16x3::SplitMatrix
   nonfinite::nonfinite_kernel(x, weight, k, epilogue, has_nonfinite);
 }
 
-// n numbers of some range, zeros among them, some infinite or NaN.
+// Draws n numbers of some range, with zeros among them, and at times infinity or NaN.
 std::vector<float> draw_row(int64_t n) {
   std::vector<float> row(n);
   std::normal_distribution<float> normal;
-  const float spread = one_in(3) ? 12 : 1, middle = one_in(4) ? -120 : one_in(4) ? 100 : 0;
+  const float spread = one_in(3) ? 12 : 1;
+  float middle = 0;  // of the exponents
+  if (one_in(4)) {
+    middle = -120;
+  } else if (one_in(4)) {
+    middle = 100;
+  }
   const int64_t zeros = one_in(2) ? 2 : 1000;
   for (float& element : row) {
     const float power = std::exp2(middle + spread * normal(generator));
@@ -38,34 +50,44 @@ std::vector<float> draw_row(int64_t n) {
 }
 
 int split(fp16x3::Splitter splitter, const fp16x3::SplitMatrix& matrix, int64_t k) {
-  const int rows = static_cast<int>(matrix.rows), threads = fp16x3::threads_of_row(k);
+  const int rows = static_cast<int>(matrix.rows);
+  const int threads = fp16x3::threads_of_row(k);
   const int blocks = splitter == fp16x3::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
   return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 
-// The place of element i among its row's hi pieces; lo ones are half a step behind.
+// Returns where the hi of element i of a row is. Its lo is in the same place of the lo matrix.
 int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool has_lo,
                  bool is_k_tiled) {
-  constexpr int kOrder[] = {0, 4, 1, 5, 2, 6, 3, 7};  // of the pairs 0 to 7 of each 16
+  constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};  // of the eight pairs of 16 elements
   if (!is_k_tiled) return row * padded_k + i;
   if (!has_lo) return (i / 64 * rows + row) * 64 + i % 64;
-  return (i / 32 * rows + row) * 64 + i % 32 / 16 * 16 + kOrder[i % 16 / 2] * 2 + i % 2;
+  const int64_t row_of_tile = (i / 32 * rows + row) * 64;
+  const int64_t first_of_16 = i % 32 / 16 * 16;
+  return row_of_tile + first_of_16 + kPlaceOfPair[i % 16 / 2] * 2 + i % 2;
 }
 
 void check_split(bool has_lo) {
   const auto splitter = one_in(2) ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
-  const int64_t longest = splitter == fp16x3::Splitter::kWarp ? fp16x3::kKeptByWarp : 20000;
-  const int64_t k = draw(1, one_in(3)   ? longest
-                            : one_in(2) ? std::min(longest, int64_t{2500})
-                                        : 300);
-  const int64_t rows = draw(1, 9), stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
+  const int64_t longest =
+      splitter == fp16x3::Splitter::kWarp ? fp16x3::SplitConfig::kKeptByWarp : 20000;
+  int64_t most = 300;
+  if (one_in(3)) {
+    most = longest;
+  } else if (one_in(2)) {
+    most = std::min(longest, int64_t{2500});
+  }
+  const int64_t k = draw(1, most);
+  const int64_t rows = draw(1, 9);
+  const int64_t stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
   const int64_t padded_k = fp16x3::padded(k);
   const bool is_k_tiled = !one_in(4);
   Buffer memory(rows * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
-  Buffer pieces((has_lo ? 2 : 1) * rows * padded_k * 2, 0);
-  Buffer exponents(rows * 4, 0), states(rows * 4, 0);
+  Buffer halves((has_lo ? 2 : 1) * rows * padded_k * 2, 0);
+  Buffer exponents(rows * 4, 0);
+  Buffer states(rows * 4, 0);
   float* const x = reinterpret_cast<float*>(memory.data);
-  __half* const hi = reinterpret_cast<__half*>(pieces.data);
+  __half* const hi = reinterpret_cast<__half*>(halves.data);
   __half* const lo = hi + (is_k_tiled ? fp16x3::kKTileWidth / 2 : rows * padded_k);
   std::vector<std::vector<float>> elements;
   for (int64_t row = 0; row < rows; ++row) {
@@ -73,7 +95,8 @@ void check_split(bool has_lo) {
     std::copy(elements[row].begin(), elements[row].end(), x + row * stride);
   }
   fp16x3::SplitMatrix matrix{x, rows, stride};
-  matrix.hi = hi, matrix.lo = has_lo ? lo : nullptr;
+  matrix.hi = hi;
+  matrix.lo = has_lo ? lo : nullptr;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
   matrix.state = reinterpret_cast<int*>(states.data);
   matrix.is_k_tiled = is_k_tiled;
@@ -84,16 +107,19 @@ void check_split(bool has_lo) {
     bool is_finite = true;
     for (int64_t i = 0; i < k; ++i) {
       const float v = elements[row][i];
-      is_finite &= std::isfinite(v), largest = std::max(largest, std::abs(v));
+      is_finite &= std::isfinite(v);
+      largest = std::max(largest, std::abs(v));
     }
     const int needed = is_finite && largest > 0 ? 14 - std::ilogb(largest) : 0;
-    const bool is_carried = is_finite && (has_lo || needed <= 126);
-    const int exponent = is_carried ? needed : 0;
-    int64_t nonzeros = 0, subnormals = 0;
+    const bool can_split = is_finite && (has_lo || needed <= 126);
+    const int exponent = can_split ? needed : 0;
+    int64_t nonzeros = 0;
+    int64_t subnormals = 0;
     for (int64_t i = 0; i < padded_k; ++i) {
-      const float v = i < k && is_carried ? elements[row][i] : 0;
+      const float v = i < k && can_split ? elements[row][i] : 0;
       const float scaled = std::ldexp(v, exponent);
-      nonzeros += v != 0, subnormals += v != 0 && std::abs(scaled) < 0x1p-14f;
+      if (v != 0) ++nonzeros;
+      if (v != 0 && std::abs(scaled) < 0x1p-14f) ++subnormals;
       const __half of_hi = __float2half_rn(scaled);
       const __half of_lo = __float2half_rn((scaled - __half2float(of_hi)) * 2048);
       const int64_t place = place_of(row, rows, i, padded_k, has_lo, is_k_tiled);
@@ -101,20 +127,23 @@ void check_split(bool has_lo) {
       require(is_same(hi[place], of_hi), "hi", DType::kFloat32, k, i);
       if (has_lo) require(is_same(lo[place], of_lo), "lo", DType::kFloat32, k, i);
     }
-    const bool is_lost = !has_lo && (!is_carried || subnormals * 32 > nonzeros);
-    require(matrix.exponent[row] == (is_lost ? fp16x3::kNeedsTf32 : exponent), "exponent",
+    const bool needs_tf32 = !has_lo && (!can_split || subnormals * 32 > nonzeros);
+    require(matrix.exponent[row] == (needs_tf32 ? fp16x3::kNeedsTf32 : exponent), "exponent",
             DType::kFloat32, k, row);
-    const int state = is_carried ? fp16x3::kExact : fp16x3::kNonfinite;
+    const int state = can_split ? fp16x3::kExact : fp16x3::kNonfinite;
     if (has_lo) require(matrix.state[row] == state, "state", DType::kFloat32, k, row);
   }
-  require(pieces.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
+  require(halves.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
           DType::kFloat32, k);
 }
 
-// A matrix for a product, each row of which has a state.
+// A random matrix whose rows' states tell which of them hold infinity or NaN.
 struct Rows {
-  int64_t rows, k, stride;
-  Buffer memory, states;
+  int64_t rows;
+  int64_t k;
+  int64_t stride;
+  Buffer memory;
+  Buffer states;
 
   Rows(int64_t rows, int64_t k)
       : rows(rows),
@@ -139,24 +168,36 @@ struct Rows {
   bool is_marked(int64_t row) const { return matrix().state[row] == fp16x3::kNonfinite; }
 };
 
-// Results of marked rows alone are made, and infinite or NaN as their elements demand.
+// Checks that only the results of marked rows are written, and that these are infinite or NaN as
+// their elements demand.
 void check_nonfinite() {
-  const int64_t m = draw(1, 20), n = draw(1, 40), k = draw(1, one_in(9) ? 600 : 20);
-  const Rows x(m, k), weight(n, k);
+  const int64_t m = draw(1, 20);
+  const int64_t n = draw(1, 40);
+  const int64_t k = draw(1, one_in(9) ? 600 : 20);
+  const Rows x(m, k);
+  const Rows weight(n, k);
   const int64_t mask_bytes = (n + 7) / 8;
-  Buffer out(m * n * 4, 0), mask(m * mask_bytes, 0), bias(n * 4, 0);
+  Buffer out(m * n * 4, 0);
+  Buffer mask(m * mask_bytes, 0);
+  Buffer bias(n * 4, 0);
   for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(bias.data)[i] = draw(-9, 9);
   LinearArguments linear{};
-  linear.m = m, linear.n = n, linear.k = k, linear.divisor = -2, linear.relu = one_in(2);
+  linear.m = m;
+  linear.n = n;
+  linear.k = k;
+  linear.divisor = -2;
+  linear.relu = one_in(2);
   linear.bias = one_in(2) ? bias.data : nullptr;
-  linear.out = out.data, linear.mask = one_in(2) ? mask.data : nullptr;
-  const unsigned flag = !one_in(5);
+  linear.out = out.data;
+  linear.mask = one_in(2) ? mask.data : nullptr;
+  const unsigned flag = one_in(5) ? 0 : 1;
   const unsigned* const has_nonfinite = one_in(3) ? nullptr : &flag;
-  note_launch(launch<nonfinite_rows_kernel>(static_cast<int>(draw(1, 5)), nonfinite::kThreads,
-                                            nullptr, x.matrix(), weight.matrix(), k,
-                                            Epilogue<float>(linear), has_nonfinite));
+  note_launch(launch<nonfinite_rows_kernel>(
+      static_cast<int>(draw(1, 5)), nonfinite::NonfiniteConfig::kThreads, nullptr, x.matrix(),
+      weight.matrix(), k, Epilogue<float>(linear), has_nonfinite));
   for (int64_t i = 0; i < m * n; ++i) {
-    const int64_t row = i / n, column = i % n;
+    const int64_t row = i / n;
+    const int64_t column = i % n;
     const bool is_made =
         (x.is_marked(row) || weight.is_marked(column)) && (has_nonfinite == nullptr || flag != 0);
     double z = linear.bias != nullptr ? reinterpret_cast<float*>(bias.data)[column] : 0;

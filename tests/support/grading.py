@@ -11,7 +11,7 @@ import pytest
 import model
 import run
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "referee" / "tests"))
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "referee" / "tests"))
 from texts import IMPORTS, Table, module
 
 ONLY = pytest.mark.skipif(

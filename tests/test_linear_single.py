@@ -1,4 +1,9 @@
-"""One product of float32 on Hopper: the tiles that are made again, as TF32."""
+"""float32 at `high` on Hopper: fp16 products, and the tiles that are computed again as TF32.
+
+The kernel (kernels/linear/sm90/gemm_single.cuh) scales the rows of both operands by powers of two
+and rounds them to fp16. Where fp16 cannot represent a row as accurately as TF32, the row's tiles of
+256 x 256 results are computed again, from the float32 operands as TF32.
+"""
 
 import pytest
 import torch
@@ -11,22 +16,25 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def one_product():
-    """sm90's product of fp16, of which tiles of 256 x 256 are made again from TF32."""
+def sm90_at_high():
+    """Use the sm90 kernels at precision `high`."""
     with linear_path("sm90"), float32_precision("high"):
         yield
 
 
 def put(row, at, value):
+    """Set the elements `at` of a row to `value`; return the row."""
     row[at] = value
     return row
 
 
 def graded(row):
+    """Scale the elements of a row by 2^-20 to 2^20, from its first to its last."""
     return row * torch.linspace(-20, 20, len(row), device=row.device).exp2()
 
 
-# Rows that fp16 does not carry.
+# By name, what makes of a row of normal numbers a "wide" row: one that fp16 cannot represent as
+# accurately as TF32. The first are wide in x and in the weight, whose rows are scaled differently.
 WIDE_ROWS = {
     "inf": lambda row: put(row, -1, INF),
     "both infinities": lambda row: put(put(row, 5, INF), -5, -INF),
@@ -50,17 +58,20 @@ WIDE = [(side, name) for side in WIDE_ROWS_OF for name in WIDE_ROWS_OF[side]]
 
 
 def draw_wide(side, name, rows, m=700, n=1100, k=1030):
-    """x, weight and bias; some rows of x or of the weight are such."""
+    """Draw x, weight and bias; these rows of x or of the weight (`side`) are wide."""
     x, weight, bias = (torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,)))
     operand = x if side == "x" else weight
-    for i in range(len(operand))[rows] if isinstance(rows, slice) else rows:
+    if isinstance(rows, slice):
+        rows = range(len(operand))[rows]
+    for i in rows:
         operand[i] = WIDE_ROWS_OF[side][name](operand[i].clone())
     return x, weight, bias
 
 
 @pytest.mark.parametrize("rows", [[300], [0, 255, 256, 699], slice(None)], ids=str)
 @pytest.mark.parametrize(("side", "name"), WIDE)
-def test_wide_rows_are_as_accurate_as_tf32(one_product, side, name, rows):
+def test_wide_rows_are_as_accurate_as_tf32(sm90_at_high, side, name, rows):
+    """Results with wide rows keep the promise of `high`, with a mask and without one."""
     x, weight, bias = draw_wide(side, name, rows)
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
     assert_same_bits(OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR), out)
@@ -72,8 +83,12 @@ def test_wide_rows_are_as_accurate_as_tf32(one_product, side, name, rows):
 
 @pytest.mark.parametrize("divisor", [2.0, 3.0, -0.7])
 @pytest.mark.parametrize("size", [(256, 512, 1024), (257, 260, 1025), (700, 1101, 1030)], ids=str)
-def test_tiles_are_made_again_at_any_size(one_product, size, divisor):
-    """Small integers leave no room for errors, in whatever way the tiles are stored."""
+def test_tiles_are_computed_again_at_any_size(sm90_at_high, size, divisor):
+    """The fp16 kernel and its TF32 repetition give the same bits, for any size and divisor.
+
+    Products and sums of small integers are exact, so any error shows. The sizes and divisors reach
+    each way of storing a tile.
+    """
     m, n, k = size
     x, weight, bias = (
         torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
@@ -81,7 +96,7 @@ def test_tiles_are_made_again_at_any_size(one_product, size, divisor):
     run = OPERATORS.linear_relu_divide_with_mask
     weight[:, 3] = 0
     results = []
-    for value in (1.0, 2.0**100):  # no row of x is wide, then all are
+    for value in (1.0, 2.0**100):  # no row of x is wide; then all are; the weight there is 0
         x[:, 3] = value
         results.append((*run(x, weight, bias, divisor), run(x, weight, None, divisor)[0]))
     assert_same_bits(*results)
@@ -92,22 +107,26 @@ def test_tiles_are_made_again_at_any_size(one_product, size, divisor):
 
 @pytest.mark.parametrize("tiles", [[1], [0, 1], [0, 2, 4], [1, 2, 3, 4, 5], [8], range(9)], ids=str)
 @pytest.mark.parametrize("m", [1500, 2200])
-def test_any_tiles_of_x_are_made_again(one_product, m, tiles):
-    """Alone or with all others, in some rounds of clusters; the sums are exact either way."""
+def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
+    """Any subset of the tiles of x may be wide; the exact sums of integers do not change.
+
+    Up to 9 x 35 tiles are more than all clusters compute at a time, so a cluster computes several.
+    """
     x = torch.randint(-8, 9, (m, 136), device="cuda").float()
     weight = torch.randint(-8, 9, (8960, 136), device="cuda").float()
     weight[:, 3] = 0
     linear_relu_divide = OPERATORS.linear_relu_divide
-    want = linear_relu_divide(x, weight, None, 2.0)
+    expected = linear_relu_divide(x, weight, None, 2.0)
     for tile in tiles:
         x[tile * 256 + 9 : tile * 256 + 10, 3] = 2.0**100
-    assert_same_bits(linear_relu_divide(x, weight, None, 2.0), want)
+    assert_same_bits(linear_relu_divide(x, weight, None, 2.0), expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_layout_changes_no_bit_of_one_product(one_product, layout):
+def test_the_layout_changes_no_bit_of_the_result(sm90_at_high, layout):
+    """Strided, transposed and misaligned operands give the bits that contiguous ones give."""
     for k in (1028, 1031):
         x, weight, bias = draw_wide("x", "graded", [3, 299], 300, 130, k)
-        want = OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR)
+        expected = OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR)
         for operands in ((layout(x), weight), (x, layout(weight)), (layout(x), layout(weight))):
-            assert_same_bits(OPERATORS.linear_relu_divide(*operands, bias, DIVISOR), want)
+            assert_same_bits(OPERATORS.linear_relu_divide(*operands, bias, DIVISOR), expected)

@@ -3,7 +3,7 @@
 Scaling, splitting, tensor cores that truncate, promotion, and what is made again. float64 stands
 for exact numbers.
 
-    PYTHONPATH=. python tests/split_twin.py [M K N]    prints the errors on every named case
+    PYTHONPATH=. python tests/support/split_twin.py [M K N]    prints the errors on every named case
 """
 
 import sys

@@ -1,0 +1,71 @@
+// The loop of the CPU kernels: an elementwise function of 64 elements at a time, with stores that
+// bypass the caches where the results are larger than any cache.
+//
+// relu/relu_cpu.cpp and linear/fused_pass_cpu.cpp use it.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#ifdef __SSE2__
+#include <emmintrin.h>  // immintrin.h takes GCC 0.4 s
+#endif
+
+namespace kernels {
+namespace {
+
+// Elements of a block: a function handles so many at a time. Their bits of a mask fill 8 bytes.
+constexpr int64_t kBlock = 64;
+
+// Calls map(i, x_block, out_block, mask_bytes) for each block of n elements:
+//
+//   i           the index of the block's first element, a multiple of kBlock
+//   x_block     the block's kBlock elements of x, which map reads
+//   out_block   the block's kBlock elements of out, which map writes
+//   mask_bytes  how many bytes of a mask the block's elements have: 8 for a whole block, as a
+//               compile-time constant, and fewer for a part of one
+//
+// The last block may be a part of one. Its x_block is a copy that zeros fill up, and its out_block
+// is a buffer, of which the elements beyond n are dropped. x and out may be the same.
+//
+// If bypasses_caches, whole blocks are written by non-temporal stores, where the machine has them
+// and out is aligned to 16 bytes. An ordinary store first reads the cache line that it is about to
+// overwrite; a non-temporal store does not.
+template <typename T, typename Map>
+void map_blocks(const T* x, T* out, int64_t n, [[maybe_unused]] bool bypasses_caches,
+                const Map& map) {
+  constexpr std::integral_constant<size_t, kBlock / 8> kMaskBytes;
+  int64_t i = 0;
+#ifdef __SSE2__
+  if (bypasses_caches && reinterpret_cast<uintptr_t>(out) % sizeof(__m128i) == 0) {
+    for (; i + kBlock <= n; i += kBlock) {
+      alignas(64) T block[kBlock];
+      map(i, x + i, block, kMaskBytes);
+      constexpr int64_t kElementsOfStore = sizeof(__m128i) / sizeof(T);
+      for (int64_t j = 0; j < kBlock; j += kElementsOfStore) {
+        // No `auto` pointers: they would lose __m128i's may_alias, and GCC would then take the
+        // stores to `block` for dead and remove them.
+        const __m128i v = _mm_load_si128(reinterpret_cast<const __m128i*>(block + j));
+        _mm_stream_si128(reinterpret_cast<__m128i*>(out + i + j), v);
+      }
+    }
+    // Non-temporal stores are not ordered with ordinary ones. Without a fence, another thread could
+    // learn that this one has ended before it sees the results.
+    _mm_sfence();
+  }
+#endif
+  for (; i + kBlock <= n; i += kBlock) map(i, x + i, out + i, kMaskBytes);
+  const int64_t rest = n - i;
+  if (rest == 0) return;
+  T x_block[kBlock] = {};
+  T out_block[kBlock];
+  std::copy_n(x + i, rest, x_block);
+  const size_t mask_bytes = static_cast<size_t>(rest + 7) / 8;
+  map(i, x_block, out_block, mask_bytes);
+  std::copy_n(out_block, rest, out + i);
+}
+
+}  // namespace
+}  // namespace kernels

@@ -1,0 +1,223 @@
+// The parts of Linear -> ReLU -> divide that work above the kernels: autograd, autocast, and the
+// recording of traces. They call the operators by name, so that torch.compile and torch.export see
+// one operator for the forward and one for all gradients.
+//
+// Every function here that calls an operator is a template of the Namespace in which it was called
+// itself, and calls the operators of that namespace (torch_support/operators.h).
+
+#pragma once
+
+#include <ATen/ops/_unsafe_view.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "linear/backward.h"
+#include "linear/forward.h"
+#include "linear/gate.h"
+#include "torch_support/operators.h"
+
+// Declared here because ATen/autocast_mode.h includes all of ATen, which takes 2 of 7 s to compile.
+namespace at::autocast {
+TORCH_API ScalarType get_autocast_dtype(DeviceType device_type);
+TORCH_API Tensor cached_cast(ScalarType to_type, const Tensor& arg, DeviceType device_type);
+}  // namespace at::autocast
+
+namespace kernels {
+
+// ----------------------------------------------------------------------------- calls of operators
+
+using LinearFunction = Tensor(const Tensor& x, const Tensor& weight,
+                              const std::optional<Tensor>& bias, double divisor);
+using LinearWithMaskFunction = TwoTensors(const Tensor& x, const Tensor& weight,
+                                          const std::optional<Tensor>& bias, double divisor);
+using GradientsFunction = ThreeTensors(const Tensor& grad_output, const Tensor& mask,
+                                       const std::optional<Tensor>& x,
+                                       const std::optional<Tensor>& weight, int64_t output_mask,
+                                       double divisor);
+
+// The bits of output_mask, which says what linear_relu_divide_gradients is to compute.
+constexpr int64_t kGradX = 1;
+constexpr int64_t kGradWeight = 2;
+constexpr int64_t kGradBias = 4;
+
+inline Tensor call_linear(Namespace where, const LinearInputs& in) {
+  return call_operator<LinearFunction>(where, "linear_relu_divide", in.x, in.weight, in.bias,
+                                       in.divisor);
+}
+
+inline TwoTensors call_linear_with_mask(Namespace where, const LinearInputs& in) {
+  return call_operator<LinearWithMaskFunction>(where, "linear_relu_divide_with_mask", in.x,
+                                               in.weight, in.bias, in.divisor);
+}
+
+inline ThreeTensors call_gradients(Namespace where, const LinearGradients& in) {
+  int64_t output_mask = 0;
+  if (in.weight)
+    output_mask |= kGradX;  // x's gradient is computed from weight, and weight's from x
+  if (in.x) output_mask |= kGradWeight;
+  if (in.wants_bias) output_mask |= kGradBias;
+  return call_operator<GradientsFunction>(where, "linear_relu_divide_gradients", in.grad_output,
+                                          in.mask, in.x, in.weight, output_mask, in.divisor);
+}
+
+// --------------------------------------------------------------------------------------- autograd
+
+// Autograd's record of a forward. It keeps the mask. It keeps x only if weight's gradient is
+// wanted, and weight only if x's is.
+struct LinearReluDivideBackward : Node {
+  Namespace where;  // that of the forward's operator
+  SavedVariable x, weight, mask;
+  double divisor;
+  bool transposes_grad_x, transposes_grad_weight;  // as in LinearGradients
+
+  std::string name() const override { return "LinearReluDivideBackward"; }
+
+  // Returns the gradients of x, weight and bias; undefined tensors for those that nobody wants.
+  variable_list apply(variable_list&& grads) override {
+    const Tensor& grad_output = grads[0];
+    if (!grad_output.defined()) return variable_list(3);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool wants_x = task_should_compute_output(0);
+    const bool wants_weight = task_should_compute_output(1);
+    const bool wants_bias = task_should_compute_output(2);
+    const Tensor saved_mask = unpack_saved_mask(mask);
+    std::optional<Tensor> saved_x;
+    std::optional<Tensor> saved_weight;
+    if (wants_weight) saved_x = x.unpack();
+    if (wants_x) saved_weight = weight.unpack();
+    const Gradients gradients = compute({grad_output, saved_mask, saved_x, saved_weight, wants_bias,
+                                         divisor, transposes_grad_x, transposes_grad_weight});
+    // The operator returns empty tensors for gradients that are not wanted.
+    return {wants_x ? gradients.x : Tensor(), wants_weight ? gradients.weight : Tensor(),
+            wants_bias ? gradients.bias : Tensor()};
+  }
+
+  Gradients compute(const LinearGradients& in) {
+    if (at::GradMode::is_enabled()) return differentiable_gradients(in);
+    c10::DispatchKeySet keys = in.grad_output.key_set() | in.mask.key_set();
+    if (in.x) keys = keys | in.x->key_set();
+    if (in.weight) keys = keys | in.weight->key_set();
+    if (is_plain(keys) && !has_tangent(in.grad_output)) return compute_gradients(in);
+    // vmap of a backward whose forward ran outside it: torch's ops compute the whole batch at once.
+    if (is_batched(keys)) return gradients_by_torch(in, unpack_mask(in));
+    const auto [grad_x, grad_weight, grad_bias] = call_gradients(where, in);
+    return {grad_x, grad_weight, grad_bias};
+  }
+
+  // Computes gradients that can be differentiated once more.
+  //
+  // torch's threshold_backward has a gradient by the forward's output too, which is zeros. So that
+  // the graph has the same edges as eager's, the unpacked mask is linked to this node, in the place
+  // of the output.
+  Gradients differentiable_gradients(const LinearGradients& in) {
+    const Tensor unpacked_mask = unpack_mask(in).detach();
+    torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});
+    return gradients_by_torch(in, unpacked_mask);
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    x.reset_data();
+    weight.reset_data();
+    mask.reset_data();
+  }
+};
+
+// linear_relu_divide above autograd.
+template <Namespace where>
+Tensor linear_autograd(const LinearInputs& in) {
+  const Route route = route_of(in);
+  if (route == Route::kReference) return linear_composite(in);
+  const bool runs_kernels = route == Route::kKernels;
+
+  if (runs_kernels && in.x.dim() > 2 && !in.x.is_contiguous()) {
+    // Autograd records how x became a matrix, so that the node below sees only the matrix.
+    const Tensor matrix = as_matrix(in.x);
+    const Tensor out = linear_autograd<where>({matrix, in.weight, in.bias, in.divisor});
+    return at::_unsafe_view(out, with_last(in.x.sizes(), in.weight.size(0)));
+  }
+
+  if (!any_operand(in, wants_gradient)) {
+    if (runs_kernels) return compute_linear(in, /*mask=*/Tensor());
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_linear(where, in);
+  }
+
+  TwoTensors out_and_mask;
+  if (runs_kernels) {
+    out_and_mask = linear_with_mask_forward(in);
+  } else {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    out_and_mask = call_linear_with_mask(where, in);
+  }
+  const auto& [out, mask] = out_and_mask;
+
+  auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
+  if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
+  if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
+  node->where = where;
+  node->mask = SavedVariable(mask, /*is_output=*/false);
+  node->divisor = in.divisor;
+  node->transposes_grad_x = runs_kernels && in.x.dim() == 2 && has_columns(in.x, /*alignment=*/1);
+  node->transposes_grad_weight = runs_kernels && !in.weight.is_contiguous();
+  torch::autograd::set_history(out, std::move(node));
+  return out;
+}
+
+// linear_relu_divide_gradients above autograd: by torch's ops where its results are differentiated.
+template <Namespace where>
+ThreeTensors linear_gradients_autograd(const LinearGradients& in) {
+  const auto is_differentiated = [](const Tensor& t) {
+    return wants_gradient(t) || has_tangent(t);
+  };
+  if (is_differentiated(in.grad_output) || (in.x && is_differentiated(*in.x)) ||
+      (in.weight && is_differentiated(*in.weight))) {
+    return linear_gradients_composite(in);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return call_gradients(where, in);
+}
+
+// --------------------------------------------------------------------------- autocast and tracing
+
+// linear_relu_divide under autocast. As autocast does for nn.Linear, all operands are cast to its
+// dtype, except those of float64.
+template <Namespace where>
+Tensor linear_autocast(const LinearInputs& in) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const at::DeviceType device = in.x.device().type();
+  const at::ScalarType type = at::autocast::get_autocast_dtype(device);
+  const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
+  const Tensor x = cast(in.x);
+  const Tensor weight = cast(in.weight);
+  std::optional<Tensor> bias;
+  if (in.bias) bias = cast(*in.bias);
+  return call_linear(where, {x, weight, bias, in.divisor});
+}
+
+// The own linear_relu_divide under torch.jit.trace. The trace gets the stable name, because a
+// program that is saved has to run with other builds too.
+inline Tensor linear_tracer(const LinearInputs& in) {
+  namespace tracer = torch::jit::tracer;
+  const std::shared_ptr<tracer::TracingState> state = tracer::getTracingState();
+  const std::string name = namespace_name(Namespace::kStable) + "::linear_relu_divide";
+  torch::jit::Node* const node =
+      state->createNode(c10::Symbol::fromQualString(name), /*num_outputs=*/0);
+  tracer::recordSourceLocation(node);
+  tracer::addInputs(node, "input", in.x);
+  tracer::addInputs(node, "weight", in.weight);
+  tracer::addInputs(node, "bias", in.bias);
+  tracer::addInputs(node, "divisor", in.divisor);
+  state->insertNode(node);
+
+  const std::function<void()> resume_tracing = tracer::pauseTracing();
+  const Tensor out = call_linear(Namespace::kOwn, in);
+  resume_tracing();
+  tracer::addOutput(node, out);
+  return out;
+}
+
+}  // namespace kernels

@@ -1,0 +1,228 @@
+// The backward of Linear -> ReLU -> divide. The ReLU's input is z = x weight^T + bias [..., N]. The
+// forward kept a mask of it: one bit for each element.
+//
+//   grad_z      = mask bit ? grad_output / divisor : 0     [..., N]
+//   grad_x      = grad_z weight                            [..., K]
+//   grad_weight = grad_z^T x                               [N, K]
+//   grad_bias   = the sum of grad_z over its rows          [N]
+//
+// The fused pass computes grad_z and grad_bias. A GEMM kernel or torch computes each of the two
+// products. Where gradients of the gradients are wanted, under vmap, and for tensors without
+// memory, torch's ops compute everything.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/threshold_backward.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "linear/forward.h"
+#include "linear/run_gemm.h"
+#include "torch_support/operators.h"
+
+namespace kernels {
+
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+
+// What the gradients are computed from, and which of them are wanted. The struct only refers to the
+// tensors.
+struct LinearGradients {
+  const Tensor& grad_output;            // [..., N]
+  const Tensor& mask;                   // [..., (N + 7) / 8], uint8
+  const std::optional<Tensor>& x;       // [..., K], if weight's gradient is wanted
+  const std::optional<Tensor>& weight;  // [N, K], if x's gradient is wanted
+  bool wants_bias;
+  double divisor;
+
+  // Where torch multiplies, it computes the transposes of these gradients, as eager would: on a CPU
+  // the other order may take ten times as long.
+  bool transposes_grad_x = false;
+  bool transposes_grad_weight = false;
+};
+
+// The gradients of x, weight and bias. Those that are not wanted are undefined.
+struct Gradients {
+  Tensor x, weight, bias;
+};
+
+// The results of the fused pass. bias is undefined if it is not wanted.
+struct GradZAndBias {
+  Tensor z, bias;
+};
+
+// Computes grad_z and grad_bias by the fused pass.
+inline GradZAndBias run_fused_pass_backward(const LinearGradients& in) {
+  const Tensor grad_output = in.grad_output.contiguous();
+  const at::ScalarType type = grad_output.scalar_type();
+  const DType dtype = *kernel_dtype(type);
+  const int64_t m = rows_of(grad_output);
+  const int64_t n = grad_output.size(-1);
+  const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
+  const Tensor grad_bias = in.wants_bias ? allocate(grad_output, {n}, type) : Tensor();
+
+  const void* const from = grad_output.const_data_ptr();
+  const uint8_t* const bits = in.mask.const_data_ptr<uint8_t>();
+  void* const to = grad_z.mutable_data_ptr();
+  void* const bias = in.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
+
+  const auto run_on_gpu = [&](auto stream) {
+    int64_t bytes = 0;
+    if (in.wants_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
+    const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
+    return cuda::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, bias,
+                                            workspace.mutable_data_ptr(), m, n, stream);
+  };
+  const auto run_on_cpu = [&] {
+    const int64_t runs = cpu::linear_fused_pass_backward_runs(m, n);
+    const int64_t units = runs * cpu::linear_fused_pass_backward_strips(n);
+    const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, at::kDouble);
+    double* const run_sums = in.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
+    const int64_t units_of_a_thread = std::max<int64_t>(kGrain * units / (m * n), 1);
+    at::parallel_for(0, units, units_of_a_thread, [&](int64_t begin, int64_t end) {
+      cpu::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
+                                      end);
+    });
+    if (in.wants_bias) cpu::linear_fused_pass_backward_sum(dtype, run_sums, bias, m, n);
+  };
+  run_on_device(grad_output, run_on_gpu, run_on_cpu);
+  return {grad_z, grad_bias};
+}
+
+// Returns true if a GEMM kernel may compute a [I, J] times b [J, K] at all. run_gemm copies float32
+// operands that no kernel reads in place. Half types in such layouts are left to torch.
+inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
+  const bool is_cuda = a.is_cuda() && is_plain(a.key_set() | b.key_set());
+  if (!is_cuda || at::GradMode::is_enabled()) return false;
+  if (a.scalar_type() == at::kFloat) {
+    // At `high`, the sm90 kernel alone can compute a gradient.
+    const bool may_be_sm90 = !demanded_path || demanded_path == Path::kSm90;
+    return float32_precision() == Precision::kHighest || may_be_sm90;
+  }
+  if (a.element_size() != 2) return false;
+  const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
+  const bool is_large = demanded_path || a.size(0) * b.size(1) >= kLargeResult;
+  return is_large && is_readable(a) && is_readable(b);
+}
+
+// Returns a [I, J] times b [J, K]. Torch computes it as the transpose of b^T a^T if `transposes`.
+inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transposes) {
+  if (may_run_gemm(a, b)) {
+    // run_gemm multiplies by the transpose of its second operand.
+    const Tensor transposed_b = b.t();
+    const std::optional<Tensor> no_bias;
+    const Tensor no_mask;
+    const Tensor out =
+        run_gemm({a, transposed_b, no_bias, /*divisor=*/1.0}, /*has_relu=*/false, no_mask);
+    if (out.defined()) return out;
+  }
+  if (transposes) return b.t().mm(a.t()).t();
+  return a.mm(b);
+}
+
+// Computes the gradients of x and weight that are wanted. Weight's comes first: it reads grad_z
+// while the L2 cache still has it.
+inline Gradients multiply_gradients(const LinearGradients& in, const GradZAndBias& grad) {
+  const Tensor grad_z = as_matrix(grad.z);
+  Gradients gradients;
+  gradients.bias = grad.bias;
+  if (in.x) {
+    gradients.weight = multiply_matrices(grad_z.t(), as_matrix(*in.x), in.transposes_grad_weight);
+  }
+  if (in.weight) {
+    gradients.x = multiply_matrices(grad_z, *in.weight, in.transposes_grad_x);
+    if (grad.z.dim() != 2) {
+      const c10::SymInt k = gradients.x.sym_size(-1);
+      gradients.x = gradients.x.view_symint(with_last(grad.z.sym_sizes(), k));
+    }
+  }
+  return gradients;
+}
+
+// Returns a tensor like the forward's output that is 1 where the mask has a 1, and 0 elsewhere. It
+// takes the output's place in torch's own gradient of ReLU, which asks where the output is above 0.
+inline Tensor unpack_mask(const LinearGradients& in) {
+  const Tensor bits_of_bytes =
+      in.mask.unsqueeze(-1).bitwise_right_shift(at::arange(8, in.mask.options())).bitwise_and(1);
+  return bits_of_bytes.flatten(-2)
+      .narrow_symint(-1, 0, in.grad_output.sym_size(-1))
+      .reshape_symint(in.grad_output.sym_sizes())
+      .to(in.grad_output.scalar_type());
+}
+
+// Computes the gradients by torch's own ops, from the result of unpack_mask.
+inline Gradients gradients_by_torch(const LinearGradients& in, const Tensor& unpacked_mask) {
+  GradZAndBias grad;
+  grad.z = at::threshold_backward(in.grad_output.div(in.divisor), unpacked_mask, /*threshold=*/0);
+  if (in.wants_bias) grad.bias = as_matrix(grad.z).sum(0);
+  return multiply_gradients(in, grad);
+}
+
+// Raises an error unless the operands fit together. They may come from any graph, or from a hook
+// for saved tensors.
+inline void check_gradients(const LinearGradients& in) {
+  const Tensor& grad = in.grad_output;
+  const Tensor& mask = in.mask;
+  const auto is_like_grad = [&](const Tensor& t) {
+    return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
+  };
+  bool fits = kernel_dtype(grad.scalar_type()).has_value() && grad.dim() > 0;
+  if (fits && in.x) {
+    fits = is_like_grad(*in.x) && in.x->dim() > 0 && rows_of(*in.x) == rows_of(grad);
+  }
+  if (fits && in.weight) {
+    fits = is_like_grad(*in.weight) && in.weight->dim() == 2 && in.weight->size(0) == grad.size(-1);
+  }
+  if (!fits) {
+    fail("linear_relu_divide_gradients: expected floating tensors that fit together");
+  }
+
+  const int64_t rows = rows_of(grad);
+  const int64_t row_bytes = mask_row_bytes(grad.size(-1));
+  const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
+                           mask.dim() > 0 && mask.device() == grad.device();
+  if (!is_readable || rows_of(mask) != rows || mask.size(-1) != row_bytes) {
+    fail("mask must be contiguous, uint8, on the gradient's device, with " + std::to_string(rows) +
+         " rows of " + std::to_string(row_bytes));
+  }
+}
+
+// Computes the gradients of plain tensors: the fused pass, then the products.
+inline Gradients compute_gradients(const LinearGradients& in) {
+  check_gradients(in);
+  if (in.grad_output.numel() == 0) return gradients_by_torch(in, unpack_mask(in));
+  const DeviceOf device(in.grad_output);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return multiply_gradients(in, run_fused_pass_backward(in));
+}
+
+// Returns the gradients as an operator does: empty tensors in place of undefined ones, which
+// operators cannot return.
+inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
+  const auto defined_or_empty = [&](const Tensor& t) {
+    return t.defined() ? t : at::empty_symint({0}, like.options());
+  };
+  return {defined_or_empty(gradients.x), defined_or_empty(gradients.weight),
+          defined_or_empty(gradients.bias)};
+}
+
+// linear_relu_divide_gradients on a CPU or a GPU. Whoever runs a graph may have autocast or
+// gradients on that were off in the forward, so both are switched off here.
+inline ThreeTensors linear_gradients_forward(const LinearGradients& in) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const at::NoGradGuard no_grad;
+  return as_results(compute_gradients(in), in.grad_output);
+}
+
+// The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
+// gradients are wanted.
+inline ThreeTensors linear_gradients_composite(const LinearGradients& in) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return as_results(gradients_by_torch(in, unpack_mask(in)), in.grad_output);
+}
+
+}  // namespace kernels

@@ -1,0 +1,60 @@
+// The precision that torch's settings ask of a float32 product on a GPU.
+
+#pragma once
+
+#include <ATen/Context.h>
+#include <torch/version.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "launchers.h"
+
+namespace kernels {
+
+// The setting of torch's product, fp32_precision: that of torch.backends.cuda.matmul, or else that
+// of torch.backends.cudnn, or else that of torch.backends. torch.set_float32_matmul_precision and
+// allow_tf32 write the first of these.
+enum class Float32Setting { kTf32, kFloat32, kOther };
+
+// Context::allowTF32CuBLAS would raise an error where a program used both old and new setters.
+inline Float32Setting float32_setting() {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  const std::string setting = at::globalContext().float32Precision("cuda", "matmul");
+  if (setting == "tf32") return Float32Setting::kTf32;
+  if (setting == "ieee" || setting == "none") return Float32Setting::kFloat32;
+#else
+  using at::Float32Precision;
+  const Float32Precision setting =
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  if (setting == Float32Precision::TF32) return Float32Setting::kTf32;
+  if (setting == Float32Precision::IEEE || setting == Float32Precision::NONE) {
+    return Float32Setting::kFloat32;
+  }
+#endif
+  return Float32Setting::kOther;  // "bfx9": torch makes nine products of bfloat16
+}
+
+// Returns the character of NVIDIA_TF32_OVERRIDE, or '\0' if it is not a single one.
+inline char read_tf32_override() {
+  const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
+  const bool is_one_character = value != nullptr && value[0] != '\0' && value[1] == '\0';
+  return is_one_character ? value[0] : '\0';
+}
+
+// Returns kHigh where cuBLAS would round the operands of torch's product to TF32, otherwise
+// kHighest. The first line that fits decides:
+//
+//   fp32_precision is "bfx9"                                    kHighest
+//   the variable NVIDIA_TF32_OVERRIDE is 0                      kHighest
+//   that variable is 1, or fp32_precision is "tf32"             kHigh
+//   fp32_precision is "ieee" or "none"                          kHighest
+inline Precision float32_precision() {
+  static const char tf32_override = read_tf32_override();  // cuBLAS reads it once too
+  const Float32Setting setting = float32_setting();
+  if (setting == Float32Setting::kOther || tf32_override == '0') return Precision::kHighest;
+  const bool rounds_to_tf32 = tf32_override == '1' || setting == Float32Setting::kTf32;
+  return rounds_to_tf32 ? Precision::kHigh : Precision::kHighest;
+}
+
+}  // namespace kernels

@@ -1,0 +1,103 @@
+// The forward of Linear -> ReLU -> divide: out [..., N] = relu(x weight^T + bias) / divisor.
+//
+// One of three ways computes it: a GEMM kernel with everything in its epilogue (run_gemm.h),
+// torch's product followed by the fused pass in place, or the reference's own ops.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+
+#include <tuple>
+
+#include "linear/gate.h"
+#include "linear/run_gemm.h"
+
+namespace kernels {
+
+using TwoTensors = std::tuple<Tensor, Tensor>;
+
+// The fewest elements that a CPU thread gets.
+constexpr int64_t kGrain = 32768;
+
+// Returns the bytes of a mask for one row of N elements.
+inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
+
+// The reference's own ops.
+inline Tensor linear_composite(const LinearInputs& in) {
+  return at::linear(in.x, in.weight, in.bias).relu().div(in.divisor);
+}
+
+// In place: out = relu(out) / divisor, and the mask [..., (N + 7) / 8] unless it is undefined.
+inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask) {
+  const DType dtype = *kernel_dtype(out.scalar_type());
+  int64_t m = rows_of(out);
+  int64_t n = out.size(-1);
+  void* const data = out.mutable_data_ptr();
+  uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  // Rows matter to the mask alone, and only where they do not end with a byte. Otherwise the matrix
+  // is one long row.
+  if (bits == nullptr || n % 8 == 0) {
+    n *= m;
+    m = 1;
+  }
+  const auto run_on_gpu = [=](auto stream) {
+    return cuda::linear_fused_pass(dtype, data, divisor, bits, m, n, stream);
+  };
+  const auto run_on_cpu = [=] {
+    const int64_t bytes = m * mask_row_bytes(n);
+    at::parallel_for(0, bytes, kGrain / 8, [=](int64_t begin, int64_t end) {
+      cpu::linear_fused_pass(dtype, data, divisor, bits, n, begin, end);
+    });
+  };
+  run_on_device(out, run_on_gpu, run_on_cpu);
+}
+
+// Computes the forward, and the mask unless it is undefined. The inputs have passed the gate, but
+// may be empty. x is contiguous or a matrix.
+inline Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
+  const DeviceOf device(in.x);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const Tensor x = in.x.dim() == 2 ? in.x : in.x.reshape({-1, in.x.size(-1)});
+  Tensor out;
+  if (!is_empty(in)) {
+    out = run_gemm({x, in.weight, in.bias, in.divisor}, /*has_relu=*/true, mask);
+  }
+  if (!out.defined()) {
+    out = at::linear(in.x, in.weight, in.bias).contiguous();
+    if (out.numel() > 0) run_fused_pass(out, in.divisor, mask);
+  }
+  if (in.x.dim() == 2) return out;
+  return out.view(with_last(in.x.sizes(), in.weight.size(0)));
+}
+
+// linear_relu_divide below autograd.
+inline Tensor linear_forward(const LinearInputs& in) {
+  if (route_of(in) != Route::kKernels) return linear_composite(in);
+  return compute_linear(in, /*mask=*/Tensor());
+}
+
+// linear_relu_divide_with_mask: the output, and the mask [..., (N + 7) / 8].
+inline TwoTensors linear_with_mask_forward(const LinearInputs& in) {
+  if (!has_supported_kinds(in) || !has_matching_sizes(in)) {
+    fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
+  }
+  const DeviceOf device(in.x);
+  const int64_t row_bytes = mask_row_bytes(in.weight.size(0));
+  const Tensor mask = allocate(in.x, with_last(in.x.sizes(), row_bytes), at::kByte);
+  const Tensor out = compute_linear(in, mask);
+  return {out, mask};
+}
+
+// The shapes and dtypes of that, for tensors without memory. Sizes may be symbols.
+inline TwoTensors linear_with_mask_meta(const LinearInputs& in) {
+  const Tensor out = linear_composite(in);
+  const c10::SymInt row_bytes = (in.weight.sym_size(0) + 7) / 8;
+  const at::TensorOptions options = out.options().dtype(at::kByte);
+  const Tensor mask = at::empty_symint(with_last(in.x.sym_sizes(), row_bytes), options);
+  return {out, mask};
+}
+
+}  // namespace kernels

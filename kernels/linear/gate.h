@@ -1,0 +1,84 @@
+// The gate of Linear -> ReLU -> divide: which calls our kernels compute.
+//
+// The kernels compute calls with ordinary dense tensors of one floating dtype on one device, of
+// non-empty sizes that fit together, where no derivatives but those of backward() are wanted. Every
+// other call runs the reference's own ops, so its result or error is the reference's.
+
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cmath>
+
+#include "linear/operands.h"
+#include "torch_support/operators.h"
+
+namespace kernels {
+
+enum class Route {
+  kKernels,  // our kernels compute the call
+  kTracing,  // fake or proxy tensors (torch.compile, make_fx): call the operator, which is recorded
+  kReference,  // the reference's own ops
+};
+
+template <typename Predicate>
+bool any_operand(const LinearInputs& in, const Predicate& predicate) {
+  return predicate(in.x) || predicate(in.weight) || (in.bias && predicate(*in.bias));
+}
+
+// Returns the dispatch keys of all operands together.
+inline c10::DispatchKeySet keys_of(const LinearInputs& in) {
+  c10::DispatchKeySet keys = in.x.key_set() | in.weight.key_set();
+  if (in.bias) keys = keys | in.bias->key_set();
+  return keys;
+}
+
+// Returns true if the divisor and its reciprocal are normal floats; false for 0, infinity and NaN.
+//
+// On a GPU torch multiplies by the reciprocal, rounded to float from that of a float (torch 2.9) or
+// of a double (2.10 and newer). With other divisors it gets NaN or infinity where a division does
+// not: 0 / 1e-39 is NaN, and in 2.9 alone inf / 1e39 is NaN. Such calls run the reference's ops.
+inline bool has_normal_reciprocal(double divisor) {
+  const double magnitude = std::abs(divisor);
+  return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
+}
+
+// Returns true if our kernels support the dtypes, devices, layouts and numbers of dimensions. Reads
+// no sizes, for in a trace they may be symbols.
+inline bool has_supported_kinds(const LinearInputs& in) {
+  const auto is_unsupported = [&](const Tensor& t) {
+    const bool is_dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized();
+    const bool is_like_x = t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
+    return !is_dense || !is_like_x || has_tangent(t);
+  };
+  if (any_operand(in, is_unsupported)) return false;
+  if (!kernel_dtype(in.x.scalar_type()).has_value()) return false;
+  const bool has_right_dimensions =
+      in.x.dim() > 0 && in.weight.dim() == 2 && (!in.bias || in.bias->dim() == 1);
+  return has_right_dimensions && has_normal_reciprocal(in.divisor);
+}
+
+// Returns true if K of x and weight, and N of weight and bias, are equal.
+inline bool has_matching_sizes(const LinearInputs& in) {
+  const bool matches_bias = !in.bias || in.bias->size(0) == in.weight.size(0);
+  return in.x.size(-1) == in.weight.size(1) && matches_bias;
+}
+
+inline bool is_empty(const LinearInputs& in) { return in.x.numel() == 0 || in.weight.numel() == 0; }
+
+// Returns which way a call goes.
+inline Route route_of(const LinearInputs& in) {
+  if (!has_supported_kinds(in)) return Route::kReference;
+  const c10::DispatchKeySet keys = keys_of(in);
+  if (is_plain(keys)) {
+    const bool is_supported = has_matching_sizes(in) && !is_empty(in);
+    return is_supported ? Route::kKernels : Route::kReference;
+  }
+  const c10::DispatchKeySet modes = c10::impl::tls_local_dispatch_key_set().included_;
+  const bool is_python_tensor_or_mode = (keys | modes).has(DispatchKey::Python);
+  const bool is_in_functorch_transform = modes.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
+  const bool is_tracing = is_python_tensor_or_mode && !is_in_functorch_transform;
+  return is_tracing ? Route::kTracing : Route::kReference;
+}
+
+}  // namespace kernels

@@ -1,0 +1,64 @@
+// The operands of Linear -> ReLU -> divide as torch's tensors: their shapes, and which layouts of a
+// matrix a kernel can read in place.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "torch_support/tensor.h"
+
+namespace kernels {
+
+// The arguments of relu(x weight^T + bias) / divisor. The struct only refers to the tensors.
+struct LinearInputs {
+  const Tensor& x;                    // [..., K]
+  const Tensor& weight;               // [N, K]
+  const std::optional<Tensor>& bias;  // [N], or none
+  double divisor;
+};
+
+// Returns x [..., K] as a matrix [rows, K]: a view, or a copy where no view is possible. Autograd,
+// traces and both kinds of vmap understand it.
+inline Tensor as_matrix(const Tensor& x) {
+  if (x.dim() == 2) return x;
+  if (x.dim() == 1) return x.unsqueeze(0);
+  c10::SymInt rows = 1;
+  for (int64_t d = 0; d < x.dim() - 1; ++d) rows = rows * x.sym_size(d);
+  // Not flatten(): the older vmap has no rule for it.
+  return x.reshape_symint({rows, x.sym_size(-1)});
+}
+
+// Returns the sizes with another last one.
+template <typename Size>
+c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
+  if (sizes.empty()) fail("expected a tensor of at least one dimension");
+  c10::SmallVector<Size, 5> result(sizes.begin(), sizes.end());
+  result.back() = last;
+  return result;
+}
+
+// Returns true if the matrix consists of lines along one dimension that a kernel can read in place:
+// the elements of a line are adjacent, lines do not overlap, and each begins at a multiple of
+// `alignment` bytes.
+inline bool has_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
+  const int64_t line_stride = matrix.stride(across);
+  const bool is_adjacent = matrix.stride(along) == 1;
+  const bool overlaps = line_stride < matrix.size(along);
+  const bool is_aligned_everywhere =
+      is_aligned(matrix, alignment) && line_stride * matrix.element_size() % alignment == 0;
+  return is_adjacent && !overlaps && is_aligned_everywhere;
+}
+
+// Returns true for a row-major matrix.
+inline bool has_rows(const Tensor& matrix, int64_t alignment) {
+  return has_lines(matrix, alignment, /*along=*/1, /*across=*/0);
+}
+
+// Returns true for a column-major matrix, the transpose of a row-major one.
+inline bool has_columns(const Tensor& matrix, int64_t alignment) {
+  return has_lines(matrix, alignment, /*along=*/0, /*across=*/1);
+}
+
+}  // namespace kernels

@@ -1,0 +1,233 @@
+// The fp16x3 GEMM (gemm_fp16x3.cuh): its constants, its tiles, and its arguments.
+//
+//   x [M, K], weight [N, K], out [M, N] = x weight^T
+//
+// A row of the weight makes a column of out. This code calls it a feature, too, as PyTorch does
+// (out_features). "Rows" alone are rows of x, which are also the rows of out.
+//
+// launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
+// epilogue (gemm_fp16x3_epilogue.cuh) use both.
+
+#pragma once
+
+#include <cstdint>
+
+#include "common/ptx/cluster.cuh"
+#include "linear/epilogue.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/stream_k.cuh"
+#include "linear/tile_order.cuh"
+
+namespace kernels::sm90 {
+
+struct GemmFp16x3Config {
+  // ----- The tile of a block: 128 features, and 176, 160, 128 or 64 rows of x.
+  //
+  // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
+  // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
+  // of the block's features, and all of the tile's rows of x.
+  static constexpr int kWarpWeightRows = 16;
+  static constexpr int kWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
+
+  // Rows of x in a tile.
+  //   176  The most that fit: a thread has rows / 2 accumulators and as many sums in registers.
+  //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are 4 tiles of
+  //        176 and 2 of 160, which saves 2% of an H200's time. Only for K from kLongK on.
+  //   128  For all tiles, where there are so few tiles that it takes less time (choose_tiles.h).
+  //    64  For all tiles, where there are fewer still.
+  static constexpr int kWideRows = 176;
+  static constexpr int kNarrowRows = 160;
+  static constexpr int kMediumRows = 128;
+  static constexpr int kSmallRows = 64;
+  static_assert(kWideRows % 8 == 0 && kNarrowRows % 8 == 0, "wgmma takes multiples of 8 columns");
+
+  // Accumulators of a thread for the widest tile: 64 features * 176 rows / 128 threads = 88.
+  static constexpr int kSums = 64 * kWideRows / 128;
+
+  // ----- The pipeline.
+  //
+  // A stage holds one k-tile: 32 of K. A row of it is 128 bytes, the widest that TMA swizzles: 32
+  // floats of the weight, or 32 hi and 32 lo halves of x.
+  static constexpr int kKTile = 32;
+  static constexpr int kRowBytes = 128;
+  static_assert(kRowBytes == kKTile * sizeof(float), "a k-tile of a row of weight");
+  static_assert(kRowBytes == kKTile * 2 * sizeof(__half), "hi and lo of a k-tile of a row of x");
+  static_assert(kKTile * 2 == fp16x3::kKTileWidth, "x is split into k-tiles of this width");
+  // A row of x in shared memory has 32 hi halves first, then 32 lo halves. The wgmma descriptor of
+  // lo is larger than that of hi by this much; descriptors count in units of 16 bytes.
+  static constexpr uint64_t kDescriptorLo = kRowBytes / 2 >> 4;
+  // wgmma instructions along the K of a k-tile: each takes 16.
+  static constexpr int kK16PerTile = kKTile / 16;
+
+  // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
+  static constexpr int kWeightBytes = kWeightRows * kRowBytes;
+  static constexpr int kXBytes = kWideRows * kRowBytes;
+  // Five stages are 190 KiB. Six do not fit into the 227 KiB that a block may have.
+  static constexpr int kStages = 5;
+
+  // k-tiles in a k-group, the unit in which the mainloop and the stream-K schedule count K.
+  static constexpr int kTilesPerGroup = 4;
+  // k-groups of a K, rounded up. TMA writes zeros for the elements past K.
+  static __host__ __device__ int k_groups(int k) {
+    constexpr int kGroup = kTilesPerGroup * kKTile;
+    return (k + kGroup - 1) / kGroup;
+  }
+
+  // ----- The promotion interval: after how much of K the accumulators are added to the float32
+  // sums. It is 32 for K below kShortK, 64 below kLongK, and 128 from there on. A short interval is
+  // more accurate, as tensor cores truncate, and takes more time. The error bound grows with K, as
+  // float32 sums err more the longer they are, so a longer K allows a longer interval
+  // (docs/SPLIT.md).
+  static constexpr int kShortK = 2048;
+  static constexpr int kLongK = 4096;
+
+  // ----- Registers of a thread. A consumer has 88 accumulators, 88 sums, and 32 registers of split
+  // weight; 24 remain for addresses and loop counters.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+  static_assert(BlockConfig::fits(kProducerRegisters, kConsumerRegisters),
+                "setmaxnreg only moves registers within the block");
+
+  // ----- The epilogue's subtile: 2 column blocks of 8 rows of x at a time (general epilogue).
+  static constexpr int kSubtileBlocks = 2;
+  static constexpr int kSubtileRows = 8 * kSubtileBlocks;
+  static constexpr int kSubtiles = kWideRows / kSubtileRows;
+  static_assert(kWideRows % kSubtileRows == 0 && kNarrowRows % kSubtileRows == 0 &&
+                    kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
+                "tiles are whole subtiles");
+
+  // ----- Numbers of the named barriers. 0 is that of __syncthreads.
+  static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
+  static constexpr int kSecondStartsBarrier =
+      kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
+};
+
+// The tiles of out. A cluster computes a tile: 256 features, 128 in each of its blocks, and rows of
+// x that both blocks share. TileOrder numbers the tiles; GemmTiles adds which rows of x each has.
+//
+// Either all tiles have the same number of rows, kMediumRows or kSmallRows: then `wide` is 0. Or,
+// of the x_tiles tiles along M, `wide` have kWideRows rows, and the others kNarrowRows.
+//
+// Which ones are wide depends on the tile of weight. Example: M = 1024, x_tiles = 6, wide = 4, so
+// that 4 * 176 + 2 * 160 = 1024. W is a tile of 176 rows, n one of 160.
+//
+//                    x tile   0  1  2  3  4  5
+//   weight tile 0             W  W  W  W  n  n     shift 0
+//   weight tile 1             n  n  W  W  W  W     shift 4
+//   weight tile 2             W  W  n  n  W  W     shift 8 % 6 = 2
+//   weight tile 3             W  W  W  W  n  n     shift 12 % 6 = 0
+//
+// The pattern W W W W n n is rotated by `shift` = weight tile * wide % x_tiles places. Without the
+// rotation, some clusters would get only wide tiles. With 66 clusters, for instance, cluster c
+// computes tiles c, c + 66, c + 132 and so on; all of these are x tile c % 6, as 66 is a multiple
+// of 6.
+struct GemmTiles : TileOrder {
+  int wide;  // tiles along M that have kWideRows rows
+  int rows;  // rows of the other tiles
+
+  // Rows of x that TMA loads for every tile: those of the widest one. (For a narrow tile, 16 of the
+  // rows that it loads belong to the next tile, and are not multiplied.)
+  __host__ __device__ int max_rows() const {
+    return rows == GemmFp16x3Config::kNarrowRows ? GemmFp16x3Config::kWideRows : rows;
+  }
+
+  struct Rows {
+    int begin;
+    int size;
+  };
+
+  // The rows of x of a tile.
+  //
+  // Example, as above: weight tile 2, x tile 4. The shift is 2, so weight tile 2 begins at place 2
+  // of the repeated pattern
+  //
+  //   place    0  1  2  3  4  5  6  7  8  9 10 11 ...
+  //            W  W  W  W  n  n  W  W  W  W  n  n ...
+  //   x tile         0  1  2  3  4  5
+  //
+  // x tile 4 is at place 6, which is place 0 of the pattern: wide. Of the tiles before it, those
+  // at places 2 and 3 are wide. So its rows begin at 4 * 160 + 2 * 16 = 672.
+  __host__ __device__ Rows rows_of(const Tile& tile) const {
+    const unsigned pattern = x_tiles;
+    const unsigned wide_of_pattern = wide;
+    const auto wide_tiles_before = [&](unsigned place) {
+      return place / pattern * wide_of_pattern + min(place % pattern, wide_of_pattern);
+    };
+    const unsigned shift = tile.weight * wide_of_pattern % pattern;
+    const unsigned place = shift + tile.x;
+    const unsigned wide_before = wide_tiles_before(place) - wide_tiles_before(shift);
+    const int begin = tile.x * rows + wide_before * (GemmFp16x3Config::kWideRows - rows);
+    const bool is_wide = place % pattern < wide_of_pattern;
+    return {begin, is_wide ? GemmFp16x3Config::kWideRows : rows};
+  }
+};
+
+// Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
+// for one tile's, as it stores partial sums of at most one.
+struct PartialSums {
+  // [block of the cluster][column block of 8 rows of x][consumer thread]: four sums
+  using Sums =
+      float4[BlockConfig::kClusterSize][GemmFp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
+  // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
+  using Counts = unsigned[BlockConfig::kClusterSize][BlockConfig::kConsumerWarps];
+
+  Sums* sums;      // [clusters]
+  Counts* counts;  // [clusters], zeros when the kernel starts
+};
+
+// The kernel's arguments. The kernel is launched twice for each product.
+//
+// First run: it multiplies each row of the weight by a power of two that was chosen from a sample
+// of the row (split_x.cuh). An element that the sample missed may be so large that it overflows
+// fp16. All sums of that feature are then infinite or NaN. The epilogue sees it and marks the row
+// of the weight as kOverflowed.
+//
+// Second run: it scales the marked rows by their largest elements, and computes all tiles with such
+// rows again. If no row is marked, which is the rule, it ends at once.
+struct GemmArguments {
+  Epilogue<float> epilogue;
+  fp16x3::SplitMatrix x;       // split into hi and lo
+  fp16x3::SplitMatrix weight;  // not split, but with an exponent and a state for each row
+  int k;
+  unsigned* has_overflowed;  // whether a row is kOverflowed; 0 when the first run starts
+  unsigned* has_nonfinite;   // whether a row is kNonfinite; 0 when the first run starts
+  bool is_second_run;
+  GemmTiles tiles;
+  Schedule schedule;
+  PartialSums partials;
+};
+
+// The first feature of a tile that a block computes. `rank` is the block's number in its cluster.
+__device__ inline int first_feature(const Tile& tile, int rank) {
+  return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kWeightRows;
+}
+
+// Whether this run computes the tiles of a weight tile. The first run computes all; the second run
+// those in which a row of the weight is not kExact. All lanes of a warp call it together. All warps
+// of all clusters get the same answer, whenever they ask: in the second run, the state of a row may
+// change from kOverflowed to kNonfinite, but not to or from kExact.
+__device__ inline bool is_computed(const GemmArguments& p, int weight_tile) {
+  if (!p.is_second_run) return true;
+  constexpr int kRows = BlockConfig::kClusterSize * GemmFp16x3Config::kWeightRows;
+  bool is_found = false;
+  for (int i = threadIdx.x % 32; i < kRows; i += 32) {
+    const int row = weight_tile * kRows + i;
+    is_found |= row < p.epilogue.n && __ldcg(p.weight.state + row) != fp16x3::kExact;
+  }
+  return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
+}
+
+// Calls body(work, tile) for each work tile of this cluster that this run computes, in the order of
+// the schedule. All lanes of a warp call it together.
+template <typename Body>
+__device__ __forceinline__ void for_each_work_tile(const GemmArguments& p, const Body& body) {
+  for (int i = 0;; ++i) {
+    const WorkTile work = p.schedule.work_tile(i);
+    if (!work.exists()) break;
+    const Tile tile = p.tiles.find(work.tile);
+    if (is_computed(p, tile.weight)) body(work, tile);
+  }
+}
+
+}  // namespace kernels::sm90

@@ -1,0 +1,165 @@
+"""A backward under vmap, of a forward outside it: torch's own ops compute all gradients at once.
+
+Such calls come from `torch.autograd.grad(is_grads_batched=True)` and `jacobian(vectorize=True)`,
+which use torch's older vmap, and from `torch.func.vmap` over a function that calls
+`torch.autograd.grad`.
+"""
+
+import warnings
+from contextlib import contextmanager
+
+import pytest
+import torch
+from beside_torch import both, samples
+from tensors import OPERATORS, linear_modules
+
+from model import Model
+from model_new import ModelNew
+
+BATCH = 5
+
+
+@pytest.fixture(params=["relu", "linear"])
+def modules(request, device):
+    if request.param == "relu":
+        return ModelNew(), Model()
+    return linear_modules(6, 10, 3.0, device=device)
+
+
+@contextmanager
+def no_fallback_of_ours():
+    """Fails where vmap runs an operator of this project once for each element of the batch."""
+    torch._C._debug_only_display_vmap_fallback_warnings(True)
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch._C._debug_only_display_vmap_fallback_warnings(False)
+    messages = [str(warning.message) for warning in found]
+    assert not [message for message in messages if "relu_divide_kernels" in message]
+
+
+def is_grads_batched(out, leaves, grad_outputs, **options):
+    return torch.autograd.grad(out, leaves, grad_outputs, is_grads_batched=True, **options)
+
+
+def vmap_of_grad(out, leaves, grad_outputs, **options):
+    def gradients(grad_output):
+        return torch.autograd.grad(out, leaves, grad_output, retain_graph=True, **options)
+
+    return torch.func.vmap(gradients)(grad_outputs)
+
+
+BATCHED_GRADS = [is_grads_batched, vmap_of_grad]
+
+
+@pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (6,)])
+def test_gradients_of_x_and_parameters(device, modules, batched_grad, shape):
+    x = torch.randn(shape, device=device)
+    grad_outputs = torch.randn(BATCH, *modules[1](x).shape, device=device)
+
+    def run(module):
+        leaf = x.clone().requires_grad_()
+        return batched_grad(module(leaf), [leaf, *module.parameters()], grad_outputs)
+
+    with no_fallback_of_ours():
+        both(modules, run)
+
+
+@pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
+@pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
+def test_some_gradients_of_linear(device, batched_grad, wanted):
+    x, grad_outputs = samples(device), torch.randn(BATCH, 4, 10, device=device)
+
+    def run(module):
+        leaf = x.clone().requires_grad_()
+        leaves = [leaf, module.linear.weight, module.linear.bias]
+        return batched_grad(module(leaf), [leaves[i] for i in wanted], grad_outputs)
+
+    with no_fallback_of_ours():
+        both(linear_modules(6, 10, 3.0, device=device), run)
+
+
+@pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
+def test_transposed_x_and_no_bias(device, batched_grad):
+    x, grad_outputs = samples(device).t(), torch.randn(BATCH, 6, 10, device=device)
+
+    def run(module):
+        leaf = x.detach().requires_grad_()
+        return batched_grad(module(leaf), [leaf, module.linear.weight], grad_outputs)
+
+    with no_fallback_of_ours():
+        both(linear_modules(4, 10, 3.0, device=device, bias=False), run)
+
+
+@pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
+def test_gradients_of_batched_gradients(device, modules, batched_grad):
+    x = samples(device)
+    grad_outputs = torch.randn(BATCH, *modules[1](x).shape, device=device)
+
+    def run(module):
+        leaf, grads = x.clone().requires_grad_(), grad_outputs.clone().requires_grad_()
+        [grad_x] = batched_grad(module(leaf), [leaf], grads, create_graph=True)
+        return torch.autograd.grad(grad_x.square().sum(), grads)
+
+    with no_fallback_of_ours():
+        both(modules, run)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_vectorized_jacobian(device, modules, create_graph):
+    x = samples(device)
+
+    def run(module):
+        return torch.autograd.functional.jacobian(
+            module, x, vectorize=True, create_graph=create_graph
+        )
+
+    with no_fallback_of_ours():
+        both(modules, run)
+
+
+def test_vectorized_hessian(device, modules):
+    x = samples(device)
+
+    def run(module):
+        def sum_of_cubes(x):
+            return module(x).pow(3).sum()
+
+        return torch.autograd.functional.hessian(sum_of_cubes, x, vectorize=True)
+
+    with no_fallback_of_ours():
+        both(modules, run)
+
+
+def random_batch(shape, dim):
+    """A tensor of this shape, or a batch of such tensors along a new dimension `dim`."""
+    if dim is None:
+        return torch.randn(shape)
+    return torch.randn(*shape[:dim], BATCH, *shape[dim:])
+
+
+@pytest.mark.parametrize("of_mask", [None, 0, 1])
+@pytest.mark.parametrize("of_grad", [None, 0, 1, 2])
+@pytest.mark.parametrize("of_x, of_weight", [(0, None), (None, 1)])
+def test_the_operator_of_all_gradients(device, of_mask, of_grad, of_x, of_weight):
+    """Any operand may be a batch: the result is that of a loop over the batch."""
+    in_dims = (of_grad, of_mask, of_x, of_weight)
+    grad_output = random_batch((4, 10), of_grad).to(device)
+    mask = random_batch((4, 2), of_mask).mul(100).to(device, torch.uint8)
+    x = random_batch((4, 6), of_x).to(device)
+    weight = random_batch((10, 6), of_weight).to(device)
+    operands = (grad_output, mask, x, weight)
+
+    def gradients(*operands):
+        return OPERATORS.linear_relu_divide_gradients(*operands, 7, 3.0)
+
+    with no_fallback_of_ours():
+        got = torch.func.vmap(gradients, in_dims=in_dims)(*operands)
+    for i in range(BATCH):
+        pairs = zip(operands, in_dims, strict=True)
+        own = [t if dim is None else t.select(dim, i).contiguous() for t, dim in pairs]
+        for batch, want in zip(got, gradients(*own), strict=True):
+            torch.testing.assert_close(batch[i], want)
