@@ -71,6 +71,7 @@ class Bench:
         given: regions with the gradients of outputs, likewise.
         outputs: regions for results, where these cannot be read in place.
         eager: processes for eager and for eager again; on a GPU, whose memory they share, one.
+        must_copy: the system forbids to read another process's memory.
         copies: whether results are copied within the clock, since they cannot be read in place.
         plans: how the problem is timed, by setting; see `steps.times`.
     """
@@ -85,6 +86,7 @@ class Bench:
         self.eager: list[Eager] = []
         self.yardsticks: list[str] = []
         self.notes: list[str] = []
+        self.must_copy = False
         self.copies = False
         self.plans: dict[tuple, object] = {}
         self._prepared: tuple | None = None
@@ -98,7 +100,8 @@ class Bench:
             self.eager.append(Eager(self))
             contestant = self.eager[-1].contestant
             if self.problem.device.type == "cpu":
-                self.copies = not can_read(contestant.pid, contestant.span[0])
+                self.must_copy = not can_read(contestant.pid, contestant.span[0])
+                self.copies = self.copies or self.must_copy
 
     def prepare(self, yardsticks: tuple[str, ...]) -> None:
         """Have eager's first process set up the yardsticks; the inputs must be written."""

@@ -154,6 +154,7 @@ class Contestant:
     ) -> None:
         self.deadline = deadline
         self.seconds = 0.0
+        self._device = device
         self._replied, self._printed = b"", b""
         self._has_ended = False
         requests, self._requests = os.pipe()
@@ -195,6 +196,8 @@ class Contestant:
         token = secrets.token_hex(8)
         request = {"op": op, "arguments": arguments, "token": token}
         left = self._write(json.dumps(request).encode() + b"\n")
+        if self._device.type == "cuda":  # what was written for it is there, what it wrote is read
+            torch.cuda.synchronize(self._device)
         start = perf_counter()
         self._tree.go_on()
         try:

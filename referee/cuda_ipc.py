@@ -33,23 +33,14 @@ def _call(name: str, *arguments: object) -> None:
         raise CudaError(f"{name} failed with status {status}")
 
 
-class _Interface:
-    """What torch.as_tensor needs to make a tensor of memory that is there."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 2,
-        }
-
-
 def bytes_at(address: int, size: int, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the bytes at an address, without a copy."""
+    """Return a tensor of the bytes at an address, without a copy; it does not own them."""
+    made = torch.empty(0, dtype=torch.uint8, device=device)
     if size == 0:
-        return torch.empty(0, dtype=torch.uint8, device=device)
-    return torch.as_tensor(_Interface(address, size), device=device)
+        return made
+    # torch's public ways to do so need NumPy, or a capsule of DLPack for every tensor.
+    storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+    return made.set_(storage, 0, (size,), (1,))
 
 
 class Allocation:

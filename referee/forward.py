@@ -45,16 +45,8 @@ def check(
     grading.write_inputs([inputs])
     grading.write_state()
     size = sum(x.numel * x.dtype.itemsize for x in expected)
-    room = grading.bench.room([_blank(x) for x in expected], 1) if grading.bench.copies else None
     try:
-        reply = grading.solution.ask(
-            "call",
-            name="module",
-            inputs=grading.bench.forms(1),
-            fill=fill,
-            poison=size,
-            outputs=room,
-        )
+        reply = _ask(grading, expected, size, fill)
     except RaisedError as raised:
         refuse(grading, name, raised, required)
         return []
@@ -80,6 +72,22 @@ def check(
         output.forget()
     grading.solution.ask("release")
     return found
+
+
+def _ask(grading: Grading, expected: list[Output], size: int, fill: bool) -> dict:
+    """Have the solution called; once more, with copies of its results, if these cannot be read."""
+    bench = grading.bench
+    about = {"name": "module", "inputs": bench.forms(1), "fill": fill, "poison": size}
+    if not bench.copies:
+        reply = grading.solution.ask("call", **about)
+        facts = reply["calls"][0].get("results", [])
+        if all(fact.get("handle", "") is not None for fact in facts):
+            return reply
+        bench.copies = True
+        note = "results are copied within the clock, eager's too: their memory cannot be shared"
+        grading.verdict.notes.append(note)
+    room = bench.room([_blank(x) for x in expected], 1)
+    return grading.solution.ask("call", outputs=room, **about)
 
 
 def _blank(output: Output) -> torch.Tensor:

@@ -93,6 +93,7 @@ class Grading:
         self.verdict = verdict
         self.progress = progress
         self.device = bench.problem.device
+        bench.copies = bench.must_copy
         deadline = monotonic() + options.timeout
         self.solution = Contestant(bench.server, bench.pool, self.device, deadline)
         self.state = State(self.solution, bench.pool)

@@ -5,6 +5,7 @@ its own is a subclass, which overrides the methods in the part "what a problem m
 """
 
 import copy
+import math
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -34,6 +35,7 @@ CUDNN_OPERATORS = ("convolution", "rnn", "lstm", "gru")
 PRODUCTS = ("mm", "matmul", "linear", "addmv", "mv")
 # How much memory a grading needs at most, in parts of inputs, outputs and parameters together.
 MEMORY_PARTS = 5
+PIECE = 1 << 24  # elements that are compared at a time
 ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
 
 
@@ -295,17 +297,12 @@ class Problem:
     # ------------------------------------------------------------ behind the constructor
 
     def _first_draw(self) -> list:
-        """Draw on the device, if that gives what drawing on the CPU gives but for the values."""
-        inputs = self.file.draw()
-        if self.device.type == "cpu":
-            return inputs
-        there = [x.to(self.device) if _is_tensor(x) else x for x in inputs]
-        form = forms_of(there)
-        del inputs
-        self._draws_on_device = False
-        with suppress(BadReferenceError):
-            self._draws_on_device = forms_of(self.file.draw(self.device)) == form
-        return there
+        """Draw on the device; where `get_inputs` cannot do that, on the CPU."""
+        if self.device.type == "cuda":
+            with suppress(BadReferenceError):
+                return self.file.draw(self.device)
+            self._draws_on_device = False
+        return [x.to(self.device) if _is_tensor(x) else x for x in self.file.draw()]
 
     def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Run the forward twice; return its outputs, which must be the same tensors."""
@@ -369,7 +366,7 @@ class Problem:
         for x, y in zip(eager, exact, strict=True):
             if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
                 return f"{note} is none"
-            if difference(x, torch.where(x.isfinite(), y, x)) > DIFFERENT:  # it may overflow
+            if difference(y, x, where_finite=True) > DIFFERENT:  # eager may overflow
                 return f"{note} is another"
         return ""
 
@@ -427,15 +424,27 @@ def redrawn(base: torch.Tensor) -> torch.Tensor:
     return cases.redraw(base, random.randrange(SEEDS))
 
 
-def difference(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Return the norm of a difference in parts of the second's; of integers, how many differ."""
+def difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = False) -> float:
+    """Return the norm of a difference in parts of the second's; of integers, how many differ.
+
+    Args:
+        x, y: tensors. They are compared in pieces, for lack of room.
+        where_finite: leave out the elements where y is not finite.
+    """
     if x.shape != y.shape:
         return float("inf")
-    if not x.is_floating_point():
-        return (x != y).double().mean().item() if x.numel() else 0.0
-    x, y = (t.double().nan_to_num(0, 0, 0) for t in (x, y))
-    norm = y.norm().item()
-    return (x - y).norm().item() / norm if norm else 0.0
+    x, y = x.reshape(-1), y.reshape(-1)
+    if not y.is_floating_point():
+        return int((x != y).sum()) / max(len(x), 1)
+    squares = norm = 0.0
+    for start in range(0, len(x), PIECE):
+        mine, theirs = (t[start : start + PIECE].double() for t in (x, y))
+        if where_finite:
+            mine = torch.where(theirs.isfinite(), mine, theirs)
+        mine, theirs = (t.nan_to_num(0, 0, 0) for t in (mine, theirs))
+        squares += (mine - theirs).square_().sum().item()
+        norm += theirs.square().sum().item()
+    return math.sqrt(squares / norm) if norm else 0.0
 
 
 def form_text(shape: list[int], dtype: torch.dtype) -> str:

@@ -83,8 +83,7 @@ class Session:
         """Grade all files on a subject."""
         options = self.options
         if self.args.sweep:
-            left = SWEEP_SECONDS[self.device.type] - (monotonic() - started)
-            seconds = left / (len(self.subjects) - turn)
+            seconds = self._share(turn, monotonic() - started)
             if reason := self._why_left_out(subject, seconds):
                 self._report(subject, None, Verdict(self.files[0].path, LEFT_OUT, reason))
                 return
@@ -103,6 +102,19 @@ class Session:
                 self._grade_one(subject, file, engine)
         finally:
             engine.close()
+
+    def _share(self, turn: int, passed: float) -> float:
+        """Return the seconds that a size of a sweep may take: each problem has as much time.
+
+        Args:
+            turn: which of the subjects.
+            passed: seconds since the sweep began.
+        """
+        names = [subject.problem for subject in self.subjects]
+        problems = list(dict.fromkeys(names))
+        name = names[turn]
+        end = SWEEP_SECONDS[self.device.type] * (problems.index(name) + 1) / len(problems)
+        return (end - passed) / names[turn:].count(name)
 
     def _announce(self, subject: Subject, turn: int) -> None:
         """Say what comes."""
@@ -129,8 +141,12 @@ class Session:
         free = LARGEST_SHARE * free_bytes(self.device) / 2**30
         if needed > free:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
-        limit = SWEEP_SECONDS[self.device.type]
-        return f"the {limit:.0f} s of a sweep are over" if seconds <= 0 else ""
+        if seconds > 0:
+            return ""
+        problems = len({one.problem for one in self.subjects})
+        limit = SWEEP_SECONDS[self.device.type] / problems
+        of = f" of {subject.problem}" if problems > 1 else ""
+        return f"the {limit:.0f} s of a sweep{of} are over"
 
     def _report(self, subject: Subject, file: GradedFile | None, verdict: Verdict) -> None:
         """Print and record a verdict on a subject."""

@@ -7,7 +7,9 @@ reciprocal, a divisor that is kept as a buffer.
 
 import pytest
 from graded import grade
-from texts import correct, module, reference
+from texts import correct, module, reference, wrong
+
+from referee import bench
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +91,7 @@ UNUSUAL += module(
     'print("forward")\nwarnings.warn("forward")\nreturn torch.relu(self.fc(x)) / 3.0', FC
 )
 COMPILED = "\nself.compiled = torch.compile(lambda z: torch.relu(z) / 3.0, backend='aot_eager')"
+FIRST_ROW = module("return torch.relu(self.fc(x[:1].expand(x.shape))) / 3.0", FC)
 COLUMNS = "return (torch.relu(self.fc(x)) / 3.0).t().contiguous().t()"
 MORE = {
     "other names": correct(
@@ -106,6 +109,13 @@ MORE = {
 @pytest.mark.parametrize("table", [SEVEN, MORE], ids=["seven", "more"])
 def test_honest(table, device, tmp_path):
     grade(DIVIDE, table, tmp_path, device=device)
+
+
+def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
+    """As where the system forbids to read another process's memory."""
+    monkeypatch.setattr(bench, "can_read", lambda *_: False)
+    table = {"plain": correct(PLAIN, "training step"), "first row": wrong(FIRST_ROW)}
+    grade(DIVIDE, table, tmp_path)
 
 
 # References whose modules are not simple: their own copies are right.
