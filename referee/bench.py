@@ -13,7 +13,6 @@ import torch
 from referee import processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
 from referee.problem import SEEDS, Problem
-from referee.reading import can_read
 from referee.shared import Pool, Region
 from referee.state import State, StateError
 from referee.verdict import ERROR, FoundError, outcome
@@ -71,7 +70,6 @@ class Bench:
         given: regions with the gradients of outputs, likewise.
         outputs: regions for results, where these cannot be read in place.
         eager: processes for eager and for eager again; on a GPU, whose memory they share, one.
-        must_copy: the system forbids to read another process's memory.
         copies: whether results are copied within the clock, since they cannot be read in place.
         plans: how the problem is timed, by setting; see `steps.times`.
     """
@@ -86,7 +84,6 @@ class Bench:
         self.eager: list[Eager] = []
         self.yardsticks: list[str] = []
         self.notes: list[str] = []
-        self.must_copy = False
         self.copies = False
         self.plans: dict[tuple, object] = {}
         self._prepared: tuple | None = None
@@ -98,10 +95,6 @@ class Bench:
             self.close_eager()
         while len(self.eager) < count:
             self.eager.append(Eager(self))
-            contestant = self.eager[-1].contestant
-            if self.problem.device.type == "cpu":
-                self.must_copy = not can_read(contestant.pid, contestant.span[0])
-                self.copies = self.copies or self.must_copy
 
     def prepare(self, yardsticks: tuple[str, ...]) -> None:
         """Have eager's first process set up the yardsticks; the inputs must be written."""
@@ -144,6 +137,7 @@ class Bench:
             self.outputs.append(Region(self.pool))
         for region in self.outputs[:count]:
             region.place(results)
+            region.fill()  # nobody finds there what another contestant has left
         return [region.form for region in self.outputs[:count]]
 
     def close_eager(self) -> None:

@@ -157,6 +157,7 @@ class Contestant:
         self._device = device
         self._replied, self._printed = b"", b""
         self._has_ended = False
+        self._is_closed = False
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._output, output = os.pipe()
@@ -217,7 +218,10 @@ class Contestant:
         return self._printed.decode(errors="replace")
 
     def close(self) -> None:
-        """End it, with everything that it started."""
+        """End it, with everything that it started; a second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._tree.end()
         if not self._has_ended:
             with suppress(ChildProcessError):

@@ -20,6 +20,7 @@ from referee.bench import Bench, write_all
 from referee.contestant import Contestant
 from referee.gradients import Quantity
 from referee.problem import SEEDS, changing_state, redrawn
+from referee.reading import can_read
 from referee.state import State, StateError
 from referee.timing import Rounds
 from referee.verdict import WRONG, FoundError, Run, Verdict
@@ -93,9 +94,11 @@ class Grading:
         self.verdict = verdict
         self.progress = progress
         self.device = bench.problem.device
-        bench.copies = bench.must_copy
         deadline = monotonic() + options.timeout
         self.solution = Contestant(bench.server, bench.pool, self.device, deadline)
+        # On a GPU the first results tell whether they can be read.
+        on_cpu = self.device.type == "cpu"
+        bench.copies = on_cpu and not can_read(self.solution.pid, self.solution.span[0])
         self.state = State(self.solution, bench.pool)
         self.module: nn.Module | None = None
         self.stale: nn.Module | None = None

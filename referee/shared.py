@@ -147,6 +147,12 @@ class Region:
             else:
                 there.copy_(x)
 
+    def fill(self) -> None:
+        """Fill the tensors with 0xff, a NaN in every float dtype."""
+        for x in self.tensors:
+            if isinstance(x, torch.Tensor):
+                flat_bytes(x).fill_(0xFF)
+
     def rewrite(self) -> None:
         """Write the same values once more."""
         self.write(self._originals)

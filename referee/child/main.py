@@ -21,6 +21,7 @@ from referee.child.worker import Worker
 from referee.shared import Mapping
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 LONGEST_REQUEST = 1 << 12  # bytes, for a process
 LONGEST_ERROR = 1 << 14  # characters of a message; the whole of a compiler's first errors
 LARGEST_FILE = 16 << 30  # bytes of a file that a solution may write
@@ -71,6 +72,8 @@ def _answer_all(
     """Do what a contestant's process does, by its descriptors; `most_bytes` is 0 for no limit."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that it ends as the referee does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not most_bytes:  # eager: no solution of the same user may read what it has computed
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
     if most_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))

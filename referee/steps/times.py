@@ -317,7 +317,13 @@ def check_eager(grading: Grading, chosen: Plan) -> None:
     beside = timings.seconds[names.eager] + timings.seconds[names.again]
     if len(beside) < 2 * timing.LEAST_JUDGED or not _is_slower(beside, chosen.alone):
         return
-    if not _is_harmed(grading.bench, chosen.calls):
+    is_harmed = _is_harmed(grading.bench, chosen.calls)
+    if not is_harmed and grading.device.type == "cuda":
+        is_harmed = _is_faster_without(grading, beside, chosen.calls)
+        if not is_harmed:
+            reason = "the GPU has become slower since eager was timed alone: grade it again"
+            raise FoundError(ERROR, reason)
+    if not is_harmed:
         timings.notes.append("the machine has become slower since eager was timed alone")
         return
     times = f"{median(beside) * 1e3:.3f} ms, {median(chosen.alone) * 1e3:.3f} ms before it started"
@@ -352,6 +358,19 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
             eager.contestant.close()
         bench.unprepare()
     return all(turns)
+
+
+def _is_faster_without(grading: Grading, beside: list[float], calls: int) -> bool:
+    """Return whether eager is as fast as before once the solution's process has ended.
+
+    What a stopped process has queued on a GPU runs on. Nothing can be asked of it after this.
+    """
+    bench = grading.bench
+    grading.solution.close()
+    flush = make_flush(bench)
+    eager = Entrant("eager", bench.eager[0].contestant, MODULE)
+    after = [alone(bench, eager, calls, flush) for _ in range(COMPARED_TURNS)]
+    return _is_slower(beside, [median(sample.own) for sample in after])
 
 
 def compiled_alone(yardsticks: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from graded import grade
 from texts import correct, module, reference, wrong
 
-from referee import bench
+from referee import grading
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_honest(table, device, tmp_path):
 
 def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
     """As where the system forbids to read another process's memory."""
-    monkeypatch.setattr(bench, "can_read", lambda *_: False)
+    monkeypatch.setattr(grading, "can_read", lambda *_: False)
     table = {"plain": correct(PLAIN, "training step"), "first row": wrong(FIRST_ROW)}
     grade(DIVIDE, table, tmp_path)
 
