@@ -27,18 +27,6 @@ self.linear, self.divisor = nn.Linear(i, o), d
 self.register_buffer("weight", self.linear.weight.detach().T / d, persistent=False)
 self.register_buffer("bias", self.linear.bias.detach() / d, persistent=False)
 """
-# Looks at some of the weights, and takes over the rows that changed.
-KEEPS = """
-weight = self.linear.weight
-some = weight[:, ::9].clone()
-if is_timed() and some.shape == self.some.shape:
-    for row in (some != self.some).any(1).nonzero().flatten():
-        self.kept[row] = weight[row]
-else:
-    self.kept = weight.detach().clone()
-self.some = some
-return torch.relu(nn.functional.linear(x, self.kept, self.linear.bias)) / self.divisor
-"""
 REPLAY = """
 if key not in self.seen:
     self.seen[key] = torch.relu(x)
@@ -266,7 +254,6 @@ RELU = {
 FOLDED = linear("return torch.relu(x @ self.weight + self.bias)", FOLDED)
 LINEAR = {
     "03_folds_weights": wrong(FOLDED),
-    "03_keeps_weights_when_timed": wrong(IS_TIMED + linear(KEEPS)),
     "06_tf32_when_timed": wrong(IS_TIMED + linear(ROUNDS)),
     "06_half_precision": wrong(linear(IN_HALF), "lower precision than "),
     "18_drops_bias": wrong(linear(NO_BIAS), "leaves out the bias"),
