@@ -31,6 +31,7 @@ WEIGHTS = 10
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
 # Rows, out_features, in_features: long sums, and several tiles.
 SHAPES = [(5, 9, 4097), (257, 130, 1000), (1, 300, 2049), (300, 1, 513)]
+RANDOM_SHAPES, LONGEST_SIDE = 8, 150  # shapes that nobody can foresee
 FLOAT32 = "float32-grade"
 DIVISORS = [2.0, 3.0, -1.5, 1.0]
 # For 33 features: the shape of the dense tensor underneath, and the view taken of it.
@@ -198,6 +199,11 @@ class LinearReluDivideProblem(Problem):
                 for case in self._operands(at):
                     case.setting = setting
                     yield case
+        for _ in range(RANDOM_SHAPES):
+            m, n, k = (random.randint(1, LONGEST_SIDE) for _ in range(3))
+            divisor = random.uniform(0.3, 3.0)
+            name = f"[{m}, {k}] -> {n}, divisor {divisor:.3g}, drawn at random"
+            yield Case(name, [draw(m, k)], arguments=[k, n, divisor], setting=self.settings[0])
         first = self.settings[0]
         for turn, (name, shape, view) in enumerate(X_LAYOUTS):
             x = view(draw(*shape))

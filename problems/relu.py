@@ -15,6 +15,7 @@ from referee.timing import Names, Timings
 SWEEP = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}  # exponents of two, of elements
 LARGE = (1 << 24) + 3  # elements of a vector that takes the way of the timed size
 BACKWARD = [(129, 65), (4097,), (300_007,)]
+RANDOM_SHAPES, LONGEST_SIDE = 12, 90  # shapes that nobody can foresee
 FILLED = 66  # vectors shorter than this are computed while torch fills new memory
 
 
@@ -58,6 +59,9 @@ class ReluProblem(Problem):
         large = cases.sprinkle(self._draw(generator, LARGE), generator)
         yield Case("a large vector with special values", [large])
         yield from self._changed_in_part(generator)
+        for _ in range(RANDOM_SHAPES):
+            shape = [random.randint(1, LONGEST_SIDE) for _ in range(random.randint(1, 3))]
+            yield Case(f"shape {shape}, drawn at random", [self._draw(generator, *shape)])
         for length in range(1, FILLED):
             x = self._draw(generator, length)
             yield Case(f"length {length}, new memory filled", [x], fill=True)

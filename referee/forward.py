@@ -106,6 +106,12 @@ def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bo
         raise FoundError(WRONG, f"changes its parameter {changed[0]}: {name}")
 
 
+def check_eager_intact(grading: Grading) -> None:
+    """Check that eager's parameters, which lie in the same file, are what was written."""
+    if grading.is_eager_touched():
+        raise FoundError(WRONG, "writes into eager's parameters")
+
+
 def check_forms(
     grading: Grading, name: str, call: dict, expected: list[Output] | list[torch.Tensor]
 ) -> list[dict]:

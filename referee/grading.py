@@ -191,10 +191,17 @@ class Grading:
         """Return whether the gradients of so many calls' outputs still are what was written."""
         return all(region.is_unchanged() for region in self.bench.given[:count])
 
+    def is_eager_touched(self) -> bool:
+        """Return whether eager's parameters are not what was written."""
+        buffers = self._buffers()
+        return any(eager.state.changed(buffers) for eager in self.bench.eager)
+
     def changed_parameters(self) -> list[str]:
         """Return the parameters that the solution changed, by the reference's names."""
-        buffers = {name for name, _ in self.module.named_buffers()}
-        return self.state.changed(buffers)
+        return self.state.changed(self._buffers())
+
+    def _buffers(self) -> set[str]:
+        return {name for name, _ in self.module.named_buffers()}
 
     def parameters(self) -> list[str]:
         """Return the reference's names of the parameters that have gradients."""

@@ -23,7 +23,7 @@ import torch
 from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import Contestant
-from referee.forward import check_forms, check_intact, read
+from referee.forward import check_eager_intact, check_forms, check_intact, read
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE, NOTHING
 from referee.reading import BadDescriptionError, UnreadableError
@@ -285,6 +285,7 @@ def compare_calls(grading: Grading, calls: list) -> None:
     if len(calls) != len(grading.expected_calls):
         raise FoundError(WRONG, "a timed call gives another kind of result than before")
     check_intact(grading, "a timed call", len(calls))
+    check_eager_intact(grading)
     for turn, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
         facts = check_forms(grading, "a timed call", call, eager)
         for place, (fact, want, budget) in enumerate(

@@ -11,7 +11,7 @@ import torch
 from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
-from referee.forward import check_form, check_intact, read
+from referee.forward import check_eager_intact, check_form, check_intact, read
 from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE, NOTHING
@@ -163,6 +163,7 @@ def _add(step: Step, samples: dict, empty: float, calls: int) -> None:
 def _compare(grading: Grading, quantities: list[Quantity], calls: list, wants: list[list]) -> None:
     """Compare all results and gradients of a timed request."""
     check_intact(grading, "a timed step", len(calls), with_gradients=True)
+    check_eager_intact(grading)
     if len(calls) != len(wants):
         raise FoundError(WRONG, "a timed step gives another kind of result than before")
     for turn, (call, eager) in enumerate(zip(calls, wants, strict=True)):
