@@ -1,4 +1,4 @@
-"""The reference modules and the inputs they are graded on.
+"""The reference modules, and the inputs on which solutions are compared with them and timed.
 
 `Model` is KernelBench level 1 #19, `LinearReluDivide` level 2 #63.
 """
@@ -31,9 +31,11 @@ class LinearReluDivide(nn.Module):
         return x / self.divisor
 
 
+# ReLU: x is [batch_size, dim].
 batch_size = 4096
 dim = 393216
 
+# Linear -> ReLU -> divide: x is [linear_batch_size, in_features].
 linear_batch_size = 1024
 in_features = 8192
 out_features = 8192
@@ -41,7 +43,10 @@ divisor = 2.0
 
 
 def get_inputs() -> list[torch.Tensor]:
-    """x `[batch_size, dim]`, float32, uniform in 0..1, on the CPU, from the global generator."""
+    """Return x `[batch_size, dim]`, float32, on the CPU.
+
+    It is uniform in [0, 1) and drawn from torch's global generator.
+    """
     return _relu_inputs(batch_size)
 
 
@@ -50,7 +55,7 @@ def get_init_inputs() -> list:
 
 
 def get_linear_inputs() -> list[torch.Tensor]:
-    """x `[linear_batch_size, in_features]`, as `get_inputs` draws it."""
+    """Return x `[linear_batch_size, in_features]`, drawn as `get_inputs` does."""
     return _linear_inputs(linear_batch_size)
 
 
@@ -71,11 +76,11 @@ class Problem:
     """A reference module and its inputs.
 
     Attributes:
-        reference: the `nn.Module` class that defines what is right.
-        rows: the number of rows of the headline input.
-        get_inputs: the positional arguments of `forward` at the headline size.
-        get_init_inputs: the positional arguments of the constructor.
-        get_inputs_at: `get_inputs` with another number of rows.
+        reference: the `nn.Module` class whose results are right by definition.
+        rows: the number of rows of x at the headline size, the size that is timed by default.
+        get_inputs: returns the positional arguments of `forward` at the headline size.
+        get_init_inputs: returns the positional arguments of the constructor.
+        get_inputs_at: the same as `get_inputs`, for another number of rows.
     """
 
     reference: type[nn.Module]

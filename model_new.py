@@ -1,6 +1,7 @@
 """Drop-in replacements for the modules of `model.py`. Importing this file builds their kernels.
 
-It works imported, and as text given to `exec`: only the package `kernels` beside it must be found.
+The file may be imported, or read as text and passed to `exec`. Either way, Python must find the
+package `kernels` of this project on `sys.path`.
 """
 
 import torch
@@ -10,6 +11,7 @@ from torch.jit import is_scripting
 
 import kernels
 
+# Another package of this name may come first on sys.path.
 if not hasattr(kernels, "read_sources"):
     raise ImportError(
         "expected the package 'kernels' that is beside model_new.py, got another of that name from "
@@ -17,17 +19,20 @@ if not hasattr(kernels, "read_sources"):
     )
 
 from kernels.build.extension import load_extensions
-from kernels.linear.dispatch import linear_in_graph, linear_of_others, operands_unless_watched
+from kernels.interception import as_builtin
+from kernels.linear.dispatch import linear_in_graph, linear_slow_path, operands_unless_intercepted
 from kernels.linear.flops import register_flops
-from kernels.relu.dispatch import is_relu_watched, relu_of_subclass
-from kernels.watchers import without_python_frame
+from kernels.relu.dispatch import is_relu_intercepted, relu_slow_path
 
 __all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 
 
 def compile_and_load(**arguments: object) -> None:
-    """Compile sources and load the result; called only where no finished build is found."""
-    # Imported here, because it takes a second that a finished build does not need.
+    """Call torch's `load_inline`, which compiles sources and loads the library.
+
+    It is called only for an extension of which no finished build is found.
+    """
+    # The import takes a second. It is here so that a finished build loads without it.
     from torch.utils import cpp_extension
 
     cpp_extension.load_inline(**arguments)
@@ -39,12 +44,16 @@ sources = {problem: kernels.read_sources(problem) for problem in kernels.SOURCES
 namespaces = load_extensions(sources, compile_and_load)
 relu_ops = getattr(torch.ops, namespaces["relu"])
 linear_ops = getattr(torch.ops, namespaces["linear_relu_divide"])
+# torch.utils.flop_counter then counts the arithmetic of our operators too.
 register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 
-relu_kernel = without_python_frame(relu_ops.relu.default)
-linear_kernel = without_python_frame(linear_ops.linear_relu_divide.default)
-# In graphs, operators are called as Python sees them. Programs that torch.export saves hold a name
-# that stays the same when the sources change.
+# Eager calls use an operator as a built-in function, which is the fastest way to call it.
+relu_kernel = as_builtin(relu_ops.relu.default)
+
+# One operator in three forms: a built-in function for eager calls; torch's `OpOverload`, which
+# Dynamo can put into a graph; and an `OpOverload` whose name does not change with the sources,
+# because a program that torch.export saves refers to its operators by name.
+linear_kernel = as_builtin(linear_ops.linear_relu_divide.default)
 linear_operator = linear_ops.linear_relu_divide.default
 linear_exported = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
 
@@ -54,14 +63,17 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    The kernels compute it for dense tensors of float32, float64, float16 and bfloat16 on a CPU or a
-    CUDA GPU; torch's own op computes everything else.
+    Our operator passes dense tensors of float32, float64, float16 and bfloat16 on a CPU or a CUDA
+    GPU to the kernels, and everything else to torch's own op.
 
     Args:
-        inplace: overwrite x by torch's own op, as `torch.nn.ReLU(inplace=True)` does.
+        inplace: overwrite x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does it, not the
+            kernels.
     """
 
-    inplace = False  # for an object of `Model` whose class was changed to this one
+    # The default for objects that are made without this constructor: a user may assign ModelNew to
+    # the `__class__` of a `Model`.
+    inplace = False
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
@@ -74,33 +86,33 @@ class ModelNew(reference.Model):
             x: a tensor of any shape, strides and dtype that `torch.relu` takes.
 
         Returns:
-            A tensor of x's shape, dtype and device in fresh memory, dense; x itself if in place.
+            A new dense tensor of x's shape, dtype and device; x itself if `inplace`.
 
         Raises:
-            RuntimeError: x is bool, or in place a leaf that requires gradients.
-            NotImplementedError: torch has no ReLU for the dtype, such as complex ones.
-            TypeError: x is no tensor.
+            RuntimeError: x is bool; or `inplace`, and x is a leaf that requires gradients.
+            NotImplementedError: torch has no ReLU for x's dtype, for example a complex one.
+            TypeError: x is not a tensor.
         """
         if self.inplace:
             return torch.relu_(x)
-        if is_scripting():  # TorchScript compiles nothing below
+        if is_scripting():  # TorchScript cannot compile the lines below
             return torch.relu(x)
-        if is_relu_watched(x):
+        if is_relu_intercepted(x):
             return torch.relu(x)
         if type(x) is Tensor:
             return relu_kernel(x)
-        return relu_of_subclass(x, relu_kernel)
+        return relu_slow_path(x, relu_kernel)
 
     def extra_repr(self) -> str:
-        """Show the constructor's argument, as `torch.nn.ReLU` does."""
+        """Return the constructor's argument for `repr`, as `torch.nn.ReLU` does."""
         return "inplace=True" if self.inplace else ""
 
 
 class LinearReluDivideNew(reference.LinearReluDivide):
     """relu(x weight^T + bias) / divisor, for x `[..., in_features]`.
 
-    It takes what the reference takes and returns what the reference returns, in the same dtype and
-    shape. Parameters and divisor are read in each call.
+    It accepts what the reference accepts, and returns the same shape and dtype. Each call reads the
+    parameters and the divisor anew.
 
     Args:
         in_features: K, the last size of x.
@@ -109,35 +121,35 @@ class LinearReluDivideNew(reference.LinearReluDivide):
 
     Attributes:
         linear: an `nn.Linear` with weight `[N, K]` and bias `[N]`. They are the `state_dict`.
-        divisor: the number.
+        divisor: the constructor's argument.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute relu(x weight^T + bias) / divisor, differentiably in x, weight and bias.
 
-        float32 is as accurate as `torch.set_float32_matmul_precision` and torch's newer settings
-        ask for.
+        float32 products are as accurate as torch's settings ask for:
+        `torch.set_float32_matmul_precision`, or `fp32_precision` of `torch.backends`.
 
         Args:
-            x: `[..., K]` of any strides, of the parameters' dtype and device: float32, float64,
-                float16 or bfloat16.
+            x: `[..., K]` of any strides, of the parameters' dtype and device. The dtype is float32,
+                float64, float16 or bfloat16.
 
         Returns:
             A dense tensor `[..., N]` of x's dtype and device.
 
         Raises:
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.
-            TypeError: x is no tensor.
+            TypeError: x is not a tensor.
         """
-        if is_scripting():  # TorchScript cannot ask whether `linear` is hooked
+        if is_scripting():  # TorchScript cannot check `linear` for hooks
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_operator, linear_exported)
-        operands = operands_unless_watched(self, LinearReluDivideNew, x)
+        operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands
             return linear_kernel(x, weight, bias, divisor)
-        return linear_of_others(self, x, linear_kernel, linear_exported)
+        return linear_slow_path(self, x, linear_kernel, linear_exported)
 
 
 SOLUTIONS: dict[str, type] = {"relu": ModelNew, "linear_relu_divide": LinearReluDivideNew}

@@ -4,9 +4,10 @@ launchers.h      the seam between torch and the kernels: raw pointers, sizes and
 torch_support/   C++ that both problems use to talk to torch: tensors, operators, autograd
 relu/            ReLU: CUDA and CPU kernels, and the operator that calls them
 linear/          Linear -> ReLU -> divide, likewise
-common/, cpu/    what several CUDA kernels, and several CPU kernels, share
+common/          what several CUDA kernels share
+cpu/             what several CPU kernels share
 build/           Python: from these sources to a loaded extension, or to a single-file bundle
-watchers.py      Python: does other code want to see a call that a kernel would make invisible?
+interception.py  Python: does other code intercept a call, so that a kernel would hide the call?
 """
 
 import importlib
@@ -21,12 +22,12 @@ from types import ModuleType
 
 import torch
 
-if sys.version_info < (3, 10):  # noqa: UP036, for this is what says so
+if sys.version_info < (3, 10):  # noqa: UP036, older Pythons run this
     raise ImportError(f"Python {sys.version.split()[0]} is too old, 3.10 is needed")
 if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 9):
     raise ImportError(f"torch {torch.__version__} is too old, 2.9 is needed")
 
-# The files that a compiler is given, for each problem. The headers that they include come along.
+# For each problem, the files that a compiler gets. `read_sources` adds the headers they include.
 SOURCES = {
     "relu": [
         "relu/relu_op.cpp",
@@ -45,10 +46,12 @@ SOURCES = {
     ],
 }
 
-# Programs that torch.export saves name our operators as torch.ops.<this namespace>.<operator>. The
-# first build that a process loads defines them. Each build also has them in a namespace of its own.
+# Programs that torch.export saves name our operators as torch.ops.<this namespace>.<operator>. If a
+# process loads several builds, the first one defines the operators of this namespace. Each build
+# also defines its operators in a namespace of its own, `<this namespace>_<key of the build>`.
 STABLE_NAMESPACE = "relu_divide_kernels"
 
+# Includes in quotes name a file by its path in this folder.
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
 

@@ -8,12 +8,13 @@
 //
 //   - Sizes and strides count elements, workspaces count bytes. No size is 0.
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
-//   - A mask packs one bit for each element of an output: 1 where the gradient passes through the
-//     ReLU. Bit i % 8 of byte i / 8 belongs to element i. Autograd keeps the mask between the
-//     forward and the backward.
-//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. The mask's bit is !(z <= 0), which is 1
-//   for
-//     NaN, as in torch's own gradient.
+//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0.
+//   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
+//     passes through the ReLU. NaN gets a 1, as in torch's own gradient. Autograd keeps the mask
+//     between the forward and the backward.
+//   - ReLU's mask ignores rows: byte i / 8 has element i in bit i % 8. In Linear's mask each row
+//     begins a new byte: byte j / 8 of a row has column j in bit j % 8. Example: an output [2, 12]
+//     has a mask of 3 bytes for ReLU, and one of [2, 2] bytes for Linear.
 
 #pragma once
 
@@ -26,21 +27,22 @@ namespace kernels {
 
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
-// The accuracy that a float32 product promises, by the names of torch's setting.
+// The accuracy of a float32 product, named as in torch.set_float32_matmul_precision. Half types,
+// which have one precision, are always kHigh.
 enum class Precision {
-  kHigh,     // that of TF32; also the value for half types, which have one precision
-  kHighest,  // that of float32
+  kHigh,     // the accuracy of TF32
+  kHighest,  // the accuracy of float32
 };
 
 // One call of a GEMM kernel:
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// The division is a true division, in float. linear/run_gemm.h fills the struct; the kernels of
-// linear/sm90, linear/sm80 and linear/skinny.cu read it.
+// The division is a true division, in float. linear/run_gemm.h fills the struct for the kernels of
+// linear/sm90, linear/sm80 and linear/skinny.cu.
 struct LinearArguments {
-  DType dtype;          // of x, weight, bias and out: float32, float16 or bfloat16
-  Precision precision;  // of a float32 product; kHigh for half types
+  DType dtype;  // of x, weight, bias and out: float32, float16 or bfloat16
+  Precision precision;
   int64_t m, n, k;
 
   const void* x;          // [m, k]; the elements of a row are adjacent
@@ -48,26 +50,26 @@ struct LinearArguments {
   const void* weight;     // [n, k]; the elements of a row are adjacent
   int64_t weight_stride;  // from one row to the next
 
-  // True where the operand is stored as its transpose: x as [k, m], weight as [n, k] transposed to
-  // [k, n]. The stride then leads from one row of the transpose to the next. Only linear_sm90 reads
-  // transposed operands: both in half types, the weight alone in float32 at kHigh, none at
-  // kHighest.
+  // True where the operand is stored as its transpose: x as [k, m], weight as [k, n]. The elements
+  // of a row of the transpose are adjacent, and the stride leads from one such row to the next.
+  //
+  // Only linear_sm90 reads transposes: x and weight in half types, weight alone in float32 at
+  // kHigh, neither at kHighest.
   bool x_is_transposed, weight_is_transposed;
 
   const void* bias;  // [n], contiguous; null for none
-  float divisor;     // the divisor and its reciprocal are normal floats
+  float divisor;     // a normal float with a normal reciprocal
   bool relu;         // false for a gradient: out is the product (plus bias) / divisor, without ReLU
   void* out;         // [m, n], contiguous
 
-  // [m, (n + 7) / 8] bytes, contiguous; null for no mask. Each row of out begins a new byte: bit j
-  // % 8 of byte j / 8 belongs to column j. The bits beyond column n - 1 are 0.
+  // [m, (n + 7) / 8] bytes, contiguous; null for no mask. Bits beyond column n - 1 are 0.
   uint8_t* mask;
 
   void* workspace;  // as many bytes as the kernel's *_workspace function returns, aligned to 256
 };
 
-// A float32 matrix to transpose: to[r][c] = from[c][r]. linear/run_gemm.h and sm90/launch.cu copy
-// transposed operands by it.
+// A float32 matrix to transpose: to[r][c] = from[c][r]. linear/run_gemm.h and linear/sm90/launch.cu
+// copy a transposed operand this way when the kernel cannot read it.
 struct Transposition {
   const float* from;    // [columns, rows]; the elements of a row are adjacent
   int64_t from_stride;  // from one row of `from` to the next
@@ -76,15 +78,15 @@ struct Transposition {
   int64_t rows, columns;
 };
 
-// Where ReLU's backward finds the elements of grad_output, in the memory order of the output.
+// Where ReLU's backward finds the elements of grad_output, whose strides may differ from those of
+// the output. Dimension 0 is the innermost dimension of the output.
 //
-// Dimension 0 is the innermost dimension of the output. Example: the output is a contiguous
-// [4, 6], and grad_output is the transpose of a contiguous [6, 4]. Then dimensions = 2,
-// sizes = {6, 4} and strides = {4, 1}.
+// Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
+// [6, 4]. Then dimensions = 2, sizes = {6, 4} and strides = {4, 1}.
 struct GradientLayout {
-  static constexpr int kMost = 4;  // the most dimensions that the kernel takes
-  int dimensions;                  // how many entries of the arrays count, at least 1
-  int64_t sizes[kMost], strides[kMost];
+  static constexpr int kMaxDimensions = 4;
+  int dimensions;  // how many entries of the arrays are used, at least 1
+  int64_t sizes[kMaxDimensions], strides[kMaxDimensions];
 
   // grad_output has the output's own memory order.
   bool is_dense() const { return dimensions == 1 && strides[0] == 1; }
@@ -95,8 +97,8 @@ struct GradientLayout {
 
 // --------------------------------------------------------------------------------------------- GPU
 //
-// Each function that takes a stream launches kernels on it, on the current device, and returns the
-// launches' cudaError_t as an int. None of them waits for the GPU.
+// Each function that takes a stream launches kernels on it, on the current device. It returns the
+// launches' cudaError_t as an int, and does not wait for the GPU.
 
 namespace cuda {
 
@@ -107,13 +109,16 @@ namespace cuda {
 int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
 
 // grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the output's memory order and
-// begins at a multiple of 16 bytes. A dense grad_output does so too. With any other layout it may
-// begin anywhere, and then n is below 2^31, unless the layout is constant.
+// begins at a multiple of 16 bytes. The requirements on grad_output depend on its layout:
+//
+//   dense      grad_output begins at a multiple of 16 bytes
+//   constant   none
+//   other      n is below 2^31
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 
-// The GEMM kernels. linear/run_gemm.h asks *_supports with every field set but out and workspace.
-// It then allocates out, and a workspace of *_workspace bytes, and calls the third function.
+// The GEMM kernels. linear/run_gemm.h first asks *_supports, when all fields but out and workspace
+// are set. It then allocates out and a workspace of *_workspace bytes, and launches the kernel.
 
 // linear/sm90: tensor cores of compute capability 9.0 (wgmma).
 bool linear_sm90_supports(const LinearArguments& linear);
@@ -137,14 +142,14 @@ int transpose(const Transposition& transposition, const unsigned* is_needed, CUs
 // linear/fused_pass.cu: the elementwise passes before and after torch's own products, in any DType.
 // float64 divides in double, all other types in float. Matrices are contiguous.
 
-// In place: out = relu(out) / divisor. out [m, n] comes in as the product plus bias. mask
-// [m, (n + 7) / 8] as in LinearArguments, or null.
+// In place: out = relu(out) / divisor. Before the call, out [m, n] is the product plus bias.
+// mask [m, (n + 7) / 8] as in LinearArguments, or null.
 int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
                       CUstream_st* stream);
 
 // grad_z[i][j] = mask bit ? grad_output[i][j] / divisor : 0, the gradient of z = x weight^T + bias.
-// grad_output, grad_z [m, n]. grad_bias [n] gets the column sums of grad_z; null for none. Then no
-// workspace is needed either.
+// grad_output, grad_z [m, n]. grad_bias [n] gets the column sums of grad_z. If it is null, no
+// workspace is needed.
 int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                double divisor, void* grad_z, void* grad_bias, void* workspace,
                                int64_t m, int64_t n, CUstream_st* stream);
@@ -165,23 +170,23 @@ namespace cpu {
 // As cuda::relu and cuda::relu_backward, for the elements begin <= i < end. begin is a multiple of
 // 8, so that no two threads write one byte of the mask. grad_output is dense or constant.
 //
-// `streams`: the outputs of all threads together are larger than a cache, so results are stored
-// past the caches.
+// If bypasses_caches, results are written by stores that bypass the caches. Callers ask for that
+// where the whole output is larger than a cache.
 void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
-          bool streams);
+          bool bypasses_caches);
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
-                   void* grad_input, int64_t begin, int64_t end, bool streams);
+                   void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
 
-// As cuda::linear_fused_pass, for the bytes begin <= i < end of the mask, each of which belongs to
-// up to eight elements of one row. The ranges count as if there were a mask where it is null.
+// As cuda::linear_fused_pass, for the elements of the mask's bytes begin <= i < end. A byte has up
+// to eight neighbours of a row. If mask is null, the range counts the bytes that it would have.
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 
 // As cuda::linear_fused_pass_backward, for the units begin <= i < end. The rows are divided into
-// runs, and the columns of each run into strips: there are runs * strips units. `sums` [runs, n]
-// gets the column sums of each run; null where grad_bias is not wanted.
+// runs, and the columns of each run into units: there are runs * units_of_run units. `sums`
+// [runs, n] gets the column sums of each run; null if grad_bias is not wanted.
 int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
-int64_t linear_fused_pass_backward_strips(int64_t n);
+int64_t linear_fused_pass_backward_units_of_run(int64_t n);
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end);

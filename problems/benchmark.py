@@ -55,11 +55,7 @@ SMALL = {  # of `host`: a problem, arguments of the modules, the shape of x and 
     "ReLU of 1,024": ("relu", (), (1024,)),
     "[1, 64] -> 64": ("linear_relu_divide", (64, 64, 2.0), (1, 64)),
 }
-IMPORTS = {
-    "ModelNew": "import model_new",
-    "both, as run.py builds them": "import kernels; "
-    "kernels.build_together('relu', 'linear_relu_divide'); from model_new import SOLUTIONS",
-}
+IMPORTS = {"both problems": "import model_new"}
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS, README = ROOT / "docs" / "BENCHMARKS.md", ROOT / "README.md"

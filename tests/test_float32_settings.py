@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from compare import assert_same_bits, outcome
-from processes import ROOT, printed
+from processes import ROOT, SUPPORT, printed
 from tensors import OPERATORS, linear_modules, step
 
 # Values of NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
@@ -23,7 +23,7 @@ OVERRIDES = [None, "0", "1", "2", "01", ""]
 def child(function, tmp_path, **environment):
     """Calls a function of this file in a fresh process."""
     code = f"from test_float32_settings import {function.__name__} as f; f()"
-    printed(code, tmp_path, path=(ROOT, Path(__file__).parent), **environment)
+    printed(code, tmp_path, path=(ROOT, SUPPORT, Path(__file__).parent), **environment)
 
 
 def settings(on_cpu=False):

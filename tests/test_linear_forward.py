@@ -255,7 +255,16 @@ def test_path_of_choice():
 
 
 @pytest.mark.gpu
-def test_a_path_that_cannot_serve_raises():
+def test_a_path_that_does_not_support_a_problem_raises():
     mine, _ = linear_modules(6, 5, 2.0, torch.float64, "cuda")
-    with linear_path("sm80"), pytest.raises(RuntimeError, match="does not serve"):
+    with linear_path("sm80"), pytest.raises(RuntimeError, match="does not support"):
         mine(torch.randn(3, 6, dtype=torch.float64, device="cuda"))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 4), (2, 0, 4), (0,)])
+def test_the_forward_with_a_mask_takes_empty_tensors_of_any_dimensions(shape):
+    """Compiled programs that train call it."""
+    x, weight, bias = torch.ones(shape), torch.ones(5, shape[-1]), torch.ones(5)
+    out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, 2.0)
+    assert torch.equal(out, torch.relu(torch.nn.functional.linear(x, weight, bias)) / 2.0)
+    assert mask.shape == (*shape[:-1], 1)

@@ -33,7 +33,7 @@ int main(int, char** arguments) {
   const auto rows_of = [=](int tile) { return tile % 3 < 2 ? 176 : rows_of_third; };
   kernels::sm90::Schedule schedule;
   const int used = schedule.plan(tiles, k_groups, clusters, /*max_rows=*/176, rows_of);
-  printf("%d %d", used, schedule.waves);
+  printf("%d %d", used, schedule.whole_waves);
   for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.begin[i]);
 }
 """
@@ -171,7 +171,7 @@ int main(int, char** arguments) {
   const int k = atoi(arguments[3]);
   const int clusters = 66;
   const GemmTiles tiles = choose_tiles(m, n, k, clusters);
-  const int rows = tiles.wide > 0 ? GemmFp16x3Config::kWideRows : tiles.rows;
+  const int rows = tiles.wide_x_tiles > 0 ? GemmFp16x3Config::kWideRows : tiles.other_rows;
   Schedule schedule;
   const int used = schedule.plan(tiles.count(), GemmFp16x3Config::k_groups(k), clusters, rows,
                                  [=](int) { return rows; });

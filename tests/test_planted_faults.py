@@ -13,9 +13,9 @@ pytestmark = pytest.mark.slow  # it builds kernels for each of them
 
 ROWS = {"cpu": "24", "cuda": "1024"}  # from these on, kernels work as at the headline's size
 RELU_CPU = "relu/relu_cpu.cpp"
-BLOCK, BITS = "relu_block<E>(x_block, out_block);", "mask_of_block(out_block)"
-TAIL = "if (end - begin - i < kBlock) std::copy_n(x_block, kBlock, out_block); else "
-NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(out_block[k]) > 0)) out_block[k] = 0;"
+BLOCK, BITS = "relu_block<E>(from, made);", "mask_of_block(made)"
+TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
+NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
 LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "sum_rows(sums, runs"
 RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
 # It waits for the timed stream, which does not wait for it.

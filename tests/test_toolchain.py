@@ -96,8 +96,8 @@ def test_entry_that_is_not_understood(monkeypatch, entry):
     ],
 )
 def test_which_gpus_run_a_code(code, runs, does_not):
-    assert all(code in toolchain.codes_for(target) for target in runs)
-    assert not any(code in toolchain.codes_for(target) for target in does_not)
+    assert all(code in toolchain.compatible_targets(target) for target in runs)
+    assert not any(code in toolchain.compatible_targets(target) for target in does_not)
 
 
 @pytest.mark.parametrize(

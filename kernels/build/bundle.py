@@ -1,8 +1,8 @@
 """One file for harnesses that take a single source text, as people write them for KernelBench.
 
 The file has the problem's sources as two strings, one `load_inline` call, `ModelNew`, and the
-functions that `ModelNew` calls. They are copied from this project: C++ includes are replaced by
-what they include, and of the Python only what the class needs is taken.
+functions that `ModelNew` calls. All of it is copied from this project. An include of one of our C++
+headers is replaced by the header's text. Of the Python, only what `ModelNew` needs is copied.
 """
 
 import ast
@@ -66,15 +66,15 @@ load_inline(
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """Where a problem's Python is.
+class _Recipe:
+    """What a problem's bundle is made of.
 
     Attributes:
         title: the first line of the bundle.
-        reference: the class in `model.py`.
-        replacement: the class in `model_new.py`.
+        reference: the name of the reference class in `model.py`.
+        replacement: the name of the class in `model_new.py` that becomes `ModelNew`.
         operators: the variable in `model_new.py` that holds the operators.
-        modules: the files of this package that the class calls.
+        modules: the files of the package `kernels` with the functions that the class calls.
     """
 
     title: str
@@ -84,26 +84,28 @@ class _Problem:
     modules: list[str]
 
 
-_PROBLEMS = {
-    "relu": _Problem(
+_RECIPES = {
+    "relu": _Recipe(
         title="ModelNew for KernelBench level 1 #19: ReLU.",
         reference="Model",
         replacement="ModelNew",
         operators="relu_ops",
-        modules=["watchers.py", "relu/dispatch.py"],
+        modules=["interception.py", "relu/dispatch.py"],
     ),
-    "linear_relu_divide": _Problem(
+    "linear_relu_divide": _Recipe(
         title="ModelNew for KernelBench level 2 #63: Linear -> ReLU -> divide.",
         reference="LinearReluDivide",
         replacement="LinearReluDivideNew",
         operators="linear_ops",
-        modules=["watchers.py", "linear/dispatch.py"],
+        modules=["interception.py", "linear/dispatch.py"],
     ),
 }
 
 
 def bundle(problem: str) -> str:
-    """Return the solution of a problem as one text; the same text every time.
+    """Return our solution of a problem as the text of one file.
+
+    The text is the same every time.
 
     Args:
         problem: `relu` or `linear_relu_divide`.
@@ -111,13 +113,14 @@ def bundle(problem: str) -> str:
     Raises:
         ValueError: there is no such problem.
     """
-    if problem not in _PROBLEMS:
-        raise ValueError(f"expected a problem among {', '.join(_PROBLEMS)}, got {problem!r}")
-    where = _PROBLEMS[problem]
+    if problem not in _RECIPES:
+        raise ValueError(f"expected a problem among {', '.join(_RECIPES)}, got {problem!r}")
+    recipe = _RECIPES[problem]
     sources = read_sources(problem)
-    module = _replacement_class(where)
-    files = [_read(f"kernels/{path}") for path in where.modules] + [_read("model_new.py")]
-    imports, definitions = _needed_by(module, files, provided={where.operators, "ModelNew"})
+    module = _replacement_class(recipe)
+    files = [_read(f"kernels/{path}") for path in recipe.modules] + [_read("model_new.py")]
+    # The template defines these two names.
+    imports, definitions = _needed_by(module, files, provided={recipe.operators, "ModelNew"})
     texts = {
         "cpp_source": _join(sources, ".cpp"),
         "cuda_source": _join(sources, ".cu"),
@@ -127,18 +130,18 @@ def bundle(problem: str) -> str:
     }
     digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
     return _TEMPLATE.format(
-        title=where.title,
+        title=recipe.title,
         problem=problem,
         name=f"{STABLE_NAMESPACE}_{digest}",
-        cxx_flags=_list(CXX_FLAGS),
-        cuda_flags=_list(CUDA_FLAGS),
-        operators=where.operators,
+        cxx_flags=_list_literal(CXX_FLAGS),
+        cuda_flags=_list_literal(CUDA_FLAGS),
+        operators=recipe.operators,
         **texts,
     )
 
 
-def _list(items: list[str]) -> str:
-    """Return the literal of a list, an item a line."""
+def _list_literal(items: list[str]) -> str:
+    """Return a list of strings as Python source, with one item on each line."""
     return "[\n" + "".join(f'    "{item}",\n' for item in items) + "]"
 
 
@@ -151,19 +154,21 @@ def _read(path: str) -> str:
 
 
 def _join(sources: dict[str, str], suffix: str) -> str:
-    """Return the sources with this suffix as one text, in which each header is once."""
+    """Return the sources with this suffix as one text, which has each header only once."""
     included: set[str] = set()
     parts = [_expand(path, sources, included) for path in sources if path.endswith(suffix)]
     return "\n".join(parts)
 
 
 def _expand(path: str, sources: dict[str, str], included: set[str]) -> str:
-    """Return a file with its `#include "..."` lines replaced by what they name, unless it is there.
+    """Return the text of a file, with each `#include "..."` line replaced by the header's text.
+
+    A header that is in `included` already is left out, as `#pragma once` would do.
 
     Args:
         path: the file.
         sources: the text of every file.
-        included: the files that the text has already; grows.
+        included: the files that the bundle has already; this function adds those it expands.
     """
     included.add(path)
     lines = [f"// ---- {path}"]
@@ -180,16 +185,17 @@ def _expand(path: str, sources: dict[str, str], included: set[str]) -> str:
 # ---------------------------------------------------------------------------------------- Python
 
 
-def _replacement_class(where: _Problem) -> str:
-    """Return the text of the class in `model_new.py`, as `ModelNew(nn.Module)`.
+def _replacement_class(recipe: _Recipe) -> str:
+    """Return the text of the class in `model_new.py`, turned into `class ModelNew(nn.Module)`.
 
-    The reference's constructor becomes its own, unless it has one.
+    The class inherits from the reference, which the bundle does not have. So a class without a
+    constructor gets a copy of the reference's constructor.
     """
-    text = _definitions(_read("model_new.py"))[where.replacement]
-    text = text.replace(f"(reference.{where.reference})", "(nn.Module)")
-    text = re.sub(rf"\b{where.replacement}\b", "ModelNew", text)
+    text = _definitions(_read("model_new.py"))[recipe.replacement]
+    text = text.replace(f"(reference.{recipe.reference})", "(nn.Module)")
+    text = re.sub(rf"\b{recipe.replacement}\b", "ModelNew", text)
     reference = _read("model.py")
-    constructor = _method(reference, where.reference, "__init__")
+    constructor = _method(reference, recipe.reference, "__init__")
     if constructor and "def __init__" not in text:
         text = text.replace("    def forward(", f"{constructor}\n\n    def forward(", 1)
     return text
@@ -206,19 +212,40 @@ def _method(text: str, class_name: str, name: str) -> str:
 
 
 def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, str]:
-    """Return the imports and the definitions in these files that a class needs, directly or not.
+    """Return the import lines and the definitions that a class needs.
+
+    A definition that the class needs may need others in turn; they are included.
 
     Args:
         module: the text of the class.
-        files: the texts of Python files, in the order in which definitions are to come.
-        provided: names that are defined elsewhere.
+        files: the texts of Python files. The definitions come in the order of these files.
+        provided: names that the bundle defines elsewhere.
     """
     definitions: dict[str, str] = {}
     imports: dict[str, str] = {"load_inline": "from torch.utils.cpp_extension import load_inline"}
     for text in files:
         definitions |= _definitions(text)
         imports |= _imports(text)
-    needed = {"load_inline", "nn", "torch"}
+    needed = _needed_names(module, definitions, imports, provided)
+    import_lines = sorted({imports[name] for name in needed if name in imports}, key=_import_order)
+    bodies = [_needed_definitions(text, needed) for text in files]
+    body = "\n\n\n".join(body for body in bodies if body)
+    body = body.replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
+    return "\n".join(import_lines), body
+
+
+def _needed_names(
+    module: str, definitions: dict[str, str], imports: dict[str, str], provided: set[str]
+) -> set[str]:
+    """Return the names that the template, a class, and the definitions they need make use of.
+
+    Args:
+        module: the text of the class.
+        definitions: the text of each definition, by its name.
+        imports: the import line of each imported name.
+        provided: names that the bundle defines elsewhere.
+    """
+    needed = {"load_inline", "nn", "torch"}  # the template's own
     waiting = [module]
     while waiting:
         for name in _names(waiting.pop()) - needed - provided:
@@ -226,23 +253,28 @@ def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, 
                 waiting.append(definitions[name])
             if name in definitions or name in imports:
                 needed.add(name)
-    import_lines = sorted({imports[name] for name in needed if name in imports}, key=_import_order)
-    bodies = [_body(text, needed) for text in files]
-    body = "\n\n\n".join(body for body in bodies if body)
-    body = body.replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
-    return "\n".join(import_lines), body
+    return needed
 
 
-def _body(text: str, needed: set[str]) -> str:
-    """Return the needed definitions of a file: the variables, then the functions."""
-    variables, functions = [], []
+def _needed_definitions(text: str, needed: set[str]) -> str:
+    """Return the needed definitions of a file, in their order.
+
+    Two blank lines separate them. There are none between variables that follow each other.
+    """
+    body = ""
+    was_variable = False
     for name, definition in _definitions(text).items():
-        if name in needed:
-            is_block = definition.rpartition("\n")[2].startswith(" ")
-            (functions if is_block else variables).append(definition)
-    if variables:
-        functions.insert(0, "\n".join(variables))
-    return "\n\n\n".join(functions)
+        if name not in needed:
+            continue
+        last_line = definition.rpartition("\n")[2]
+        is_variable = not last_line.startswith(" ")  # not the body of a function or class
+        if body and was_variable and is_variable:
+            body += "\n"
+        elif body:
+            body += "\n\n\n"
+        body += definition
+        was_variable = is_variable
+    return body
 
 
 def _import_order(line: str) -> tuple[bool, bool, str]:
@@ -264,7 +296,7 @@ def _definitions(text: str) -> dict[str, str]:
 
 
 def _imports(text: str) -> dict[str, str]:
-    """Return the import statement of each name that a file imports from outside this project."""
+    """Return the import statement for each name that a file imports from outside this project."""
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
@@ -280,12 +312,12 @@ def _imports(text: str) -> dict[str, str]:
 
 
 def _names(text: str) -> set[str]:
-    """Return every name that a piece of Python reads."""
+    """Return every name in a piece of Python, except attributes such as the `b` of `a.b`."""
     return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
 def _lines(text: str, node: ast.stmt) -> str:
-    """Return the lines of a statement, with the comment directly above it."""
+    """Return the lines of a statement, and the comment directly above it."""
     lines = text.splitlines()
     first = node.lineno - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):

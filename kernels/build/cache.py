@@ -1,15 +1,16 @@
-"""Finished builds on disk.
+"""The cache of builds on disk.
 
-    <root>/kernels-<user id>/                 the user's own, mode 0700
-        kernels_relu_<key>-<number>/          a finished build
+    <root>/kernels-<user id>/                 the cache folder; the user's own, mode 0700
+        kernels_relu_<key>-<number>/          a finished build, the first one with number 0
             kernels_relu_<key>.so
-            manifest.json                     the library's SHA-256, what it was compiled by and for
-        unfinished-<process>-<time>/          a build that goes on, or that was killed
+            manifest.json                     the library's SHA-256, its compilers and targets
+        unfinished-<process>-<time>/          a build in progress, or one whose process was killed
         kernels_relu_<key>.lock               held by the process that builds
 
-A build is made in a folder of its own, gets its manifest last, and is finished by one rename. What
-does not match its manifest is removed and built again. Nothing depends on the lock: it only keeps
-processes that start at the same time from doing the same work.
+A library of the same key may have several builds: for other GPUs, or by other compilers. Each build
+is made in a folder of its own, gets its manifest last, and is published by one rename. A build that
+does not match its manifest is removed. Nothing depends on the lock: it only keeps processes that
+start at the same time from doing the same work.
 """
 
 import atexit
@@ -31,7 +32,7 @@ from pathlib import Path
 from kernels.build.errors import BuildError, say
 
 MANIFEST = "manifest.json"
-PATIENCE_S = 300.0  # another builder may have been stopped; it is waited for no longer
+PATIENCE_S = 300.0  # the longest wait for another process, which may have been suspended
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Build:
 
     Attributes:
         library: the shared library.
-        targets: nvcc's targets that it has code for; empty for the CPU alone.
-        compilers: what each compiler said it was, by `cxx` and `nvcc`.
+        targets: the nvcc targets for which it has code; empty if it has code for the CPU only.
+        compilers: the version text of each compiler, under the keys `cxx` and `nvcc`.
     """
 
     library: Path
@@ -49,18 +50,18 @@ class Build:
     compilers: dict[str, str]
 
 
-# ------------------------------------------------------------------------------------- the folder
+# ------------------------------------------------------------------------------- the cache folder
 
 
 def choose_folder() -> Path:
-    """Return the folder where this user's builds are kept; make it if it is missing.
+    """Return the cache folder of this user; make it if it is missing.
 
-    It is in TORCH_EXTENSIONS_DIR, or else where torch keeps extensions. Where the folder cannot be
-    made, or belongs to somebody else, a temporary one takes its place until the process ends.
+    It is in TORCH_EXTENSIONS_DIR, or else where torch keeps extensions by default. If neither place
+    can have a folder of this user, a temporary one is used, and removed when the process ends.
     """
     for root in _roots():
         folder = root / f"kernels-{os.geteuid()}"
-        reason = _make_own(folder)
+        reason = _make_private(folder)
         if reason is None:
             return folder
         say(f"no builds are kept in {root}: {reason}")
@@ -74,21 +75,27 @@ def choose_folder() -> Path:
 
 
 def _roots() -> Iterator[Path]:
+    """Yield the folders in which the cache folder may be, the best first."""
     explicit = os.environ.get("TORCH_EXTENSIONS_DIR")
     if explicit:
         yield Path(os.path.realpath(explicit))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-    if not cache.startswith("~"):  # a user without a home
+    if not cache.startswith("~"):  # "~" stays if the user has no home
         yield Path(os.path.realpath(cache)) / "torch_extensions"
 
 
-def _make_own(folder: Path) -> str | None:
-    """Make a folder that only this user may enter. Return why that is impossible, or None."""
+def _make_private(folder: Path) -> str | None:
+    """Make a folder that only this user may enter, or check that one is.
+
+    Returns:
+        None, or the reason why that is impossible.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        state = folder.lstat()  # a symbolic link would lead to a folder of somebody else's choice
+        # Not stat: it would follow a symbolic link to a folder of somebody else's choice.
+        state = folder.lstat()
     except OSError as error:
         return str(error)
     if not stat.S_ISDIR(state.st_mode):
@@ -96,18 +103,20 @@ def _make_own(folder: Path) -> str | None:
     if state.st_uid != os.geteuid():
         return f"{folder} belongs to user {state.st_uid}"
     if state.st_mode & 0o077:
-        with contextlib.suppress(OSError):  # file systems without modes show what they like
+        # A file system without modes shows the same mode for all files, and may refuse chmod.
+        with contextlib.suppress(OSError):
             folder.chmod(0o700)
     return None
 
 
 def _remove_at_exit(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a forked process has inherited the call, not the folder
+    # A forked process inherits this exit handler, but must not remove its parent's folder.
+    if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_executable(folder: Path) -> None:
-    """Raise a BuildError where no library can be loaded from a folder."""
+    """Raise a BuildError if no library can be loaded from a folder."""
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise BuildError(
             f"{folder} is on a file system that is mounted noexec: no library can be loaded from "
@@ -119,20 +128,20 @@ def check_executable(folder: Path) -> None:
 
 
 def finished_builds(folder: Path, name: str) -> Iterator[Build]:
-    """Yield the finished builds of a library, and remove what does not match its manifest."""
-    for place in sorted(folder.glob(f"{name}-*")):
-        build = _read_build(place, name)
+    """Yield the finished builds of a library, and remove those that do not match their manifest."""
+    for build_folder in sorted(folder.glob(f"{name}-*")):
+        build = _read_build(build_folder, name)
         if build is None:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(build_folder, ignore_errors=True)
         else:
             yield build
 
 
-def _read_build(place: Path, name: str) -> Build | None:
-    """Return the build in a folder; None if it is damaged, or not of this user."""
-    library = place / f"{name}.so"
+def _read_build(build_folder: Path, name: str) -> Build | None:
+    """Return the build in a folder; None if it is damaged, or belongs to another user."""
+    library = build_folder / f"{name}.so"
     try:
-        manifest = json.loads((place / MANIFEST).read_bytes())
+        manifest = json.loads((build_folder / MANIFEST).read_bytes())
         is_own = library.stat().st_uid == os.geteuid()
         is_whole = manifest["sha256"] == _digest(library)
         build = Build(library, list(manifest["targets"]), dict(manifest["compilers"]))
@@ -142,9 +151,9 @@ def _read_build(place: Path, name: str) -> Build | None:
 
 
 def publish(unfinished: Path, build: Build) -> None:
-    """Finish a build: write its manifest, then give its folder the name by which it is found.
+    """Finish a build: write its manifest, then give its folder the name of a finished build.
 
-    Another process may have finished the same build meanwhile. Then this is one more.
+    The name ends with the first number that is free.
     """
     content = {
         "sha256": _digest(build.library),
@@ -171,35 +180,38 @@ def _digest(file: Path) -> str:
 
 @contextlib.contextmanager
 def unfinished_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder for a build, and remove it in the end unless it was published."""
-    place = folder / f"unfinished-{process_name()}-{time.monotonic_ns()}"
-    place.mkdir(mode=0o700)
+    """Make a folder for a build. Remove it at the end, unless the build was published."""
+    build_folder = folder / f"unfinished-{process_name()}-{time.monotonic_ns()}"
+    build_folder.mkdir(mode=0o700)
     try:
-        yield place
+        yield build_folder
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(build_folder, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished builds of this host's dead processes.
+    """Remove the unfinished builds of processes that died on this host.
 
-    A process on another host that shares the folder cannot be asked, and its build stays until that
-    host removes it. The compilers of a killed process may write for a while longer; what they leave
-    is removed the next time.
+    Another host may share the folder. Whether its processes live cannot be seen from here, so it
+    has to remove their builds itself. The compilers of a killed process may write for a while
+    longer; the next call removes what they leave. If this host has no name, nothing is removed.
     """
-    for place in folder.glob("unfinished-*"):
-        host, number, start = _split_name(place.name)
-        if host == HOST and process_name(number) != f"{host}-{number}-{start}":
-            shutil.rmtree(place, ignore_errors=True)
+    if not HOST:
+        return
+    for build_folder in folder.glob("unfinished-*"):
+        host, process_id, start = _split_name(build_folder.name)
+        if host == HOST and process_name(process_id) != f"{host}-{process_id}-{start}":
+            shutil.rmtree(build_folder, ignore_errors=True)
 
 
 def _split_name(name: str) -> tuple[str, str, str]:
+    """Return host, process id and start time from the name of an unfinished build's folder."""
     match = re.match(r"unfinished-(\w+)-(\d+)-(\d+)-", name)
     return match.groups() if match else ("", "", "")
 
 
 def _host() -> str:
-    """Return a name of this boot of this machine, and of this container; empty if unknown."""
+    """Return a name for this boot of this machine and this container; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         container = Path("/proc/self/ns/pid").readlink()
@@ -211,23 +223,27 @@ def _host() -> str:
 HOST = _host()
 
 
-def process_name(number: str = "self") -> str:
-    """Return a name that no other process ever has: host, process id, start time.
+def process_name(process_id: str = "self") -> str:
+    """Return a name that no other process ever has: `<host>-<process id>-<start time>`.
 
     Args:
-        number: the id of a process, or `self`.
+        process_id: the id of a process on this host; "self" for this process.
 
     Returns:
         The name; empty if the process is dead.
     """
     try:
-        text = Path(f"/proc/{number}/stat").read_text()
+        text = Path(f"/proc/{process_id}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    # The fields after the program's name, which is in parentheses and may hold anything.
-    state, *fields = text.rpartition(")")[2].split()
-    process_id, start = text.split()[0], fields[18]
-    return "" if state in "ZX" else f"{HOST}-{process_id}-{start}"
+    # proc_pid_stat(5): id (program) state ..., where the program's name may contain anything. The
+    # start time is field 22. Field 3, the state, is Z or X after the process has died.
+    number = text.split()[0]
+    state, *fields_from_4 = text.rpartition(")")[2].split()
+    start = fields_from_4[22 - 4]
+    if state in ("Z", "X"):
+        return ""
+    return f"{HOST}-{number}-{start}"
 
 
 # ---------------------------------------------------------------------------------------- the lock
@@ -237,10 +253,9 @@ def process_name(number: str = "self") -> str:
 def turn_to_build(folder: Path, name: str) -> Iterator[None]:
     """Wait while another process builds the same library.
 
-    Where the file system has no locks, and where the other process makes no progress for
-    `PATIENCE_S` seconds, the work is done twice.
+    After `PATIENCE_S` seconds, or on a file system without locks, this process builds it as well.
     """
-    import filelock  # torch needs it, too; only a build waits for its import
+    import filelock  # torch requires it; it is imported here because only a build needs it
 
     lock = filelock.FileLock(folder / f"{name}.lock")
     try:

@@ -1,4 +1,4 @@
-"""BuildError, and what is said when a build tool fails."""
+"""BuildError, and the search for the cause of a failed build in the build tools' output."""
 
 import os
 import re
@@ -8,17 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Lines that name the cause of a failed build, the best first. The driver of a linker (collect2,
-# clang) says last that the linker failed, which is no cause. The last but one finds the errors of
-# compilers that do not speak English: `file:line:column: word: text`.
+# Patterns of lines that name the cause of a failed build. Earlier patterns find better lines.
 _ERROR_LINES = (
+    # An error of a compiler. The last line of collect2 or clang is excluded, because it says only
+    # that the linker has failed.
     r"^(?!collect2: error|.*linker command failed).*\b(?:error|fatal) *: .*$",
+    # An error of the linker, or of a tool that cannot write.
     r"^.*(?:No space left on device|cannot find |undefined reference ).*$",
+    # Another message of ld, ld.gold or ld.lld.
     r"^.*\bld(?:\.\w+)?: (?!warning).*$",
+    # An error of a compiler that does not speak English: `file:line:column: word: text`.
     r"^[^\s:]+:\d+:\d+: (?!warning|note)[^:]+: .*$",
+    # Any other error, even that last line.
     r"^.*\berror: .*$",
 )
-# A sign in the output, and what helps then.
+# A pattern in the output, and the advice for the user if it occurs.
 _HINTS = {
     r"\bomp\.h\b|-lomp\b": "Install the compiler's OpenMP (apt-get install libomp-dev) or set CXX",
     r"No space left on device": "Free some space, or set TORCH_EXTENSIONS_DIR and TMPDIR",
@@ -37,33 +41,35 @@ def say(text: str) -> None:
 
 
 def explain(error: Exception, folder: Path) -> BuildError:
-    """Return the error that ended a build, as a BuildError that begins with the cause.
+    """Return a BuildError for the error that ended a build. Its message begins with the cause.
 
     Args:
-        error: what `load_inline` or the file system raised.
-        folder: where the builds are kept.
+        error: the exception of `load_inline` or of the file system.
+        folder: the cache folder.
     """
     if isinstance(error, BuildError):
         return error
-    if isinstance(error, subprocess.CalledProcessError):  # torch asks the compiler for its version
+    # torch runs the compiler to get its version, and lets this error through.
+    if isinstance(error, subprocess.CalledProcessError):
         cxx = os.environ.get("CXX", "c++")
         return BuildError(f"{cxx!r} does not work as a C++ compiler: {error}")
-    if isinstance(error, OSError) and error.errno is None:  # the dynamic loader sets no number
+    # An OSError of the dynamic loader has no number, one of the file system has.
+    if isinstance(error, OSError) and error.errno is None:
         reason = error.__cause__ or error
         return BuildError(f"the library that was just built does not load: {reason}")
     if isinstance(error, OSError):
         advice = "Set TORCH_EXTENSIONS_DIR to another folder"
         return BuildError(f"cannot build in {folder}: {error}. {advice}")
     output = str(error)
-    cause = first_error(output) or _killed_tool(error) or "a build tool failed without a message"
+    cause = first_error(output) or _silent_failure(error) or "a build tool failed without a message"
     return BuildError(f"{cause}\n\nThe whole output:\n{output}")
 
 
 def first_error(output: str) -> str:
-    """Return the first real error in the output of the build tools, and what helps against it.
+    """Return the line of the build tools' output that names the cause, and the hints that apply.
 
     Returns:
-        One line, more where a hint is known; empty where no line looks like an error.
+        The line, and then one line for each hint. Empty if no line looks like an error.
     """
     for pattern in _ERROR_LINES:
         match = re.search(pattern, output, re.MULTILINE)
@@ -73,11 +79,12 @@ def first_error(output: str) -> str:
     return ""
 
 
-def _killed_tool(error: Exception) -> str:
-    """Say that a build tool was killed by a signal, if that is what happened.
+def _silent_failure(error: Exception) -> str:
+    """Return a sentence about a build tool that failed without a message; empty if none did.
 
-    A tool that a signal kills has no time for a message. Its exit status tells: -N for ninja, which
-    torch starts; 128 + N for a compiler, as ninja reports it.
+    A tool that is killed by signal N prints no message, but its exit status tells. ninja reports
+    the status of a compiler, which is 128 + N. The status of ninja itself, which torch starts, is
+    -N.
     """
     status = getattr(error.__cause__, "returncode", 0)
     reported = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)
@@ -85,10 +92,13 @@ def _killed_tool(error: Exception) -> str:
         status = int(reported[1])
     number = -status if status < 0 else status - 128
     if number not in set(signal.Signals):
-        return f"FAILED: a build tool ended with exit status {status}" if reported else ""
+        if reported:
+            return f"FAILED: a build tool ended with exit status {status}"
+        return ""
     name = signal.Signals(number).name
-    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     cause = f"a build tool was killed by signal {number} ({name}), without a message"
+    # A compiler that overflows a small stack is killed too. 8 MiB are usual.
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if limit != resource.RLIM_INFINITY and limit < 8 << 20:
         cause += f". The stack is limited to {limit >> 10} KiB: ulimit -s 8192"
     return cause

@@ -1,4 +1,8 @@
-"""Loads the extensions; builds those that no finished build is found for."""
+"""Loads the problems' extensions, and builds those that are not in the cache.
+
+An extension is a problem's sources as a shared library. A build is such a library, compiled for
+certain GPUs by certain compilers.
+"""
 
 import contextlib
 import hashlib
@@ -23,7 +27,7 @@ from kernels.build.errors import explain, say
 from kernels.build.toolchain import Toolchain
 
 LoadInline = Callable[..., object]
-QUIET_S = 2.0  # a build that takes longer is announced
+QUIET_S = 2.0  # a build that takes longer prints what takes so long
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,11 @@ class Extension:
     """What is compiled for a problem.
 
     Attributes:
-        problem: its name.
-        sources: the texts of the files by their paths.
-        cxx_flags: the C++ compiler's flags, as far as they decide what the library does.
-        key: a digest of all that the library depends on, but for compilers and GPUs.
+        problem: the problem's name.
+        sources: the text of each source file, by its path in the package `kernels`.
+        cxx_flags: the flags of the C++ compiler, except those that only make compiling faster.
+        key: a digest of everything that the library depends on, except compilers and GPUs. Those
+            are in the manifest of each build, and `_fits` compares them.
     """
 
     problem: str
@@ -44,39 +49,42 @@ class Extension:
 
     @property
     def name(self) -> str:
-        """The library's name, without `.so`."""
+        """The library's file name, without `.so`."""
         return f"kernels_{self.problem}_{self.key}"
 
     @property
     def namespace(self) -> str:
-        """The namespace in `torch.ops` that has this build's operators, and no other build's."""
+        """The namespace in `torch.ops` of this extension's operators, and no other's."""
         return f"{STABLE_NAMESPACE}_{self.key}"
 
 
 def load_extensions(
     sources: Mapping[str, Mapping[str, str]], load_inline: LoadInline
 ) -> dict[str, str]:
-    """Load the operators of several problems; compile them first if that has not been done.
+    """Load the operators of several problems, from the cache if possible.
 
-    Those that have to be compiled are compiled at the same time.
+    Those that are not in the cache are compiled first, all at the same time.
 
     Args:
-        sources: for each problem, the texts of its files by their paths.
-        load_inline: `torch.utils.cpp_extension.load_inline`, called by keyword for each build.
+        sources: for each problem, the text of each source file by its path.
+        load_inline: `torch.utils.cpp_extension.load_inline`, or a function with its keyword
+            arguments. It is called once for each extension that is compiled.
 
     Returns:
         For each problem the namespace of its operators, `torch.ops.<namespace>`.
 
     Raises:
-        BuildError: an extension is not there and cannot be built; the message says why.
+        BuildError: an extension is not in the cache and cannot be built; the message says why.
     """
     tools = toolchain.find_toolchain()
     extensions = [_describe(problem, texts, tools) for problem, texts in sources.items()]
-    missing = [extension for extension in extensions if not _is_in_process(extension)]
+    missing = [extension for extension in extensions if not _is_loaded(extension)]
     if missing:
         folder = cache.choose_folder()
         try:
-            missing = [extension for extension in missing if not _load(extension, folder, tools)]
+            missing = [
+                extension for extension in missing if not _load_from_cache(extension, folder, tools)
+            ]
             if missing:
                 _build_all(missing, folder, tools, load_inline)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
@@ -85,6 +93,7 @@ def load_extensions(
 
 
 def _describe(problem: str, sources: Mapping[str, str], tools: Toolchain) -> Extension:
+    """Return the extension of a problem, with its flags and key."""
     flags = toolchain.cpu_flags()
     if tools.targets:
         flags = [*flags, "-DKERNELS_WITH_CUDA"]
@@ -94,22 +103,23 @@ def _describe(problem: str, sources: Mapping[str, str], tools: Toolchain) -> Ext
         toolchain.CUDA_FLAGS,
         [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")],
         [torch.__version__, torch.version.git_version],
-        importlib.machinery.EXTENSION_SUFFIXES[0],
+        importlib.machinery.EXTENSION_SUFFIXES[0],  # Python's version, and the CPU's architecture
     ]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     return Extension(problem, sources, flags, key)
 
 
-def _is_in_process(extension: Extension) -> bool:
-    """Return whether this process has loaded the extension, from whichever folder."""
+def _is_loaded(extension: Extension) -> bool:
+    """Return whether this process has already loaded the extension, from any folder."""
     return any(Path(library).stem == extension.name for library in torch.ops.loaded_libraries)
 
 
-def _load(extension: Extension, folder: Path, tools: Toolchain) -> bool:
-    """Load a finished build that fits this machine; return whether there was one."""
+def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bool:
+    """Load a finished build that fits this machine. Return whether there is one."""
     for build in cache.finished_builds(folder, extension.name):
         if _fits(build, tools):
-            # The library may need another glibc than this machine's, where hosts share the folder.
+            # Loading fails if another host, which shares the folder, has linked the library to a
+            # newer glibc than this machine has.
             with contextlib.suppress(OSError):
                 torch.ops.load_library(str(build.library))
                 return True
@@ -117,12 +127,12 @@ def _load(extension: Extension, folder: Path, tools: Toolchain) -> bool:
 
 
 def _fits(build: cache.Build, tools: Toolchain) -> bool:
-    """Return whether a build has code for all GPUs, by the compilers that would be used now.
+    """Return whether a build has code for all GPUs, and comes from the compilers found here.
 
-    A compiler that is missing here, as in a container made for running alone, is no objection.
+    A compiler that is missing here is not compared: a container may have the cache but no compiler.
     """
     for target in tools.targets:
-        if not toolchain.codes_for(target) & set(build.targets):
+        if not toolchain.compatible_targets(target) & set(build.targets):
             return False
     for compiler, version in tools.compilers.items():
         if version and version != build.compilers.get(compiler):
@@ -133,7 +143,7 @@ def _fits(build: cache.Build, tools: Toolchain) -> bool:
 def _build_all(
     extensions: list[Extension], folder: Path, tools: Toolchain, load_inline: LoadInline
 ) -> None:
-    """Build several extensions, a thread each."""
+    """Build several extensions at the same time, each in a thread of its own."""
     cache.check_executable(folder)
     toolchain.check_tools(tools)
     toolchain.warn_of_ignored_targets()
@@ -141,10 +151,12 @@ def _build_all(
     def build_one(extension: Extension) -> None:
         with cache.turn_to_build(folder, extension.name):
             cache.remove_leftovers(folder)
-            if not _load(extension, folder, tools):  # another process may have built it meanwhile
+            # Another process may have built it while this one waited for its turn.
+            if not _load_from_cache(extension, folder, tools):
                 _build(extension, folder, tools, load_inline)
 
-    # torch changes these flags while it loads a library, and two threads would not restore them.
+    # While torch loads a library it changes these flags of the process, and then restores them. If
+    # two threads do so at the same time, one may restore what the other has set.
     dlopen_flags = sys.getdlopenflags()
     try:
         with (
@@ -153,56 +165,61 @@ def _build_all(
             toolchain.build_environment(tools),
             ThreadPoolExecutor() as pool,
         ):
-            list(pool.map(build_one, extensions))  # raises what a thread raised
+            # `list` waits for all threads, and raises the first exception of a thread.
+            list(pool.map(build_one, extensions))
     finally:
         sys.setdlopenflags(dlopen_flags)
 
 
 def _build(extension: Extension, folder: Path, tools: Toolchain, load_inline: LoadInline) -> None:
-    """Compile, load and publish an extension."""
-    with cache.unfinished_folder(folder) as place:
-        _compile(extension, place, tools, load_inline)
-        library = place / f"{extension.name}.so"
-        cache.publish(place, cache.Build(library, tools.targets, tools.compilers))
+    """Compile and load an extension, and publish the build in the cache."""
+    with cache.unfinished_folder(folder) as build_folder:
+        _compile(extension, build_folder, tools, load_inline)
+        library = build_folder / f"{extension.name}.so"
+        cache.publish(build_folder, cache.Build(library, tools.targets, tools.compilers))
 
 
-def _compile(extension: Extension, place: Path, tools: Toolchain, load_inline: LoadInline) -> None:
-    """Compile and load an extension in a folder.
+def _compile(
+    extension: Extension, build_folder: Path, tools: Toolchain, load_inline: LoadInline
+) -> None:
+    """Compile and load an extension in the folder of its build.
 
-    The sources are written to files, which two texts include: so the compilers' errors have the
-    real names and lines.
+    The sources are written to files. The C++ text and the CUDA text that `load_inline` gets only
+    include these files, so that a compiler's error names the real file and line.
     """
     for path, text in extension.sources.items():
-        file = place / "kernels" / path
+        file = build_folder / "kernels" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    toolchain.link_cuda_runtime(tools, place)
+    toolchain.link_cuda_runtime(tools, build_folder)
     namespace = f"-DKERNELS_NAMESPACE={extension.namespace}"
-    speed = toolchain.GCC_SPEED_FLAGS if tools.is_gcc else []
-    # torch counts the extensions of a name, and would give a second one another name.
+    speed_flags = toolchain.GCC_SPEED_FLAGS if tools.is_gcc else []
+    # If this process has built an extension of this name before, torch would add `_v1` to the name.
+    # It does not if it forgets the earlier one.
     toolchain.cpp_extension().JIT_EXTENSION_VERSIONER.entries.pop(extension.name, None)
     load_inline(
         name=extension.name,
         cpp_sources=_include_all(extension, ".cpp"),
         cuda_sources=_include_all(extension, ".cu") if tools.targets else None,
-        extra_cflags=[*extension.cxx_flags, *speed, namespace, "-Ikernels"],
+        # The compilers run in build_folder, so "kernels" and "." are folders there.
+        extra_cflags=[*extension.cxx_flags, *speed_flags, namespace, "-Ikernels"],
         extra_cuda_cflags=["-Ikernels", *toolchain.cuda_flags(tools.targets)],
         extra_ldflags=["-fopenmp", "-L."],
-        build_directory=str(place),
+        build_directory=str(build_folder),
         no_implicit_headers=True,
         is_python_module=False,
     )
 
 
 def _include_all(extension: Extension, suffix: str) -> str:
-    """Return a text that includes all sources with this suffix."""
+    """Return a source text that includes all source files with this suffix."""
     paths = [path for path in extension.sources if path.endswith(suffix)]
     return "".join(f'#include "{path}"\n' for path in paths)
 
 
 @contextlib.contextmanager
 def _announced(extensions: list[Extension], folder: Path) -> Iterator[None]:
-    """Say what takes so long, after two seconds; and in the end how long it took."""
+    """If the build takes more than `QUIET_S`, print what takes so long, and at the end its time."""
     problems = " and ".join(extension.problem for extension in extensions)
     start = time.monotonic()
     timer = threading.Timer(
@@ -226,11 +243,12 @@ def _announced(extensions: list[Extension], folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """Silence torch's warnings that there is no GPU, and that clang is no GCC."""
+    """Silence torch's warnings that there is no GPU, and that clang is not GCC."""
     logger = logging.getLogger("torch.utils.cpp_extension")
-    nothing = logging.Filter("nothing has this name")
-    logger.addFilter(nothing)
+    # A filter passes the records of loggers with its name, and no logger has this one.
+    silence = logging.Filter("nothing has this name")
+    logger.addFilter(silence)
     try:
         yield
     finally:
-        logger.removeFilter(nothing)
+        logger.removeFilter(silence)

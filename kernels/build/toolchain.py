@@ -1,4 +1,4 @@
-"""The compilers of this machine, what to compile for, and with which flags."""
+"""The compilers of this machine, the GPUs to compile for, and the compilers' flags."""
 
 import contextlib
 import importlib
@@ -18,17 +18,18 @@ import torch
 from kernels.build.errors import BuildError, say
 
 CXX_FLAGS = [
-    "-O3",  # GCC's -O2 vectorizes only where that needs no extra code (GCC 12)
+    "-O3",  # with -O2, GCC 12 vectorizes only loops that need no extra code for it
     "-falign-loops=64",  # a loop of 31 bytes across two cache lines takes 1.1 to 1.5 times as long
-    "-ffp-contract=off",  # the same bits with and without an FMA unit
+    "-ffp-contract=off",  # CPUs with and without an FMA unit compute the same bits
     "-fopenmp",
     "-fvisibility=hidden",
-    "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include the operators they use, not all 2,000
+    "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include only operators they use, not all 2,000
 ]
 CUDA_FLAGS = [
-    "--split-compile=0",  # a thread per core: all kernels are one file to nvcc
-    "-std=c++17",  # the C++20 that newer torch asks for takes a tenth longer
-    # torch switches these off. With them, a kernel means the same here and compiled alone.
+    "--split-compile=0",  # a thread for each core, because nvcc gets all kernels as one file
+    "-std=c++17",  # newer versions of torch ask for C++20, which takes a tenth longer to compile
+    # torch defines these macros, which remove operators and conversions of half types. Without the
+    # macros, a kernel means the same as when it is compiled without torch.
     "-U__CUDA_NO_HALF_OPERATORS__",
     "-U__CUDA_NO_HALF2_OPERATORS__",
     "-U__CUDA_NO_HALF_CONVERSIONS__",
@@ -40,14 +41,15 @@ GCC_SPEED_FLAGS = ["--param=ggc-min-heapsize=4000000"]
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What the kernels are compiled by and for.
+    """The compilers, and the GPUs that they compile for.
 
     Attributes:
-        targets: nvcc's targets, as `sm_90a` or `compute_90`; empty where only the CPU's kernels are
-            built.
-        cuda_home: the folder of the CUDA toolkit; None where there is none, or none is needed.
-        compilers: what each compiler says it is, by `cxx` and `nvcc`; empty text where it is
-            missing. A finished build may be loaded without any compiler.
+        targets: nvcc's targets, such as `sm_90a` (machine code) or `compute_90` (PTX). Empty if
+            only the CPU's kernels are built.
+        cuda_home: the folder of the CUDA toolkit. None if none is found, or `targets` is empty.
+        compilers: the version text of each compiler, under the keys `cxx` and, if there are
+            targets, `nvcc`. The text is empty if the compiler is missing, which is no error here:
+            a finished build can be loaded without any compiler.
     """
 
     targets: list[str]
@@ -56,17 +58,21 @@ class Toolchain:
 
     @property
     def is_gcc(self) -> bool:
-        """Whether the C++ compiler is GCC, under whatever name."""
+        """Whether the C++ compiler is GCC, which may be called `c++` or `g++-12`."""
         return "Free Software Foundation" in self.compilers["cxx"]
 
 
 def find_toolchain() -> Toolchain:
-    """Look up compilers and GPUs, without importing torch's build tools, which takes a second."""
+    """Find the compilers and GPUs of this machine.
+
+    It does not import torch's build tools, which takes a second, unless TORCH_CUDA_ARCH_LIST is
+    used.
+    """
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
-    compilers = {"cxx": version_of(cxx_of())}
+    compilers = {"cxx": version_of(cxx_compiler())}
     if targets:
-        compilers["nvcc"] = version_of(nvcc_of(cuda_home)) if cuda_home else ""
+        compilers["nvcc"] = version_of(nvcc_compiler(cuda_home)) if cuda_home else ""
     return Toolchain(targets, cuda_home, compilers)
 
 
@@ -74,7 +80,7 @@ def find_toolchain() -> Toolchain:
 
 
 def cpu_flags() -> list[str]:
-    """Return `CXX_FLAGS`, and AVX2 and F16C where torch uses them.
+    """Return `CXX_FLAGS`, and on CPUs where torch uses AVX2 also the flags for AVX2 and F16C.
 
     AVX-512 is no faster on data in a cache (EPYC 9005).
     """
@@ -84,12 +90,13 @@ def cpu_flags() -> list[str]:
 
 
 def cuda_targets() -> list[str]:
-    """Return nvcc's targets for the visible GPUs, or else those of TORCH_CUDA_ARCH_LIST.
+    """Return nvcc's targets for the visible GPUs or, if there are none, TORCH_CUDA_ARCH_LIST.
 
-    The variable is for building ahead, without a GPU.
+    The variable makes it possible to build on a machine without a GPU.
 
     Returns:
-        Machine code as `sm_90a`, PTX as `compute_90`, sorted; empty for the CPU alone.
+        Targets such as `sm_90a` (machine code) and `compute_90` (PTX), sorted. Empty if only the
+        CPU's kernels are to be built.
 
     Raises:
         BuildError: torch does not know an entry of the variable.
@@ -109,6 +116,7 @@ def cuda_targets() -> list[str]:
 
 
 def _requested_targets(requested: str) -> set[str]:
+    """Return the targets in TORCH_CUDA_ARCH_LIST, whose value is `requested`, as torch reads it."""
     try:
         flags = cpp_extension()._get_cuda_arch_flags()
     except (ValueError, LookupError):
@@ -128,23 +136,26 @@ def warn_of_ignored_targets() -> None:
         )
 
 
-def codes_for(target: str) -> set[str]:
-    """Return the codes that GPUs of a target run.
+def compatible_targets(target: str) -> set[str]:
+    """Return the targets whose code runs on the GPU that `target` stands for.
 
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
-    its own or an older version. `sm_90a` is asked for where the tensor-core kernels are wanted,
-    which no other code has.
+    its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
+
+    A target with an "a" is compatible only with itself: no other code has the kernels for its
+    tensor cores.
     """
     if target.endswith("a"):
         return {target}
     number = int(re.sub(r"\D", "", target))
-    machine_codes = {f"sm_{n}" for n in range(number // 10 * 10, number)}
-    ptx = {f"compute_{n}" for n in range(number + 1)}
+    major_version = number // 10 * 10  # 80 for 86
+    machine_codes = {f"sm_{n}" for n in range(major_version, number)}
+    ptx = {f"compute_{n}" for n in range(number + 1)}  # more numbers than there are versions
     return {target} | machine_codes | ptx
 
 
 def cuda_flags(targets: list[str]) -> list[str]:
-    """Return nvcc's flags for these targets."""
+    """Return `CUDA_FLAGS`, and the flags that make nvcc compile for these targets."""
     flags = list(CUDA_FLAGS)
     for target in targets:
         architecture = target.replace("sm_", "compute_")
@@ -160,20 +171,21 @@ def cpp_extension() -> ModuleType:
     return importlib.import_module("torch.utils.cpp_extension")
 
 
-def cxx_of() -> str:
+def cxx_compiler() -> str:
     """Return the C++ compiler that torch calls: a name or a path, without arguments."""
     return os.environ.get("CXX") or "c++"
 
 
-def nvcc_of(cuda_home: Path) -> str:
-    """Return the nvcc that torch calls for a toolkit."""
+def nvcc_compiler(cuda_home: Path) -> str:
+    """Return the path of the nvcc that torch calls if a toolkit is in `cuda_home`."""
     return os.environ.get("PYTORCH_NVCC") or str(cuda_home / "bin" / "nvcc")
 
 
 def version_of(compiler: str) -> str:
-    """Return what a compiler says it is, but for the name it was called by; empty if it is missing.
+    """Return what `--version` prints, without the first word; empty if the compiler is missing.
 
-    `c++` and `g++-12` say the same where they are the same compiler.
+    The first word is the name by which the compiler was called. Without it, `c++` and `g++-12` have
+    the same version text if they are the same compiler.
     """
     try:
         done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
@@ -186,8 +198,10 @@ def version_of(compiler: str) -> str:
 def find_cuda_home() -> Path | None:
     """Return the folder of a CUDA toolkit that has nvcc and its headers, or None.
 
-    It is looked for where torch looks, in /usr/local/cuda, and where pip puts it.
+    The first of these folders is taken: those in which torch looks, /usr/local/cuda, and where pip
+    installs a toolkit.
     """
+    # None if nobody has imported torch's build tools. Their CUDA_HOME may have been set by a user.
     tools = sys.modules.get("torch.utils.cpp_extension")
     nvcc = shutil.which("nvcc")
     major = torch.version.cuda.split(".")[0]
@@ -210,7 +224,7 @@ def check_tools(toolchain: Toolchain) -> None:
     """Raise a BuildError that says what is missing for a build, and how to get it."""
     if find_ninja() is None:
         raise BuildError("building the kernels needs ninja: pip install ninja")
-    cxx = cxx_of()
+    cxx = cxx_compiler()
     if shutil.which(cxx) is None:
         raise BuildError(
             f"building the kernels needs a C++ compiler; {cxx!r} is not on PATH. Install one "
@@ -221,15 +235,17 @@ def check_tools(toolchain: Toolchain) -> None:
 
 
 def _check_nvcc(toolchain: Toolchain) -> None:
+    """Raise a BuildError if nvcc is missing, of another CUDA version, or too old for a target."""
     cuda = torch.version.cuda
-    hide = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
+    # The setting after which there are no targets.
+    no_targets = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "
-        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {hide} to build for the CPU'
+        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {no_targets} to build for the CPU'
     )
     if toolchain.cuda_home is None:
         raise BuildError(f"building the kernels for CUDA needs nvcc and its headers. {advice}")
-    nvcc = nvcc_of(toolchain.cuda_home)
+    nvcc = nvcc_compiler(toolchain.cuda_home)
     version = toolchain.compilers["nvcc"]
     if f"release {cuda.split('.')[0]}." not in version:
         raise BuildError(f"expected an nvcc of CUDA {cuda}, got {nvcc}: {version!r}. {advice}")
@@ -240,19 +256,20 @@ def _check_nvcc(toolchain: Toolchain) -> None:
 
 
 def find_ninja() -> str | None:
-    """Return the path of ninja.
+    """Return the path of ninja, or None.
 
-    pip puts it beside Python, which is not on PATH where a virtual environment is not activated.
+    pip installs it beside Python. That folder is not on PATH if the virtual environment is not
+    activated.
     """
     return shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
 
 
 @contextlib.contextmanager
 def build_environment(toolchain: Toolchain) -> Iterator[None]:
-    """Set what torch's build tools read, while the context lasts.
+    """Set what torch's build tools read, and restore it at the end.
 
-    PATH has ninja, torch's `CUDA_HOME` is the toolkit's folder, and the compilers speak English, so
-    that the cause of an error is found in their output.
+    PATH gets the folder of ninja. torch's `CUDA_HOME` becomes the toolkit's folder. The compilers'
+    messages become English, so that `errors.py` finds the cause of an error in them.
     """
     tools = cpp_extension()
     cuda_home = tools.CUDA_HOME
@@ -276,7 +293,10 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
 
 
 def link_cuda_runtime(toolchain: Toolchain, folder: Path) -> None:
-    """Link `libcudart.so` into a folder for the linker: pip's toolkit has no file of that name."""
+    """Make a symbolic link `libcudart.so` in a folder, for the linker to find.
+
+    A toolkit from pip has only a file with a version in its name, such as `libcudart.so.13`.
+    """
     if toolchain.cuda_home is not None:
         libraries = sorted(toolchain.cuda_home.glob("lib*/libcudart.so.*"))
         if libraries:

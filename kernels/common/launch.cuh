@@ -33,7 +33,7 @@ namespace kernels {
 
 // ----------------------------------------------------------------------------- sizes and addresses
 
-// a / b, rounded up to a whole number, for a >= 0 and b > 0.
+// a / b, rounded up to a whole number, for b > 0 and a > -b. It is 0 for -b < a <= 0.
 __host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How many blocks of `block` elements cover `size` elements.
@@ -41,8 +41,9 @@ constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
 }
 
-// Returns whether each row of a matrix begins at a multiple of 16 bytes. `stride` is the distance
-// of two rows in bytes. It is 0 for a single row.
+// Returns whether each row of a matrix begins at a multiple of 16 bytes. `first` is the address of
+// the first row, and `stride` the bytes from one row to the next. For a single row, or a flat
+// array, the stride is 0.
 __host__ __device__ inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;
 }
@@ -89,7 +90,7 @@ int status_of(const Body& body) {
 // ---------------------------------------------------------------------------------------- launches
 
 // Launches kKernel<<<grid, block, 0, stream>>>(params...) and returns its cudaError_t. It throws
-// nothing. For kernels without dynamic shared memory, clusters and PDL.
+// nothing. launch_grid, below, can also give a kernel dynamic shared memory, clusters or PDL.
 template <auto kKernel, typename... Params>
 int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
   static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
@@ -145,7 +146,8 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
                              static_cast<int>(bytes)));
 }
 
-// How many clusters of a grid run at once on the current device. The number is less than the
+// How many clusters of a grid run at once on the current device. Also allows the kernel the grid's
+// shared memory. The number is less than the
 // multiprocessors suggest: a cluster's blocks run within one group of multiprocessors (a GPC), and
 // groups differ in size from GPU to GPU. Throws if not even one cluster fits.
 template <typename Kernel>

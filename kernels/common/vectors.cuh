@@ -84,9 +84,9 @@ __device__ void load_floats(float (&v)[kCount], const float* row, int64_t i, int
 
 // ------------------------------------------------------------------------ loads with a hint for L2
 
-// An L2 policy is a 64-bit value that a load instruction takes as an operand. It tells L2 how long
+// An L2 policy is a 64-bit value that a load or a store takes as an operand. It tells L2 how long
 // to keep the cache line. Policies exist on sm_80 and newer. On older GPUs, the functions below
-// ignore them.
+// ignore them. The policy "evict first" is in ptx/memory.cuh, beside the copies that use it.
 
 // The policy "evict these lines last".
 __device__ inline uint64_t evict_last_policy() {
@@ -97,8 +97,8 @@ __device__ inline uint64_t evict_last_policy() {
   return policy;
 }
 
-// The policy of ordinary loads. A load that is written with it is one asm statement, which the
-// compiler neither splits nor merges.
+// The policy of ordinary loads. It keeps a load whole: load_vector with a policy is an asm
+// statement, and the compiler can neither split it nor merge it with another load.
 __device__ inline uint64_t evict_normal_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800

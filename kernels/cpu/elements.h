@@ -15,7 +15,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "cpu/map_blocks.h"
+#include "cpu/map_blocks.h"  // includes the header of __m128i
 #include "launchers.h"
 
 namespace kernels {
@@ -53,10 +53,10 @@ struct BFloat16 {
     constexpr uint16_t kNan = 0x7fc0;
     const uint32_t bits = Float32::narrow(x);
     const uint32_t magnitude = bits & 0x7fffffff;
-    // Adding a half of the upper half's last place, and dropping the lower half, rounds to nearest.
-    // 0x7fff is just less than that: only an odd upper half is rounded up from a tie.
-    const uint32_t last_place = bits >> 16 & 1;
-    const uint32_t rounded = (bits + 0x7fff + last_place) >> 16;
+    // The lower half is dropped; it is a tie if it is 0x8000. Adding 0x8000 first would round ties
+    // away from 0. Adding 1 less where the upper half is even rounds its ties towards 0.
+    const uint32_t last_bit = bits >> 16 & 1;
+    const uint32_t rounded = (bits + 0x7fff + last_bit) >> 16;
     return static_cast<uint16_t>(magnitude > kInfinity ? kNan : rounded);
   }
 };
@@ -71,11 +71,12 @@ struct BFloat16 {
 // Normal numbers need only another bias: that of float32 is 112 more. Subnormal numbers and
 // rounding are left to the machine: both conversions add the number to `magic`, a power of two that
 // is so large that the last place of the sum, a float32, is the last place of the number as a
-// float16. For example, a float16 in 1 <= |x| < 2 has the last place 2^-10, and so has a float32 in
-// 2^13 <= v < 2^14: magic is 2^13.
+// float16.
 //
 // E, below, is how many powers of two the number is above the least normal float16, 2^-14; it is 0
-// for subnormal numbers, too. The last place is 2^(E - 24), and magic is 2^(E - 1).
+// for subnormal numbers, too. The last place is 2^(E - 24), and magic is 2^(E - 1). For example,
+// 1 <= |x| < 2 has E = 14. The last place of such a float16 is 2^-10, which is also that of a
+// float32 in 2^13 <= v < 2^14: magic is 2^13.
 struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
@@ -94,8 +95,8 @@ struct Float16 {
     const int32_t above_least = exponent_bits - kLeastNormal;
     const int32_t e_in_float16 = if_positive(above_least, above_least);  // E << 10
     const int32_t magic = (e_in_float16 << 13) + (126 << 23);            // 2^(E - 1)
-    // The mantissa, with the leading 1 of normal numbers. In float32's mantissa of magic, it is in
-    // the places of the same worth: the integer sum has the bits of magic + |x|.
+    // The mantissa, with the leading 1 of normal numbers, in units of 2^(E - 24). The last place of
+    // magic has the same unit, so that the integer sum has the bits of the float magic + |x|.
     const int32_t mantissa = magnitude - e_in_float16;
     const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
     // Infinity and NaN have 143 in the exponent so far. 112 more is 255, as in float32.
@@ -117,8 +118,8 @@ struct Float16 {
     const int32_t e_in_float32 = if_positive(above_least, above_least);  // E << 23
     const int32_t magic = e_in_float32 + (126 << 23);                    // 2^(E - 1)
     const float sum = Float32::widen(finite) + Float32::widen(magic);
-    // The rounded mantissa, with the leading 1 of normal numbers. That 1 and E add up to the
-    // exponent of a float16, which is E + 1 for normal numbers.
+    // The rounded mantissa, with the leading 1 of normal numbers, in units of 2^(E - 24). That 1
+    // and E add up to the exponent of a float16, which is E + 1 for normal numbers.
     const int32_t mantissa = Float32::narrow(sum) - magic;
     const int32_t rounded = mantissa + (e_in_float32 >> 13);
     // For a NaN, the quiet bit and the upper bits of the payload.

@@ -91,7 +91,7 @@ struct Pool {
     return header;
   }
 
-  // Removes the newest block of exactly so many bytes. Returns null if there is none.
+  // Removes the newest block of exactly wanted_bytes. Returns null if there is none.
   Header* remove_of_size(size_t wanted_bytes) {
     for (Header** link = &first; *link != nullptr; link = &(*link)->next) {
       if ((*link)->bytes == wanted_bytes) return remove(link);
@@ -128,20 +128,20 @@ size_t round_up_to_huge_pages(size_t bytes) {
 }
 
 // Maps fresh memory. Returns null where the system declines.
-char* map(size_t bytes) {
+char* map_memory(size_t bytes) {
   void* const mapped =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return mapped == MAP_FAILED ? nullptr : static_cast<char*>(mapped);
 }
 
-// Maps a block whose data has so many bytes, a multiple of kHugePage. Returns null where the system
+// Maps a block of `bytes` bytes of data, a multiple of kHugePage. Returns null where the system
 // declines.
 Header* map_block(size_t bytes) {
   // mmap promises no alignment beyond an ordinary page. A huge page more than the data leaves room
   // for the header and for the alignment; the rest is unmapped again.
   const size_t mapped_bytes = bytes + kHugePage;
-  char* mapped = map(mapped_bytes);
-  if (mapped == nullptr && release_memory()) mapped = map(mapped_bytes);
+  char* mapped = map_memory(mapped_bytes);
+  if (mapped == nullptr && release_memory()) mapped = map_memory(mapped_bytes);
   if (mapped == nullptr) return nullptr;
   const uintptr_t least_data = reinterpret_cast<uintptr_t>(mapped) + kHeaderBytes;
   char* const data = reinterpret_cast<char*>(round_up_to_huge_pages(least_data));
@@ -152,7 +152,7 @@ Header* map_block(size_t bytes) {
   if (block_end < mapped_end) munmap(block_end, mapped_end - block_end);
   Header* const header = header_of(data);
   header->bytes = bytes;
-  // This is only advice: where the system declines it, the memory is slower, but as good.
+  // This is only advice: where the system declines it, the memory works too, but is slower.
   madvise(data, bytes, MADV_HUGEPAGE);
   return header;
 }
@@ -164,9 +164,9 @@ void* take_memory(size_t bytes) {
   bytes = round_up_to_huge_pages(bytes);
   Header* header = nullptr;
   {
-    Pool& all = pool();
-    const std::lock_guard lock(all.mutex);
-    header = all.remove_of_size(bytes);
+    Pool& free_blocks = pool();
+    const std::lock_guard lock(free_blocks.mutex);
+    header = free_blocks.remove_of_size(bytes);
   }
   if (header == nullptr) header = map_block(bytes);
   return header == nullptr ? nullptr : data_of(header);
@@ -174,8 +174,8 @@ void* take_memory(size_t bytes) {
 
 void give_memory(void* data) {
   Header* const header = header_of(data);
-  Pool& all = pool();
-  if (header->bytes > all.capacity || is_address_space_limited()) {
+  Pool& free_blocks = pool();
+  if (header->bytes > free_blocks.capacity || is_address_space_limited()) {
     unmap(header);
     return;
   }
@@ -186,16 +186,16 @@ void give_memory(void* data) {
     unmap(header);
     return;
   }
-  const std::lock_guard lock(all.mutex);
-  all.add(header);
-  while (all.bytes > all.capacity) unmap(all.remove_oldest());
+  const std::lock_guard lock(free_blocks.mutex);
+  free_blocks.add(header);
+  while (free_blocks.bytes > free_blocks.capacity) unmap(free_blocks.remove_oldest());
 }
 
 bool release_memory() {
-  Pool& all = pool();
-  const std::lock_guard lock(all.mutex);
-  const bool has_any = all.first != nullptr;
-  while (all.first != nullptr) unmap(all.remove(&all.first));
+  Pool& free_blocks = pool();
+  const std::lock_guard lock(free_blocks.mutex);
+  const bool has_any = free_blocks.first != nullptr;
+  while (free_blocks.first != nullptr) unmap(free_blocks.remove(&free_blocks.first));
   return has_any;
 }
 

@@ -20,8 +20,8 @@ namespace kernels::cpu {
 // The bytes of a huge page. Every block begins at a multiple of this.
 constexpr size_t kHugePage = 2 << 20;
 
-// Returns an uninitialised block of at least `bytes` bytes, or null where the system has no such
-// memory or is not Linux.
+// Returns an uninitialised block of at least `bytes` bytes. Returns null if the system has none,
+// and always where the system is not Linux.
 void* take_memory(size_t bytes);
 
 // Takes back a block of take_memory. The block goes to the pool, or to the system if the

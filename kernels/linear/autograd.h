@@ -1,9 +1,9 @@
-// The parts of Linear -> ReLU -> divide that work above the kernels: autograd, autocast, and the
-// recording of traces. They call the operators by name, so that torch.compile and torch.export see
-// one operator for the forward and one for all gradients.
+// The parts of Linear -> ReLU -> divide that the dispatcher runs before the kernels: autograd,
+// autocast, and the recording of traces. They call the operators by name, so that torch.compile and
+// torch.export see one operator for the forward and one for all gradients.
 //
-// Every function here that calls an operator is a template of the Namespace in which it was called
-// itself, and calls the operators of that namespace (torch_support/operators.h).
+// Most functions are templates of a Namespace: an operator calls other operators in its own
+// namespace (torch_support/operators.h).
 
 #pragma once
 
@@ -53,10 +53,10 @@ inline TwoTensors call_linear_with_mask(Namespace where, const LinearInputs& in)
                                                in.weight, in.bias, in.divisor);
 }
 
-inline ThreeTensors call_gradients(Namespace where, const LinearGradients& in) {
+inline ThreeTensors call_gradients(Namespace where, const BackwardInputs& in) {
   int64_t output_mask = 0;
-  if (in.weight)
-    output_mask |= kGradX;  // x's gradient is computed from weight, and weight's from x
+  // x's gradient is computed from weight, and weight's from x.
+  if (in.weight) output_mask |= kGradX;
   if (in.x) output_mask |= kGradWeight;
   if (in.wants_bias) output_mask |= kGradBias;
   return call_operator<GradientsFunction>(where, "linear_relu_divide_gradients", in.grad_output,
@@ -68,10 +68,10 @@ inline ThreeTensors call_gradients(Namespace where, const LinearGradients& in) {
 // Autograd's record of a forward. It keeps the mask. It keeps x only if weight's gradient is
 // wanted, and weight only if x's is.
 struct LinearReluDivideBackward : Node {
-  Namespace where;  // that of the forward's operator
+  Namespace where;  // the namespace of the forward's operator
   SavedVariable x, weight, mask;
   double divisor;
-  bool transposes_grad_x, transposes_grad_weight;  // as in LinearGradients
+  bool transposes_grad_x, transposes_grad_weight;  // as in BackwardInputs
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
@@ -95,11 +95,9 @@ struct LinearReluDivideBackward : Node {
             wants_bias ? gradients.bias : Tensor()};
   }
 
-  Gradients compute(const LinearGradients& in) {
+  Gradients compute(const BackwardInputs& in) {
     if (at::GradMode::is_enabled()) return differentiable_gradients(in);
-    c10::DispatchKeySet keys = in.grad_output.key_set() | in.mask.key_set();
-    if (in.x) keys = keys | in.x->key_set();
-    if (in.weight) keys = keys | in.weight->key_set();
+    const c10::DispatchKeySet keys = keys_of(in);
     if (is_plain(keys) && !has_tangent(in.grad_output)) return compute_gradients(in);
     // vmap of a backward whose forward ran outside it: torch's ops compute the whole batch at once.
     if (is_batched(keys)) return gradients_by_torch(in, unpack_mask(in));
@@ -109,10 +107,10 @@ struct LinearReluDivideBackward : Node {
 
   // Computes gradients that can be differentiated once more.
   //
-  // torch's threshold_backward has a gradient by the forward's output too, which is zeros. So that
-  // the graph has the same edges as eager's, the unpacked mask is linked to this node, in the place
-  // of the output.
-  Gradients differentiable_gradients(const LinearGradients& in) {
+  // The derivative of torch's threshold_backward by the forward's output is zeros. Eager's graph
+  // has an edge for it, which leads to the node of the forward. The unpacked mask, which takes the
+  // output's place, gets the same edge.
+  Gradients differentiable_gradients(const BackwardInputs& in) {
     const Tensor unpacked_mask = unpack_mask(in).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});
     return gradients_by_torch(in, unpacked_mask);
@@ -126,7 +124,23 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
-// linear_relu_divide above autograd.
+// Records the backward of out = linear_relu_divide(in).
+inline void record_backward(Namespace where, const LinearInputs& in, const Tensor& out,
+                            const Tensor& mask, bool runs_kernels) {
+  auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
+  if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
+  if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
+  node->where = where;
+  node->mask = SavedVariable(mask, /*is_output=*/false);
+  node->divisor = in.divisor;
+  node->transposes_grad_x =
+      runs_kernels && in.x.dim() == 2 && is_column_major(in.x, /*alignment=*/1);
+  node->transposes_grad_weight = runs_kernels && !in.weight.is_contiguous();
+  torch::autograd::set_history(out, std::move(node));
+}
+
+// linear_relu_divide for an ordinary call: computes the forward, and records the backward if a
+// gradient is wanted.
 template <Namespace where>
 Tensor linear_autograd(const LinearInputs& in) {
   const Route route = route_of(in);
@@ -134,7 +148,7 @@ Tensor linear_autograd(const LinearInputs& in) {
   const bool runs_kernels = route == Route::kKernels;
 
   if (runs_kernels && in.x.dim() > 2 && !in.x.is_contiguous()) {
-    // Autograd records how x became a matrix, so that the node below sees only the matrix.
+    // as_matrix and _unsafe_view record their own backwards, so our node sees only the matrix.
     const Tensor matrix = as_matrix(in.x);
     const Tensor out = linear_autograd<where>({matrix, in.weight, in.bias, in.divisor});
     return at::_unsafe_view(out, with_last(in.x.sizes(), in.weight.size(0)));
@@ -154,22 +168,14 @@ Tensor linear_autograd(const LinearInputs& in) {
     out_and_mask = call_linear_with_mask(where, in);
   }
   const auto& [out, mask] = out_and_mask;
-
-  auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
-  if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
-  if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
-  node->where = where;
-  node->mask = SavedVariable(mask, /*is_output=*/false);
-  node->divisor = in.divisor;
-  node->transposes_grad_x = runs_kernels && in.x.dim() == 2 && has_columns(in.x, /*alignment=*/1);
-  node->transposes_grad_weight = runs_kernels && !in.weight.is_contiguous();
-  torch::autograd::set_history(out, std::move(node));
+  record_backward(where, in, out, mask, runs_kernels);
   return out;
 }
 
-// linear_relu_divide_gradients above autograd: by torch's ops where its results are differentiated.
+// linear_relu_divide_gradients for an ordinary call: by torch's ops if its results are
+// differentiated, otherwise by the kernels.
 template <Namespace where>
-ThreeTensors linear_gradients_autograd(const LinearGradients& in) {
+ThreeTensors linear_gradients_autograd(const BackwardInputs& in) {
   const auto is_differentiated = [](const Tensor& t) {
     return wants_gradient(t) || has_tangent(t);
   };
@@ -198,8 +204,8 @@ Tensor linear_autocast(const LinearInputs& in) {
   return call_linear(where, {x, weight, bias, in.divisor});
 }
 
-// The own linear_relu_divide under torch.jit.trace. The trace gets the stable name, because a
-// program that is saved has to run with other builds too.
+// linear_relu_divide of the own namespace under torch.jit.trace. The trace gets the stable name,
+// because a saved program has to run with other builds too.
 inline Tensor linear_tracer(const LinearInputs& in) {
   namespace tracer = torch::jit::tracer;
   const std::shared_ptr<tracer::TracingState> state = tracer::getTracingState();

@@ -1,5 +1,5 @@
 // The backward of Linear -> ReLU -> divide. The ReLU's input is z = x weight^T + bias [..., N]. The
-// forward kept a mask of it: one bit for each element.
+// mask of the forward has one bit for each element of z: 1 where the gradient passes.
 //
 //   grad_z      = mask bit ? grad_output / divisor : 0     [..., N]
 //   grad_x      = grad_z weight                            [..., K]
@@ -29,23 +29,23 @@ namespace kernels {
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
-// What the gradients are computed from, and which of them are wanted. The struct only refers to the
+// The operands of the backward, and which gradients are wanted. The struct only refers to the
 // tensors.
-struct LinearGradients {
+struct BackwardInputs {
   const Tensor& grad_output;            // [..., N]
   const Tensor& mask;                   // [..., (N + 7) / 8], uint8
-  const std::optional<Tensor>& x;       // [..., K], if weight's gradient is wanted
-  const std::optional<Tensor>& weight;  // [N, K], if x's gradient is wanted
-  bool wants_bias;
+  const std::optional<Tensor>& x;       // [..., K]; present if weight's gradient is wanted
+  const std::optional<Tensor>& weight;  // [N, K]; present if x's gradient is wanted
+  bool wants_bias;                      // whether bias's gradient is wanted
   double divisor;
 
-  // Where torch multiplies, it computes the transposes of these gradients, as eager would: on a CPU
-  // the other order may take ten times as long.
+  // If torch multiplies, these make it compute the gradient's transpose, b^T a^T in place of a b.
+  // autograd.h sets them where eager does so: on a CPU the other order may take ten times as long.
   bool transposes_grad_x = false;
   bool transposes_grad_weight = false;
 };
 
-// The gradients of x, weight and bias. Those that are not wanted are undefined.
+// The gradients of x, weight and bias; undefined tensors for those that are not wanted.
 struct Gradients {
   Tensor x, weight, bias;
 };
@@ -55,8 +55,16 @@ struct GradZAndBias {
   Tensor z, bias;
 };
 
+// Returns the dispatch keys of all tensors together.
+inline c10::DispatchKeySet keys_of(const BackwardInputs& in) {
+  c10::DispatchKeySet keys = in.grad_output.key_set() | in.mask.key_set();
+  if (in.x) keys = keys | in.x->key_set();
+  if (in.weight) keys = keys | in.weight->key_set();
+  return keys;
+}
+
 // Computes grad_z and grad_bias by the fused pass.
-inline GradZAndBias run_fused_pass_backward(const LinearGradients& in) {
+inline GradZAndBias run_fused_pass_backward(const BackwardInputs& in) {
   const Tensor grad_output = in.grad_output.contiguous();
   const at::ScalarType type = grad_output.scalar_type();
   const DType dtype = *kernel_dtype(type);
@@ -79,7 +87,7 @@ inline GradZAndBias run_fused_pass_backward(const LinearGradients& in) {
   };
   const auto run_on_cpu = [&] {
     const int64_t runs = cpu::linear_fused_pass_backward_runs(m, n);
-    const int64_t units = runs * cpu::linear_fused_pass_backward_strips(n);
+    const int64_t units = runs * cpu::linear_fused_pass_backward_units_of_run(n);
     const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, at::kDouble);
     double* const run_sums = in.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
     const int64_t units_of_a_thread = std::max<int64_t>(kGrain * units / (m * n), 1);
@@ -93,23 +101,25 @@ inline GradZAndBias run_fused_pass_backward(const LinearGradients& in) {
   return {grad_z, grad_bias};
 }
 
-// Returns true if a GEMM kernel may compute a [I, J] times b [J, K] at all. run_gemm copies float32
-// operands that no kernel reads in place. Half types in such layouts are left to torch.
+// Returns true if run_gemm may be able to compute a [I, J] times b [J, K]. Operands that no kernel
+// reads in place are copied by run_gemm in float32, and left to torch in half types.
 inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
   const bool is_cuda = a.is_cuda() && is_plain(a.key_set() | b.key_set());
   if (!is_cuda || at::GradMode::is_enabled()) return false;
   if (a.scalar_type() == at::kFloat) {
-    // At `high`, the sm90 kernel alone can compute a gradient.
+    // At `high`, only the sm90 kernel computes gradients.
     const bool may_be_sm90 = !demanded_path || demanded_path == Path::kSm90;
     return float32_precision() == Precision::kHighest || may_be_sm90;
   }
   if (a.element_size() != 2) return false;
-  const auto is_readable = [](const Tensor& t) { return has_rows(t, 16) || has_columns(t, 16); };
+  const auto is_readable = [](const Tensor& t) {
+    return is_row_major(t, 16) || is_column_major(t, 16);
+  };
   const bool is_large = demanded_path || a.size(0) * b.size(1) >= kLargeResult;
   return is_large && is_readable(a) && is_readable(b);
 }
 
-// Returns a [I, J] times b [J, K]. Torch computes it as the transpose of b^T a^T if `transposes`.
+// Returns a [I, J] times b [J, K]. If torch computes it, `transposes` makes it compute b^T a^T.
 inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transposes) {
   if (may_run_gemm(a, b)) {
     // run_gemm multiplies by the transpose of its second operand.
@@ -126,7 +136,7 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
 
 // Computes the gradients of x and weight that are wanted. Weight's comes first: it reads grad_z
 // while the L2 cache still has it.
-inline Gradients multiply_gradients(const LinearGradients& in, const GradZAndBias& grad) {
+inline Gradients multiply_gradients(const BackwardInputs& in, const GradZAndBias& grad) {
   const Tensor grad_z = as_matrix(grad.z);
   Gradients gradients;
   gradients.bias = grad.bias;
@@ -145,7 +155,7 @@ inline Gradients multiply_gradients(const LinearGradients& in, const GradZAndBia
 
 // Returns a tensor like the forward's output that is 1 where the mask has a 1, and 0 elsewhere. It
 // takes the output's place in torch's own gradient of ReLU, which asks where the output is above 0.
-inline Tensor unpack_mask(const LinearGradients& in) {
+inline Tensor unpack_mask(const BackwardInputs& in) {
   const Tensor bits_of_bytes =
       in.mask.unsqueeze(-1).bitwise_right_shift(at::arange(8, in.mask.options())).bitwise_and(1);
   return bits_of_bytes.flatten(-2)
@@ -155,16 +165,16 @@ inline Tensor unpack_mask(const LinearGradients& in) {
 }
 
 // Computes the gradients by torch's own ops, from the result of unpack_mask.
-inline Gradients gradients_by_torch(const LinearGradients& in, const Tensor& unpacked_mask) {
+inline Gradients gradients_by_torch(const BackwardInputs& in, const Tensor& unpacked_mask) {
   GradZAndBias grad;
   grad.z = at::threshold_backward(in.grad_output.div(in.divisor), unpacked_mask, /*threshold=*/0);
   if (in.wants_bias) grad.bias = as_matrix(grad.z).sum(0);
   return multiply_gradients(in, grad);
 }
 
-// Raises an error unless the operands fit together. They may come from any graph, or from a hook
-// for saved tensors.
-inline void check_gradients(const LinearGradients& in) {
+// Raises an error unless the operands fit together. Any traced graph may call the operator, and a
+// hook for saved tensors may have returned any tensor.
+inline void check_gradients(const BackwardInputs& in) {
   const Tensor& grad = in.grad_output;
   const Tensor& mask = in.mask;
   const auto is_like_grad = [&](const Tensor& t) {
@@ -192,10 +202,10 @@ inline void check_gradients(const LinearGradients& in) {
 }
 
 // Computes the gradients of plain tensors: the fused pass, then the products.
-inline Gradients compute_gradients(const LinearGradients& in) {
+inline Gradients compute_gradients(const BackwardInputs& in) {
   check_gradients(in);
   if (in.grad_output.numel() == 0) return gradients_by_torch(in, unpack_mask(in));
-  const DeviceOf device(in.grad_output);
+  const DeviceGuard guard(in.grad_output);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return multiply_gradients(in, run_fused_pass_backward(in));
 }
@@ -210,9 +220,9 @@ inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
           defined_or_empty(gradients.bias)};
 }
 
-// linear_relu_divide_gradients on a CPU or a GPU. Whoever runs a graph may have autocast or
-// gradients on that were off in the forward, so both are switched off here.
-inline ThreeTensors linear_gradients_forward(const LinearGradients& in) {
+// linear_relu_divide_gradients on a CPU or a GPU. Autocast and gradients may be on when a traced
+// graph runs, though they were off when it was traced. So both are switched off here.
+inline ThreeTensors linear_gradients_forward(const BackwardInputs& in) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
   return as_results(compute_gradients(in), in.grad_output);
@@ -220,7 +230,7 @@ inline ThreeTensors linear_gradients_forward(const LinearGradients& in) {
 
 // The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
 // gradients are wanted.
-inline ThreeTensors linear_gradients_composite(const LinearGradients& in) {
+inline ThreeTensors linear_gradients_composite(const BackwardInputs& in) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return as_results(gradients_by_torch(in, unpack_mask(in)), in.grad_output);
 }

@@ -6,9 +6,15 @@
 // (without ReLU). tests/test_linear_paths.py compiles this file alone, so it includes neither torch
 // nor CUDA.
 //
-// Every limit below, except those of kSm80, bounds a region that was measured on an H200: inside
-// the region our kernel takes less time than torch's product followed by the fused pass, outside it
-// torch wins or both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has
+// The tensor-core kernels are of two kinds:
+//
+//   fp16x3        float32 at `highest`: each float32 is split into two fp16 numbers, and three
+//                 tensor-core products are added
+//   gemm_single   half types, and float32 at `high`: one tensor-core product
+//
+// Every limit below, except those of kSm80, was measured on an H200. On one side of it our kernel
+// takes less time than torch's product followed by the fused pass; on the other side torch wins, or
+// both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has
 // the simpler limits that these replaced, and the sizes on which those lost.
 
 #pragma once
@@ -23,10 +29,10 @@ namespace kernels {
 enum class Path {
   // skinny.cu: float32 without tensor cores, for few rows of x. It always applies the ReLU.
   kSkinny,
-  // sm90/launch.cu: wgmma, for compute capability 9.0.
+  // sm90/launch.cu: both kinds of tensor-core kernels, by wgmma, for compute capability 9.0.
   kSm90,
-  // sm80/launch.cu: mma.sync. Chosen on compute capability 8.0 alone, though it never ran on such a
-  // GPU: its limits follow from that GPU's arithmetic rates. Tests run its kernels on other GPUs.
+  // sm80/launch.cu: fp16x3 by mma.sync. It is chosen on compute capability 8.0 alone, but never ran
+  // on such a GPU: its limits follow from the arithmetic rates. Tests run it on other GPUs.
   kSm80,
   // torch's product, then the fused pass in place.
   kTorch,
@@ -39,34 +45,34 @@ struct Gpu {
 
 // One product to choose a path for.
 struct Product {
-  DType dtype;          // of x, weight and out
-  Precision precision;  // of a float32 product; half types are always kHigh
-  bool has_relu;        // true for the forward, false for a gradient
+  DType dtype;
+  Precision precision;
+  bool has_relu;  // true for the forward, false for a gradient
   int64_t m, n, k;
   // x is column-major: the elements of its columns are adjacent, and those of its rows are not. In
   // float32 it is copied first.
   bool x_is_transposed;
-  // The weight's rows can be read in place by 16-byte vectors. Otherwise the weight is copied, or
-  // read as its transpose.
+  // The weight is row-major, and its rows can be read by 16-byte vectors. Any other weight is
+  // copied first, or read as its transpose.
   bool weight_has_vector_rows;
 };
 
 // The smallest K at `highest` whose errors and times were measured.
-constexpr int64_t kLeastK = 16;
+constexpr int64_t kLeastKAtHighest = 16;
 
-// The smallest M * N that can win with one tensor-core product per element pair (half types, and
-// float32 at `high`).
+// The smallest M * N for which gemm_single and sm80's kernel can win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;
 
 inline int64_t divide_rounding_up(int64_t dividend, int64_t divisor) {
   return (dividend + divisor - 1) / divisor;
 }
 
-// Returns how much of its waves of tiles the result fills, from 0 to 1.
+// Returns how full the result's waves of tiles are, from 0 to 1.
 //
-// A cluster of two multiprocessors computes a tile of 256 x 256, and a wave is one tile for each
-// cluster. Example on an H200 (132 multiprocessors, 66 clusters): [1024, 4608] is 4 * 18 = 72
-// tiles, so two waves with room for 132 tiles, filled to 72 / 132 = 0.55.
+// In gemm_single a cluster of two multiprocessors computes a tile of 256 x 256, and a wave is one
+// tile for each cluster. Example: an H200 has 132 multiprocessors, so 66 clusters. A result
+// [1024, 4608] has 4 * 18 = 72 tiles. These need two waves, with room for 132 tiles, so the
+// utilization is 72 / 132 = 0.55.
 inline double wave_utilization(const Product& product, const Gpu& gpu) {
   constexpr int64_t kTile = 256;
   const int64_t tiles = divide_rounding_up(product.m, kTile) * divide_rounding_up(product.n, kTile);
@@ -85,40 +91,34 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const int64_t n = product.n;
   const int64_t k = product.k;
   const int64_t tiles = divide_rounding_up(m, 16) * divide_rounding_up(n, 32);
-  const int64_t multiprocessors = gpu.multiprocessors;
-  // At most so many:
-  const bool has_one_tile_per_multiprocessor = tiles <= multiprocessors;
-  const bool has_two_tiles_per_multiprocessor = tiles <= 2 * multiprocessors;
-  const bool has_four_tiles_per_multiprocessor = tiles <= 4 * multiprocessors;
+  const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
 
   // Up to 8 rows, at either precision, torch's product wins only with many tiles and a short K.
-  if (m <= 8) return has_four_tiles_per_multiprocessor || k >= 512;
+  if (m <= 8) return tiles_per_multiprocessor <= 4 || k >= 512;
 
-  // With more rows at `high`, one tensor-core product per element pair is faster.
+  // With more rows at `high`, a single tensor-core product is faster.
   if (product.precision != Precision::kHighest) return false;
 
-  if (m <= 16) {
-    const bool has_few_tiles = k >= 256 && has_two_tiles_per_multiprocessor;
-    const bool has_long_sums = k >= 512;
-    return has_few_tiles || has_long_sums;
-  }
+  if (m <= 16) return k >= 512 || (k >= 256 && tiles_per_multiprocessor <= 2);
 
-  // With more than 16 rows, small products alone win: at most two tiles for each multiprocessor,
-  // and at most 2^27 multiplications, or 2^28 where the tiles are few or narrow. A tile of fewer
-  // than 32 features takes as long as one of 32.
-  if (n < 8 || !has_two_tiles_per_multiprocessor) return false;
-  const bool has_few_or_narrow_tiles = has_one_tile_per_multiprocessor || n < 32;
+  // With more than 16 rows, only small products win: at most two tiles for each multiprocessor, and
+  // at most 2^27 multiplications, or 2^28 where the tiles are few or narrow. A tile of fewer than
+  // 32 features takes as long as one of 32.
+  if (n < 8 || tiles_per_multiprocessor > 2) return false;
+  const bool has_few_tiles = tiles_per_multiprocessor <= 1;
+  const bool has_few_or_narrow_tiles = has_few_tiles || n < 32;
   const int64_t most_multiplications = has_few_or_narrow_tiles ? 1 << 28 : 1 << 27;
-  const int64_t least_k = has_one_tile_per_multiprocessor ? kLeastK : 256;
+  const int64_t least_k = has_few_tiles ? kLeastKAtHighest : 256;
   const int64_t multiplications = m * std::max<int64_t>(n, 32) * k;
   return k >= least_k && multiplications <= most_multiplications;
 }
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
 //
-// By the forward's limits, gradients with a dimension below 512 ran at 0.2 to 0.9 of the speed of
-// torch's product. The last condition is fitted to measured times: M * N has to outgrow costs that
-// are proportional to M and to N, and a constant that weighs more where K is short.
+// Gradients have limits of their own. With the forward's limits, gradients with a dimension below
+// 512 ran at 0.2 to 0.9 of the speed of torch's product. The last condition is fitted to measured
+// times: M * N has to outgrow costs that are proportional to M and to N, and a constant that weighs
+// more where K is short.
 inline bool fp16x3_gradient_wins(const Product& product) {
   const double m = product.m;
   const double n = product.n;
@@ -131,22 +131,21 @@ inline bool fp16x3_gradient_wins(const Product& product) {
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
 //
-// Of 2,343 measured forwards, one is more than 1.5% slower than torch's by these limits, and the
-// geometric mean of the ratios is 1.87. Simple thresholds on M * N, N * K, K and N left 63 slower.
+// With these limits, one of 2,343 measured forwards is more than 1.5% slower than torch's, and the
+// geometric mean of the gains is 1.87. Simple thresholds on M * N, N * K, K and N left 63 slower.
 inline bool fp16x3_forward_wins(const Product& product) {
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
 
-  // skinny.cu or torch compute up to 16 rows faster.
+  // skinny.cu or torch computes up to 16 rows faster.
   const bool has_enough_rows = m > 16;
-  // With up to 64 features, and with up to 128 and a long K, torch's product is faster. Most of a
-  // tile is padding there.
+  // With up to 64 features, or up to 128 and a long K, torch's product is faster, because most of a
+  // tile is padding.
   const bool has_enough_features = n > 64 && (n > 128 || k < 1 << 15);
   if (!has_enough_rows || !has_enough_features) return false;
 
-  // Two measures of work, fitted to measured times. Each has to be large enough for our kernel to
-  // win.
+  // Our kernel wins where there is enough work, by two measures that are fitted to measured times.
   const double features_squared_k = n * n * k;
   const double work = (m * n + (1 << 17)) * k;
 
@@ -158,29 +157,29 @@ inline bool fp16x3_forward_wins(const Product& product) {
   if (product.weight_has_vector_rows) {
     return features_squared_k >= 1 << 24 && work >= 1 << 28;
   }
-  // The weight is copied first. More work must pay for the copy.
+  // The weight is copied first. That pays only with more work.
   const bool has_rows_for_copy = m > 64 && m * n >= 1 << 16;
   return has_rows_for_copy && features_squared_k >= 1 << 26 && work >= 1 << 30;
 }
 
 // Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
 inline bool fp16x3_wins(const Product& product) {
-  if (product.k < kLeastK) return false;
+  if (product.k < kLeastKAtHighest) return false;
   return product.has_relu ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
 }
 
 // Returns whether sm90's gemm_single computes a float32 product at `high` in less time than torch's
 // TF32 product.
 //
-// The kernel converts both operands to fp16, and cuBLAS does not: that costs as much as 768
-// features of the product do (fitted). By the forward's limits the gradient [8192, 5200] x 512 ran
-// at 0.83 of torch's speed, so gradients need twice the work.
+// The kernel converts both operands to fp16, and cuBLAS does not. The conversion costs as much as
+// 768 features of the product (fitted). With the forward's limits, the gradient [8192, 5200] x 512
+// ran at 0.83 of torch's speed, so gradients need twice the work.
 inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   const bool has_enough_rows = product.m > 512;
   const int64_t least_multiplications = int64_t{product.has_relu ? 5 : 10} << 30;
   const bool pays_for_conversion =
       (product.n - 768) * product.m >= least_multiplications / product.k;
-  // A transposed x is copied first. Few features do not pay for the copy.
+  // A transposed x is copied first, and few features do not pay for the copy.
   const bool pays_for_copy = !product.x_is_transposed || product.n >= 2048;
   const bool fills_waves = wave_utilization(product, gpu) >= 0.6;
   return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
@@ -210,9 +209,9 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
     return sm80_wins ? Path::kSm80 : Path::kTorch;
   }
 
-  // One tensor-core product per element pair: half types, and float32 at `high`. Gradients of half
-  // types win from a shorter K on.
-  const int64_t least_k = is_float32 || product.has_relu ? 1024 : 256;
+  // gemm_single. Gradients in half types win from a shorter K on.
+  const bool is_half_gradient = !is_float32 && !product.has_relu;
+  const int64_t least_k = is_half_gradient ? 256 : 1024;
   if (!is_hopper || !has_large_result || product.k < least_k) return Path::kTorch;
   const bool single_wins =
       is_float32 ? single_float32_wins(product, gpu) : single_half_wins(product, gpu);

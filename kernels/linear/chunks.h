@@ -1,16 +1,16 @@
 // Chunks of rows: how a GEMM limits its workspace, whatever M is.
 //
-// The workspace of a GEMM for float32 holds the split x, 4 bytes for each element at `highest`, so
-// without a limit it would be as large as x itself. The GEMM is therefore launched for some rows of
-// x after the other, and all these chunks use the same workspace, of at most 254 MiB:
+// The workspace of a GEMM for float32 holds the split x. At `highest` that takes 4 bytes an
+// element, so the workspace would be as large as x itself. The GEMM is therefore launched for one
+// chunk of rows of x after the other. All chunks use the same workspace, of at most 254 MiB:
 //
 //   x [m, k]         out [m, n]
 //   rows 0 .. r-1    rows 0 .. r-1    chunk 0: split x, multiply
 //   rows r .. 2r-1   rows r .. 2r-1   chunk 1: the same memory again
 //   ...
 //
-// Most calls fit the limit and are one chunk. The limit covers x and what belongs to it. Slices
-// that belong to the weight come on top where they are large (see kMinWorkspaceForRows).
+// Most calls fit the limit and are one chunk. A workspace can exceed the limit only if the weight's
+// slices in it are large (see kMinWorkspaceForRows), or if a single tile of x needs more.
 //
 // Host code without CUDA, used by both launch.cu files.
 
@@ -27,24 +27,24 @@ namespace kernels {
 // Bytes of a workspace. torch's allocator may add 2 MiB.
 constexpr int64_t kMaxWorkspace = int64_t{254} << 20;
 
-// Bytes that x may use in any case. Where the weight's slices leave less than this of
-// kMaxWorkspace, the workspace exceeds that limit: smaller chunks would not fill a GPU.
+// Bytes that x may always use, as smaller chunks would not fill a GPU. If the weight's slices leave
+// less than this of kMaxWorkspace, the workspace exceeds that limit.
 constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 
 // How a kernel divides its result into tiles.
 struct Tiling {
-  int64_t rows;          // of x in a tile
-  int64_t side_by_side;  // tiles along N
-  int64_t at_once;  // tiles of a wave: as many as the GPU computes at once. 1 where the last wave
-                    // is shared out evenly (stream-K), so that no multiprocessor is idle in it
+  int64_t rows_of_tile;
+  int64_t tiles_along_n;
+  int64_t tiles_of_wave;  // as many as the GPU computes at once
 };
 
-// Divides a workspace into slices, each aligned to 256 bytes. With a null workspace it only
-// measures them: the slices are null, and bytes() is what a real workspace needs.
+// Divides a workspace into slices, each aligned to 256 bytes. Without a workspace (null) it only
+// measures: the slices are null, and bytes() is the size that a workspace needs.
 //
 //   WorkspaceSlices slices(workspace);
 //   int* exponents = slices.add<int>(rows);
 //   __half* hi = slices.add<__half>(rows * k);
+//   size_t bytes = slices.bytes();
 class WorkspaceSlices {
  public:
   explicit WorkspaceSlices(void* workspace) : start_(static_cast<std::byte*>(workspace)) {}
@@ -58,7 +58,7 @@ class WorkspaceSlices {
     return reinterpret_cast<T*>(start_ + offset);
   }
 
-  // Returns the part of a slice from element `first` on.
+  // Returns the part of a slice from element `first` on; null if the slice is.
   template <typename T>
   T* part(T* slice, int64_t first) const {
     if (slice == nullptr) return nullptr;
@@ -73,76 +73,80 @@ class WorkspaceSlices {
   size_t bytes_ = 0;
 };
 
-// Returns the same problem with m rows of x.
-inline LinearArguments with_rows(LinearArguments linear, int64_t m) {
-  linear.m = m;
-  return linear;
-}
-
-// Returns how many rows a chunk has, all chunks but the last: a multiple of tiling.rows, or m where
-// one chunk is enough. workspace_of(rows) is the size of a workspace for so many rows.
+// Returns the rows of each chunk but the last, which may have fewer: a multiple of
+// tiling.rows_of_tile, or m if one chunk is enough. workspace_of(rows) returns the bytes of a
+// workspace for `rows` rows of x.
 //
 // It prefers, in this order: few waves of tiles in all chunks, few chunks, and chunks of equal
 // size.
 //
-//   Example: x [100000, 8192], N = 1536, tiles of 256 x 256, 66 of them at once. A row needs 16396
-//   bytes of workspace, the weight 24 MiB.
-//   All of x         391 tiles of x, 6 side by side: 2346 tiles, 36 waves.
-//   The limit        (254 - 24) MiB are enough for 14709 rows: 57 tiles of x.
-//   Chunks of 57     57 * 6 = 342 tiles are 6 waves, in each of six chunks. The last chunk has the
+//   Example: x [100000, 8192], N = 1536, tiles of 256 x 256, 66 of them in a wave. The workspace
+//   has 24 MiB for the weight, and 16396 bytes for each row of x.
+//
+//   Tiles            391 along M, 6 along N: 2346 tiles, which would be 36 waves without chunks.
+//
+//   The limit        (254 - 24) MiB are enough for 14709 rows: 57 tiles along M.
+//
+//   Chunks of 57     57 * 6 = 342 tiles are 6 waves, in each of six chunks. The seventh has the
 //                    other 49 * 6 = 294 tiles, 5 waves. In all 41 waves.
-//   Chunks of 55     55 * 6 = 330 tiles are exactly 5 waves, in each of seven chunks. The last
-//   chunk
-//                    has 6 * 6 = 36 tiles, 1 wave. In all 36 waves, as without chunks.
+//
+//   Chunks of 55     55 * 6 = 330 tiles are exactly 5 waves, in each of seven chunks. The eighth
+//   has
+//                    the other 6 * 6 = 36 tiles, 1 wave. In all 36 waves, as many as without
+//                    chunks.
+//
 //   So a chunk has 55 * 256 rows.
 template <typename WorkspaceOf>
 int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
   const auto divide_up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
 
-  // A workspace has `fixed` bytes and `per_row` bytes for each row. These are measured with so many
-  // rows that all slices end at multiples of 256 bytes.
+  // A workspace has `fixed` bytes and `per_row` bytes for each row. So many rows are measured that
+  // rounding slices up to 256 bytes hardly counts.
   constexpr int64_t kMeasuredRows = 1024;
   const int64_t fixed = workspace_of(0);
   const int64_t per_row = divide_up(workspace_of(kMeasuredRows) - fixed, kMeasuredRows);
 
-  // The most tiles of x in a chunk.
-  const int64_t for_rows = std::max(kMaxWorkspace - fixed, kMinWorkspaceForRows);
-  const int64_t most = std::max(for_rows / (per_row * tiling.rows), int64_t{1});
-  const int64_t tiles = divide_up(m, tiling.rows);
-  if (tiles <= most) return m;
+  // Below, tiles are counted along M.
+  const int64_t bytes_for_rows = std::max(kMaxWorkspace - fixed, kMinWorkspaceForRows);
+  const int64_t max_tiles = std::max(bytes_for_rows / (per_row * tiling.rows_of_tile), int64_t{1});
+  const int64_t tiles = divide_up(m, tiling.rows_of_tile);
+  if (tiles <= max_tiles) return m;
 
-  const auto waves_of = [&](int64_t tiles_of_x) {
-    return divide_up(tiles_of_x * tiling.side_by_side, tiling.at_once);
+  const auto waves_of = [&](int64_t count) {
+    return divide_up(count * tiling.tiles_along_n, tiling.tiles_of_wave);
   };
   int64_t best = 0;
   int64_t fewest_waves = INT64_MAX;
   int64_t fewest_chunks = INT64_MAX;
-  for (int64_t size = most; size > most / 2; --size) {
+  // Chunks of half the tiles or less would be about twice as many, and are not tried.
+  for (int64_t size = max_tiles; size > max_tiles / 2; --size) {
     const int64_t whole_chunks = tiles / size;
     const int64_t waves = whole_chunks * waves_of(size) + waves_of(tiles % size);
     const int64_t chunks = divide_up(tiles, size);
-    // Of equally good sizes the last, the smallest, is taken: its chunks are the most equal.
+    // Of equally good sizes the last one, the smallest, is taken. It leaves the most tiles for the
+    // last chunk, so the chunks are the most equal.
     const bool is_worse = waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks);
     if (is_worse) continue;
     best = size;
     fewest_waves = waves;
     fewest_chunks = chunks;
   }
-  return best * tiling.rows;
+  return best * tiling.rows_of_tile;
 }
 
-// Calls launch(chunk, is_first) for each chunk of so many rows, in order. A chunk is the same
-// problem with its rows of x, out and mask.
+// Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is the same
+// problem with its own rows of x, out and mask. A transposed x must be one chunk.
 template <typename Launch>
 void for_chunks(const LinearArguments& linear, int64_t rows, const Launch& launch) {
   const int64_t element_size = linear.dtype == DType::kFloat32 ? 4 : 2;
-  const int64_t mask_row = (linear.n + 7) / 8;  // bytes
+  const int64_t mask_row_bytes = (linear.n + 7) / 8;
   for (int64_t begin = 0; begin < linear.m; begin += rows) {
-    LinearArguments chunk = with_rows(linear, std::min(rows, linear.m - begin));
+    LinearArguments chunk = linear;
+    chunk.m = std::min(rows, linear.m - begin);
     chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * element_size;
     chunk.out = static_cast<char*>(linear.out) + begin * linear.n * element_size;
-    if (linear.mask != nullptr) chunk.mask = linear.mask + begin * mask_row;
+    if (linear.mask != nullptr) chunk.mask = linear.mask + begin * mask_row_bytes;
     launch(chunk, begin == 0);
   }
 }

@@ -5,56 +5,62 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import Linear, Parameter
-from torch.nn.modules import module as global_hooks
+from torch.nn.modules import module as hooks_of_all_modules
 from torch.overrides import has_torch_function_variadic
 
-from kernels.watchers import (
-    DEVICE_MODES,
+from kernels.interception import (
+    DEVICE_MODE_PREFIXES,
     PLAIN_TYPES,
-    TRACER_MODES,
+    TRACER_MODE_PREFIXES,
     is_dtensor,
+    is_intercepted,
     is_linear_replaced,
-    is_plain,
-    is_watched,
+    is_plain_or_fake,
 )
 
 Operands = tuple[Tensor, Tensor | None, float]
 
 
-def operands_unless_watched(module: nn.Module, kind: type, x: object) -> Operands | None:
-    """Return weight, bias and divisor of a call that no other Python code wants to see.
+def operands_unless_intercepted(
+    module: nn.Module, expected_class: type, x: object
+) -> Operands | None:
+    """Return weight, bias and divisor of a call that no other Python code intercepts.
 
-    The attributes are read from the modules' dictionaries: `nn.Module`'s own search for `linear`
-    and for its parameters takes a third of a small call.
+    This is the fast path of most calls. It reads `linear` and its parameters from the modules'
+    dictionaries, because `nn.Module.__getattr__` would take a third of a small call's time. An
+    attribute in a module's `__dict__` hides a submodule or a parameter of the same name.
 
     Args:
-        module: a module of this class, or of a subclass.
-        kind: `LinearReluDivideNew`. A subclass may find `linear` in another way, and gets None.
-        x: what the module's forward was given.
+        module: the `LinearReluDivideNew` that is called, or an object of a subclass.
+        expected_class: `LinearReluDivideNew`. A subclass may redefine how `linear` is found, so for
+            its objects this function returns None.
+        x: the input of the module's forward.
 
     Returns:
-        None where somebody watches, hooks or replaces something, or where an operand is anything
-        but a plain tensor; then `linear_of_others` says what to do.
+        None if other code intercepts the call, or if an operand is not a plain tensor. Then the
+        caller uses `linear_slow_path`.
     """
     attributes = module.__dict__
-    if type(module) is not kind or "linear" in attributes:
+    if type(module) is not expected_class or "linear" in attributes:
         return None
     linear = attributes["_modules"].get("linear")
     divisor = module.divisor
     if not is_plain_linear(linear):
         return None
-    if type(divisor) is not float and not is_number(divisor):  # almost always a float
+    # Almost every divisor is a float, for which the first condition saves a function call.
+    if type(divisor) is not float and not is_exact_as_float(divisor):
         return None
-    attributes = linear.__dict__
-    parameters = attributes["_parameters"]
+    linear_attributes = linear.__dict__
+    parameters = linear_attributes["_parameters"]
     weight = parameters.get("weight")
-    bias = parameters.get("bias", NotImplemented)  # None means that there is no bias to add
+    # An `nn.Linear(bias=False)` has None here. NotImplemented means that there is no entry at all.
+    bias = parameters.get("bias", NotImplemented)
     if (
         type(x) is Tensor
         and type(weight) is Parameter
         and (bias is None or type(bias) is Parameter)
-        and "weight" not in attributes  # an attribute of the instance hides the parameter
-        and "bias" not in attributes
+        and "weight" not in linear_attributes
+        and "bias" not in linear_attributes
         and not has_torch_function_variadic(x, weight, bias)
     ):
         return weight, bias, divisor
@@ -64,9 +70,14 @@ def operands_unless_watched(module: nn.Module, kind: type, x: object) -> Operand
 def is_plain_linear(linear: object) -> bool:
     """Return whether calling `linear` does nothing but x weight^T + bias.
 
-    It does more where there are hooks, which tensor parallelism and pruning use, where the module
-    has another `forward`, where a wrapper (quantized, low-rank, parametrized) has taken its place,
-    and where other code has replaced the functions by which torch calls it.
+    A call does something else in these cases:
+
+    * The module, or all modules, have hooks. Tensor parallelism and pruning use hooks.
+    * The module has a `forward` or `_call_impl` of its own, or was compiled by `nn.Module.compile`.
+    * A module of another class has taken its place: quantized, low-rank or parametrized.
+    * The dictionary of its parameters is of another class. DeepSpeed's ZeRO-3 does that to collect
+      parameters that are spread over processes.
+    * Other code has replaced the functions through which torch calls it.
     """
     if type(linear) is not Linear:
         return False
@@ -76,10 +87,10 @@ def is_plain_linear(linear: object) -> bool:
         or attributes["_forward_pre_hooks"]
         or attributes["_backward_hooks"]
         or attributes["_backward_pre_hooks"]
-        or global_hooks._global_forward_hooks
-        or global_hooks._global_forward_pre_hooks
-        or global_hooks._global_backward_hooks
-        or global_hooks._global_backward_pre_hooks
+        or hooks_of_all_modules._global_forward_hooks
+        or hooks_of_all_modules._global_forward_pre_hooks
+        or hooks_of_all_modules._global_backward_hooks
+        or hooks_of_all_modules._global_backward_pre_hooks
         or "forward" in attributes
         or "_call_impl" in attributes
         or "_compiled_call_impl" in attributes
@@ -88,57 +99,66 @@ def is_plain_linear(linear: object) -> bool:
     )
 
 
-def is_number(divisor: object) -> bool:
-    """Return whether the operator takes the divisor as torch would.
+def is_exact_as_float(divisor: object) -> bool:
+    """Return whether the operator, which takes the divisor as a float, gets exactly this number.
 
-    The operator takes a float. An int becomes one without rounding below 2^53.
+    An int below 2^53 converts to a float without rounding. torch itself has to divide by larger
+    ints and by anything else, such as a tensor.
     """
     return type(divisor) is float or (type(divisor) is int and abs(divisor) < 2**53)
 
 
-def linear_of_others(
+def linear_slow_path(
     module: nn.Module, x: object, operator: Callable, exported: Callable
 ) -> object:
-    """Compute the module's forward where `operands_unless_watched` returns None.
+    """Compute the module's forward where `operands_unless_intercepted` returns None.
 
-    The kernels still compute it for parameters given as x, for tensors by which torch traces, and
-    for DTensors. Everything else goes through the reference's own ops.
+    Our operator still computes it if x is a parameter, if torch traces with fake tensors, and for
+    DTensors. Everything else goes through the reference's own ops.
 
     Args:
-        module: a `LinearReluDivideNew`.
-        x: what its forward was given.
-        operator: our operator, under the name of this build.
-        exported: the same under the stable name, which saved programs hold.
+        module: a `LinearReluDivideNew`, or an object of a subclass.
+        x: the input of its forward.
+        operator: our operator, in the namespace of this build.
+        exported: the same operator in the stable namespace, for programs that are saved.
     """
     linear = module.linear
-    unconcerned = DEVICE_MODES + TRACER_MODES
-    # A tracer such as FX's would record that the parameters are read: x is asked about first.
+    ignored_modes = DEVICE_MODE_PREFIXES + TRACER_MODE_PREFIXES
+    # If x is a tracer's proxy, as FX has, the function must return before it reads the parameters:
+    # the tracer would record those reads.
     if (
         not is_plain_linear(linear)
-        or not is_number(module.divisor)
-        or is_watched(x, unconcerned=unconcerned)
+        or not is_exact_as_float(module.divisor)
+        or is_intercepted(x, ignored_modes=ignored_modes)
     ):
-        return _reference(module, x)
+        return _reference_forward(module, x)
     weight, bias = linear.weight, linear.bias
     operands = [x, weight] if bias is None else [x, weight, bias]
-    if is_watched(*operands, unconcerned=unconcerned):
-        return _reference(module, x)
-    if all(is_plain(operand) for operand in operands):
+    if is_intercepted(*operands, ignored_modes=ignored_modes):
+        return _reference_forward(module, x)
+    if all(is_plain_or_fake(operand) for operand in operands):
         if torch.compiler.is_exporting():
             operator = exported
         return operator(x, weight, bias, module.divisor)
     if all(is_dtensor(operand) for operand in operands):
-        placements = placements_of(x, weight, bias)
+        placements = _local_placements(x, weight, bias)
         if placements is not None:
             return _linear_of_dtensors(x, weight, bias, module.divisor, placements, operator)
-    return _reference(module, x)
+    return _reference_forward(module, x)
 
 
 def linear_in_graph(module: nn.Module, x: Tensor, operator: Callable, exported: Callable) -> Tensor:
-    """Compute the module's forward as Dynamo traces it.
+    """Compute the module's forward while Dynamo traces it into a graph.
 
-    A divisor that changed between calls is a symbol in the graph. The operator takes numbers only,
-    so the graph would be compiled anew for each: the division is left to torch then.
+    Once a divisor has changed between calls, Dynamo makes it a symbol. The operator takes numbers
+    only, so Dynamo would have to compile the graph again for each value of the divisor. Instead the
+    operator divides by 1, and torch's own division follows.
+
+    Args:
+        module: a `LinearReluDivideNew`, or an object of a subclass.
+        x: the input of its forward.
+        operator: our operator, in the namespace of this build.
+        exported: the same operator in the stable namespace, for programs that are saved.
     """
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
@@ -150,24 +170,33 @@ def linear_in_graph(module: nn.Module, x: Tensor, operator: Callable, exported: 
         and type(linear.weight) in PLAIN_TYPES
         and type(linear.bias) in (*PLAIN_TYPES, type(None))
     ):
-        return _reference(module, x)
-    if torch.compiler.is_exporting():
+        return _reference_forward(module, x)
+    # Dynamo of torch 2.9 to 2.11 takes `torch.compiler.is_exporting()` for true in every graph.
+    if torch.compiler._is_exporting_flag:
         operator = exported
     if has_static_value(divisor):
         return operator(x, linear.weight, linear.bias, divisor)
     return operator(x, linear.weight, linear.bias, 1.0) / divisor
 
 
-def _reference(module: nn.Module, x: object) -> object:
-    """Compute the module's forward as the reference does.
+def _reference_forward(module: nn.Module, x: object) -> object:
+    """Compute the module's forward by the torch ops that the reference calls.
 
     The divisor is read last, because a hook on `linear` may change it.
     """
     return torch.relu(module.linear(x)) / module.divisor
 
 
-def placements_of(x: object, weight: object, bias: object = None) -> list[tuple] | None:
-    """Return how gradients and the result of DTensors are placed, for each dimension of the mesh.
+def _local_placements(x: object, weight: object, bias: object | None) -> list[tuple] | None:
+    """Return the placements of gradients and result if each process can compute its part alone.
+
+    That is possible in these cases, where M stands for any dimension of x but the last. Each
+    dimension of the device mesh may be another case.
+
+        x               weight, bias    gradient of x   their gradients   result
+        replicated      replicated      replicated      replicated        replicated
+        replicated      sharded over N  partial sums    sharded over N    sharded over N
+        sharded over M  replicated      sharded over M  partial sums      sharded over M
 
     Args:
         x: a DTensor `[..., K]`.
@@ -175,24 +204,24 @@ def placements_of(x: object, weight: object, bias: object = None) -> list[tuple]
         bias: a DTensor `[N]`, or None.
 
     Returns:
-        For each mesh dimension the placements of x's gradient, of weight's gradient and of the
-        result. None if a process cannot compute its part of the result alone: it can if x is
-        replicated or sharded over rows, and weight and bias are replicated or sharded over
-        features, not both sharded at once.
+        A list with one tuple for each mesh dimension: the placements of the gradient of x, of the
+        gradients of weight and bias, and of the result. None in all other cases.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if bias is not None and bias.placements != weight.placements:
         return None
-    replicated, by_features, last = Replicate(), Shard(0), x.ndim - 1
+    replicated = Replicate()
+    sharded_over_n = Shard(0)  # dimension 0 of weight and of bias
+    last = x.ndim - 1  # dimension K of x, and dimension N of the result
     placements = []
     for of_x, of_weight in zip(x.placements, weight.placements, strict=True):
-        is_by_rows = type(of_x) is Shard and of_x.dim < last
+        is_sharded_over_rows = type(of_x) is Shard and of_x.dim < last
         if of_x == replicated and of_weight == replicated:
             placements.append((replicated, replicated, replicated))
-        elif of_x == replicated and of_weight == by_features:
-            placements.append((Partial(), by_features, Shard(last)))
-        elif is_by_rows and of_weight == replicated:
+        elif of_x == replicated and of_weight == sharded_over_n:
+            placements.append((Partial(), sharded_over_n, Shard(last)))
+        elif is_sharded_over_rows and of_weight == replicated:
             placements.append((of_x, Partial(), of_x))
         else:
             return None
@@ -207,21 +236,35 @@ def _linear_of_dtensors(
     placements: list[tuple],
     operator: Callable,
 ) -> object:
-    """Compute each process's part of the result from its parts of the operands."""
+    """Compute the result of DTensors: each process computes its part from its local tensors.
+
+    Args:
+        x: a DTensor `[..., K]`.
+        weight: a DTensor `[N, K]`.
+        bias: a DTensor `[N]`, or None.
+        divisor: the divisor.
+        placements: what `_local_placements` returns for x, weight and bias.
+        operator: our operator.
+    """
     from torch.distributed.tensor import DTensor
 
-    grad_x, grad_weight, of_out = map(list, zip(*placements, strict=True))
+    of_grad_x, of_grad_weight, of_out = map(list, zip(*placements, strict=True))
     local_bias = None
     if bias is not None:
-        local_bias = bias.to_local(grad_placements=grad_weight)
+        local_bias = bias.to_local(grad_placements=of_grad_weight)
     local_out = operator(
-        x.to_local(grad_placements=grad_x),
-        weight.to_local(grad_placements=grad_weight),
+        x.to_local(grad_placements=of_grad_x),
+        weight.to_local(grad_placements=of_grad_weight),
         local_bias,
         divisor,
     )
     shape = (*x.shape[:-1], weight.shape[0])
-    stride = torch.empty(shape, device="meta").stride()
+    dense_stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        local_out, x.device_mesh, of_out, run_check=False, shape=torch.Size(shape), stride=stride
+        local_out,
+        x.device_mesh,
+        of_out,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=dense_stride,
     )

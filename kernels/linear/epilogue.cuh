@@ -1,27 +1,29 @@
 // The epilogue: what happens to each sum of a product before it is stored.
 //
-//   z   = sum over k of x[m][k] weight[n][k], + bias[n]        float, M rows and N columns
-//   out = (ReLU or no ReLU of z) / divisor                     float or a half type, rounded once
-//   mask bit = !(z <= 0)                                       one bit an element, for backward
+//   z    = bias[n] + sum over k of x[m][k] weight[n][k]   float
+//   out  = relu(z) / divisor, or z / divisor              float or a half type, rounded once
+//   mask = !(z <= 0)                                      one bit an element, for backward
 //
-// The GEMM kernels and the fused pass use the definitions of this file. Each GEMM kernel has code
-// of its own, which moves the sums from its accumulators to the functions below, and stores the
-// results. That code has two forms, the fast epilogue for the common case, and the general epilogue
-// for all calls. A call can take the fast epilogue (Epilogue::is_fast) if both of these hold:
+// This file has what the GEMM kernels and the fused pass share: the division, the arguments of a
+// call's epilogue, and the stores of the general epilogue. Each GEMM kernel adds code that brings
+// the sums from its accumulators to these functions.
 //
-//   - n is a multiple of the number of elements that the kernel stores at once. No such vector is
-//     then cut off by the end of a row, and each row of out begins at a multiple of its size.
-//   - The divisor is a power of two from 1 to 2^32. The division is then an exact multiplication by
-//     scale = 1 / divisor, and kernels may multiply the sum and the bias one by one:
-//     (sum + bias) * scale = sum * scale + bias * scale. The scaled terms never overflow, because
-//     the scale is at most 1. A scaled term loses bits only if it is subnormal, and then only
-//     subnormal results differ. The limit of 2^32 is there for kernels that also multiply by the
-//     scales of a row of x and of a row of the weight. These are at least 2^-40 each in the fast
-//     epilogue, so the product of all three scales is at least 2^-112, a normal float.
+// A GEMM kernel of sm90/ has two epilogues: a fast one for the common case, and a general one for
+// all calls. Other kernels have only the general one. A call can take the fast one
+// (Epilogue::is_fast) if both of these hold:
 //
-// ReLU makes no difference: both epilogues apply it or leave it out, as `floor` says. A tile of a
-// fast call still takes the general epilogue if one of its rows of x or of the weight was scaled by
-// a large power of two (kMaxFastExponent, sm90/pipeline.cuh).
+//   - n is a multiple of the vector size: the number of neighbouring elements that the fast
+//     epilogue stores at once. So no vector crosses the end of a row, and all vectors are aligned.
+//   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by scale = 1 / divisor,
+//     and may do so before they add: (sum + bias) * scale = sum * scale + bias * scale. Nothing
+//     overflows, as the scale is at most 1. Only a subnormal bias * scale loses bits, and then only
+//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig (sm90/pipeline.cuh)
+//     says why the limit is 2^32.
+//
+// A tile of such a call takes the general epilogue all the same if one of its rows of x or of the
+// weight was scaled by a large power of two (FastEpilogueConfig::kMaxExponent). The fast epilogue
+// of half types (sm90/gemm_single_epilogue.cuh) always applies ReLU, so calls without it take the
+// general one. The other epilogues apply ReLU or leave it out, as Epilogue::floor says.
 
 #pragma once
 
@@ -37,9 +39,9 @@ namespace kernels {
 
 // ---------------------------------------------------------------------------------------- division
 
-// Division by one number, which is normal and has a normal reciprocal. This general form is used
-// for double. For a power of two the reciprocal is exact, and a multiplication by it gives the same
-// bits as a division.
+// Division by one number, which is normal and has a normal reciprocal. The reciprocal of a power of
+// two is exact, so a multiplication by it gives the same bits as a division. This general form is
+// used for double; float has its own below.
 template <typename T>
 struct Divisor {
   T divisor;
@@ -68,10 +70,10 @@ struct Divisor {
 //   2. remainder = x - q * mantissa              8 - 5.334 * 1.5 = -0.001
 //   3. quotient = q + remainder * reciprocal     5.334 - 0.001 * 0.6667 = 5.3333333, to 5.333
 //
-// After step 1, two roundings (of the reciprocal and of the product) have left q about one unit in
-// its last place off. Step 2 is one fma, and its result is exact: because q is so close, the
-// leading digits of q * mantissa cancel against those of x, and the digits that are left fit into a
-// float. Step 3 is one fma, too, so its sum is rounded once.
+// After step 1, q is off by about one unit in its last place, because the reciprocal and the
+// product were rounded. Step 2 is one fma, and its result is exact: as q is so close, the leading
+// digits of q * mantissa cancel against those of x, and the digits that are left fit into a float.
+// Step 3 is one fma, too, so its sum is rounded once.
 //
 // Why that gives the float nearest to x / mantissa: before it is rounded, the sum of step 3 is off
 // by the remainder times the error of the reciprocal, which is about 2^-24 units in the last place.
@@ -80,10 +82,13 @@ struct Divisor {
 // x - c * mantissa is a multiple of the last digit of the product c * mantissa, and is never 0.
 // Markstein's theorem says that this distance suffices if the reciprocal is correctly rounded.
 //
-// There are three exceptions. A subnormal result is rounded twice, in step 3 and by scale. If |x|
-// is below 2^-102, the remainder may be subnormal and not exact, so that a normal result may differ
-// from the nearest float in its last bit; of random x near 2^-116, about 1 in 10,000 does. And x =
-// -0.0 has the remainder +0.0, so that the quotient has the sign of +0.0 / divisor.
+// There are three exceptions:
+//
+//   - A subnormal result is rounded twice: in step 3, and when it is multiplied by scale.
+//   - If |x| is below 2^-102, the remainder may be subnormal and not exact. A normal result may
+//     then differ from the nearest float in its last bit; of random x near 2^-116, about 1 in
+//     10,000 does.
+//   - x = -0.0 has the remainder +0.0, so the quotient has the sign of +0.0 / divisor.
 template <>
 struct Divisor<float> {
   float mantissa;
@@ -114,7 +119,7 @@ struct Divisor<float> {
 
 // ----------------------------------------------------------------------------------- from z to out
 
-// What the epilogue of one call needs. T is the element type of bias and out: float or a half type.
+// The arguments of one call's epilogue. T is the type of bias and out: float or a half type.
 template <typename T>
 struct Epilogue {
   const T* bias;  // [n], or null
@@ -122,12 +127,11 @@ struct Epilogue {
   uint8_t* mask;  // [m, (n + 7) / 8], or null
   int m;
   int n;
-  float floor;  // results below are replaced by 0: it is 0 for ReLU, and -infinity for no ReLU
+  float floor;  // a z below this becomes 0: it is 0 for ReLU, and -infinity for no ReLU
   Divisor<float> divisor;
   bool is_fast;  // whether the call can take the fast epilogue; see the top of this file
 
-  // `vector_size` is the number of elements of a row that the kernel's fast epilogue stores at
-  // once.
+  // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
   explicit Epilogue(const LinearArguments& linear, int64_t vector_size = 1)
       : bias(static_cast<const T*>(linear.bias)),
         out(static_cast<T*>(linear.out)),
@@ -154,9 +158,9 @@ struct Epilogue {
 
 // ------------------------------------------------------------------ stores of the general epilogue
 
-// Stores four neighbouring elements of a row. If `is_aligned`, `to` is a multiple of their size,
-// all four exist, and one instruction stores them. Otherwise the first `count` exist (all four, if
-// count is larger), and they are stored one by one.
+// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `to` is aligned
+// to their size, so one instruction stores them. Otherwise only those at to[i] with i < count
+// exist, and they are stored one by one.
 template <typename T>
 __device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_aligned) {
   if (is_aligned) {
@@ -175,14 +179,13 @@ __device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_al
 }
 
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
-// their z, and stores them. `column` is that of the first element and a multiple of 4.
+// their z, and stores them. `column` is that of the first element, a multiple of 4.
 //
 // A byte of the mask has the bits of 8 columns, so two threads share one. Their lanes differ in the
-// bit kLaneBit, which is 1, 2, 4, 8 or 16:
+// bit kLaneBit, which is 1, 2, 4, 8 or 16. The thread of the lower four columns stores the byte:
 //
-//   column of the byte   0 1 2 3     4 5 6 7
-//   lane                    l      l ^ kLaneBit
-//   bits of the byte     0 1 2 3     4 5 6 7       stored by the thread of columns 0 to 3
+//   column % 8, and bit   0 1 2 3     4 5 6 7
+//   lane                     l      l ^ kLaneBit
 //
 // All threads of a warp must call it, because they exchange bits. A thread whose row does not exist
 // has `row_exists` false, and stores nothing.

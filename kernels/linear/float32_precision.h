@@ -12,12 +12,16 @@
 
 namespace kernels {
 
-// The setting of torch's product, fp32_precision: that of torch.backends.cuda.matmul, or else that
-// of torch.backends.cudnn, or else that of torch.backends. torch.set_float32_matmul_precision and
-// allow_tf32 write the first of these.
 enum class Float32Setting { kTf32, kFloat32, kOther };
 
-// Context::allowTF32CuBLAS would raise an error where a program used both old and new setters.
+// Returns the fp32_precision that torch's product uses. It is the first of these that is set:
+//
+//   torch.backends.cuda.matmul.fp32_precision, which torch.set_float32_matmul_precision and
+//                                              allow_tf32 write too
+//   torch.backends.cudnn.fp32_precision
+//   torch.backends.fp32_precision
+//
+// Context::allowTF32CuBLAS would not do: it raises an error if a program used old and new setters.
 inline Float32Setting float32_setting() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
   const std::string setting = at::globalContext().float32Precision("cuda", "matmul");
@@ -35,15 +39,15 @@ inline Float32Setting float32_setting() {
   return Float32Setting::kOther;  // "bfx9": torch makes nine products of bfloat16
 }
 
-// Returns the character of NVIDIA_TF32_OVERRIDE, or '\0' if it is not a single one.
+// Returns the variable NVIDIA_TF32_OVERRIDE if it is a single character, otherwise '\0'.
 inline char read_tf32_override() {
   const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
   const bool is_one_character = value != nullptr && value[0] != '\0' && value[1] == '\0';
   return is_one_character ? value[0] : '\0';
 }
 
-// Returns kHigh where cuBLAS would round the operands of torch's product to TF32, otherwise
-// kHighest. The first line that fits decides:
+// Returns kHigh if cuBLAS would round the operands of torch's product to TF32, otherwise kHighest.
+// The first line that fits decides:
 //
 //   fp32_precision is "bfx9"                                    kHighest
 //   the variable NVIDIA_TF32_OVERRIDE is 0                      kHighest

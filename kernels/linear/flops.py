@@ -12,10 +12,10 @@ COUNTER = "torch.utils.flop_counter"
 
 
 class CounterFinder:
-    """Registers our formulas as soon as somebody imports torch's FLOP counter.
+    """An import hook for `sys.meta_path`: registers our formulas when the FLOP counter is imported.
 
-    Importing the counter here would import Triton, which takes longer than all else in an import of
-    kernels that are built already.
+    Importing the counter ourselves would import Triton too. That takes longer than everything else
+    in an import of this project whose kernels are built already.
     """
 
     def __init__(self, namespaces: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ class CounterFinder:
     def find_spec(
         self, name: str, path: list | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the counter as Python would, and register the formulas after it is executed."""
+        """Find the counter as Python does, and make its loader register our formulas at the end."""
         if name != COUNTER:
             return None
         spec = PathFinder.find_spec(name, path)
@@ -40,9 +40,9 @@ class CounterFinder:
 
 
 def register_flops(*namespaces: str) -> None:
-    """Register the formulas of the operators in `torch.ops.<namespace>`, now or when they matter.
+    """Register the formulas for the operators in `torch.ops.<namespace>` with the FLOP counter.
 
-    They matter as soon as `torch.utils.flop_counter` is imported.
+    If the counter is not imported yet, they are registered as soon as somebody imports it.
     """
     if COUNTER in sys.modules:
         _register(namespaces)
@@ -55,11 +55,15 @@ def _register(namespaces: Sequence[str]) -> None:
 
     for namespace in namespaces:
         operators = getattr(torch.ops, namespace)
-        if operators.linear_relu_divide in flop_registry:  # this module was executed twice
+        # model_new.py may be executed twice, for example under two names.
+        if operators.linear_relu_divide in flop_registry:
             continue
         forwards = [operators.linear_relu_divide, operators.linear_relu_divide_with_mask]
         register_flop_formula(forwards)(_forward_flops)
         register_flop_formula(operators.linear_relu_divide_gradients)(_backward_flops)
+
+
+# The counter gives a formula the operator's arguments, with its shape in place of each tensor.
 
 
 def _forward_flops(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
@@ -75,7 +79,11 @@ def _backward_flops(
     *_: object,
     **__: object,
 ) -> int:
-    """Count 2 M N K for the gradient of weight, which needs x, and for that of x."""
+    """Count 2 M N K for each product of the backward; grad_output is `[..., N]`.
+
+    The operator gets x if the gradient of weight is asked for, and weight if that of x is. The last
+    size of both is K.
+    """
     flops = 0
     for operand in (x, weight):
         if operand:

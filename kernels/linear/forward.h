@@ -1,7 +1,10 @@
 // The forward of Linear -> ReLU -> divide: out [..., N] = relu(x weight^T + bias) / divisor.
 //
-// One of three ways computes it: a GEMM kernel with everything in its epilogue (run_gemm.h),
-// torch's product followed by the fused pass in place, or the reference's own ops.
+// There are three ways to compute it:
+//
+//   - a GEMM kernel that has everything in its epilogue (run_gemm.h)
+//   - torch's product, followed by the fused pass in place
+//   - the reference's own ops, for calls that the gate does not let through
 
 #pragma once
 
@@ -25,21 +28,22 @@ constexpr int64_t kGrain = 32768;
 // Returns the bytes of a mask for one row of N elements.
 inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
 
-// The reference's own ops.
+// Computes the forward by the reference's own ops.
 inline Tensor linear_composite(const LinearInputs& in) {
   return at::linear(in.x, in.weight, in.bias).relu().div(in.divisor);
 }
 
-// In place: out = relu(out) / divisor, and the mask [..., (N + 7) / 8] unless it is undefined.
+// In place: out = relu(out) / divisor. Writes the mask [..., (N + 7) / 8] unless it is undefined.
 inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask) {
   const DType dtype = *kernel_dtype(out.scalar_type());
   int64_t m = rows_of(out);
   int64_t n = out.size(-1);
   void* const data = out.mutable_data_ptr();
   uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  // Rows matter to the mask alone, and only where they do not end with a byte. Otherwise the matrix
-  // is one long row.
-  if (bits == nullptr || n % 8 == 0) {
+  // Only a mask whose rows end within a byte depends on the rows of out. Otherwise the matrix is
+  // passed as one long row.
+  const bool mask_depends_on_rows = bits != nullptr && n % 8 != 0;
+  if (!mask_depends_on_rows) {
     n *= m;
     m = 1;
   }
@@ -55,12 +59,12 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
   run_on_device(out, run_on_gpu, run_on_cpu);
 }
 
-// Computes the forward, and the mask unless it is undefined. The inputs have passed the gate, but
-// may be empty. x is contiguous or a matrix.
+// Returns the output, and writes the mask unless it is undefined. The inputs have passed the gate,
+// but may be empty.
 inline Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
-  const DeviceOf device(in.x);
+  const DeviceGuard guard(in.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Tensor x = in.x.dim() == 2 ? in.x : in.x.reshape({-1, in.x.size(-1)});
+  const Tensor x = as_matrix(in.x);
   Tensor out;
   if (!is_empty(in)) {
     out = run_gemm({x, in.weight, in.bias, in.divisor}, /*has_relu=*/true, mask);
@@ -73,25 +77,26 @@ inline Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
   return out.view(with_last(in.x.sizes(), in.weight.size(0)));
 }
 
-// linear_relu_divide below autograd.
+// linear_relu_divide for a call that skips autograd.
 inline Tensor linear_forward(const LinearInputs& in) {
   if (route_of(in) != Route::kKernels) return linear_composite(in);
   return compute_linear(in, /*mask=*/Tensor());
 }
 
-// linear_relu_divide_with_mask: the output, and the mask [..., (N + 7) / 8].
+// linear_relu_divide_with_mask: returns the output, and the mask [..., (N + 7) / 8].
 inline TwoTensors linear_with_mask_forward(const LinearInputs& in) {
   if (!has_supported_kinds(in) || !has_matching_sizes(in)) {
     fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
   }
-  const DeviceOf device(in.x);
+  const DeviceGuard guard(in.x);
   const int64_t row_bytes = mask_row_bytes(in.weight.size(0));
   const Tensor mask = allocate(in.x, with_last(in.x.sizes(), row_bytes), at::kByte);
   const Tensor out = compute_linear(in, mask);
   return {out, mask};
 }
 
-// The shapes and dtypes of that, for tensors without memory. Sizes may be symbols.
+// linear_relu_divide_with_mask for tensors without memory: returns such tensors, with the right
+// sizes and dtypes. Sizes may be symbols.
 inline TwoTensors linear_with_mask_meta(const LinearInputs& in) {
   const Tensor out = linear_composite(in);
   const c10::SymInt row_bytes = (in.weight.sym_size(0) + 7) / 8;

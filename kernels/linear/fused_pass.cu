@@ -1,15 +1,17 @@
-// The fused pass: what this project computes beside torch's own product, where no GEMM kernel of
-// its own is used. linear_op.cpp calls it through launchers.h.
+// The fused pass: the elementwise part of Linear -> ReLU -> divide where torch's GEMM, and not one
+// of linear/sm90, linear/sm80 and skinny.cu, computes the product. linear_op.cpp calls it through
+// launchers.h.
 //
-//   linear_fused_pass          Forward, after torch has written z = x weight^T + bias to out:
-//                              out = relu(out) / divisor in place, and the mask for backward.
-//   linear_fused_pass_backward Backward, before torch's products: grad_z = grad_output / divisor
-//                              where the mask's bit is 1, else 0. Also grad_bias, the sum of each
-//                              column of grad_z.
+//   linear_fused_pass            Forward, after torch has written z = x weight^T + bias to out:
+//                                out = relu(out) / divisor in place, and the mask for backward.
+//   linear_fused_pass_backward   Backward, before torch's products: grad_z = grad_output / divisor
+//                                where the mask's bit is 1, else 0. Also grad_bias, the sum of each
+//                                column of grad_z.
 //
 // Shapes: out, grad_output and grad_z [m, n], contiguous, of any floating dtype; grad_bias [n];
 // mask [m, (n + 7) / 8] bytes. Each row of the mask begins with a byte of its own, and bit j % 8 of
-// byte j / 8 of a row belongs to column j.
+// byte j / 8 of a row belongs to column j. Divisor (epilogue.cuh) holds the divisor in the form
+// that is fastest to divide by.
 //
 // Why it is fast: one pass over memory takes the place of torch's two or three elementwise kernels
 // and of its column sum. Each matrix is read once or written once, in 16-byte accesses.
@@ -55,7 +57,7 @@ struct RowVector {
 
   // Loads the elements; `from` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* from) const {
-    // nvcc does not split a load that has an L2 policy, even if it is the policy of ordinary loads.
+    // The policy is that of ordinary loads. It only keeps nvcc from splitting this load.
     if (is_vector) return load_vector(from, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
@@ -145,8 +147,8 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   const int place = static_cast<int>(elements.first % MaskLayout::kColumns);
   bits <<= place;
 #pragma unroll
-  for (int lane = 1; lane < MaskLayout::kColumns / kSize; lane *= 2) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, lane);
+  for (int distance = 1; distance < MaskLayout::kColumns / kSize; distance *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
   }
   if (place != 0 || elements.count == 0) return;
   mask[row * MaskLayout::row_bytes(n) + elements.first / MaskLayout::kColumns] =
@@ -167,8 +169,8 @@ struct BackwardConfig {
   // stays small however many rows there are.
   static constexpr int kRun = 64;
   static_assert(kRun % kBatch == 0, "a run ends where a batch does");
-  // The grid has about as many blocks as an H200, with 132 multiprocessors, runs at once. With
-  // twice as many, half types take a tenth longer.
+  // The grid has about as many blocks as so many multiprocessors run at once; an H200 has 132. With
+  // twice as many blocks, half types take a tenth longer.
   static constexpr int64_t kMultiprocessors = 128;
 
   // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.
@@ -177,9 +179,9 @@ struct BackwardConfig {
   }
 };
 
-// How the threads of backward_kernel share a matrix [m, n]. A block covers `rows` rows of a strip
-// of columns. In a row of the strip it has `lanes` threads side by side, each with one vector, so
-// that 256 / lanes rows are handled at once. With 32 lanes:
+// How the threads of backward_kernel share a matrix [m, n]. The columns are divided into strips. A
+// block covers rows_of_block rows of one strip. In a row of the strip it has `lanes` threads side
+// by side, each with one vector, so that it handles 256 / lanes rows at once. With 32 lanes:
 //
 //                 strip of 32 vectors
 //              .-----------------------.
@@ -193,27 +195,27 @@ struct BackwardConfig {
 // The rows of a thread are 8 apart here. Narrow matrices have fewer lanes, so that a warp has
 // several rows at once.
 struct BlockGrid {
-  int lanes = 1;    // threads side by side in a row: a power of two up to 32
-  int64_t columns;  // blocks along a row: the number of strips
-  int64_t rows;     // rows of the matrix in one block
-  int64_t count;    // blocks along a column
+  int lanes = 1;            // threads side by side in a row: a power of two up to 32
+  int64_t strips;           // strips of the matrix: gridDim.x
+  int64_t blocks_of_strip;  // blocks one below the other in a strip: gridDim.y
+  int64_t rows_of_block;    // a multiple of the rows that it handles at once
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
-    const auto strips = [=](int lanes) { return divide_up(n, lanes * 16 / element_bytes); };
-    // The threads of all strips cost time, idle ones at the end of a row, too. Each strip costs as
-    // much as 4 threads more.
-    const auto cost = [=](int lanes) { return strips(lanes) * (lanes + 4); };
-    for (int more = 2; more <= 32; more *= 2) {
-      if (cost(more) < cost(lanes)) lanes = more;
+    const auto strips_of = [=](int lanes) { return divide_up(n, lanes * 16 / element_bytes); };
+    // Every thread of a row costs time, and so do those past the end of the row, which are idle.
+    // Each strip costs as much as 4 threads more.
+    const auto cost = [=](int lanes) { return strips_of(lanes) * (lanes + 4); };
+    for (int candidate = 2; candidate <= 32; candidate *= 2) {
+      if (cost(candidate) < cost(lanes)) lanes = candidate;
     }
-    columns = strips(lanes);
+    strips = strips_of(lanes);
     const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
-    const int64_t blocks_per_strip = std::max<int64_t>(blocks_at_once / columns, 1);
-    const int64_t steps = divide_up(divide_up(m, blocks_per_strip), rows_at_once);
-    rows = std::max<int64_t>(steps, 1) * rows_at_once;
-    count = std::max<int64_t>(divide_up(m, rows), 1);
+    const int64_t most_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
+    const int64_t steps = divide_up(divide_up(m, most_blocks_of_strip), rows_at_once);
+    rows_of_block = std::max<int64_t>(steps, 1) * rows_at_once;
+    blocks_of_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
   }
 };
 
@@ -257,14 +259,15 @@ __device__ void store_column_sums(Compute<T> (&total)[Vector<T>::kSize], Compute
 
 // grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
 // [gridDim.y, n] is not null, row b of it gets the column sums of grad_z over the rows of the
-// blocks with blockIdx.y = b. `rows` and `lanes` are those of BlockGrid.
+// blocks with blockIdx.y = b. rows_of_block and lanes are those of BlockGrid.
 template <typename T>
 __global__ void __launch_bounds__(BackwardConfig::kThreads,
                                   BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
     backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
-                    T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows, int lanes,
-                    bool is_aligned) {
-  // If the next kernel is one of our GEMM kernels, its blocks may start beside the last of these.
+                    T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows_of_block,
+                    int lanes, bool is_aligned) {
+  // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
+  // beside the last of these.
   start_next_kernel();
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kBatch = BackwardConfig::kBatch;
@@ -273,14 +276,15 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   const int64_t row_bytes = MaskLayout::row_bytes(n);
   const RowVector<T> elements((blockIdx.x * int64_t{lanes} + lane) * kSize, n, is_aligned);
 
-  // The thread's rows: `count` of them, from `begin` on, rows_at_once apart.
-  const int64_t begin = blockIdx.y * rows + threadIdx.x / lanes;
-  const int64_t end = min((blockIdx.y + int64_t{1}) * rows, m);
+  // The thread's rows: `count` of them, from `begin` on, rows_at_once apart. `begin` may be past
+  // the end, but by less than rows_at_once, so that the count is then 0.
+  const int64_t begin = blockIdx.y * rows_of_block + threadIdx.x / lanes;
+  const int64_t end = min((blockIdx.y + int64_t{1}) * rows_of_block, m);
   const bool has_columns = elements.count > 0;
   const int count = has_columns ? static_cast<int>(divide_up(end - begin, rows_at_once)) : 0;
-  const int64_t step = rows_at_once * n;  // elements from one of the rows to the next
+  const int64_t step = rows_at_once * n;  // elements from one of the thread's rows to the next
   const int64_t mask_step = rows_at_once * row_bytes;
-  int64_t at = begin * n + elements.first;
+  int64_t at = begin * n + elements.first;  // the first element of the batch
   mask += begin * row_bytes + elements.first / MaskLayout::kColumns;
 
   Compute<T> total[kSize] = {};  // of the runs that are complete
@@ -332,8 +336,8 @@ struct AddPartialsConfig {
 // grad_bias [n] = the sums of the columns of sums [count, n], always added in the same order.
 //
 // A block handles 32 columns, one a lane. Its 8 warps share the rows: warp w adds up rows w, w + 8,
-// w + 16 and so on, and then warp 0 adds up the sums of the warps. One warp alone would be slow,
-// because sums has many rows if the matrix is narrow, and each row takes a latency of L2.
+// w + 16 and so on, and then warp 0 adds up the sums of the warps. One warp alone would be slow: a
+// narrow matrix has many rows of sums, and the warp would wait for L2 many times.
 template <typename T>
 __global__ void __launch_bounds__(AddPartialsConfig::kThreads)
     add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
@@ -377,7 +381,7 @@ namespace kernels::cuda {
 int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
                       CUstream_st* stream) {
   using namespace fused_pass;
-  // Where no mask's row is padded, a matrix is the same as one long row.
+  // If rows of the mask are not padded, or there is no mask, the matrix is handled as one long row.
   const bool is_one_row = mask == nullptr || n % MaskLayout::kColumns == 0;
   if (is_one_row) {
     n *= m;
@@ -399,7 +403,7 @@ int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int
 size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n) {
   const int element_bytes = fused_pass::bytes_of(dtype);
   const int sum_bytes = std::max(element_bytes, 4);
-  return fused_pass::BlockGrid(m, n, element_bytes).count * n * sum_bytes;
+  return fused_pass::BlockGrid(m, n, element_bytes).blocks_of_strip * n * sum_bytes;
 }
 
 int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
@@ -415,15 +419,16 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
     const bool is_aligned =
         has_aligned_rows(grad_output, row_bytes) && has_aligned_rows(grad_z, row_bytes);
     const BlockGrid grid(m, n, sizeof(T));
-    const dim3 blocks(static_cast<unsigned>(grid.columns), static_cast<unsigned>(grid.count));
-    const int status = launch<backward_kernel<T>>(blocks, BackwardConfig::kThreads, stream,
-                                                  static_cast<const T*>(grad_output), mask,
-                                                  Divisor<Sum>(divisor), static_cast<T*>(grad_z),
-                                                  sums, m, n, grid.rows, grid.lanes, is_aligned);
+    const dim3 blocks(static_cast<unsigned>(grid.strips),
+                      static_cast<unsigned>(grid.blocks_of_strip));
+    const int status = launch<backward_kernel<T>>(
+        blocks, BackwardConfig::kThreads, stream, static_cast<const T*>(grad_output), mask,
+        Divisor<Sum>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows_of_block, grid.lanes,
+        is_aligned);
     if (status != cudaSuccess || !has_bias) return status;
     return launch<add_partials_kernel<T>>(
         blocks_of(n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,
-        static_cast<const Sum*>(sums), grid.count, n, static_cast<T*>(grad_bias));
+        static_cast<const Sum*>(sums), grid.blocks_of_strip, n, static_cast<T*>(grad_bias));
   });
 }
 

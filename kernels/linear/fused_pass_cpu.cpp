@@ -14,9 +14,9 @@
 // everything is done with it while it is in the L1 cache. The kernels do so for one strip after the
 // other: a strip is up to 512 adjacent elements, which are a part of one row or several whole rows.
 //
-// grad_bias is summed in double and rounded once. It therefore errs at most as much as torch's sum
-// in float32, in any order of torch's additions. For float64, both sum in float64; here the terms
-// are added in groups and in pairs, as torch adds them.
+// grad_bias is summed in double and rounded once. Its error is therefore at most that of torch's
+// sum in float32, in every order in which torch may add. For float64, both sum in float64; here the
+// terms are added in groups and in pairs, as torch adds them.
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +44,7 @@ struct Config {
 static_assert(Config::kStrip % kBlock == 0, "a full strip has whole blocks");
 static_assert(Config::kStrip % 8 == 0, "the next strip of a row begins with a byte of the mask");
 
-// How many bytes of a mask hold so many adjacent bits.
+// How many bytes of a mask hold `bits` adjacent bits.
 int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
 
 // ------------------------------------------------------------------------- functions of a block
@@ -313,7 +313,7 @@ float round_to_odd(double x) {
   const uint32_t bits = Float32::narrow(nearest);
   const bool is_odd = (bits & 1) != 0;
   if (is_exact || is_nan || is_odd) return nearest;
-  // The other neighbor of x. The bits of floats of one sign are in the order of their magnitudes.
+  // The other neighbour of x. The bits of floats of one sign are in the order of their magnitudes.
   const bool is_nearest_smaller = std::abs(static_cast<double>(nearest)) < std::abs(x);
   return Float32::widen(is_nearest_smaller ? bits + 1 : bits - 1);
 }
@@ -365,7 +365,7 @@ struct Unit {
   int64_t rows_of_strip;  // of each strip; the last strip of a unit may have fewer
 
   Unit(int64_t index, int64_t m, int64_t n) {
-    const int64_t units_of_run = linear_fused_pass_backward_strips(n);
+    const int64_t units_of_run = linear_fused_pass_backward_units_of_run(n);
     run = index / units_of_run;
     first_row = run * run_rows(n);
     rows = std::min(run_rows(n), m - first_row);
@@ -464,7 +464,7 @@ int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n) {
   return (m + run_rows(n) - 1) / run_rows(n);
 }
 
-int64_t linear_fused_pass_backward_strips(int64_t n) {
+int64_t linear_fused_pass_backward_units_of_run(int64_t n) {
   return (n + Config::kStrip - 1) / Config::kStrip;
 }
 

@@ -1,8 +1,8 @@
 // The gate of Linear -> ReLU -> divide: which calls our kernels compute.
 //
-// The kernels compute calls with ordinary dense tensors of one floating dtype on one device, of
-// non-empty sizes that fit together, where no derivatives but those of backward() are wanted. Every
-// other call runs the reference's own ops, so its result or error is the reference's.
+// The kernels need ordinary dense tensors of one floating dtype on one device, of non-empty sizes
+// that fit together, and compute no derivatives but those of backward(). Every other call runs the
+// reference's own ops, so its result or error is the reference's.
 
 #pragma once
 
@@ -16,9 +16,9 @@
 namespace kernels {
 
 enum class Route {
-  kKernels,  // our kernels compute the call
-  kTracing,  // fake or proxy tensors (torch.compile, make_fx): call the operator, which is recorded
-  kReference,  // the reference's own ops
+  kKernels,    // our kernels compute the call
+  kTracing,    // torch.compile or make_fx records an operator; the tensors are fake or proxies
+  kReference,  // the reference's own ops compute the call
 };
 
 template <typename Predicate>
@@ -35,16 +35,17 @@ inline c10::DispatchKeySet keys_of(const LinearInputs& in) {
 
 // Returns true if the divisor and its reciprocal are normal floats; false for 0, infinity and NaN.
 //
-// On a GPU torch multiplies by the reciprocal, rounded to float from that of a float (torch 2.9) or
-// of a double (2.10 and newer). With other divisors it gets NaN or infinity where a division does
-// not: 0 / 1e-39 is NaN, and in 2.9 alone inf / 1e39 is NaN. Such calls run the reference's ops.
+// Other divisors are left to the reference's ops. On a GPU torch does not divide: it multiplies by
+// the reciprocal, a float, which torch 2.9 computes in float, and 2.10 and newer in double. So
+// 0 / 1e-39 is NaN in torch, because the reciprocal is infinite. In torch 2.9 inf / 1e39 is NaN,
+// too, because the reciprocal is 0. A division gives neither.
 inline bool has_normal_reciprocal(double divisor) {
   const double magnitude = std::abs(divisor);
   return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
 }
 
-// Returns true if our kernels support the dtypes, devices, layouts and numbers of dimensions. Reads
-// no sizes, for in a trace they may be symbols.
+// Returns true if our kernels support everything but the sizes. It reads no sizes because they may
+// be symbols in a trace.
 inline bool has_supported_kinds(const LinearInputs& in) {
   const auto is_unsupported = [&](const Tensor& t) {
     const bool is_dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized();
@@ -66,7 +67,7 @@ inline bool has_matching_sizes(const LinearInputs& in) {
 
 inline bool is_empty(const LinearInputs& in) { return in.x.numel() == 0 || in.weight.numel() == 0; }
 
-// Returns which way a call goes.
+// Decides who computes a call.
 inline Route route_of(const LinearInputs& in) {
   if (!has_supported_kinds(in)) return Route::kReference;
   const c10::DispatchKeySet keys = keys_of(in);
@@ -75,6 +76,8 @@ inline Route route_of(const LinearInputs& in) {
     return is_supported ? Route::kKernels : Route::kReference;
   }
   const c10::DispatchKeySet modes = c10::impl::tls_local_dispatch_key_set().included_;
+  // Fake and proxy tensors, and their modes, have the key Python. Within torch.func's transforms
+  // the reference's ops run, because these can be batched and differentiated in every way.
   const bool is_python_tensor_or_mode = (keys | modes).has(DispatchKey::Python);
   const bool is_in_functorch_transform = modes.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
   const bool is_tracing = is_python_tensor_or_mode && !is_in_functorch_transform;

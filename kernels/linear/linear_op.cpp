@@ -15,7 +15,7 @@
 //
 // The files of this folder that this one includes, from the outside in:
 //
-//   autograd.h   autograd's node and the functions above it, autocast, torch.jit.trace
+//   autograd.h   autograd, autocast, torch.jit.trace
 //   gate.h       whether our kernels compute a call
 //   forward.h    the forward                    backward.h   the gradients
 //   run_gemm.h   one product on a GPU           choose_path.h, float32_precision.h, operands.h
@@ -32,19 +32,20 @@ namespace {
 
 // ------------------------------------------------------------------------------ argument adapters
 
-// The dispatcher passes arguments one by one. of_inputs<f> is a function with the dispatcher's
-// parameters that calls f with a struct of them.
+// The dispatcher passes arguments one by one, and our functions take a struct of them. For such a
+// function f, the dispatcher gets pack_inputs<f>, which makes the struct and calls f.
 template <auto function>
-auto of_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-               double divisor) {
+auto pack_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                 double divisor) {
   return function({x, weight, bias, divisor});
 }
 
 // The same for the functions of linear_relu_divide_gradients.
 template <auto function>
-ThreeTensors of_gradients(const Tensor& grad_output, const Tensor& mask,
-                          const std::optional<Tensor>& x, const std::optional<Tensor>& weight,
-                          int64_t output_mask, double divisor) {
+ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
+                                  const std::optional<Tensor>& x,
+                                  const std::optional<Tensor>& weight, int64_t output_mask,
+                                  double divisor) {
   const bool wants_x = (output_mask & kGradX) != 0;
   const bool wants_weight = (output_mask & kGradWeight) != 0;
   const bool wants_bias = (output_mask & kGradBias) != 0;
@@ -83,35 +84,36 @@ std::string float32_precision_name() {
 [[maybe_unused]] const Operator linear_operator =
     Operator(
         "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")
-        .dense(of_inputs<linear_forward>)
-        .impl(DispatchKey::Autograd, of_inputs<linear_autograd<Namespace::kOwn>>,
-              of_inputs<linear_autograd<Namespace::kStable>>)
-        .impl(DispatchKey::AutocastCPU, of_inputs<linear_autocast<Namespace::kOwn>>,
-              of_inputs<linear_autocast<Namespace::kStable>>)
-        .impl(DispatchKey::AutocastCUDA, of_inputs<linear_autocast<Namespace::kOwn>>,
-              of_inputs<linear_autocast<Namespace::kStable>>)
+        .dense(pack_inputs<linear_forward>)
+        .impl(DispatchKey::Autograd, pack_inputs<linear_autograd<Namespace::kOwn>>,
+              pack_inputs<linear_autograd<Namespace::kStable>>)
+        .impl(DispatchKey::AutocastCPU, pack_inputs<linear_autocast<Namespace::kOwn>>,
+              pack_inputs<linear_autocast<Namespace::kStable>>)
+        .impl(DispatchKey::AutocastCUDA, pack_inputs<linear_autocast<Namespace::kOwn>>,
+              pack_inputs<linear_autocast<Namespace::kStable>>)
         // torch.jit.trace records calls of the stable operator without our help.
-        .impl_own(DispatchKey::Tracer, of_inputs<linear_tracer>)
-        .impl(DispatchKey::FuncTorchBatched, of_inputs<linear_composite>)
-        .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, of_inputs<linear_composite>)
-        .impl(DispatchKey::CompositeExplicitAutograd, of_inputs<linear_composite>);
+        .impl_own(DispatchKey::Tracer, pack_inputs<linear_tracer>)
+        .impl(DispatchKey::FuncTorchBatched, pack_inputs<linear_composite>)
+        .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, pack_inputs<linear_composite>)
+        .impl(DispatchKey::CompositeExplicitAutograd, pack_inputs<linear_composite>);
 
 [[maybe_unused]] const Operator linear_with_mask_operator =
     Operator(
         "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor) -> "
         "(Tensor, Tensor)")
-        .dense(of_inputs<linear_with_mask_forward>)
-        .impl(DispatchKey::Meta, of_inputs<linear_with_mask_meta>);
+        .dense(pack_inputs<linear_with_mask_forward>)
+        .impl(DispatchKey::Meta, pack_inputs<linear_with_mask_meta>);
 
 [[maybe_unused]] const Operator linear_gradients_operator =
     Operator(
         "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, "
         "Tensor? weight, int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
-        .dense(of_gradients<linear_gradients_forward>)
-        .impl(DispatchKey::Meta, of_gradients<linear_gradients_composite>)
-        .impl(DispatchKey::Autograd, of_gradients<linear_gradients_autograd<Namespace::kOwn>>,
-              of_gradients<linear_gradients_autograd<Namespace::kStable>>)
-        .impl(DispatchKey::FuncTorchBatched, of_gradients<linear_gradients_composite>);
+        .dense(pack_backward_inputs<linear_gradients_forward>)
+        .impl(DispatchKey::Meta, pack_backward_inputs<linear_gradients_composite>)
+        .impl(DispatchKey::Autograd,
+              pack_backward_inputs<linear_gradients_autograd<Namespace::kOwn>>,
+              pack_backward_inputs<linear_gradients_autograd<Namespace::kStable>>)
+        .impl(DispatchKey::FuncTorchBatched, pack_backward_inputs<linear_gradients_composite>);
 
 [[maybe_unused]] const Operator set_linear_path_operator =
     Operator("set_linear_path(str name) -> ()")

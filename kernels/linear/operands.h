@@ -1,5 +1,5 @@
-// The operands of Linear -> ReLU -> divide as torch's tensors: their shapes, and which layouts of a
-// matrix a kernel can read in place.
+// The operands of Linear -> ReLU -> divide as torch's tensors: their shapes, and which layouts a
+// kernel can read in place.
 
 #pragma once
 
@@ -19,8 +19,8 @@ struct LinearInputs {
   double divisor;
 };
 
-// Returns x [..., K] as a matrix [rows, K]: a view, or a copy where no view is possible. Autograd,
-// traces and both kinds of vmap understand it.
+// Returns x [..., K] as a matrix [rows, K]: a view, or a copy where no view is possible. The ops
+// that it calls work under autograd, traces and both kinds of vmap.
 inline Tensor as_matrix(const Tensor& x) {
   if (x.dim() == 2) return x;
   if (x.dim() == 1) return x.unsqueeze(0);
@@ -30,7 +30,7 @@ inline Tensor as_matrix(const Tensor& x) {
   return x.reshape_symint({rows, x.sym_size(-1)});
 }
 
-// Returns the sizes with another last one.
+// Returns the sizes with the last one replaced by `last`.
 template <typename Size>
 c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
   if (sizes.empty()) fail("expected a tensor of at least one dimension");
@@ -39,10 +39,10 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
   return result;
 }
 
-// Returns true if the matrix consists of lines along one dimension that a kernel can read in place:
-// the elements of a line are adjacent, lines do not overlap, and each begins at a multiple of
-// `alignment` bytes.
-inline bool has_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
+// A line is a row (along dimension 1, across dimension 0) or a column (along 0, across 1). Returns
+// true if a kernel can read the matrix line by line in place: the elements of a line are adjacent,
+// lines do not overlap, and each begins at a multiple of `alignment` bytes.
+inline bool has_readable_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
   const int64_t line_stride = matrix.stride(across);
   const bool is_adjacent = matrix.stride(along) == 1;
   const bool overlaps = line_stride < matrix.size(along);
@@ -51,14 +51,14 @@ inline bool has_lines(const Tensor& matrix, int64_t alignment, int along, int ac
   return is_adjacent && !overlaps && is_aligned_everywhere;
 }
 
-// Returns true for a row-major matrix.
-inline bool has_rows(const Tensor& matrix, int64_t alignment) {
-  return has_lines(matrix, alignment, /*along=*/1, /*across=*/0);
+// Returns true if the matrix is row-major with aligned rows, so that a kernel can read it in place.
+inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
+  return has_readable_lines(matrix, alignment, /*along=*/1, /*across=*/0);
 }
 
-// Returns true for a column-major matrix, the transpose of a row-major one.
-inline bool has_columns(const Tensor& matrix, int64_t alignment) {
-  return has_lines(matrix, alignment, /*along=*/0, /*across=*/1);
+// Returns the same for the transpose: column-major with aligned columns.
+inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
+  return has_readable_lines(matrix, alignment, /*along=*/0, /*across=*/1);
 }
 
 }  // namespace kernels

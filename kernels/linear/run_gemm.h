@@ -1,7 +1,9 @@
-// One product on a GPU by the GEMM kernels of this folder: out [M, N] = x [M, K] times weight [N,
-// K] transposed, with or without the epilogue (bias, ReLU, division, mask).
+// One product on a GPU by the GEMM kernels of this folder, with or without an epilogue (bias, ReLU,
+// division, mask):
 //
-// forward.h and backward.h call run_gemm first, and torch's own product where it returns nothing.
+//   out [M, N] = x [M, K] times weight [N, K] transposed
+//
+// forward.h and backward.h call run_gemm first, and torch's own product if it returns nothing.
 // The steps: choose a path, make the operands readable, ask the kernel, allocate, launch.
 
 #pragma once
@@ -21,11 +23,11 @@ inline std::optional<Path> demanded_path;
 
 #ifdef KERNELS_WITH_CUDA
 
-// A matrix as a kernel reads it: the rows of `tensor`, or of its transpose, are adjacent elements.
+// A matrix as a kernel reads it: row-major, or column-major if is_transposed.
 struct MatrixView {
   Tensor tensor;
-  int64_t stride;              // from one row, or row of the transpose, to the next
-  bool is_transposed = false;  // the kernel reads the rows of the transpose
+  int64_t stride;  // from one row to the next, or from one column to the next if is_transposed
+  bool is_transposed = false;
 };
 
 // Copies a matrix [rows, columns] so that its rows begin at multiples of `alignment` bytes. Between
@@ -36,11 +38,11 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
   const int64_t size = matrix.element_size();
   const int64_t stride = divide_rounding_up(columns * size, alignment) * alignment / size;
   const Tensor copy = allocate(matrix, {rows, stride}, matrix.scalar_type()).narrow(1, 0, columns);
-  if (matrix.scalar_type() != at::kFloat || !has_columns(matrix, size)) {
+  if (matrix.scalar_type() != at::kFloat || !is_column_major(matrix, size)) {
     copy.copy_(matrix);
     return {copy, stride};
   }
-  // A transposed [8192, 8192] takes 163 us on an H200, where torch's copy_ takes 466.
+  // For a transposed [8192, 8192] on an H200 this takes 163 us, and torch's copy_ takes 466.
   Transposition transposition{};
   transposition.from = matrix.const_data_ptr<float>();
   transposition.from_stride = matrix.stride(1);
@@ -56,10 +58,10 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
   return {copy, stride};
 }
 
-// Returns the matrix itself where the kernel can read it in place, otherwise a copy.
-inline MatrixView readable(const Tensor& matrix, int64_t alignment, bool takes_transposed) {
-  if (has_rows(matrix, alignment)) return {matrix, matrix.stride(0)};
-  if (takes_transposed && has_columns(matrix, alignment)) {
+// Returns the matrix itself if the kernel can read it in place, otherwise a copy.
+inline MatrixView make_readable(const Tensor& matrix, int64_t alignment, bool takes_transposed) {
+  if (is_row_major(matrix, alignment)) return {matrix, matrix.stride(0)};
+  if (takes_transposed && is_column_major(matrix, alignment)) {
     return {matrix, matrix.stride(1), /*is_transposed=*/true};
   }
   return copy_with_aligned_rows(matrix, alignment);
@@ -78,14 +80,15 @@ inline Gpu gpu_of(const Tensor& x) {
 
 // How a path reads its operands.
 struct OperandRules {
-  int64_t x_alignment, weight_alignment;  // bytes at a multiple of which each row begins
+  int64_t x_alignment, weight_alignment;  // in bytes; each row has to begin at a multiple of it
   bool takes_transposed_x, takes_transposed_weight;
 };
 
 // Returns how the path's kernel reads the operands of this product.
 inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
   const bool is_float32 = product.dtype == DType::kFloat32;
-  // The fp16x3 kernels: a pass before the product splits x, wherever its rows begin.
+  // In float32 at `highest`, sm90 and sm80 split x into fp16 in a pass of its own before the
+  // product. That pass reads rows at any address.
   const bool splits_x = product.precision == Precision::kHighest && path != Path::kSkinny;
   // sm90's TMA copies need rows that begin at multiples of 16 bytes, and skinny.cu loads vectors.
   const int64_t kernel_alignment = path == Path::kSm80 ? element_size : 16;
@@ -127,7 +130,7 @@ inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
   return 0;
 }
 
-// Launches the path's kernel, and returns the cudaError_t of that.
+// Launches the path's kernel, and returns the launch's cudaError_t.
 inline int launch_gemm(Path path, const LinearArguments& linear, CUstream_st* stream) {
   switch (path) {
     case Path::kSkinny:
@@ -152,16 +155,17 @@ inline Product product_of(const LinearInputs& in, bool has_relu) {
   product.m = in.x.size(0);
   product.n = in.weight.size(0);
   product.k = in.weight.size(1);
-  product.x_is_transposed = !has_rows(in.x, /*alignment=*/1) && has_columns(in.x, /*alignment=*/1);
-  product.weight_has_vector_rows = has_rows(in.weight, /*alignment=*/16);
+  product.x_is_transposed =
+      !is_row_major(in.x, /*alignment=*/1) && is_column_major(in.x, /*alignment=*/1);
+  product.weight_has_vector_rows = is_row_major(in.weight, /*alignment=*/16);
   return product;
 }
 
 // Returns out [M, N] in x's dtype, computed on the current stream; an undefined tensor where
 // torch's product is to be used instead.
 //
-// x [M, K] and weight [N, K] are matrices of any strides, on the current device. has_relu: false
-// for a gradient, which is the product alone. mask [M, (N + 7) / 8] is written, unless it is
+// x [M, K] and weight [N, K] are matrices of any strides, on the current device. has_relu is false
+// for a gradient, which is the product alone. mask [M, (N + 7) / 8] is written unless it is
 // undefined.
 inline Tensor run_gemm(const LinearInputs& in, bool has_relu, const Tensor& mask) {
   if (!in.x.is_cuda()) return {};
@@ -171,9 +175,9 @@ inline Tensor run_gemm(const LinearInputs& in, bool has_relu, const Tensor& mask
   if (path == Path::kTorch) return {};
 
   const OperandRules rules = rules_of(path, product, in.x.element_size());
-  const MatrixView x = readable(in.x, rules.x_alignment, rules.takes_transposed_x);
+  const MatrixView x = make_readable(in.x, rules.x_alignment, rules.takes_transposed_x);
   const MatrixView weight =
-      readable(in.weight, rules.weight_alignment, rules.takes_transposed_weight);
+      make_readable(in.weight, rules.weight_alignment, rules.takes_transposed_weight);
   const Tensor bias = in.bias ? in.bias->contiguous() : Tensor();
 
   LinearArguments linear{};

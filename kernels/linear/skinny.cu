@@ -1,6 +1,7 @@
 // Linear -> ReLU -> divide for few rows of x in float32, on Hopper:
 //
-//   out [m, n] = relu(x [m, k] weight [n, k]^T + bias [n]) / divisor;  mask [m, (n + 7) / 8]
+//   out [m, n] = relu(x [m, k] weight [n, k]^T + bias [n]) / divisor
+//   mask [m, (n + 7) / 8]: one bit an element of out, if the caller wants it (epilogue.cuh)
 //
 // run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names.
 //
@@ -11,8 +12,8 @@
 //
 // A feature is a row of the weight and a column of out. A cluster of up to 8 blocks computes a tile
 // of kM rows of x (16 at most) and 32 features, and then goes on to further tiles of features. Its
-// blocks share K: each has its own range of K, and holds that range of x in shared memory all the
-// time. For a cluster of 4 blocks:
+// blocks divide K: each has its own range of K, and keeps that range of x in shared memory for all
+// its tiles. For a cluster of 4 blocks:
 //
 //                                  K
 //              | block 0  | block 1  | block 2  | block 3  |
@@ -41,10 +42,10 @@
 //      the bias.
 //
 // Accuracy: because add_lanes adds in double and not in float, mean errors are 30% smaller. That
-// takes 6% of the time of 16 rows, and nothing up to 8 rows. The partial sums of a lane are in
-// float if a tile has more than 4 rows. A cluster then has enough blocks, if possible, that such a
-// sum covers 4 stages at most, so that few roundings add up. For up to 4 rows there is time for
-// partial sums in double.
+// costs 6% of the time of 16 rows, and nothing up to 8 rows. A lane's partial sums are in double if
+// a tile has at most 4 rows, for which there is time. For more rows they are in float. A cluster
+// then has enough blocks, if possible, that such a sum covers 4 stages at most, so that few
+// roundings add up.
 
 #include <algorithm>
 #include <atomic>
@@ -63,18 +64,18 @@ namespace kernels::skinny {
 struct Config {
   static constexpr int kWarps = 8;  // of a block
   static constexpr int kThreads = 32 * kWarps;
-  // Features of a warp, and of a tile. With 8 features a warp, in half as many warps, 16 rows of
-  // [8192, 8192] take 15% longer.
+  // Features of a warp, and of a tile. With 4 warps of 8 features each, 16 rows of [8192, 8192]
+  // take 15% longer.
   static constexpr int kFeatures = 4;
   static constexpr int kTileFeatures = kWarps * kFeatures;
-  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a stage. A stage
-  // is as much as is prefetched. With one step, 16 rows take 11% longer; with four, registers
+  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a stage, which is
+  // what a warp prefetches. With one step a stage, 16 rows take 11% longer; with four, registers
   // spill.
   static constexpr int kLaneK = 4;
   static constexpr int kStepK = 32 * kLaneK;
   static constexpr int kSteps = 2;
   static constexpr int kStageK = kSteps * kStepK;
-  // One block of a multiprocessor loads while the other adds up sums.
+  // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
   static_assert(kBlocksPerMultiprocessor * (kMaxBytes + 1024) <= 228 * 1024,
@@ -134,8 +135,8 @@ struct XStep {
   static constexpr int kLineBytes = 32 * kLaneBytes;
 };
 
-// Stores this lane's four elements of a row, which begins at `step`, as floats or as doubles. The
-// type of the last argument chooses between the two; its value is not used.
+// Stores this lane's four elements of a row, as floats or as doubles. The row begins at `step`.
+// Only the type of the last argument is used: it chooses between the two.
 __device__ inline void store_step(uint8_t* step, float4 v, float) {
   *reinterpret_cast<float4*>(step + threadIdx.x % 32 * XStep::kLaneBytes) = v;
 }
@@ -145,8 +146,8 @@ __device__ inline void store_step(uint8_t* step, float4 v, double) {
   *reinterpret_cast<double2*>(to + XStep::kLineBytes) = {v.z, v.w};
 }
 
-// Loads this lane's four elements of a row, as store_step stored them. `address` is that of the
-// lane's first vector.
+// Loads this lane's four elements of a row, as store_step stored them. `address` is the address of
+// the lane's first vector in shared memory.
 __device__ inline void load_step(uint32_t address, float (&v)[4]) {
   const float4 four = ptx::load_shared_four(address);
   v[0] = four.x;
@@ -184,25 +185,25 @@ __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k,
 // ---------------------------------------------------------------------------- weights and products
 
 // The weights that this lane multiplies next: v[step][feature] has 4 elements of K of a feature of
-// the warp. Each step's weights are replaced by those of the next stage as soon as they have been
-// multiplied. `tile` and `stage` say which weights are loaded next.
+// the warp. As soon as a step has been multiplied, its weights are replaced by those of the next
+// stage. `tile` and `stage` tell which weights are loaded next.
 struct PrefetchedWeights {
   const Problem& p;
-  int tile;                      // of features
-  const int first_k;             // of this lane in the block's first step
-  int stage = 0;                 // of the block's range of K
-  const float* first = nullptr;  // the weight of the warp's first feature at first_k
-  int more = 0;                  // how many features exist after the warp's first
+  int tile;                     // of features
+  const int first_k;            // this lane's K in the block's first step
+  int stage = 0;                // of the block's range of K
+  const float* from = nullptr;  // the weight of the warp's first feature, at first_k
+  int features_after = 0;       // how many features exist after the warp's first
   float4 v[Config::kSteps][Config::kFeatures]{};
 
-  // Finds this warp's features in the tile. Features past the last one are replaced by the last
-  // one, so that all addresses are valid; their results are not stored.
+  // Finds this warp's features in the tile. Past the last feature, the last one is loaded instead,
+  // so that all addresses are valid; the results are not stored.
   __device__ void find_features() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int wanted = tile * Config::kTileFeatures + warp * Config::kFeatures;
-    const int feature = min(wanted, p.epilogue.n - 1);
-    first = p.weight + feature * p.weight_stride + first_k;
-    more = p.epilogue.n - 1 - feature;
+    const int first_feature = tile * Config::kTileFeatures + warp * Config::kFeatures;
+    const int feature = min(first_feature, p.epilogue.n - 1);
+    from = p.weight + feature * p.weight_stride + first_k;
+    features_after = p.epilogue.n - 1 - feature;
   }
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
@@ -211,7 +212,9 @@ struct PrefetchedWeights {
     const bool exists = first_k + k < p.whole_k() && tile < p.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kFeatures; ++i) {
-      v[step][i] = ptx::load_global_four_if(exists, first + min(i, more) * p.weight_stride + k);
+      // Past the last feature this is the last one again.
+      const float* const at = from + min(i, features_after) * p.weight_stride + k;
+      v[step][i] = ptx::load_global_four_if(exists, at);
     }
   }
 
@@ -224,16 +227,16 @@ struct PrefetchedWeights {
   }
 };
 
-// Adds the products of one step to the sums [kM][kFeatures] of this lane. `x` is the address of
-// this lane's elements of the first row in the step.
+// Adds the products of one step to the sums [kM][kFeatures] of this lane. `x_address` is where this
+// lane's elements of the first row of x in the step are in shared memory.
 template <int kM>
 __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kFeatures],
                                               const PrefetchedWeights& weights, int step,
-                                              uint32_t x) {
+                                              uint32_t x_address) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
     Sum<kM> a[4];
-    load_step(x + m * Config::kStepK * sizeof(Sum<kM>), a);
+    load_step(x_address + m * Config::kStepK * sizeof(Sum<kM>), a);
 #pragma unroll
     for (int i = 0; i < Config::kFeatures; ++i) {
       const float4& b = weights.v[step][i];
@@ -249,13 +252,13 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kFeatu
 
 // -------------------------------------------------------------------------------------------- sums
 
-// Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and leaves
-// the totals spread over the lanes: lane l gets those from i = l * kCount / 32 on in `own`.
+// Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
+// the totals over the lanes: lane l gets the kOwn totals from i = l * kCount / 32 on in `own`.
 //
 // Pairs of lanes that are kApart apart exchange half of their sums. The lower lane keeps the lower
 // half and sends the upper half; the upper lane does the opposite. Both add what they receive. The
-// same is then done with half the sums, at half the distance, down to a distance of 1. The first
-// call has kApart = 16. For kCount = 4, the lanes have these sums after each exchange:
+// recursion does the same with half as many sums, at half the distance, down to a distance of 1.
+// The first call has kApart = 16. For kCount = 4, the lanes have these sums after each exchange:
 //
 //   kApart = 16    lanes 0..15: sums 0, 1                  lanes 16..31: sums 2, 3
 //   kApart = 8     lanes 0..7: sum 0    8..15: sum 1       16..23: sum 2    24..31: sum 3
@@ -282,12 +285,12 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
 }
 
 // Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
-// products of the last k % 4 elements of K, plus the bias. `sums` points to this block's sum of the
-// element, in shared memory. The other blocks have theirs at the same place in their shared memory.
+// products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
+// of the element, in shared memory. The other blocks have theirs at the same place.
 template <int kM>
-__device__ float add_blocks(const Problem& p, const double* sums, int row, int feature) {
+__device__ float add_blocks(const Problem& p, const double* block_sum, int row, int feature) {
   const int cluster_size = ptx::cluster_nctarank();
-  const uint32_t address = ptx::shared_address(sums);
+  const uint32_t address = ptx::shared_address(block_sum);
   double of_block[Config::kMaxClusterSize];
 #pragma unroll
   for (int i = 0; i < Config::kMaxClusterSize; ++i) {
@@ -319,10 +322,10 @@ __device__ float add_blocks(const Problem& p, const double* sums, int row, int f
 // Stores this block's share of the results and mask of a tile, whose sums are in the shared memory
 // of the cluster's blocks.
 //
-// The work is shared in units of a byte of the mask, which belongs to 8 features of a row. A tile
-// [kM][32] has 4 bytes a row: byte b belongs to row b / 4 and to the features from b % 4 * 8 on. A
-// lane handles one element, so a warp handles 4 bytes at once. The blocks of the cluster take bytes
-// in turn. For a cluster of 2 blocks:
+// A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
+// handles 4 bytes at once. A tile [kM][32] has 4 bytes a row: byte b is in row b / 4, and its
+// features begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
+// blocks:
 //
 //   byte    0     1     2     3     4     5     6     7     8     9    ...
 //   block   0     1     0     1     0     1     0     1     0     1
@@ -340,9 +343,10 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
   const int lane = threadIdx.x % 32;
   const Epilogue<float>& epilogue = p.epilogue;
   const int bytes_at_once = Config::kWarps * kBytesPerWarp * cluster_size;
-  for (int first = warp * kBytesPerWarp * cluster_size + rank; first < kBytes;
-       first += bytes_at_once) {
-    const int byte = first + lane / 8 * cluster_size;
+  // first_byte is the byte of lanes 0 to 7.
+  for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
+       first_byte += bytes_at_once) {
+    const int byte = first_byte + lane / 8 * cluster_size;
     const int row_of_tile = byte / kBytesPerRow;
     const int feature_of_tile = byte % kBytesPerRow * 8 + lane % 8;
     const int row = first_row + row_of_tile;
@@ -364,8 +368,9 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
 
 // ------------------------------------------------------------------------------------------ kernel
 
-// Computes tiles of kM rows of x. Cluster c has the rows of tile c % x_tiles of x, and every
-// (clusters / x_tiles)-th tile of features from c / x_tiles on.
+// Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of features
+// is c / x_tiles, and from one to the next it goes on by clusters / x_tiles. Example: 6 clusters
+// and 2 tiles of x. Cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of features.
 //
 // The sums of a tile are added up over the cluster while the next tile is multiplied, so that
 // blocks hardly ever wait for each other. That takes two buffers for sums:
@@ -400,7 +405,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   load_x<kM>(p, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // A lane has kCount sums, [kM][kFeatures]. After add_lanes it has kOwn totals. If there are fewer
+  // A lane has kCount sums, [kM][kFeatures], and after add_lanes kOwn totals. If there are fewer
   // than 32 sums, kLanesPerTotal lanes have the same total.
   constexpr int kCount = kM * Config::kFeatures;
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
@@ -447,7 +452,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     ptx::cluster_wait();
     store_results<kM>(p, other_sums, first_row, previous * Config::kTileFeatures);
   }
-  ptx::cluster_sync();  // the shared memory of a block that has ended can't be read
+  ptx::cluster_sync();  // a block must not end while another one still reads its shared memory
 #endif
 }
 
@@ -457,7 +462,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 // asked once for each device and size.
 template <int kM>
 int count_clusters(int log_size) {
-  constexpr int kDevices = 64;  // Their numbers are kept. For further devices CUDA is always asked.
+  constexpr int kDevices = 64;  // For further devices the runtime is asked each time.
   static std::atomic<int> known[kDevices][Config::kLogMaxClusterSize + 1];
   int device;
   check(cudaGetDevice(&device));
@@ -478,8 +483,8 @@ struct Division {
   int stages = 0;        // of each block
 };
 
-// Finds the cluster size for which all tiles are done soonest. In a larger cluster each block has
-// less of K, but fewer clusters run at once. The time is counted in stages:
+// Finds the cluster size with the least time. In a larger cluster each block has less of K, but
+// fewer clusters run at once. The time is counted in stages:
 //
 //   time = waves * tiles of features of a cluster * (stages of a block + kTileEndStages)
 //
@@ -504,7 +509,7 @@ Division divide(int k, int x_tiles, int weight_tiles) {
     least_time = time;
     best.cluster_size = 1 << log_size;
     best.stages = stages;
-    // As few clusters as do all tiles if each does tiles_each of them.
+    // As few clusters as are needed if each computes tiles_each tiles of features.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
   }
   return best;
@@ -548,11 +553,12 @@ namespace kernels::cuda {
 
 bool linear_skinny_supports(const LinearArguments& linear) {
   using skinny::Config;
-  // K for which one row of x fits into the shared memory of the largest cluster, beside the two
-  // buffers for sums. A stage is subtracted because a block has whole stages.
-  constexpr int64_t kMostElements = Config::kMaxBytes / sizeof(skinny::Sum<1>);
+  // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
+  // the two buffers for sums (both are double). A stage is subtracted because K of a block is
+  // rounded up to whole stages.
+  constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
-      Config::kMaxClusterSize * (kMostElements - 2 * Config::kTileFeatures - Config::kStageK);
+      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileFeatures - Config::kStageK);
   return linear.dtype == DType::kFloat32 && linear.k <= kMaxK &&
          linear.m * linear.n < int64_t{1} << 31 &&
          has_aligned_rows(linear.x, sizeof(float) * linear.x_stride) &&

@@ -2,11 +2,11 @@
 //
 //   out [M, N] is cut into x_tiles (along M) times weight_tiles (along N) tiles
 //
-// A GPU computes tiles of neighbouring numbers at about the same time. If the tiles were numbered
-// row by row, the tiles of one moment would need one tile of x and many tiles of the weight. Here
-// they are numbered in bands of eight tiles of x, and column by column inside a band. Tiles of one
-// moment form a near-square block of out, so they share both their tiles of x and their tiles of
-// the weight in L2.
+// A GPU computes tiles of neighbouring numbers at about the same time. If tiles were numbered row
+// by row, those that run at the same time would need one tile of x and many tiles of the weight.
+// Here they are numbered in bands of eight tiles of x, and column by column inside a band. Tiles
+// that run at the same time then form a near-square block of out, so they share both their tiles of
+// x and their tiles of the weight in L2.
 //
 // The numbers of 10 x 3 tiles (x_tiles = 10, weight_tiles = 3), two bands:
 //

@@ -11,9 +11,8 @@
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
 // neighbouring elements. A thread that reads along a row of `from` would have to write down a
-// column of `to`. So the matrix passes through shared memory in square tiles. Both sides of global
-// memory are accessed along rows, four floats a thread, and only shared memory is read down its
-// columns:
+// column of `to`. So the matrix passes through shared memory in square tiles. Both matrices are
+// accessed along their rows, four floats a thread, and only shared memory is read down its columns:
 //
 //     from                     shared memory                    to
 //
@@ -103,19 +102,19 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-// Launches the kernel and returns its cudaError_t.
-inline int launch(const Transposition& t, const unsigned* is_needed, CUstream_st* stream) {
+}  // namespace kernels::transpose_tiles
+
+namespace kernels::cuda {
+
+int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* stream) {
+  using transpose_tiles::Config;
   const int64_t tiles = divide_up(t.rows, Config::kTile) * divide_up(t.columns, Config::kTile);
   const bool is_conditional = is_needed != nullptr;
   const int64_t most_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
   const int blocks = static_cast<int>(std::min(tiles, most_blocks));
+  // With PDL, the start of a copy that may not be needed overlaps the kernel that decides.
   const Grid grid{blocks, Config::kThreads, /*bytes=*/0, stream, /*has_pdl=*/is_conditional};
-  return status_of([&] { launch_grid(grid, transpose_kernel, t, is_needed); });
+  return status_of([&] { launch_grid(grid, transpose_tiles::transpose_kernel, t, is_needed); });
 }
 
-}  // namespace kernels::transpose_tiles
-
-int kernels::cuda::transpose(const Transposition& transposition, const unsigned* is_needed,
-                             CUstream_st* stream) {
-  return transpose_tiles::launch(transposition, is_needed, stream);
-}
+}  // namespace kernels::cuda

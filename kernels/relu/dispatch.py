@@ -7,27 +7,28 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
-from kernels.watchers import PLAIN_TYPES, TORCH_RELU, is_dtensor, is_watched
+from kernels.interception import PLAIN_TYPES, TORCH_RELU, is_dtensor, is_intercepted
 
 
-def is_relu_watched(x: object) -> bool:
-    """Return whether other Python code wants to see `torch.relu` called on x.
+def is_relu_intercepted(x: object) -> bool:
+    """Return whether the module must call `torch.relu`, because other code intercepts that call.
 
-    A graph that Dynamo traces is such a case: it holds torch's own op, which Inductor fuses with
-    its neighbours.
+    Dynamo counts as such code. Its graph then holds torch's own op, which Inductor fuses with the
+    neighbouring ops.
     """
     if is_dynamo_compiling() or torch.relu is not TORCH_RELU:
         return True
+    # The short way for most calls. The second condition is false while a function mode is active.
     if type(x) is Tensor and not has_torch_function_unary(x):
         return False
-    return is_watched(x)
+    return is_intercepted(x)
 
 
-def relu_of_subclass(x: object, relu: Callable) -> object:
-    """Compute ReLU of what is no plain `torch.Tensor`, and what nobody watches.
+def relu_slow_path(x: object, relu: Callable) -> object:
+    """Compute ReLU where x is not exactly a `torch.Tensor` and the call is not intercepted.
 
     Args:
-        x: a parameter, a `DTensor`, or anything else that `torch.relu` takes or refuses.
+        x: a parameter, a `DTensor`, or anything else that `torch.relu` accepts or rejects.
         relu: our operator.
     """
     if type(x) in PLAIN_TYPES:
@@ -38,18 +39,20 @@ def relu_of_subclass(x: object, relu: Callable) -> object:
 
 
 def _relu_of_dtensor(x: object, relu: Callable) -> object:
-    """Compute each process's part of a `DTensor` by our operator.
+    """Compute ReLU of a `DTensor`: each process applies our operator to its local tensor.
 
-    The result is sharded as x is. Partial sums are added up and replicated first, because ReLU of a
-    sum is not the sum of ReLUs.
+    The result is sharded as x is. A DTensor of partial sums is summed and replicated first, because
+    the ReLU of a sum is not the sum of the ReLUs. torch computes ReLU for other placements.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     placements = []
     for placement in x.placements:
-        placements.append(Replicate() if type(placement) is Partial else placement)
-        if type(placements[-1]) not in (Replicate, Shard):
+        if type(placement) is Partial:
+            placement = Replicate()
+        if type(placement) not in (Replicate, Shard):
             return torch.relu(x)
+        placements.append(placement)
     x = x.redistribute(placements=placements)
     out = relu(x.to_local(grad_placements=placements))
     return DTensor.from_local(

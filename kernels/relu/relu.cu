@@ -51,8 +51,8 @@ template <int kThreadsOfBlock, int kVectorsOfThread, bool kIsLargeTensor>
 struct ReluConfig {
   static constexpr int kThreads = kThreadsOfBlock;   // of a block
   static constexpr int kVectors = kVectorsOfThread;  // of a thread
-  // Large tensors are loaded with the hint to L2, and have 64-bit indices. The hint takes a few
-  // instructions to make, which small tensors do not repay.
+  // Large tensors have 64-bit indices, and are loaded with a hint that tells L2 to evict their
+  // lines last. The hint takes a few instructions to make, which small tensors do not repay.
   static constexpr bool kIsLarge = kIsLargeTensor;
   using Index = std::conditional_t<kIsLarge, int64_t, uint32_t>;
 };
@@ -64,14 +64,14 @@ using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/fa
 // This takes 7 to 9% less time than Small for 8 MiB with a mask on an H200.
 using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
-// The sizes of x, in bytes, for which with_config (below) takes each of these.
+// The sizes of x, in bytes, by which with_config (below) chooses among these.
 struct SizeLimits {
-  // From these sizes on, without and with a mask, x is large: loads ask L2 to evict their lines
-  // last, so that the lines which stores have filled go to memory in longer runs. For a smaller
-  // tensor the hint does harm, because a loop over the same tensor finds more of it in L2 without
-  // the hint: it takes 45.1 instead of 48.0 us for 64 MiB on an H100.
-  static constexpr int64_t kLarge = 256 << 20;
-  static constexpr int64_t kLargeWithMask = 64 << 20;
+  // x is large from these sizes on. The loads of a large x ask L2 to evict their lines last, so
+  // that the lines of results go to memory in longer runs. For a smaller tensor the hint does harm,
+  // because a loop over the same tensor finds more of it in L2 without the hint: it takes 45.1
+  // instead of 48.0 us for 64 MiB on an H100.
+  static constexpr int64_t kLarge = 256 << 20;         // without a mask
+  static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors: 9.6 instead of 10.3 us for
   // 12 MiB on an H200. For fewer bytes, one vector wins because its code is shorter. For more
   // bytes, one vector is 2% better.
@@ -79,8 +79,9 @@ struct SizeLimits {
   static constexpr int64_t kFourVectorsTo = 20 << 20;
 };
 
-// The elements of a thread. Vector u begins at element first + u * kStride. Because that offset is
-// a compile-time constant, all accesses of a thread share one base register.
+// The elements of a thread. Vector u begins at element first + u * kStride. The functions below
+// take `first` and this offset apart: the offset is a compile-time constant, so that all accesses
+// of a thread share one base register.
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;
@@ -124,8 +125,8 @@ __device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool exists,
   } else {
     bits <<= place * kSize;
 #pragma unroll
-    for (int lane = 1; lane < kThreadsPerByte; lane *= 2) {
-      bits |= __shfl_xor_sync(0xffffffff, bits, lane);
+    for (int distance = 1; distance < kThreadsPerByte; distance *= 2) {
+      bits |= __shfl_xor_sync(0xffffffff, bits, distance);
     }
   }
   if (place != 0 || !exists) return;
@@ -183,9 +184,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
   Vector<uint32_t> words[kVectors];
 
-  // A full block does not test which vectors exist. Its code is short and comes first, because L2
-  // may have lost the kernel's code, and the first instructions then arrive from memory earliest.
-  // That saves 4% of the time of 1 MiB.
+  // A full block does not test which vectors exist. Its code is short and comes first: if the
+  // kernel's code is no longer in L2, it is read from memory, and its first instructions arrive
+  // earliest. That saves 4% of the time of 1 MiB.
   if (own.block_is_full(n)) {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
@@ -199,13 +200,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     return;
   }
 
-  // The last block. The elements before `whole` are handled as vectors. The fewer than 8 elements
-  // from `whole` on have a thread each. With a mask, `whole` is a multiple of 8, so that these
-  // elements share no byte of the mask with a vector. Threads without elements then have zeros,
-  // because they take part in the exchange of bits.
-  constexpr int kMultiple = kMask ? 8 : kSize;  // whose multiple `whole` is
-  const Index whole = n - n % kMultiple;
-  const Index rest = whole + threadIdx.x;
+  // The last block. The elements before `whole` are handled as vectors. Each of the rest, fewer
+  // than 8 elements, has a thread of its own. With a mask, `whole` is a multiple of 8, so that the
+  // rest shares no byte of the mask with a vector, and threads without elements have zeros, because
+  // they take part in the exchange of bits.
+  constexpr int kDivisorOfWhole = kMask ? 8 : kSize;
+  const Index whole = n - n % kDivisorOfWhole;
+  const Index rest_index = whole + threadIdx.x;
   T rest_value;
   if constexpr (kMask) {
     memset(words, 0, sizeof(words));
@@ -217,16 +218,16 @@ __global__ void __launch_bounds__(Config::kThreads)
       words[u] = load_words<Config>(x + own.first + u * Elements::kStride, policy);
     }
   }
-  if (rest < n) rest_value = x[rest];
+  if (rest_index < n) rest_value = x[rest_index];
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const bool exists = own.first + u * Elements::kStride < whole;
     finish_vector<Config, kMask>(words[u], out, mask, own.first, u * Elements::kStride, exists,
                                  policy);
   }
-  if (rest < n) out[rest] = relu_of(rest_value);
+  if (rest_index < n) out[rest_index] = relu_of(rest_value);
   if constexpr (kMask) {
-    store_bits<Config, 1>(mask, rest, mask_bit(rest_value), rest < n, policy);
+    store_bits<Config, 1>(mask, rest_index, mask_bit(rest_value), rest_index < n, policy);
   }
 }
 
@@ -252,9 +253,9 @@ __device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_
   }
 }
 
-// Makes 0 of the elements of v whose mask bit is 0, and stores v at grad_input + first + offset.
-// `byte` is the byte of the mask that has the bits of these elements, perhaps among those of their
-// neighbours.
+// Sets the elements of v whose mask bit is 0 to 0, and stores v at grad_input + first + offset.
+// `byte` is the byte of the mask that has the bits of these elements. If v has fewer than 8
+// elements, the byte has bits of their neighbours, too.
 template <typename Index, typename Bits>
 __device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<Bits>& v,
                              uint32_t byte) {
@@ -269,8 +270,8 @@ __device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<B
 
 // grad_input[i] = mask bit i ? grad_output[i] : 0, for i < n. If is_constant, grad_output is one
 // element, which is used for every i; out.sum() sends such a gradient back. The kernel selects
-// elements and never computes with them. It therefore treats them as unsigned integers of their
-// size, Bits, and float16 and bfloat16 share a kernel.
+// elements and never computes with them. It therefore handles them as unsigned integers of their
+// size, Bits, so that float16 and bfloat16 share a kernel.
 template <typename Bits, typename Config>
 __global__ void __launch_bounds__(Config::kThreads)
     relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,
@@ -300,7 +301,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // The last block: whole vectors, and then a thread for each of the elements that are left.
   const Index whole = n - n % kSize;
-  const Index rest = whole + threadIdx.x;
+  const Index rest_index = whole + threadIdx.x;
   Bits rest_value;
   uint32_t rest_byte;
 #pragma unroll
@@ -311,9 +312,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       byte[u] = load_mask_byte<Config>(mask, own.first + offset, policy);
     }
   }
-  if (rest < n) {
-    rest_value = grad_output[is_constant ? 0 : rest];
-    rest_byte = load_mask_byte<Config>(mask, rest, policy);
+  if (rest_index < n) {
+    rest_value = grad_output[is_constant ? 0 : rest_index];
+    rest_byte = load_mask_byte<Config>(mask, rest_index, policy);
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
@@ -322,9 +323,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       store_masked(grad_input, own.first, offset, v[u], byte[u]);
     }
   }
-  if (rest < n) {
-    const bool passes = rest_byte >> rest % 8 & 1;
-    grad_input[rest] = passes ? rest_value : Bits{0};
+  if (rest_index < n) {
+    const bool passes = rest_byte >> rest_index % 8 & 1;
+    grad_input[rest_index] = passes ? rest_value : Bits{0};
   }
 }
 
@@ -333,9 +334,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 // The constants of relu_backward_strided_kernel.
 struct StridedConfig {
   static constexpr int kThreads = 256;  // of a block
-  // Elements of a thread, kThreads apart, if neighbours in grad_input are neighbours in
-  // grad_output, too. If they are not, a thread has one element: that takes 0.75 of the time of
-  // four (float16, H100).
+  // Elements of a thread, kThreads apart, if the innermost dimension of grad_output has stride 1.
+  // If it has another stride, a thread has one element: that takes 0.75 of the time of four
+  // (float16, H100).
   static constexpr int kElements = 4;
 };
 
@@ -345,8 +346,10 @@ struct StridedConfig {
 // (1, 1), and its distance is 1 * 5 + 1 * 1 = 6.
 __device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t i) {
   int64_t offset = 0;
+  // The loop over all dimensions but the outermost. It is unrolled to a constant number of steps,
+  // so that d is a constant where it indexes the layout.
 #pragma unroll
-  for (int d = 0; d < GradientLayout::kMost - 1; ++d) {
+  for (int d = 0; d < GradientLayout::kMaxDimensions - 1; ++d) {
     if (d + 1 >= layout.dimensions) continue;
     const uint32_t size = static_cast<uint32_t>(layout.sizes[d]);
     const uint32_t outer = i / size;
@@ -393,14 +396,14 @@ __device__ void select_several(const Bits* grad_output, const GradientLayout& la
   }
 }
 
-// Handles the `each` elements of a thread, 1 or kElements, as unsigned integers of their size.
+// Handles the elements of a thread, 1 or kElements, as unsigned integers of their size.
 template <typename Bits>
 __device__ void select_elements(const void* grad_output, const GradientLayout& layout,
-                                const uint8_t* mask, void* grad_input, uint32_t n, int each,
-                                uint32_t first) {
+                                const uint8_t* mask, void* grad_input, uint32_t n,
+                                int elements_of_thread, uint32_t first) {
   const auto from = static_cast<const Bits*>(grad_output);
   const auto to = static_cast<Bits*>(grad_input);
-  if (each == 1) {
+  if (elements_of_thread == 1) {
     select_one(from, layout, mask, to, n, first);
   } else {
     select_several(from, layout, mask, to, n, first);
@@ -408,25 +411,26 @@ __device__ void select_elements(const void* grad_output, const GradientLayout& l
 }
 
 // Backward for a gradient with arbitrary strides, at any address. grad_input [n] is dense. Each
-// thread handles `each` elements. An element has 2, 4 or 8 bytes, as `bytes` says.
+// thread handles `elements_of_thread` elements, 1 or kElements. An element has 2, 4 or 8 bytes.
 __global__ void __launch_bounds__(StridedConfig::kThreads)
     relu_backward_strided_kernel(const void* grad_output,
                                  const __grid_constant__ GradientLayout layout, const uint8_t* mask,
-                                 void* grad_input, uint32_t n, int each, int bytes) {
-  const uint32_t first = blockIdx.x * (StridedConfig::kThreads * each) + threadIdx.x;
-  if (bytes == 2) {
-    select_elements<uint16_t>(grad_output, layout, mask, grad_input, n, each, first);
-  } else if (bytes == 4) {
-    select_elements<uint32_t>(grad_output, layout, mask, grad_input, n, each, first);
+                                 void* grad_input, uint32_t n, int elements_of_thread,
+                                 int element_bytes) {
+  const uint32_t first = blockIdx.x * (StridedConfig::kThreads * elements_of_thread) + threadIdx.x;
+  if (element_bytes == 2) {
+    select_elements<uint16_t>(grad_output, layout, mask, grad_input, n, elements_of_thread, first);
+  } else if (element_bytes == 4) {
+    select_elements<uint32_t>(grad_output, layout, mask, grad_input, n, elements_of_thread, first);
   } else {
-    select_elements<uint64_t>(grad_output, layout, mask, grad_input, n, each, first);
+    select_elements<uint64_t>(grad_output, layout, mask, grad_input, n, elements_of_thread, first);
   }
 }
 
 // ---------------------------------------------------------------------------------------- launches
 
 // Calls body(config) with the ReluConfig for n elements of type T, and returns the body's status.
-// float64, which few use, has the large kernels alone, so that fewer kernels are compiled.
+// float64, which few use, has only the kernels of Large, so that fewer kernels are compiled.
 template <typename T, bool kMask, typename Body>
 int with_config(int64_t n, const Body& body) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
@@ -483,6 +487,7 @@ struct UnsignedOf<8> {
 template <typename Bits>
 int launch_backward(const void* grad_output, bool is_constant, const uint8_t* mask,
                     void* grad_input, int64_t n, CUstream_st* stream) {
+  // Backward reads a mask, and takes the configurations of a forward that writes one.
   return with_config<Bits, /*kMask=*/true>(n, [&](auto config) {
     using Config = decltype(config);
     return launch<relu_backward_kernel<Bits, Config>>(
@@ -496,11 +501,11 @@ int launch_backward(const void* grad_output, bool is_constant, const uint8_t* ma
 inline int launch_backward_strided(const void* grad_output, const GradientLayout& layout,
                                    const uint8_t* mask, void* grad_input, int64_t n,
                                    int element_bytes, CUstream_st* stream) {
-  const bool are_neighbours = layout.strides[0] == 1;
-  const int each = are_neighbours ? StridedConfig::kElements : 1;
+  const int elements_of_thread = layout.strides[0] == 1 ? StridedConfig::kElements : 1;
   return launch<relu_backward_strided_kernel>(
-      blocks_of(n, StridedConfig::kThreads * each), StridedConfig::kThreads, stream, grad_output,
-      layout, mask, grad_input, static_cast<uint32_t>(n), each, element_bytes);
+      blocks_of(n, StridedConfig::kThreads * elements_of_thread), StridedConfig::kThreads, stream,
+      grad_output, layout, mask, grad_input, static_cast<uint32_t>(n), elements_of_thread,
+      element_bytes);
 }
 
 }  // namespace kernels::elementwise

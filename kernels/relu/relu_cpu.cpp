@@ -2,7 +2,8 @@
 // these functions and says what they compute; relu_op.cpp calls them on torch's threads.
 //
 // A thread reads its elements once, in blocks of 64, and writes results and mask in the same pass:
-// the memory's bandwidth is the limit.
+// the memory's bandwidth is the limit. In both functions, make_block computes a block: the results
+// `made` from the elements `from`.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,15 +20,14 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
-    const Bits* const from = static_cast<const Bits*>(x) + begin;
-    Bits* const to = static_cast<Bits*>(out) + begin;
-    map_blocks(from, to, end - begin, bypasses_caches,
-               [=](int64_t i, const Bits* x_block, Bits* out_block, auto mask_bytes) {
-                 relu_block<E>(x_block, out_block);
-                 if (mask == nullptr) return;
-                 const uint64_t bits = mask_of_block(out_block);
-                 memcpy(mask + (begin + i) / 8, &bits, mask_bytes);
-               });
+    const auto make_block = [=](int64_t i, const Bits* from, Bits* made, auto mask_bytes) {
+      relu_block<E>(from, made);
+      if (mask == nullptr) return;
+      const uint64_t bits = mask_of_block(made);
+      memcpy(mask + (begin + i) / 8, &bits, mask_bytes);
+    };
+    map_blocks(static_cast<const Bits*>(x) + begin, static_cast<Bits*>(out) + begin, end - begin,
+               bypasses_caches, make_block);
   });
 }
 
@@ -36,18 +36,19 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
   for_floating(dtype, [=](auto element) {
     using Bits = typename decltype(element)::Bits;
     const Bits* const gradient = static_cast<const Bits*>(grad_output);
-    Bits* const to = static_cast<Bits*>(grad_input) + begin;
-    // A constant gradient is one element in memory, and this block of copies stands for all others.
+    Bits* const result = static_cast<Bits*>(grad_input) + begin;
+    // A constant gradient has one element in memory. Each of its blocks is this block of copies.
     Bits constant_block[kBlock];
     std::fill_n(constant_block, kBlock, *gradient);
-    // For a constant gradient, map_blocks gets `to` as its operand, which nothing uses.
-    const Bits* const from = is_constant ? to : gradient + begin;
-    map_blocks(from, to, end - begin, bypasses_caches,
-               [&](int64_t i, const Bits* from_block, Bits* to_block, auto mask_bytes) {
-                 uint64_t bits = 0;
-                 memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
-                 select_block(is_constant ? constant_block : from_block, bits, to_block);
-               });
+    const auto make_block = [&](int64_t i, const Bits* from, Bits* made, auto mask_bytes) {
+      uint64_t bits = 0;
+      memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
+      select_block(is_constant ? constant_block : from, bits, made);
+    };
+    // map_blocks needs an operand with as many elements as the result. For a constant gradient it
+    // is the result itself, which make_block ignores.
+    const Bits* const operand = is_constant ? result : gradient + begin;
+    map_blocks(operand, result, end - begin, bypasses_caches, make_block);
   });
 }
 

@@ -1,9 +1,11 @@
 // The operator relu(x) for torch: out = max(x, 0) element by element, NaN stays NaN.
 //
-// It decides which calls our kernels compute (relu.cu on a GPU, relu_cpu.cpp on a CPU), and records
-// the backward. Where torch keeps the whole output for the backward, this keeps a mask of one bit
-// an element, which the forward kernel packs. Outputs, masks and gradients are all in the memory
-// order of x, so the kernels see arrays without dimensions.
+// This file decides which calls our kernels compute (relu.cu on a GPU, relu_cpu.cpp on a CPU), and
+// records the backward. torch keeps the whole output for the backward. This operator keeps a mask
+// of one bit an element instead, which the forward kernel packs.
+//
+// Outputs, masks and gradients are all in the memory order of x, so the kernels see one-dimensional
+// arrays.
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/relu.h>
@@ -20,7 +22,7 @@
 namespace kernels {
 namespace {
 
-// The gate: returns true if our kernels compute relu(x). Every other call is torch's own relu.
+// The gate: returns true if our kernels compute relu(x). torch's own relu computes all other calls.
 bool is_supported(const Tensor& x) {
   return is_plain(x.key_set()) && kernel_dtype(x.scalar_type()).has_value() && x.numel() > 0 &&
          x.is_non_overlapping_and_dense() && !has_tangent(x) && is_aligned(x);
@@ -30,9 +32,9 @@ int64_t mask_bytes(int64_t elements) { return (elements + 7) / 8; }
 
 // ---------------------------------------------------------------------------------------- forward
 
-// Computes relu(x), and its mask unless that is undefined. x has passed the gate.
+// Returns relu(x), and writes the mask unless it is undefined. x has passed the gate.
 Tensor compute_relu(const Tensor& x, const Tensor& mask) {
-  const DeviceOf device(x);
+  const DeviceGuard guard(x);
   const Tensor out = allocate_like(x);
   const DType dtype = *kernel_dtype(x.scalar_type());
   const int64_t n = x.numel();
@@ -41,7 +43,9 @@ Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   const auto run_on_gpu = [=](auto stream) { return cuda::relu(dtype, from, to, bits, n, stream); };
   const auto run_on_cpu = [&] {
-    for_elements(out, [=](auto... range) { cpu::relu(dtype, from, to, bits, range...); });
+    for_elements(out, [=](int64_t begin, int64_t end, bool bypasses_caches) {
+      cpu::relu(dtype, from, to, bits, begin, end, bypasses_caches);
+    });
   };
   run_on_device(x, run_on_gpu, run_on_cpu);
   return out;
@@ -49,12 +53,15 @@ Tensor compute_relu(const Tensor& x, const Tensor& mask) {
 
 // --------------------------------------------------------------------------------------- backward
 
-// Describes a gradient's elements in the memory order of an output with these strides, by as few
-// dimensions as possible. Returns nothing if it takes more than the kernel has.
+// The layout of a gradient that is one element everywhere.
+constexpr GradientLayout kConstantLayout{/*dimensions=*/1, /*sizes=*/{1}, /*strides=*/{0}};
+
+// Returns a gradient's layout with as few dimensions as possible, or nothing if there are more than
+// kMaxDimensions. Neighbouring dimensions merge into one if one stride covers both.
 //
-// Example: the output is contiguous [2, 3, 4], and the gradient's strides are (12, 4, 1) too. Going
-// from the innermost dimension outwards, each stride is the size of all dimensions inside it, so
-// they all merge into one of size 24 and stride 1.
+// Example: the output is a contiguous [2, 3, 4], and so is the gradient, with strides (12, 4, 1).
+// Each stride is the size of everything inside it, so all three merge into one dimension of size 24
+// and stride 1. With strides (24, 8, 2), they merge into one of size 24 and stride 2.
 std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef output_strides) {
   c10::DimVector dimensions;  // without those of size 1
   for (int64_t d = 0; d < grad.dim(); ++d) {
@@ -63,16 +70,15 @@ std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef 
   std::sort(dimensions.begin(), dimensions.end(),
             [=](int64_t a, int64_t b) { return output_strides[a] < output_strides[b]; });
 
-  // A gradient of one element keeps these values: it is a constant.
-  GradientLayout layout{/*dimensions=*/1, /*sizes=*/{1}, /*strides=*/{0}};
-  int last = -1;  // the outermost dimension so far
+  GradientLayout layout = kConstantLayout;  // remains so if the gradient has one element
+  int last = -1;                            // the outermost dimension so far
   for (const int64_t d : dimensions) {
     if (last >= 0 && grad.stride(d) == layout.sizes[last] * layout.strides[last]) {
       layout.sizes[last] *= grad.size(d);
       continue;
     }
     ++last;
-    if (last == GradientLayout::kMost) return std::nullopt;
+    if (last == GradientLayout::kMaxDimensions) return std::nullopt;
     layout.sizes[last] = grad.size(d);
     layout.strides[last] = grad.stride(d);
     layout.dimensions = last + 1;
@@ -80,19 +86,20 @@ std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef 
   return layout;
 }
 
-// Returns the layout of a gradient, or nothing if no kernel of ours reads it.
+// Returns the layout of a gradient, or nothing if torch has to compute the gradient of x: our
+// kernels cannot read every layout, and the result must have the strides that torch's would have.
 std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayRef output_strides) {
   const std::optional<GradientLayout> layout = merged_layout(grad, output_strides);
   if (!layout) return std::nullopt;
   if (layout->is_constant()) return layout;
 
-  // For the strides of dimensions of size 1, torch's ops have rules of their own. allocate_like
-  // knows those of the three layouts below.
+  // torch's rules for the result's strides differ in dimensions of size 1. For the three layouts
+  // below, allocate_like follows these rules.
   const bool has_known_strides = grad.strides() == output_strides || grad.is_contiguous() ||
                                  grad.is_contiguous(at::MemoryFormat::ChannelsLast);
   if (layout->is_dense() && has_known_strides && is_aligned(grad)) return layout;
 
-  // The strided kernel runs on GPUs alone, and counts elements in 32 bits.
+  // The strided kernel exists only for GPUs, and counts elements in 32 bits.
   const auto is_one = [](int64_t size) { return size == 1; };
   const bool has_size_one = std::any_of(grad.sizes().begin(), grad.sizes().end(), is_one);
   const bool fits_strided_kernel = grad.is_cuda() && grad.numel() < int64_t{1} << 31;
@@ -100,7 +107,7 @@ std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayR
   return std::nullopt;
 }
 
-// out = mask bit ? grad_output : 0, for a dense out in the memory order of the forward's output.
+// out = mask bit ? grad_output : 0. out is dense, in the memory order of the forward's output.
 void select_by_mask(const Tensor& mask, const void* grad_output, const GradientLayout& layout,
                     const Tensor& out) {
   const DType dtype = *kernel_dtype(out.scalar_type());
@@ -111,16 +118,17 @@ void select_by_mask(const Tensor& mask, const void* grad_output, const GradientL
     return cuda::relu_backward(dtype, grad_output, layout, bits, to, n, stream);
   };
   const auto run_on_cpu = [&] {
-    for_elements(out, [&](auto... range) {
-      cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, to, range...);
+    for_elements(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
+      cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, to, begin, end,
+                         bypasses_caches);
     });
   };
   run_on_device(mask, run_on_gpu, run_on_cpu);
 }
 
-// Autograd's record of a forward: the mask, and the shape of the output.
+// Autograd's record of a forward: the mask, and the sizes and strides of the output.
 //
-// It is a Node, not a torch::autograd::Function, which takes GCC another second to compile.
+// It is a Node because a torch::autograd::Function takes GCC another second to compile.
 struct ReluBackward : Node {
   SavedVariable saved_mask;
   c10::DimVector sizes, strides;  // of the output
@@ -133,7 +141,7 @@ struct ReluBackward : Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Tensor mask = unpack_saved_mask(saved_mask);
     check_mask(mask, grad_output);
-    const DeviceOf device(mask);
+    const DeviceGuard guard(mask);
 
     const bool is_differentiated = at::GradMode::is_enabled() || has_tangent(grad_output);
     if (!is_differentiated && is_plain(mask.key_set() | grad_output.key_set())) {
@@ -151,7 +159,7 @@ struct ReluBackward : Node {
     }
   }
 
-  // The gradient by our kernel.
+  // Returns the gradient, computed by our kernel.
   Tensor compute_gradient(const Tensor& mask, const Tensor& grad_output,
                           const GradientLayout& layout) const {
     Tensor out;
@@ -165,19 +173,18 @@ struct ReluBackward : Node {
     return out;
   }
 
-  // The gradient by torch's threshold_backward: for derivatives of the gradient, for vmap, and for
-  // gradients that our kernel does not read.
+  // Returns the gradient, computed by torch's threshold_backward: for derivatives of the gradient,
+  // for vmap, and for gradients that our kernel does not read.
   //
-  // threshold_backward asks where the output is above 0. In the output's place it gets a tensor of
-  // a positive number where the mask has a 1, and of 0 elsewhere. Bytes of 0x3c are a positive
-  // number in every dtype.
+  // threshold_backward asks where the forward's output is above 0. It gets a substitute for that
+  // output: a positive number where the mask has a 1, and 0 elsewhere. An element whose bytes are
+  // all 0x3c is a positive number in every dtype.
   Tensor gradient_by_torch(const Tensor& mask, const Tensor& grad_output) {
     const Tensor output = allocate_output(mask, sizes, grad_output.scalar_type(), strides);
-    const Tensor positive = allocate(mask, {8}, at::kByte).fill_(0x3c);
-    const GradientLayout constant{/*dimensions=*/1, /*sizes=*/{1}, /*strides=*/{0}};
-    select_by_mask(mask, positive.const_data_ptr(), constant, output);
-    // threshold_backward has a gradient by the output too, which is zeros. So that the graph has
-    // the same edges as torch's, it leads to this node.
+    const Tensor positive = allocate(mask, {sizeof(double)}, at::kByte).fill_(0x3c);
+    select_by_mask(mask, positive.const_data_ptr(), kConstantLayout, output);
+    // The derivative of threshold_backward by the output is zeros. torch's graph has an edge for
+    // it, which leads to the node of the forward. The substitute gets the same edge.
     if (at::GradMode::is_enabled()) {
       torch::autograd::impl::set_gradient_edge(output, {getptr(), 0});
     }
@@ -202,7 +209,7 @@ Tensor relu_forward(const Tensor& x) {
 Tensor relu_autograd(const Tensor& x) {
   if (!is_supported(x)) return relu_composite(x);
   if (!wants_gradient(x)) return compute_relu(x, /*mask=*/Tensor());
-  const DeviceOf device(x);
+  const DeviceGuard guard(x);
   auto node = make_node<ReluBackward>(x);
   const Tensor mask = allocate_output(x, {mask_bytes(x.numel())}, at::kByte, std::nullopt);
   const Tensor out = compute_relu(x, mask);

@@ -1,12 +1,11 @@
-// What every operator's C++ code needs of torch's dispatcher and of autograd.
+// Helpers for torch's dispatcher and for autograd, which every operator uses.
 //
-// An operator NAME has several functions, from which the dispatcher picks one by the dispatch keys
-// of a call:
+// An operator NAME has several functions. The dispatcher picks one by the dispatch keys of a call:
 //
-//   NAME_autograd   dense tensors, in the usual case: computes the forward, and records what the
-//                   backward needs
-//   NAME_forward    dense tensors where autograd is left out, as in inference mode
-//   NAME_composite  the reference's own torch ops, for every call that our kernels do not support
+//   NAME_autograd   an ordinary call: computes the forward, and records what the backward needs
+//   NAME_forward    a call that skips autograd, as in inference mode
+//   NAME_composite  the reference's own torch ops; also what the other two run if our kernels do
+//                   not support the operands
 //
 // Every operator is registered under two names:
 //
@@ -28,7 +27,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
-#include <mutex>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -44,9 +43,11 @@ using torch::autograd::variable_list;
 
 // ------------------------------------------------------------------------------ the kind of a call
 
-// Returns true if all operands are ordinary dense tensors and the thread is in no special mode: no
-// subclass, no mode, function transform or trace, no sparse, quantized, nested, named, conjugated
-// or lazy tensor. `keys` are the dispatch keys of all operands together.
+// Returns true if all operands are ordinary dense tensors and the thread is in no special mode.
+// `keys` are the dispatch keys of all operands together.
+//
+// Subclasses and sparse, quantized, nested, named, conjugated and lazy tensors are not ordinary.
+// Special modes are Python's dispatch modes, torch.func's transforms and traces.
 inline bool is_plain(c10::DispatchKeySet keys) {
   constexpr c10::DispatchKeySet kPlain({DispatchKey::CPU, DispatchKey::CUDA,
                                         DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
@@ -74,7 +75,7 @@ inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).define
 #ifndef KERNELS_NAMESPACE
 #define KERNELS_NAMESPACE relu_divide_kernels
 #endif
-// Two macros: the first one's argument is expanded before the second one makes it a string.
+// Two macros, because # does not expand its argument: KERNELS_STRINGIFY expands it first.
 #define KERNELS_STRINGIFY_EXPANDED(identifier) #identifier
 #define KERNELS_STRINGIFY(identifier) KERNELS_STRINGIFY_EXPANDED(identifier)
 
@@ -92,12 +93,10 @@ inline std::string namespace_name(Namespace where) {
 //
 //   const auto relu = Operator("relu(Tensor input) -> Tensor").dense(relu_forward);
 //
-// If the operator exists already in a namespace, it stays as it is, and nothing is registered for
-// it there. That happens in the stable namespace when another build was loaded before, and when
-// both namespaces are one.
+// A namespace that has the operator already keeps it, and nothing is registered there. This happens
+// in the stable namespace if another build was loaded before, or if both namespaces are one.
 //
-// Saved programs rely on the schema of the stable operator, so an operator whose schema changes
-// needs a new name.
+// Saved programs rely on the stable operator's schema. So a changed schema needs a new name.
 class Operator {
  public:
   explicit Operator(const std::string& signature)
@@ -109,9 +108,8 @@ class Operator {
     return impl(key, function, function);
   }
 
-  // Registers one function in the own namespace and one in the stable namespace. A function that
-  // calls another operator needs this: it has to call that operator in the namespace in which it
-  // was called itself.
+  // Registers one function in the own namespace and another in the stable namespace. A function
+  // that calls operators needs this, because it has to call them in its own operator's namespace.
   template <typename Function>
   Operator& impl(DispatchKey key, Function* own_function, Function* stable_function) {
     register_function(Namespace::kOwn, own_, key, own_function);
@@ -156,9 +154,9 @@ class Operator {
 
   // Returns the object that holds a namespace's registrations until the process ends.
   //
-  // Two builds in one process must not share these static variables. The loader makes one variable
-  // of all exported variables of inline functions that have the same name (STB_GNU_UNIQUE), so
-  // builds are compiled with -fvisibility=hidden, which exports none.
+  // Builds are compiled with -fvisibility=hidden, so that two builds in one process do not share
+  // these static variables. If exported, they would be STB_GNU_UNIQUE symbols, of which the loader
+  // keeps one for the whole process.
   static torch::Library& library_of(Namespace where) {
     static torch::Library own = fragment(Namespace::kOwn);
     static torch::Library stable = fragment(Namespace::kStable);
@@ -187,7 +185,7 @@ auto call_operator(Namespace where, const std::string& name, const Arguments&...
 
 // --------------------------------------------------------------------------------------- autograd
 
-// Makes an autograd node of type T, whose i-th gradient goes where that of the i-th input goes.
+// Makes an autograd node of type T, which returns the inputs' gradients in their order.
 //
 // torch holds nodes by std::shared_ptr up to version 2.12, and by c10::intrusive_ptr from 2.13 on.
 template <typename T, typename... Inputs>

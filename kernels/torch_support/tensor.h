@@ -1,4 +1,4 @@
-// What every operator's C++ code needs of torch's tensors: dtypes, devices, allocation, streams.
+// Helpers for torch's tensors, which every operator uses: dtypes, devices, allocation, streams.
 //
 // The functions avoid trips through torch's dispatcher, which would show in the time of calls on
 // small tensors.
@@ -31,8 +31,8 @@ using at::Tensor;
 
 // Raises a RuntimeError in Python.
 //
-// The message is one string: TORCH_CHECK joins several arguments by a C++ stream, and streams crash
-// in an extension that some toolchain linked with a libstdc++ of its own.
+// The message is one string because TORCH_CHECK joins several arguments with a C++ stream. Streams
+// crash in an extension whose toolchain links it with another libstdc++ than torch's.
 [[noreturn, gnu::cold]] inline void fail(const std::string& message) {
   TORCH_CHECK(false, message);
   std::abort();  // Not reached: TORCH_CHECK throws, but it is not declared [[noreturn]].
@@ -58,19 +58,18 @@ inline bool is_aligned(const Tensor& x, int64_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
 }
 
-// Returns the number of rows of x: the product of all sizes but the last. x has a dimension.
+// Returns the number of rows of x, which is no scalar: the product of all sizes but the last.
 inline int64_t rows_of(const Tensor& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
 }
 
-// Makes a tensor's device the current one during the life of this object. In a build without CUDA
-// it raises an error for a tensor on a GPU.
-class DeviceOf {
+// Makes a tensor's device the current one while this object exists. A build without CUDA raises an
+// error for a tensor on a GPU.
+class DeviceGuard {
  public:
-  explicit DeviceOf(const Tensor& x) {
+  explicit DeviceGuard(const Tensor& x) {
 #ifdef KERNELS_WITH_CUDA
-    // The guard asks the driver several times. With one GPU, or on the current one, it is not
-    // needed.
+    // torch's guard asks the driver several times, so it is used only where the device changes.
     if (x.is_cuda() && c10::cuda::device_count() > 1 &&
         x.get_device() != c10::cuda::current_device()) {
       guard_.reset_device(x.device());
@@ -90,12 +89,14 @@ class DeviceOf {
 #endif
 };
 
+inline c10::Allocator* torch_cpu_allocator() { return c10::GetAllocator(at::kCPU); }
+
 // Returns an uninitialised tensor on the device of `like`, contiguous unless strides are passed.
 //
-// `cpu_allocator` allocates it if that device is the CPU. On a GPU, torch's caching allocator does.
+// On a CPU the memory is from `cpu_allocator`, on a GPU from torch's caching allocator.
 inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef sizes,
                        at::ScalarType type, std::optional<at::IntArrayRef> strides = std::nullopt,
-                       c10::Allocator* cpu_allocator = c10::GetAllocator(at::kCPU)) {
+                       c10::Allocator* cpu_allocator = torch_cpu_allocator()) {
   c10::Allocator* allocator = cpu_allocator;
   c10::DispatchKeySet keys(at::DispatchKey::CPU);
 #ifdef KERNELS_WITH_CUDA
@@ -110,10 +111,11 @@ inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef size
 
 // Calls on_gpu(stream) if x is on a GPU, and on_cpu() otherwise.
 //
-// The stream is the current one of x's device, which has to be the current device. on_gpu returns
-// the cudaError_t of its launches as an int; an error is raised. Its parameter has to be `auto
-// stream`: then it is a template, which a build without CUDA never compiles, and so it may call
-// functions of kernels::cuda that such a build does not have.
+// `stream` is the current stream of x's device, which has to be the current device. on_gpu returns
+// the cudaError_t of its launches as an int; an error is raised in Python.
+//
+// on_gpu has to be a generic lambda, [](auto stream) { ... }. A build without CUDA never
+// instantiates it, so the build links although it has no functions of kernels::cuda.
 template <typename OnGpu, typename OnCpu>
 void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const OnGpu& on_gpu,
                    const OnCpu& on_cpu) {

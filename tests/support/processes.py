@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = Path(__file__).resolve().parent
+ROOT = SUPPORT.parents[1]
 KERNELS = ROOT / "kernels"
 
 

@@ -1,7 +1,7 @@
 // Barriers: one wrapper for each PTX instruction.
 //
-// Named barriers, 0 to 15, synchronise threads of a block, as __syncthreads does, which is barrier
-// 0. Mbarriers are objects in shared memory, which can also count the bytes that a bulk copy
+// A block has 16 named barriers, which synchronise some or all of its threads. __syncthreads uses
+// number 0. Mbarriers are objects in shared memory, which can also count the bytes that a bulk copy
 // (tma.cuh) has delivered.
 
 #pragma once
@@ -12,7 +12,8 @@ namespace kernels::ptx {
 
 // ---------------------------------------------------------------------------------- named barriers
 
-// In all of these, `threads` is how many threads of the block take part, a multiple of 32.
+// `barrier` is the number of a barrier, 0 to 15. `threads` is how many threads of the block take
+// part in it, by waiting or by arriving alone: a multiple of 32.
 
 // barrier.sync: waits until `threads` threads have arrived at the barrier, this one among them.
 __device__ inline void barrier_sync(int barrier, int threads) {

@@ -1,5 +1,5 @@
-// Clusters of blocks and the registers of a warpgroup, for Hopper: one wrapper for each PTX
-// instruction.
+// Hopper's clusters of blocks, and its way to move registers between the warpgroups of a block: one
+// wrapper for each PTX instruction.
 
 #pragma once
 
@@ -9,8 +9,8 @@ namespace kernels::ptx {
 
 // ------------------------------------------------------------------------------- special registers
 
-// The functions below read special registers. Their asm is volatile, so that a register is read
-// again at every use: nothing that is derived from it then occupies a register in between.
+// Each of these functions reads a special register. The asm is volatile, so that the compiler reads
+// it at every call. Otherwise it would read it once, and keep the value in an ordinary register.
 #define KERNELS_SPECIAL_REGISTER(type, function, name)     \
   __device__ inline type function() {                      \
     type value;                                            \
@@ -33,8 +33,8 @@ __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value,
 
 // ---------------------------------------------------------------------------- barrier of a cluster
 
-// barrier.cluster.arrive: says that this thread has reached the barrier. By all threads of the
-// cluster; `aligned` demands that the threads of a warp call it at once. What a thread has written
+// barrier.cluster.arrive: says that this thread has reached the barrier. All threads of the cluster
+// call it, and those of a warp call it at the same time (`aligned`). What a thread has written
 // before is visible to the threads that wait.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
@@ -71,13 +71,14 @@ __device__ inline double load_shared_cluster(uint32_t mapped) {
 // ------------------------------------------------------------------------ registers of a warpgroup
 
 // setmaxnreg.inc: raises the number of registers of each thread of this warpgroup to kRegisters. It
-// waits until other warpgroups of the block have given up enough of theirs. By all its threads.
+// waits until other warpgroups of the block have given up enough of theirs. All threads of the
+// warpgroup call it.
 template <int kRegisters>
 __device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// setmaxnreg.dec: lowers that number to kRegisters.
+// setmaxnreg.dec: lowers that number to kRegisters. All threads of the warpgroup call it.
 template <int kRegisters>
 __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,5 +1,6 @@
 // Loads, stores, asynchronous copies, matrix loads and atomics: one wrapper for each PTX
-// instruction. Addresses in shared memory are 32 bits wide, as these instructions take them.
+// instruction. Addresses in shared memory are 32 bits wide, as these instructions take them; where
+// a function takes a pointer, it converts it.
 
 #pragma once
 
@@ -9,9 +10,9 @@ namespace kernels::ptx {
 
 // ----------------------------------------------------------------------------------- shared memory
 
-// mov of the 32-bit address of a place in shared memory. Because the asm is volatile, the address
-// stays in a register. Otherwise nvcc may compute it again at every use, which costs a loop a
-// hundred cycles.
+// mov: returns the 32-bit address of `pointer`, which points into shared memory. Because the asm is
+// volatile, the address stays in a register. Otherwise nvcc may compute it again at every use,
+// which costs a loop a hundred cycles.
 __device__ inline uint32_t shared_address(const void* pointer) {
   uint32_t address;
   asm volatile("mov.b32 %0, %1;"
@@ -68,7 +69,7 @@ __device__ inline void prefetch_l2(const void* from) {
 }
 
 // createpolicy: the L2 policy "evict these lines first", for data that is read once.
-__device__ inline uint64_t evict_first() {
+__device__ inline uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
@@ -112,16 +113,16 @@ __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t
 
 // ----------------------------------------- asynchronous copies from global memory to shared memory
 
-// cp.async.cg: starts a copy of 16 bytes, past L1. If `valid` is false, the 16 bytes are set to 0
-// instead, and `global` is not read. The thread sees them after wait_copies.
-__device__ inline void copy_async(uint32_t shared, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
-               "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
+// cp.async.cg: starts a copy of 16 bytes, past L1. If `valid` is false, 16 zeros are written
+// instead, and `from` is not read. This thread sees the bytes after wait_copies.
+__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
                : "memory");
 }
 
-// cp.async.cg with a cache hint: starts a copy of 16 bytes with an L2 policy, such as
-// evict_first().
+// cp.async.cg with a cache hint: starts the same copy with an L2 policy, such as
+// evict_first_policy().
 __device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(to))),
@@ -148,8 +149,8 @@ __device__ inline void add_release(unsigned* to, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// ld.acquire: loads a counter. This thread's later accesses see what was written before
-// add_release.
+// ld.acquire: loads a counter. If its value includes what a call of add_release has added, this
+// thread's later accesses see what the adding thread wrote before that call.
 __device__ inline unsigned load_acquire(const unsigned* from) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

@@ -21,13 +21,13 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 
 // ------------------------------------------------------------- from global memory to shared memory
 
-// In all of these, the box begins at element [row, column] of the tensor, or of a [..., row,
-// column] tensor with an index before. It goes to address `to` in shared memory. The mbarrier at
-// address `barrier` counts the bytes as they arrive. Multicast copies go to the same address in
-// each block of the cluster whose bit is set in `blocks`, and each of these blocks has its own
-// mbarrier.
+// A box comes from a matrix (2d), or from one of several matrices in a 3d tensor: number `matrix`.
+// It begins at element [row, column] of the matrix; the instructions take the column first. The box
+// goes to address `to` in shared memory. The mbarrier at address `barrier` counts the bytes as they
+// arrive. Multicast copies go to the same address in each block of the cluster whose bit is set in
+// `blocks`, and each of these blocks has its own mbarrier.
 
-// cp.async.bulk.tensor.2d with multicast: a box of a matrix to several blocks.
+// cp.async.bulk.tensor.2d with multicast: a box to several blocks.
 __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
                                              int row, uint32_t barrier, uint16_t blocks) {
   asm volatile(
@@ -37,19 +37,18 @@ __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map
       : "memory");
 }
 
-// cp.async.bulk.tensor.3d with multicast: a box of matrix number `tensor` of several to several
-// blocks.
+// cp.async.bulk.tensor.3d with multicast: a box of one of several matrices to several blocks.
 __device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
-                                             int row, int tensor, uint32_t barrier,
+                                             int row, int matrix, uint32_t barrier,
                                              uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier), "h"(blocks)
+      "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(barrier), "h"(blocks)
       : "memory");
 }
 
-// cp.async.bulk.tensor.2d: a box of a matrix to this block alone.
+// cp.async.bulk.tensor.2d: a box to this block alone.
 __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
                                    uint32_t barrier) {
   asm volatile(
@@ -59,13 +58,13 @@ __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int colu
       : "memory");
 }
 
-// cp.async.bulk.tensor.3d: a box of matrix number `tensor` of several to this block alone.
+// cp.async.bulk.tensor.3d: a box of one of several matrices to this block alone.
 __device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
-                                   int tensor, uint32_t barrier) {
+                                   int matrix, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier)
+      "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(barrier)
       : "memory");
 }
 
@@ -84,9 +83,9 @@ __device__ inline void store_tensor(const CUtensorMap* map, int column, int row,
 // last group.
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: waits until at most kPending of this thread's groups have still to
-// read their boxes from shared memory, which may be overwritten then. Their writes to global memory
-// may be pending.
+// cp.async.bulk.wait_group.read: waits until all but the latest kPending of this thread's groups
+// have read their boxes. Those boxes in shared memory may then be overwritten, although their
+// writes to global memory may not be complete.
 template <int kPending>
 __device__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -94,8 +93,8 @@ __device__ void wait_stores_read() {
 
 // ------------------------------------------------------------------------------------------ fences
 
-// Bulk copies access memory by another way, the "async proxy", than ordinary loads and stores. A
-// fence orders the two.
+// The copy engine reads and writes memory on a path of its own, the "async proxy". A fence orders
+// its accesses and ordinary ones.
 
 // fence.proxy.async.shared: orders this thread's writes of shared memory before bulk copies that
 // read it.

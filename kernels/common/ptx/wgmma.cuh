@@ -51,12 +51,13 @@ __device__ inline void wgmma_wait_group() {
 // ------------------------------------------------------------------------------ matrix descriptors
 
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in lines
-// of kRowBytes = 128 bytes, swizzled as the copy engine writes them with the 128-byte swizzle.
-// `tile` is the address of its first line, which is a multiple of eight lines.
+// of 128 bytes, swizzled as the copy engine writes them with the 128-byte swizzle. The caller gives
+// the length of its lines, kRowBytes, so that it is checked. `tile` is the address of the first
+// line, which is a multiple of eight lines.
 //
 //   K-major     A line has adjacent elements of K of one row. The next line has those of the next
 //               row.
-//   MN-major    A line has the same element of K of adjacent rows: 64 rows in a half type. The next
+//   MN-major    Only in half types. A line has the same element of K of 64 adjacent rows. The next
 //               line has the next element of K. The lines of the next 64 rows begin kBlockBytes
 //               later.
 //
@@ -75,10 +76,11 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
   return (tile & 0x3ffff) >> 4 | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
 }
 
-// What to add to a descriptor for the next 16 elements of K in a half type, or the next 8 in TF32:
-// 32 bytes further along the line of a K-major operand, and 16 lines further in an MN-major one.
-constexpr uint64_t kDescriptorK16 = 16 * sizeof(__half) >> 4;
-constexpr uint64_t kDescriptorLines16 = 16 * 128 >> 4;
+// The step from the descriptor of one product's operand to that of the next product, whose elements
+// of K follow: 16 in a half type, 8 in TF32. They are 32 bytes further along the line of a K-major
+// operand, and 16 lines further in an MN-major one.
+constexpr uint64_t kDescriptorStepK = 32 >> 4;
+constexpr uint64_t kDescriptorStepMN = 16 * 128 >> 4;
 
 // ---------------------------------------------------------------------------------------- products
 
@@ -116,18 +118,18 @@ constexpr uint64_t kDescriptorLines16 = 16 * 128 >> 4;
 
 // wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), in fp16. `a` is in
 // registers, four words a thread; b_tile is the descriptor of b, K-major. KERNELS_WGMMA defines the
-// function for one n. `half` is n / 2, the number of sums of a thread. a0 to p are the numbers of
+// function for one n. `sums` is n / 2, the number of sums of a thread. a0 to p are the numbers of
 // the operands after the sums: the four words of a, the descriptor, and the predicate.
-#define KERNELS_WGMMA(n, half, a0, a1, a2, a3, b, p)                                              \
+#define KERNELS_WGMMA(n, sums, a0, a1, a2, a3, b, p)                                              \
   template <int kSums>                                                                            \
   __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kSums], const uint32_t* a,     \
                         uint64_t b_tile, bool accumulates) {                                      \
-    static_assert(kSums >= half, "n / 2 registers");                                              \
+    static_assert(kSums >= sums, "n / 2 registers");                                              \
     asm volatile("{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %" p                       \
                  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                                     \
-                 "k16.f32.f16.f16 {" KERNELS_NUMBERS_##half "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 \
+                 "k16.f32.f16.f16 {" KERNELS_NUMBERS_##sums "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 \
                                                             "}, %" b ", accumulates, 1, 1, 0;\n}" \
-                 : KERNELS_REGISTERS_##half(d)                                                    \
+                 : KERNELS_REGISTERS_##sums(d)                                                    \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile),                       \
                    "r"(static_cast<uint32_t>(accumulates)));                                      \
   }

@@ -3,17 +3,16 @@
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
-// split.cuh splits such a row as zeros (or, on sm90, the GEMM's second run finds that a row of the
-// weight holds infinity or NaN), and its state becomes kNonfinite. out[i][j] is wrong after the
-// GEMM if row i of x or row j of the weight is kNonfinite. This kernel computes exactly these
-// results from the float32 operands, and leaves all others alone.
+// The state of such a row is kNonfinite (RowState in split.cuh). out[i][j] is wrong after the GEMM
+// if row i of x or row j of the weight is kNonfinite. This kernel computes these results from the
+// float32 operands, and leaves all others alone.
 //
-// Sums are in double, in which no finite product and no finite sum of them overflows. So a result
-// is infinite or NaN as the rows demand, in whatever order it is added up.
+// Sums are in double. Finite products and finite sums do not overflow double, so a result is
+// infinite or NaN only because of its rows, and does not depend on the order of the sum.
 //
-// Called by launch_fp16x3 (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
-// so the kernel is made to end quickly where there is none: on sm90 it reads one flag, on sm80 the
-// states of all rows.
+// Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
+// so the kernel ends quickly if there are none: on sm90 it reads one flag, on sm80 the states of
+// all rows.
 
 #pragma once
 
@@ -26,7 +25,7 @@
 namespace kernels::nonfinite {
 
 struct NonfiniteConfig {
-  static constexpr int kThreads = 256;  // of a block; they share the K of a tile
+  static constexpr int kThreads = 256;  // of a block; they divide the K of a tile among them
   static constexpr int kWarps = kThreads / 32;
   // A tile is 4 rows of x and 8 of the weight: 32 results, one for each lane of a warp, and for
   // each row of x one byte of the mask.
@@ -37,7 +36,7 @@ static_assert(NonfiniteConfig::kXRows * NonfiniteConfig::kWeightRows == 32,
               "each lane of the first warp finishes one result of a tile");
 static_assert(NonfiniteConfig::kWeightRows == 8, "a tile has whole bytes of the mask");
 
-// Returns whether any of kCount rows from first_row on is kNonfinite.
+// Returns whether one of the kCount rows from first_row on is kNonfinite.
 template <int kCount>
 __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t first_row) {
   bool is_found = false;
@@ -53,8 +52,8 @@ __device__ __forceinline__ double load(const fp16x3::SplitMatrix& matrix, int64_
   return double{matrix.from[min(row, matrix.rows - 1) * matrix.row_stride + i]};
 }
 
-// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x, ... has_nonfinite,
-// if it is not null, points to a flag that is 0 where no row is kNonfinite.
+// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x, ...
+// has_nonfinite points to a flag that is 0 if no row is kNonfinite, or is null.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     nonfinite_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                      const __grid_constant__ fp16x3::SplitMatrix weight, int64_t k,
@@ -63,23 +62,23 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   using Config = NonfiniteConfig;
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
-  __shared__ double of_warp[Config::kWarps][32];  // the sums of the tile
-  __shared__ bool has_work[Config::kThreads];     // of each of the block's next kThreads tiles
+  __shared__ double of_warp[Config::kWarps][32];  // each warp's share of the tile's 32 sums
+  __shared__ bool has_work[Config::kThreads];     // a flag for each of the block's next tiles
   const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
   const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
   // i counts the block's tiles, modulo kThreads.
   for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
        tile += gridDim.x, i = (i + 1) % Config::kThreads) {
-    // Find: before every kThreads tiles, each thread asks for one of them whether it has a row that
-    // is kNonfinite.
+    // Find: before every kThreads tiles, each thread looks for kNonfinite rows in one of them.
     if (i == 0) {
-      const int64_t own = tile + int64_t{threadIdx.x} * gridDim.x;
+      const int64_t own_tile = tile + int64_t{threadIdx.x} * gridDim.x;
       __syncthreads();
       has_work[threadIdx.x] =
-          own < tiles &&
-          (has_nonfinite_row<Config::kXRows>(x, own / tiles_n * Config::kXRows) ||
-           has_nonfinite_row<Config::kWeightRows>(weight, own % tiles_n * Config::kWeightRows));
+          own_tile < tiles &&
+          (has_nonfinite_row<Config::kXRows>(x, own_tile / tiles_n * Config::kXRows) ||
+           has_nonfinite_row<Config::kWeightRows>(weight,
+                                                  own_tile % tiles_n * Config::kWeightRows));
       __syncthreads();
     }
     if (!has_work[i]) continue;
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     const int first_m = tile / tiles_n * Config::kXRows;
     const int first_n = tile % tiles_n * Config::kWeightRows;
     // Multiply: each thread sums every kThreads-th element of K, for the 32 results of the tile.
-    // Sums of rows past a matrix's last are not stored.
+    // Sums of rows past a matrix's last are made, but not stored.
     double sums[Config::kXRows][Config::kWeightRows] = {};
     for (int64_t element = threadIdx.x; element < k; element += Config::kThreads) {
       double a[Config::kXRows];
@@ -102,12 +101,12 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
       }
     }
 
-    // Reduce: each warp adds up its lanes' sums. Lane j stores the sum of result j, which is that
-    // of row j / 8 of x and row j % 8 of the weight.
+    // Reduce: each warp adds up its lanes' sums. Result j, of row j / 8 of x and row j % 8 of the
+    // weight, is stored by lane j.
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
-      const double own = sums[j / Config::kWeightRows][j % Config::kWeightRows];
-      const double sum = fp16x3::reduce_warp(own, [](double a, double b) { return a + b; });
+      const double of_lane = sums[j / Config::kWeightRows][j % Config::kWeightRows];
+      const double sum = fp16x3::reduce_warp(of_lane, [](double a, double b) { return a + b; });
       if (lane == j) of_warp[threadIdx.x / 32][j] = sum;
     }
     __syncthreads();
@@ -118,18 +117,18 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
       const bool is_own = row < epilogue.m && column < epilogue.n &&
                           (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
       double sum = is_own && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
-      for (const auto& sums : of_warp) sum += sums[lane];
+      for (const auto& sums_of_warp : of_warp) sum += sums_of_warp[lane];
       const float z = static_cast<float>(sum);
 
-      // The eight lanes of a row share a byte of the mask, which the first of them writes.
-      // Bits of other results stay.
+      // The eight lanes of a row share a byte of the mask. The first of them writes it, and keeps
+      // the bits of results that are not the kernel's own.
       const int first_lane = lane / Config::kWeightRows * Config::kWeightRows;
-      const uint32_t own = __ballot_sync(0xffffffff, is_own) >> first_lane & 0xff;
+      const uint32_t own_bits = __ballot_sync(0xffffffff, is_own) >> first_lane & 0xff;
       const uint32_t bits = __ballot_sync(0xffffffff, is_own && mask_bit(z)) >> first_lane & 0xff;
       if (is_own) *epilogue.out_at(row, column) = epilogue.finish(z);
-      if (epilogue.mask != nullptr && lane == first_lane && own != 0) {
+      if (epilogue.mask != nullptr && lane == first_lane && own_bits != 0) {
         uint8_t* const byte = epilogue.mask_at(row, column);
-        *byte = static_cast<uint8_t>((*byte & ~own) | bits);
+        *byte = static_cast<uint8_t>((*byte & ~own_bits) | bits);
       }
     }
     __syncthreads();  // of_warp has been read before the next tile's sums are written
@@ -140,8 +139,8 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
 inline void launch(const fp16x3::SplitMatrix& x, const fp16x3::SplitMatrix& weight, int64_t k,
                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
                    cudaStream_t stream, bool has_pdl) {
-  // The tiles of the same rows of the weight are n / 8 tiles apart, often a multiple of a power of
-  // two. With an odd number of blocks they go to different blocks all the same.
+  // If a row of the weight is kNonfinite, every (n / 8)-th tile has work. n / 8 is often a power of
+  // two; the number of blocks is odd, so that these tiles still go to different blocks.
   const int blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
   launch_grid({blocks, NonfiniteConfig::kThreads, 0, stream, has_pdl}, nonfinite_kernel, x, weight,
               k, epilogue, has_nonfinite);

@@ -13,28 +13,31 @@
 //   Example: a row whose largest element is pi = 3.14159274.
 //   exponent = 13               scaled = 3.14159274 * 2^13 = 25735.927734375
 //   hi = 25728                  fp16 numbers near 25735 are 16 apart
-//   lo = fp16(7.927734375 * 2^11 = 16236) = 16240
-//   hi + lo / 2^11 = 25735.9296875, which is 2^-23.6 of the element too large
+//   scaled - hi = 7.927734375   * 2^11 = 16236
+//   lo = 16240                  fp16 numbers near 16236 are 8 apart
+//   hi + lo / 2^11 = 25735.9296875, so the error is 2^-23.6 of the element
 //
-// Why a row is scaled. fp16 ends at 65504 above, and has its full 11 significant bits only from
-// 2^-14 on. The power of two moves the row's largest element into [2^14, 2^15), near the upper end,
-// so that elements up to 2^28 times smaller still have 11 bits. A zero row has the exponent 0.
+// Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
+// than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15),
+// near the upper end, so elements up to 2^28 times smaller still have 11 bits. The exponent of a
+// zero row is 0.
 //
 // Why lo has the factor 2^11. A float32 number has 24 significant bits, of which hi takes 11. The
-// rest, scaled - hi, is at most 2^-11 |scaled|, so the factor makes lo about as large as hi: lo of
-// a small element is not subnormal before its hi is.
+// rest, scaled - hi, is at most 2^-11 |scaled|. Without the factor, lo of every scaled element
+// below 2^-3 would be subnormal, with fewer bits. With it, lo is about as large as hi.
 //
-// What is exact. The scaling and the subtraction are exact. The rest has at most 12 bits and a
-// sign, of which lo takes 11. So hi and lo represent three of four float32 numbers exactly, and the
-// others to 2^-23 |scaled|. Very small elements are the exception: fp16 ends at 2^-24 below, so lo
-// / 2^11 has no bits below 2^-35, and the error of a scaled element can be 2^-36.
+// What is exact. The scaling and the subtraction are. In units of the element's last bit, the rest
+// is a whole number up to 2^12, and lo has 11 bits. So lo is exact where the rest is even or at
+// most 2^11, as it is for three of four float32 numbers. For the others, hi + lo / 2^11 is off by
+// at most 2^-23 |scaled|. Very small elements are the exception: fp16's last bit is worth at least
+// 2^-24, and that of lo / 2^11 at least 2^-35, so the error of a scaled element can be 2^-36.
 //
 // A row that holds infinity or NaN is split as if it were zero, and nonfinite.cuh computes its
 // results after the GEMM.
 //
-// split_row is called by split_x_kernel (sm90/split_x.cuh) for x, and by split_rows_kernel
-// (sm80/launch.cu) for x and the weight. The sm90 GEMMs split or round the weight themselves, with
-// split_pair or convert_weight.cuh.
+// split_x_kernel (sm90/split_x.cuh) splits x with split_row; split_rows_kernel (sm80/launch.cu)
+// splits x and the weight. The sm90 GEMMs treat the weight themselves: the fp16x3 GEMM splits it
+// with split_pair, and the GEMM with one product rounds it to hi (sm90/convert_weight.cuh).
 
 #pragma once
 
@@ -55,11 +58,11 @@ namespace kernels::fp16x3 {
 // The factor of lo.
 constexpr float kLoScale = 2048;
 
-// Elements of one row in a k-tile of the k-tiled layout: 128 bytes, the widest row that TMA
-// swizzles.
+// The fp16 numbers of one row in a k-tile of the k-tiled layout (see SplitMatrix): 128 bytes, the
+// widest row that TMA swizzles.
 constexpr int kKTileWidth = 64;
 
-// The k of a split matrix: rows are padded with zeros to whole k-tiles.
+// Returns the k of a split matrix: its rows are padded with zeros to a multiple of kKTileWidth.
 inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kKTileWidth - 1) / kKTileWidth * kKTileWidth;
 }
@@ -67,29 +70,30 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
 // row's results.
 //
-//   kExact       the GEMM (its first run, on sm90)
-//   kOverflowed  the GEMM's second run, on sm90: with the exponent that a sample of this row of the
-//                weight gave (sm90/split_x.cuh), an element overflowed fp16
-//   kNonfinite   nonfinite.cuh: the row holds infinity or NaN
+//   kExact       the GEMM (on sm90 its first run). This is the normal state.
+//   kOverflowed  the second run of the sm90 GEMM. Only rows of the weight can have this state, as
+//                their exponents come from a sample (sm90/split_x.cuh): an element that the sample
+//                missed may overflow fp16.
+//   kNonfinite   nonfinite.cuh: the row holds infinity or NaN.
 //
-// split_row writes kExact or kNonfinite. The weight on sm90 is not split by split_row: its rows are
-// kExact at first, become kOverflowed where the first run finds a sum that is not finite, and then
-// kNonfinite where the second run finds infinity or NaN in the row.
+// split_row writes kExact or kNonfinite. Rows of the weight on sm90, which split_row does not
+// split, begin as kExact. The first run sets kOverflowed where it finds a sum that is not finite.
+// The second run changes that to kNonfinite where the row holds infinity or NaN.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // A float32 matrix [rows, k], and the two fp16 halves of its elements.
 //
 // Layouts of hi and lo:
 //
-//   row-major          hi[row][i] and lo[row][i], two matrices [rows, padded(k)]
+//   row-major           hi[row][i] and lo[row][i], two matrices [rows, padded(k)]
 //
-//   k-tiled, hi alone  [k-tile][row][64 hi]            a k-tile has 64 of K
+//   k-tiled, hi alone   [k-tile][row][64 hi]            a k-tile is 64 of K
 //
-//   k-tiled, with lo   [k-tile][row][32 hi, 32 lo]     a k-tile has 32 of K, and lo = hi + 32
+//   k-tiled, hi and lo  [k-tile][row][32 hi, 32 lo]     a k-tile is 32 of K, and lo = hi + 32
 //
-// In the k-tiled layout the rows that a thread block loads for one pipeline stage are consecutive
-// in memory, so the loads use all of L2 for every K. (In a row-major matrix they are K elements
-// apart.)
+// Why k-tiled. For a pipeline stage, a thread block loads the same k-tile of many rows. In the
+// k-tiled layout these rows are consecutive in memory, so the loads use all of L2 for every K. In a
+// row-major matrix they are K elements apart, and for some K they share a few slices of L2.
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K. The eight pairs
 // of neighbours are stored in the order 0 2 4 6 1 3 5 7:
@@ -99,36 +103,37 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 //   stored element   0  1 | 4  5 | 8  9 |12 13 | 2  3 | 6  7 |10 11 |14 15
 //   stored pair        0  |   2  |   4  |   6  |   1  |   3  |   5  |   7
 //
-// The reason is the other operand, the weight. Thread t of four holds, in a wgmma fragment, the
-// columns 2t, 2t + 1, 2t + 8 and 2t + 9. It loads the weight's elements 4t to 4t + 3 by one 16-byte
-// access, which are the pairs 2t and 2t + 1, and uses them as these columns. A sum over K does not
-// depend on the order of K, as long as x has the same one.
+// The reason is the other operand, the weight. In a wgmma fragment, thread t of four holds columns
+// 2t, 2t + 1, 2t + 8 and 2t + 9. It loads elements 4t to 4t + 3 of the weight, by one 16-byte
+// access, and uses them as these columns. A sum over K does not depend on the order of K, as long
+// as x has the same order. Example: thread 1 uses elements 4 to 7 of the weight as columns 2, 3, 10
+// and 11. In these places the table's third line has elements 4 to 7 of x.
 struct SplitMatrix {
   const float* from;  // the float32 matrix
   int64_t rows;
   int64_t row_stride;  // elements between the beginnings of two rows of `from`
   __half* hi;          // null for the weight of sm90's fp16x3 GEMM, which splits it in registers
-  __half* lo;          // null there, too, and where hi alone is used
+  __half* lo;          // null where hi is null, and where hi alone is made
 
-  // [rows]: scaled = element * 2^exponent. The epilogues read it to undo the scaling, and the sm90
-  // GEMMs read the weight's to scale it. In a split of hi alone it may be kNeedsTf32.
+  // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the sm90 GEMMs
+  // scale the weight by it. Where hi alone is made, it may be kNeedsTf32.
   int* exponent;
-  int* state;  // [rows] of RowState; only where there is lo
+  int* state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;
 };
 
-// The exponent that marks a row of x which hi alone represents badly: the row holds infinity or
-// NaN, or is so small that its power of two is no float, or has_many_subnormals. The GEMM with one
-// product leaves the tiles of such a row to a second GEMM, in TF32. The other exponents in a split
-// of hi alone are at most kMaxHiExponent.
+// The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds
+// infinity or NaN, or needs an exponent above kMaxHiExponent, or has many subnormals (see
+// has_many_subnormals). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
+// All other exponents of rows with hi alone are at most kMaxHiExponent.
 constexpr int kNeedsTf32 = 127;
 constexpr int kMaxHiExponent = 126;
 
-// A hi below this is subnormal and has lost some of the 11 bits that TF32 would keep.
+// A hi of a smaller magnitude is subnormal: it has fewer than the 11 bits that TF32 would keep.
 constexpr float kSmallHi = 0x1p-14f;
 
-// Returns whether hi alone represents a row badly: more than one in 32 of its nonzero elements are
-// subnormal.
+// Returns whether a row has too many subnormals for hi alone: more than one in 32 of its nonzero
+// elements.
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t nonzeros) {
   return subnormals * 32 > nonzeros;
 }
@@ -139,8 +144,8 @@ __device__ inline float power_of_two(int exponent) {
 }
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
-// power of two may be no float32. It is applied in two factors, of which the first is exact. Sums
-// are below 2^64, so a factor of 2^-252 makes zero of them, as any smaller one would.
+// power of two may not fit into a float. It is applied as two factors, and multiplying by the first
+// is exact. Sums are below 2^64, so 2^-252 makes them zero, as any smaller factor would.
 __device__ inline float unscale(float sum, int exponent) {
   const int power = max(-exponent, -252);
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
@@ -157,11 +162,12 @@ __device__ inline void split_pair(float first, float second, uint32_t* hi, uint3
 
 // ------------------------------------------------------------------------------ splitting one row
 
-// A group is the elements that a thread loads, splits and stores at a time: 16 bytes of fp16.
-constexpr int kVector = 8;
+// The elements of a group: neighbours in a row that a thread loads, splits and stores at a time. A
+// group of hi or of lo is 16 bytes.
+constexpr int kGroupSize = 8;
 
-// Who splits a row: one warp, or a whole block of up to SplitConfig::kThreads threads. Short rows
-// are split by a warp: x [65536, 256] takes 47 us, with a block for each row 86 us.
+// Who splits a row: a warp, or a whole block of up to SplitConfig::kThreads threads. A warp splits
+// short rows faster: x [65536, 256] takes 47 us, with a block for each row 86 us.
 enum class Splitter { kBlock, kWarp };
 
 struct SplitConfig {
@@ -169,16 +175,16 @@ struct SplitConfig {
   static constexpr int kMinThreads = 64;        // of a block, at least
   static constexpr int kWarps = kThreads / 32;  // of a block, at most
   static constexpr int kKept = 32;              // elements that a thread keeps in registers
-  static constexpr int kKeptGroups = kKept / kVector;
-  static constexpr int kKeptByWarp = 32 * kKept;  // the longest row that a warp keeps
+  static constexpr int kKeptGroups = kKept / kGroupSize;
+  static constexpr int kKeptByWarp = 32 * kKept;  // elements of the longest row that a warp keeps
 };
-static_assert(SplitConfig::kKept % kVector == 0, "a thread keeps whole groups");
-static_assert(32 * kVector % kKTileWidth == 0,
-              "the threads of a splitter step over whole k-tiles, so steps are equally far apart");
+static_assert(SplitConfig::kKept % kGroupSize == 0, "a thread keeps whole groups");
+static_assert(32 * kGroupSize % kKTileWidth == 0,
+              "from one group of a thread to its next are whole k-tiles (split_and_store)");
 
-// Returns how many threads a block that splits rows has: the fewest that keep a whole row in
-// registers, from 64 to 256. With as many threads as a row has groups, splitting takes 1.6 times as
-// long on an H200.
+// Returns how many threads a block has that splits rows: the fewest, from 64 to 256, that keep a
+// whole row in registers, or 256 for longer rows. With a thread for each group of a row, splitting
+// takes 1.6 times as long on an H200.
 inline int threads_of_row(int64_t k) {
   int threads = SplitConfig::kThreads;
   while (threads > SplitConfig::kMinThreads && threads / 2 * SplitConfig::kKept >= k) threads /= 2;
@@ -189,8 +195,8 @@ inline int threads_of_row(int64_t k) {
 template <typename T, typename Op>
 __device__ T reduce_warp(T value, const Op& op) {
 #pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) {
-    value = op(value, __shfl_xor_sync(0xffffffff, value, lane));
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
   }
   return value;
 }
@@ -209,18 +215,19 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
   return value;
 }
 
-// Loads kCount groups of a row of k elements. Group g begins at element first + g * apart. Elements
-// past k are 0. All loads are issued before the first one is waited for.
+// Loads kCount groups of a row of k elements into v. Group g begins at element first + g * apart.
+// Elements past k are 0. All loads are issued before the first one is waited for.
 template <int kCount>
-__device__ void load_groups(float (&v)[kCount][kVector], const float* row, int64_t first,
+__device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, int64_t first,
                             int64_t apart, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
   // Loads of four elements, which give zeros where their condition is false. No branch separates
-  // them, so all are issued at once. On a row that is not aligned all conditions are false.
+  // them, so all are issued at once. If the row is not aligned, all conditions are false, and the
+  // loop below loads single elements.
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-    for (int j = 0; j < kVector; j += 4) {
+    for (int j = 0; j < kGroupSize; j += 4) {
       const int64_t i = first + g * apart + j;
       const float4 four = ptx::load_global_four_if(is_aligned && i < k, row + i);
       v[g][j] = four.x;
@@ -233,7 +240,7 @@ __device__ void load_groups(float (&v)[kCount][kVector], const float* row, int64
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
+    for (int j = 0; j < kGroupSize; ++j) {
       const int64_t i = first + g * apart + j;
       v[g][j] = i < k ? row[i] : 0.0f;
     }
@@ -246,11 +253,11 @@ __device__ void load_groups(float (&v)[kCount][kVector], const float* row, int64
 //                     even thread    odd thread
 //   before            0 1 2 3        4 5 6 7
 //   after the swaps   0 4 2 6        1 5 3 7      1 for 4, and 3 for 6
-//   after the end     0 2 4 6        1 3 5 7
-__device__ inline void interleave_pairs(uint32_t (&pairs)[kVector / 2]) {
+//   at the end        0 2 4 6        1 3 5 7      each thread exchanges its middle pairs
+__device__ inline void interleave_pairs(uint32_t (&pairs)[kGroupSize / 2]) {
   const bool is_odd_thread = threadIdx.x % 2;
 #pragma unroll
-  for (int j = 0; j < kVector / 2; j += 2) {
+  for (int j = 0; j < kGroupSize / 2; j += 2) {
     const uint32_t given = is_odd_thread ? pairs[j] : pairs[j + 1];
     const uint32_t taken = __shfl_xor_sync(0xffffffff, given, 1);
     if (is_odd_thread) {
@@ -259,14 +266,14 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kVector / 2]) {
       pairs[j + 1] = taken;
     }
   }
-  const uint32_t second = pairs[1];
+  const uint32_t middle = pairs[1];
   pairs[1] = pairs[2];
-  pairs[2] = second;
+  pairs[2] = middle;
 }
 
-// Stores a group of hi or lo, four pairs, where it exists. All threads of a warp call it.
-__device__ inline void store_group(__half* to, uint32_t (&pairs)[kVector / 2], bool is_interleaved,
-                                   bool exists) {
+// Stores a group of hi or lo, four pairs, if it exists. All threads of a warp call it.
+__device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroupSize / 2],
+                                   bool is_interleaved, bool exists) {
   if (is_interleaved) interleave_pairs(pairs);
   if (exists) *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
@@ -276,16 +283,16 @@ struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
 
-  // Adds a group: `scaled` is `v` scaled. Most groups have neither zeros nor subnormals, and cost
-  // one comparison an element.
-  __device__ void add(const float (&v)[kVector], const float (&scaled)[kVector]) {
+  // Adds a group, v before the scaling. Most groups have neither zeros nor subnormals, and take one
+  // comparison an element.
+  __device__ void add(const float (&v)[kGroupSize], const float (&scaled)[kGroupSize]) {
     float smallest = fabsf(scaled[0]);
 #pragma unroll
     for (const float element : scaled) smallest = fminf(smallest, fabsf(element));
-    nonzeros += kVector;
+    nonzeros += kGroupSize;
     if (smallest >= kSmallHi) return;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
+    for (int j = 0; j < kGroupSize; ++j) {
       nonzeros -= static_cast<uint32_t>(v[j] == 0.0f);
       const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
       subnormals += static_cast<uint32_t>(is_subnormal);
@@ -294,41 +301,41 @@ struct SubnormalCounter {
 };
 
 // The power of two that a row is multiplied by. With lo, exponents reach 163, for a row whose
-// largest element is 2^-149, while floats end at 2^127. So the power has two factors:
-// 2^min(exponent, 126), and the rest, which is 1 for most rows.
+// largest element is 2^-149, but the largest power of two that is a float is 2^127. So there are
+// two factors: 2^min(exponent, kMaxHiExponent), and the rest, which is 1 for most rows and for all
+// with hi alone.
 struct RowScale {
   // Whether the row can be split: all of it is finite and, for hi alone, the exponent is at most
   // kMaxHiExponent. Any other row is split as zeros.
   bool can_split;
   int exponent;
   float factor;
-  float second_factor;  // 0 where the row is split as zeros
+  float second_factor;  // 0, and so not 1, where the row is split as zeros: see apply
 
-  // largest: the bits of the row's largest magnitude, a float without its sign.
+  // `largest` has the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest, bool has_lo) {
     constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
     const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
     can_split = largest < kInfinityBits && (has_lo || needed <= kMaxHiExponent);
     exponent = can_split ? needed : 0;
-    factor = power_of_two(min(exponent, 126));
-    second_factor = can_split ? power_of_two(exponent - min(exponent, 126)) : 0;
+    factor = power_of_two(min(exponent, kMaxHiExponent));
+    second_factor = can_split ? power_of_two(exponent - min(exponent, kMaxHiExponent)) : 0;
   }
 
   // scaled = v * 2^exponent, or zeros.
-  __device__ void apply(const float (&v)[kVector], float (&scaled)[kVector]) const {
+  __device__ void apply(const float (&v)[kGroupSize], float (&scaled)[kGroupSize]) const {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) scaled[j] = v[j] * factor;
+    for (int j = 0; j < kGroupSize; ++j) scaled[j] = v[j] * factor;
     if (second_factor == 1) return;
-    // A selection, as NaN times 0 would be NaN.
+    // Zeros by selection, as infinity or NaN times 0 would be NaN.
 #pragma unroll
     for (float& element : scaled) element = can_split ? element * second_factor : 0.0f;
   }
 };
 
 // One row, and this thread's part of it: the groups that begin at elements start + g * step, for
-// g = 0, 1, ... All elements are needed twice, for the largest and for the split. The first
-// kKeptGroups groups stay in registers in between. The others, of rows that are longer, are loaded
-// twice.
+// g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
+// the first kKeptGroups groups stay in registers. The further groups of long rows are loaded twice.
 struct RowOfThread {
   int64_t row;
   int64_t k;
@@ -342,8 +349,8 @@ struct RowOfThread {
         k(k),
         padded_k(padded(k)),
         from(matrix.from + row * matrix.row_stride),
-        start(kVector * thread),
-        step(int64_t{kVector} * threads) {}
+        start(kGroupSize * thread),
+        step(int64_t{kGroupSize} * threads) {}
 
   // Returns where the group that begins at element i is stored, as an index of hi or lo.
   __device__ int64_t place_of(const SplitMatrix& matrix, int64_t i, bool has_lo) const {
@@ -353,48 +360,48 @@ struct RowOfThread {
   }
 };
 
-// Updates *largest with the magnitudes in a group. All are bits of floats without sign: as unsigned
-// integers these have the order of the floats, and those of NaN are the largest.
-__device__ __forceinline__ void update_largest(const float (&v)[kVector], uint32_t* largest) {
+// Updates *largest, the bits of a magnitude, with the elements of a group. As unsigned integers,
+// the bits of magnitudes have the order of the floats, and those of NaN are the largest.
+__device__ __forceinline__ void update_largest(const float (&v)[kGroupSize], uint32_t* largest) {
 #pragma unroll
   for (const float element : v) *largest = max(*largest, __float_as_uint(fabsf(element)));
 }
 
-// First phase: loads the thread's groups, of which the first stay in `kept`. Returns the bits of
-// the largest magnitude in the thread's part of the row.
-__device__ __forceinline__ uint32_t
-load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptGroups][kVector]) {
+// Step 1 of split_row: loads the thread's groups, of which the first stay in `kept`. Returns the
+// bits of the largest magnitude in the thread's part of the row.
+__device__ __forceinline__ uint32_t load_and_find_largest(
+    const RowOfThread& part, float (&kept)[SplitConfig::kKeptGroups][kGroupSize]) {
   constexpr int kGroups = SplitConfig::kKeptGroups;
   uint32_t largest = 0;
   load_groups(kept, part.from, part.start, part.step, part.k);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) update_largest(kept[g], &largest);
   for (int64_t i = part.start + kGroups * part.step; i < part.k; i += part.step) {
-    float v[1][kVector];
+    float v[1][kGroupSize];
     load_groups(v, part.from, i, part.step, part.k);
     update_largest(v[0], &largest);
   }
   return largest;
 }
 
-// Third phase: scales, splits and stores the thread's groups. Counts subnormals where there is no
-// lo.
+// Step 3 of split_row: scales, splits and stores the thread's groups. Counts subnormals if there is
+// no lo; what split_pair computes for lo is then not used.
 __device__ __forceinline__ SubnormalCounter
 split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowScale& scale,
-                bool has_lo, const float (&kept)[SplitConfig::kKeptGroups][kVector]) {
+                bool has_lo, const float (&kept)[SplitConfig::kKeptGroups][kGroupSize]) {
   SubnormalCounter counter;
   constexpr int kGroups = SplitConfig::kKeptGroups;
-  // A step is a multiple of the k-tile's width, so the groups' places are equally far apart.
+  // From one group to the next are whole k-tiles, so their places are equally far apart.
   const int64_t place = part.place_of(matrix, part.start, has_lo);
   const int64_t apart = part.place_of(matrix, part.start + part.step, has_lo) - place;
-  const auto split_group = [&](int64_t g, const float (&v)[kVector]) {
-    float scaled[kVector];
+  const auto split_group = [&](int64_t g, const float (&v)[kGroupSize]) {
+    float scaled[kGroupSize];
     scale.apply(v, scaled);
     if (!has_lo) counter.add(v, scaled);
-    uint32_t hi[kVector / 2];
-    uint32_t lo[kVector / 2];
+    uint32_t hi[kGroupSize / 2];
+    uint32_t lo[kGroupSize / 2];
 #pragma unroll
-    for (int j = 0; j < kVector / 2; ++j) {
+    for (int j = 0; j < kGroupSize / 2; ++j) {
       split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
@@ -402,21 +409,21 @@ split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowSca
     store_group(matrix.hi + place + g * apart, hi, is_interleaved, exists);
     if (has_lo) store_group(matrix.lo + place + g * apart, lo, is_interleaved, exists);
   };
-  // The conditions of both loops are the same for all threads, as store_group demands.
+  // The conditions of both loops are the same for all threads, as all must call store_group.
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     if (g * part.step < part.padded_k) split_group(g, kept[g]);
   }
   for (int64_t g = kGroups; g * part.step < part.padded_k; ++g) {
-    float v[1][kVector];
+    float v[1][kGroupSize];
     load_groups(v, part.from, part.start + g * part.step, part.step, part.k);
     split_group(g, v[0]);
   }
   return counter;
 }
 
-// Splits one row, and writes its exponent and, where there is lo, its state. All threads of the
-// splitter call it. A block must pass __syncthreads before it splits another row.
+// Splits one row into hi and, if has_lo, lo. Writes the row's exponent and, if has_lo, its state.
+// All threads of the splitter call it. A block must pass __syncthreads between two rows.
 __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t k,
                                  Splitter splitter, bool has_lo) {
   const bool is_warp = splitter == Splitter::kWarp;
@@ -425,7 +432,7 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   const RowOfThread part(matrix, row, k, thread, threads);
 
   // 1. Find the largest magnitude.
-  float kept[SplitConfig::kKeptGroups][kVector];
+  float kept[SplitConfig::kKeptGroups][kGroupSize];
   uint32_t largest = load_and_find_largest(part, kept);
   largest = reduce(largest, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
 
@@ -435,9 +442,10 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(matrix, part, scale, has_lo, kept);
 
+  // 4. Decide whether hi, or hi and lo, represent the row, and write it down.
   bool is_represented = scale.can_split;
   if (!has_lo) {
-    // Sum the counts of all threads, both in one 64-bit number.
+    // Sum both counts of all threads at once, in the halves of a 64-bit number.
     const uint64_t both = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
     const uint64_t sums = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
     is_represented &= !has_many_subnormals(static_cast<uint32_t>(sums), sums >> 32);

@@ -7,15 +7,16 @@
 // Launched by launch_chunk (launch.cu).
 //
 // The work. A block of 2 x 4 warps computes a tile of 128 x 128 results, a warp 64 x 32 of them,
-// along K in k-tiles of 32. For every k-tile three products are made:
+// along K in k-tiles of 32. The sum of a k-tile has three products:
 //
-//   x_lo weight_hi + x_hi weight_lo     2^11 times too large, as lo is; then scaled by 2^-11
-//   + x_hi weight_hi                    on top of it
+//   sum  = x_lo weight_hi + x_hi weight_lo     in lo's scale, 2^11 times too large
+//   sum *= 2^-11
+//   sum += x_hi weight_hi
 //
-// Why it is accurate. The tensor cores truncate when they accumulate. So they sum up one k-tile
-// alone, the small lo products first. float32 units then add the sums of all k-tiles (promotion),
-// rounded to nearest and compensated as in Kahan's summation: the sum of the next k-tile begins at
-// the rounding error of the last addition (docs/SPLIT.md).
+// Why it is accurate. The tensor cores truncate when they accumulate. So they sum up only one
+// k-tile, and the small lo products come first. float32 units then add the sums of all k-tiles
+// (promotion). These additions are rounded to nearest, and compensated as in Kahan's summation: the
+// rounding error of an addition is the start value of the next k-tile's sum (docs/SPLIT.md).
 //
 // Why it is fast. Copies for later k-tiles, loads of fragments, promotion and products of the
 // tensor cores are interleaved, so that the tensor cores seldom wait:
@@ -51,7 +52,7 @@ struct GemmFp16x3Config {
   static constexpr int kTileBytes = kBlockM * kRowBytes;      // hi or lo of one operand
 
   // A stage of the ring holds a k-tile: x hi, x lo, weight hi, weight lo. The ring takes 128 KiB,
-  // which sm_86, sm_89 and sm_120 do not have.
+  // more than a block can have on sm_86, sm_89 and sm_120.
   static constexpr int kStageBytes = 4 * kTileBytes;
   static constexpr int kStages = 4;
   static constexpr int kSharedBytes = kStages * kStageBytes;
@@ -70,8 +71,8 @@ static_assert(GemmFp16x3Config::kBlockM == GemmFp16x3Config::kBlockN,
               "both operands have k-tiles of the same size, and are copied by the same loop");
 static_assert(
     GemmFp16x3Config::kFragmentsM == 4,
-    "a stage is copied, and fragments of the weight are loaded, in four quarters, one for "
-    "each fragment along M");
+    "for each of the four fragments along M, a quarter of a stage is copied, and a quarter of the "
+    "weight's fragments loaded");
 static_assert(GemmFp16x3Config::kRowBytes == 4 * 16, "vector_offset swizzles four vectors a row");
 static_assert(GemmFp16x3Config::kThreads / 32 * GemmFp16x3Config::kSubtileFloats * 4 <=
                   GemmFp16x3Config::kSharedBytes,
@@ -82,8 +83,7 @@ enum Half { kHi, kLo };
 
 // Returns the byte offset of a 16-byte vector in a k-tile of one half of one operand. ldmatrix
 // reads the same vector of eight rows at once, which must be in different banks. Two rows, of 64
-// bytes each, fill the 32 banks, so each two rows have an order of vectors of their own (a
-// swizzle):
+// bytes each, fill the 32 banks, so every two rows store the vectors in another order (a swizzle):
 //
 //   row       0, 1       2, 3       4, 5       6, 7
 //   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
@@ -91,15 +91,16 @@ __device__ inline uint32_t vector_offset(int row, int vector) {
   return row * GemmFp16x3Config::kRowBytes + (vector ^ (row / 2 % 4)) * 16;
 }
 
-// Returns the byte offset of the stage after the one at this offset.
+// Returns the byte offset of the stage after the one at offset `stage`.
 __device__ inline uint32_t next_stage(uint32_t stage) {
   using Config = GemmFp16x3Config;
   if (stage == Config::kSharedBytes - Config::kStageBytes) return 0;
   return stage + Config::kStageBytes;
 }
 
-// The copies of k-tiles from global to shared memory. A thread copies one vector of every 64th row
-// of x and of the weight, hi and lo. Rows and k-tiles past the end become zeros.
+// The copies of k-tiles from global to shared memory. For a k-tile, a thread copies one vector, hi
+// and lo, of two rows of x and of two rows of the weight, 64 rows apart. Rows and k-tiles past the
+// end become zeros.
 struct Copies {
   using Config = GemmFp16x3Config;
   static constexpr int kRowsApart = Config::kThreads / 4;         // four vectors a row
@@ -108,13 +109,13 @@ struct Copies {
   int64_t stride;  // elements between rows of a split matrix: the padded k
   int64_t x_lo;    // where lo is, in elements after hi
   int64_t weight_lo;
-  int rows_x;  // rows of x from the thread's first one on; it may be negative
-  int rows_weight;
-  int k_left;       // elements of K from the thread's vector on
+  int x_rows_left;  // rows of x from the thread's first one on; it may be negative
+  int weight_rows_left;
+  int k_left;       // elements of K from the vector that is copied next
   const __half* x;  // hi of the vector that is copied next
   const __half* weight;
-  uint32_t to;         // the thread's vector in the first stage's hi of x
-  uint32_t stage = 0;  // the offset of the stage that is copied next
+  uint32_t to;         // the address of the thread's vector in the first stage's hi of x
+  uint32_t stage = 0;  // the offset of the stage that is written next
 
   __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
                     int first_m, int first_n, int k, uint32_t shared) {
@@ -123,17 +124,17 @@ struct Copies {
     weight_lo = operand_weight.lo - operand_weight.hi;
     const int row = threadIdx.x / 4;
     const int vector = threadIdx.x % 4;
-    rows_x = operand_x.rows - first_m - row;
-    rows_weight = operand_weight.rows - first_n - row;
+    x_rows_left = operand_x.rows - first_m - row;
+    weight_rows_left = operand_weight.rows - first_n - row;
     x = operand_x.hi + stride * (first_m + row) + vector * 8;
     weight = operand_weight.hi + stride * (first_n + row) + vector * 8;
     to = shared + vector_offset(row, vector);
     k_left = k - vector * 8;
   }
 
-  // Starts a quarter of the next stage's copies, so that they can be spread among the products.
-  // After the last quarter, the next stage is the next k-tile's.
-  __device__ void copy(int quarter) {
+  // Starts a quarter of a k-tile's copies, so that they can be spread among the products. The last
+  // quarter moves on to the next k-tile and the next stage.
+  __device__ void copy_quarter(int quarter) {
     constexpr int kRowsOfBoth = 2 * kRowsEach;  // those of x, then those of the weight
 #pragma unroll
     for (int i = 0; i < kRowsOfBoth; ++i) {
@@ -141,7 +142,7 @@ struct Copies {
       const bool is_x = i < kRowsEach;
       const int row = (is_x ? i : i - kRowsEach) * kRowsApart;
       const __half* const from = (is_x ? x : weight) + stride * row;
-      const bool exists = k_left > 0 && row < (is_x ? rows_x : rows_weight);
+      const bool exists = k_left > 0 && row < (is_x ? x_rows_left : weight_rows_left);
       const uint32_t operand = is_x ? 0 : 2 * Config::kTileBytes;
       const uint32_t at = to + stage + operand + row * Config::kRowBytes;
       ptx::copy_async(at, from, exists);
@@ -156,15 +157,16 @@ struct Copies {
   }
 };
 
-// A warp's operands of the products. A k-tile has two k-steps of 16, the K of one mma instruction.
-// Fragments of x are loaded one fragment ahead of their use, those of the weight one k-step ahead.
-// The hi halves stay until the lo products of the whole k-tile are made.
+// A warp's operands of the products, as fragments of the mma instruction: a of x, b of the weight.
+// A k-tile has two k-steps of 16, the K of one instruction. Fragments of x are loaded one fragment
+// ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
+// kept, because the hi products come after the lo products of both k-steps.
 struct Fragments {
   using Config = GemmFp16x3Config;
   uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Half, registers
   uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Half, fragment, registers
-  uint32_t a_from;  // where the lane reads its row of x, and of the weight, in the first stage
-  uint32_t b_from;
+  uint32_t a_from;  // address of the lane's row of x in the first stage, for ldmatrix
+  uint32_t b_from;  // the same for the weight
 
   __device__ Fragments(uint32_t shared, int warp_m, int warp_n) {
     const int lane = threadIdx.x % 32;
@@ -173,8 +175,8 @@ struct Fragments {
              vector_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
-  // Loads hi and lo of one fragment of x. The second k-step is two vectors further, and the swizzle
-  // turns + 2 into ^ 2: 32 bytes.
+  // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
+  // becomes 2 or 3. That is vector ^ 2, so the swizzled address changes by ^ 32 bytes.
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -185,7 +187,8 @@ struct Fragments {
     }
   }
 
-  // Loads a quarter of the weight's fragments of a k-step. One instruction loads two of them.
+  // Loads a quarter of the weight's fragments of a k-step: the first two quarters load hi, the
+  // others lo. One instruction loads two fragments.
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
     constexpr int kLoadsOfHalf = Config::kFragmentsN / 2;
     constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // of a quarter
@@ -201,27 +204,27 @@ struct Fragments {
   }
 };
 
-// A warp's results. Both arrays: fragment along M, fragment along N, registers.
+// A warp's results. The indices of both arrays: fragment along M, fragment along N, register.
 struct Accumulators {
   using Config = GemmFp16x3Config;
   float total[Config::kFragmentsM][Config::kFragmentsN][4] = {};  // promoted, 2^11 times too large
   float sums[Config::kFragmentsM][Config::kFragmentsN][4] = {};   // of the tensor cores, one k-tile
 
-  // Adds the sums of a k-tile to the total. The sums of the next k-tile begin at the rounding error
-  // of this addition, in lo's scale of 2^11.
+  // Adds the sums of a k-tile to the total. The rounding error of this addition is the start value
+  // of the next k-tile's sums; like the lo products, it is 2^11 times too large.
   __device__ void promote(int fragment) {
 #pragma unroll
     for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
       float& sum = sums[fragment][j / 4][j % 4];
-      float& of_all = total[fragment][j / 4][j % 4];
-      const float after = fmaf(sum, fp16x3::kLoScale, of_all);
-      sum = fmaf(sum, fp16x3::kLoScale, of_all - after);  // the rounding error
-      of_all = after;
+      float& running_total = total[fragment][j / 4][j % 4];
+      const float new_total = fmaf(sum, fp16x3::kLoScale, running_total);
+      sum = fmaf(sum, fp16x3::kLoScale, running_total - new_total);  // the rounding error
+      running_total = new_total;
     }
   }
 
   // Removes lo's factor of 2^11, which is exact.
-  __device__ static void unscale(float (&fragments)[Config::kFragmentsN][4]) {
+  __device__ static void remove_lo_scale(float (&fragments)[Config::kFragmentsN][4]) {
 #pragma unroll
     for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
       fragments[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
@@ -239,13 +242,14 @@ struct Accumulators {
 
 // Makes the products of a k-tile, in four phases, each of which takes the four fragments along M:
 //
-//   phase   k-step   products      beside them
-//   0       0        lo            promote the k-tile before; load the weight of k-step 1
-//   1       1        lo
-//   2       0        hi            first scale the lo sums by 2^-11
-//   3       1        hi            copy a stage; load the weight of the next k-tile's k-step 0
+//   phase   k-step   products   loads                                 besides
+//   0       0        lo         x; the weight of k-step 1             promote the k-tile before
+//   1       1        lo         x
+//   2       0        hi                                               scale the lo sums by 2^-11
+//   3       1        hi         the next k-tile's weight of k-step 0  copy a stage
 //
-// In phases 0 and 1 each fragment of x is loaded while the one before it is multiplied.
+// "x": each fragment of x is loaded while the one before it is multiplied. The first fragment of
+// k-step 1 is loaded at the end of phase 0, and that of the next k-tile at the end of phase 3.
 __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragments,
                                                 Accumulators& accumulators, uint32_t& stage) {
   using Config = GemmFp16x3Config;
@@ -258,27 +262,25 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
     uint32_t next = stage;
     if (is_last) {
       next = next_stage(stage);
-      // The next stage has arrived. All warps have read the stage before this one, which the copies
-      // of this phase overwrite.
+      // Copies of kStages - 1 stages have begun. All but those of the last kStages - 3 have
+      // arrived: this stage and the next. After the barrier, no warp still reads the stage before
+      // this one, which the copies of this phase overwrite.
       ptx::wait_copies<Config::kStages - 3>();
       __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < Config::kFragmentsM; ++i) {
       const bool is_last_fragment = i + 1 == Config::kFragmentsM;
-      // load
-      if (is_last) copies.copy(i);
+      if (is_last) copies.copy_quarter(i);
       if (loads_next_k_step) fragments.load_b(next, 1 - k_step, i);
       if (is_lo && !is_last_fragment) fragments.load_a(stage, k_step, i + 1);
       if (loads_next_k_step && is_last_fragment) fragments.load_a(next, 1 - k_step, 0);
       if (is_lo) {
-        // promote
         if (phase == 0) accumulators.promote(i);
-        // multiply
         accumulators.multiply(fragments, k_step, i, kHi, kLo);
         accumulators.multiply(fragments, k_step, i, kLo, kHi);
       } else {
-        if (phase == 2) Accumulators::unscale(accumulators.sums[i]);
+        if (phase == 2) Accumulators::remove_lo_scale(accumulators.sums[i]);
         accumulators.multiply(fragments, k_step, i, kHi, kHi);
       }
     }
@@ -286,11 +288,11 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
   }
 }
 
-// Finishes and stores a warp's results, one subtile of 32 rows after the other. They go through the
-// warp's shared memory, as a lane has others in registers than it stores:
+// Finishes and stores a warp's results, one subtile of 32 rows after the other. They change lanes
+// in the warp's shared memory, `staged`:
 //
-//   registers   lane 4 g + t: columns 2 t and 2 t + 1 of rows g and g + 8 of each fragment
-//   stores      four neighbouring columns of one row
+//   in registers   lane 4 g + t has columns 2 t and 2 t + 1 of rows g and g + 8 of each fragment
+//   stored         each lane stores four neighbouring columns of one row
 __device__ __forceinline__ void store_results(
     const float (&total)[GemmFp16x3Config::kFragmentsM][GemmFp16x3Config::kFragmentsN][4],
     float* staged, const Epilogue<float>& epilogue, const int* x_exponent,
@@ -333,14 +335,15 @@ __device__ __forceinline__ void store_results(
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) z[i] = fp16x3::unscale(sums[i], of_x + exponent[i]) + bias[i];
-      finish_four<1>(epilogue, out_row < epilogue.m, out_row, column, z);
+      finish_four</*kLaneBit=*/1>(epilogue, out_row < epilogue.m, out_row, column, z);
     }
     __syncwarp();
   }
 }
 
-// One block for each tile. k is padded. Matrix is fp16x3::SplitMatrix: a template is compiled only
-// where is_built (launch.cu) lets it be used.
+// The kernel: a block for each tile. k is the padded k. Matrix is always fp16x3::SplitMatrix. The
+// kernel is a template because nvcc compiles templates only where they are used, and launch.cu uses
+// this one only if is_built().
 template <typename Matrix>
 __global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
     gemm_fp16x3_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
@@ -360,10 +363,10 @@ __global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
   Fragments fragments(shared_start, warp_m, warp_n);
   Accumulators accumulators;
 
-  // Load: all stages but one, and the first fragments.
+  // Start the copies of all stages but one, and load the first fragments.
   for (int i = 0; i < Config::kStages - 1; ++i) {
 #pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) copies.copy(quarter);
+    for (int quarter = 0; quarter < 4; ++quarter) copies.copy_quarter(quarter);
   }
   ptx::wait_copies<1>();
   __syncthreads();
@@ -380,7 +383,7 @@ __global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
 #pragma unroll
   for (int i = 0; i < Config::kFragmentsM; ++i) {
     accumulators.promote(i);
-    Accumulators::unscale(accumulators.total[i]);
+    Accumulators::remove_lo_scale(accumulators.total[i]);
   }
 
   // Epilogue, after all copies into the shared memory that it reuses.

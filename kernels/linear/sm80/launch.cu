@@ -25,9 +25,9 @@
 
 namespace kernels::sm80 {
 
-// Returns whether a build has these kernels, which cost nvcc 1 of 9 s: only if choose_path chooses
-// them on one of the build's GPUs, those of capability 8.0. Tests, which run them on every GPU,
-// define KERNELS_ALL_PATHS.
+// Returns whether this build contains the kernels below. They take nvcc 1 s of 9, and choose_path
+// chooses them only on GPUs of capability 8.0, so other builds omit them. Tests run them on every
+// GPU, and define KERNELS_ALL_PATHS.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -45,8 +45,8 @@ struct SplitRowsConfig {
 };
 
 // Splits the rows of two matrices with the same k: those of `first`, then those of `second`. A
-// block splits a row. Matrix is fp16x3::SplitMatrix: templates are not compiled where is_built is
-// false.
+// block splits one row at a time. Matrix is always fp16x3::SplitMatrix. The kernel is a template
+// because nvcc compiles templates only where they are used, and this one only if is_built().
 template <typename Matrix>
 __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
@@ -61,14 +61,16 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
 
 // The workspace of a chunk:
 //
-//   slice      type   shape
-//   hi, lo     half   [n, padded k] each     of the weight
-//   exponent   int    [n]
-//   state      int    [n]
-//   the same for x, with m rows
+//   slice             type   shape
+//   weight.hi, .lo    half   [n, padded k] each
+//   weight.exponent   int    [n]
+//   weight.state      int    [n]
+//   x.hi, .lo         half   [m, padded k] each
+//   x.exponent        int    [m]
+//   x.state           int    [m]
 //
-// All of it is written by split_rows_kernel. The weight comes first: its place then does not depend
-// on the rows of x, so that all chunks find the weight that the first one has split.
+// split_rows_kernel writes all of it. The weight comes first, so its place does not depend on m:
+// all chunks find the weight that the first chunk has split.
 struct Workspace {
   fp16x3::SplitMatrix weight;
   fp16x3::SplitMatrix x;
@@ -96,7 +98,7 @@ struct Workspace {
   }
 };
 
-// Returns the bytes that a workspace for so many rows of x needs.
+// Returns the bytes of a workspace for `rows` rows of x.
 size_t workspace_bytes(LinearArguments linear, int64_t rows) {
   linear.m = rows;
   linear.workspace = nullptr;  // measures only
@@ -137,7 +139,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
   launch_grid({tiles.count(), Config::kThreads, Config::kSharedBytes, stream, /*has_pdl=*/false},
               gemm, x, weight, padded_k, tiles, epilogue);
 
-  // Compute the results of rows with infinity or NaN. No flag tells whether there are any.
+  // Compute the results of rows with infinity or NaN. No flag tells the kernel if there are any.
   nonfinite::launch(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
                     /*has_pdl=*/false);
 }
@@ -148,7 +150,7 @@ namespace kernels::cuda {
 
 bool linear_sm80_supports(const LinearArguments& linear) {
   using Config = sm80::GemmFp16x3Config;
-  // Indices in the last tile and k-tile, which may end past m, n and k, are ints too.
+  // Indices are ints in the kernels. The last tile and k-tile may end past m, n and k.
   constexpr int64_t kMaxSize = INT32_MAX - 1024;
   const bool has_gpu =
       device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&

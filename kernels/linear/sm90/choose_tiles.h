@@ -1,5 +1,5 @@
-// Chooses the tiles of the fp16x3 GEMM for M, N and K: how many rows of x a tile has, by an
-// estimate of the time. Host code; launch.cu calls choose_tiles.
+// Chooses the tiles of the fp16x3 GEMM for M, N and K: how many rows of x a tile has, so that the
+// estimated time is shortest. Host code; launch.cu calls choose_tiles.
 //
 // The widest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
 // that does not depend on the rows. But few wide tiles leave clusters without work, or are shared
@@ -7,8 +7,7 @@
 // H200: x [160, 13592], weight [256, 13592] is one tile of 160 rows. If 53 clusters share it, it
 // takes 230 us, where torch takes 118. This code chooses three tiles of 64 rows.
 //
-// Times are in row-groups (StreamKConfig, stream_k.cuh): the time in which a cluster multiplies one
-// row of x, over one k-group of 128, by the 256 features of a tile. It is 13 ns on an H200.
+// Times are in row-groups, the unit of stream_k.cuh's cost model (StreamKConfig).
 
 #pragma once
 
@@ -23,7 +22,7 @@
 
 namespace kernels::sm90 {
 
-// How many tiles there are along M and N if a tile has `rows` rows of x and 256 features.
+// How many tiles cover M and N if a tile has `rows` rows of x and 256 features.
 inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
   constexpr int kFeatures = GemmFp16x3Config::kWeightRows * BlockConfig::kClusterSize;
   return {blocks_of(m, rows), blocks_of(n, kFeatures)};
@@ -34,10 +33,11 @@ inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
   using Config = StreamKConfig;
   const double group_time = Config::group_time(rows);
-  // How many clusters share a tile, on average. Ranges have a minimum, so not all clusters may.
+  // How many clusters share a tile, on average. It may be fewer than there are for each tile, as
+  // ranges have a minimum length.
   const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums: never less than what cutting a tile must save.
+  // The time to store and add partial sums. It is at least what cutting a tile must save.
   const double adding =
       std::max(Config::kMinSaving * group_time, Config::kAddingPerRow * sharers * rows);
   const double uncut = k_groups * group_time;
@@ -48,18 +48,18 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
 // The estimated time of all tiles: those of whole waves, and those of the last wave.
 inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int clusters) {
   const double group_time = StreamKConfig::group_time(rows);
-  const int waves = tiles.count() / clusters;
+  const int whole_waves = tiles.count() / clusters;
   const int rest = tiles.count() % clusters;
-  const double whole_waves = waves * k_groups * group_time;
-  if (rest == 0) return whole_waves;
-  return whole_waves + estimate_last_wave(rest, rows, k_groups, clusters);
+  const double time_of_whole_waves = whole_waves * k_groups * group_time;
+  if (rest == 0) return time_of_whole_waves;
+  return time_of_whole_waves + estimate_last_wave(rest, rows, k_groups, clusters);
 }
 
-// How many of the x_tiles tiles along M are wide (176 rows) if the others are narrow (160): no more
-// than are needed to cover M. In units of 16 rows, a narrow tile has 10 and a wide one 11. Example:
-// M = 1024 is 64 units. Six narrow tiles have 60, so 4 of the 6 are wide. For K below kLongK all
-// are wide, as the kernels for these K have no code for narrow tiles.
-inline int count_wide_tiles(int64_t m, int k, int x_tiles) {
+// How many of the x_tiles tiles along M are wide (176 rows) if the others are narrow (160): as few
+// as cover M. In units of 16 rows, a narrow tile has 10 and a wide one 11. Example: M = 1024 is 64
+// units. Six narrow tiles have 60, so 4 of the 6 are wide. For K below kLongK all are wide, as the
+// kernels for these K have no code for narrow tiles.
+inline int count_wide_x_tiles(int64_t m, int k, int x_tiles) {
   using Config = GemmFp16x3Config;
   constexpr int kUnit = Config::kWideRows - Config::kNarrowRows;
   constexpr int kUnitsOfNarrow = Config::kNarrowRows / kUnit;
@@ -74,19 +74,19 @@ inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   using Config = GemmFp16x3Config;
   const int k_groups = Config::k_groups(k);
 
-  const TileOrder large = tiles_of(m, n, Config::kWideRows);
-  const int wide = count_wide_tiles(m, k, large.x_tiles);
-  const int mean_rows =
-      Config::kNarrowRows + (Config::kWideRows - Config::kNarrowRows) * wide / large.x_tiles;
-  GemmTiles best{{large}, wide, Config::kNarrowRows};
-  double best_time = estimate_time(large, mean_rows, k_groups, clusters);
+  const TileOrder mixed = tiles_of(m, n, Config::kWideRows);
+  const int wide_x_tiles = count_wide_x_tiles(m, k, mixed.x_tiles);
+  const int mean_rows = Config::kNarrowRows +
+                        (Config::kWideRows - Config::kNarrowRows) * wide_x_tiles / mixed.x_tiles;
+  GemmTiles best{{mixed}, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
+  double best_time = estimate_time(mixed, mean_rows, k_groups, clusters);
 
   for (const int rows : {Config::kMediumRows, Config::kSmallRows}) {
     const TileOrder tiles = tiles_of(m, n, rows);
     const double time = estimate_time(tiles, rows, k_groups, clusters);
     if (time < best_time) {
       best_time = time;
-      best = {{tiles}, 0, rows};
+      best = {{tiles}, /*wide_x_tiles=*/0, /*other_rows=*/rows};
     }
   }
   return best;

@@ -1,12 +1,13 @@
 // The converter warps of gemm_single_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel.
 //
-//   weight      float32, row-major [N, K] or its transpose [K, N]
-//   weight.hi   fp16, k-tiled: [k-tile][N][64]
+//   from       [N, K] float32, row-major, or its transpose [K, N]
+//   exponent   [N] int, of each row of the weight
+//   hi         [k-tile][N][64] fp16
 //
-// Element (n, k) of hi is weight[n][k] * 2^exponent[n], rounded to nearest, and 0 for k >= K. Its
-// index is ((k / 64) * N + n) * 64 + k % 64. The exponents come from split_x.cuh, which sampled
-// each row before this kernel began.
+// (These are members of WeightConversion::weight.) Element (n, k) of hi is weight[n][k] *
+// 2^exponent[n], rounded to nearest, and 0 for k >= K. Its index is ((k / 64) * N + n) * 64 + k %
+// 64. The kernel before, split_x_kernel, has found the exponents from a sample of each row.
 //
 // In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
 // wait_converted before it loads a k-tile.
@@ -15,24 +16,24 @@
 // GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
 // conversion runs on warps that would be idle, while the tensor cores work.
 //
-// Four counters synchronise the warps. All of them are 0 at first.
+// Four counters in memory connect the warps. All of them are 0 at first.
 //
 //   counter                where    written by                      read by
 //   next                   global   all converter warps             the same
 //   ready[panel][k-tile]   global   converter warps                 producers
 //   progress               shared   this block's producer           this block's converter warps
-//   subnormals[row]        global   converter warps                 the converter warp that adds
+//   subnormals[row]        global   converter warps                 a warp that has added to it
 //
-//   next         the next unit of work. A warp takes a unit by atomicAdd; no data depends on it.
+//   next         the next unit of work: 32 rows x 4 k-tiles. A warp takes a unit by atomicAdd.
 //   ready        how many of the 4 units of a panel (128 rows) are converted at this k-tile. The
 //                producer loads the panel's k-tile when the count is 4.
-//   progress     how many k-tiles the producer has begun. It keeps converters from running so far
-//                ahead that L2 evicts the fp16 weight before it is read; no data depends on it.
+//   progress     the k-tile that the producer has begun last, counted over all of its tiles. It
+//                keeps converters from running so far ahead that L2 evicts hi before it is read.
 //   subnormals   how many elements of a row have lost bits in fp16: see below.
 //
-// Memory ordering: only `ready` publishes data. The data is written by ordinary stores (PTX's
-// generic proxy) and read by TMA (the async proxy), so a release and an acquire are not enough, and
-// both sides have a proxy fence:
+// Memory ordering: only `ready` publishes data, hi. It is written by ordinary stores (PTX's generic
+// proxy) and read by TMA (the async proxy), so a release and an acquire are not enough, and both
+// sides have a proxy fence:
 //
 //   converter   each lane: store hi, fence.proxy.async
 //               __syncwarp
@@ -87,7 +88,7 @@ namespace kernels::sm90::gemm_single {
 //   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
-  // Smaller units of 16 rows, which leave the mainloop three stages, take 1% more time.
+  // Units of 16 rows, which left the mainloop only three stages, took 1% more time.
   static constexpr int kUnitKTiles = 4;
   static constexpr int kUnitRows = 32;
   static constexpr int kUnitsPerPanel = Config::kWeightRows / kUnitRows;
@@ -96,18 +97,18 @@ struct ConvertWeightConfig {
   static constexpr int kBatchesPerUnit = kUnitKTiles * kBatchesPerKTile;
   static constexpr int kRowMajorBatchRows = 8;      // x 64 of K
   static constexpr int kTransposedBatchDepth = 16;  // of K, x 32 rows
-  static constexpr int kSlots = 4;  // batches of a warp in shared memory, all but one in flight
+  static constexpr int kSlots = 4;  // batches of a warp in shared memory: 1 in use, 3 in flight
   // A lane copies 16 bytes at a time, so a warp copies a batch in 4 steps.
   static constexpr int kCopiesPerBatch = 4;
-  // A lane then converts a batch in two groups of 8 neighbours along K.
+  // A lane's share of a batch: two groups of 8 neighbours along K.
   static constexpr int kGroupsPerBatch = 2;
 
   // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
-  // might evict the fp16 weight before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
+  // might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
   static constexpr int kLead = 24;
 
-  // round_group leaves this in `least` where no element is subnormal. In both 16-bit halves it is 1
-  // less than 0x0400, the bits of fp16's least normal number.
+  // The value of round_group's `least` if no element is subnormal. Both 16-bit halves are 1 less
+  // than 0x0400, the bits of fp16's least normal number.
   static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
 
   static_assert(kBatchesPerKTile * kRowMajorBatchRows == kUnitRows,
@@ -118,7 +119,7 @@ struct ConvertWeightConfig {
                 "the copies of a warp make a batch of a row-major weight");
   static_assert(kUnitRows * kTransposedBatchDepth == kCopiesPerBatch * 32 * 4,
                 "the copies of a warp make a batch of a transposed weight");
-  static_assert(kGroupsPerBatch * fp16x3::kVector * 32 == kCopiesPerBatch * 32 * 4,
+  static_assert(kGroupsPerBatch * fp16x3::kGroupSize * 32 == kCopiesPerBatch * 32 * 4,
                 "a warp converts all elements of a batch");
   static_assert(kBatchesPerUnit <= 32, "a 32-bit word has a bit for each batch of a unit");
 };
@@ -128,30 +129,34 @@ using Batch = float4[ConvertWeightConfig::kCopiesPerBatch][32];
 using BatchRing = Batch[ConvertWeightConfig::kSlots];
 using ConverterMemory = BatchRing[ConvertWeightConfig::kWarps];
 
+// The parameters of the conversion. The top of this file explains the counters.
 struct WeightConversion {
   fp16x3::SplitMatrix weight;
-  unsigned* next;        // the next unit to convert; 0 at first
-  unsigned* ready;       // [panels][k_tiles]: finished units, 0 at first and kUnitsPerPanel at last
-  unsigned* subnormals;  // [N]: elements that lost bits, 0 at first; see count_subnormals
+  unsigned* next;
+  unsigned* ready;       // [panels][k_tiles], each kUnitsPerPanel at last
+  unsigned* subnormals;  // [N]
   int k_tiles;           // of the whole of K
-  // At any time the clusters multiply a rectangle of tiles: so many tiles of x by so many of the
-  // weight. This is for the first band of TileOrder, which is the first to use the weight.
+  // The tiles that all clusters multiply at the same time, x_tiles_at_once times
+  // weight_tiles_at_once, in the first band of TileOrder: there the weight is first used.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
 
 // Scales eight neighbours along K and rounds them to fp16.
 //
-// `least` finds subnormal elements. It has two 16-bit halves, for even and odd elements. Each half
+// `least` finds subnormal elements. Its two 16-bit halves are for even and odd elements. Each half
 // becomes the least of itself and of all (magnitude bits - 1), as unsigned integers. The caller
-// starts with kNoSubnormal. A subnormal element, with bits 0x0001 to 0x03ff, makes the half
-// smaller. A normal one, from 0x0400 on, does not, and neither does a zero, which wraps around to
-// 0xffff.
-__device__ inline uint4 round_group(const float (&v)[fp16x3::kVector], float scale,
+// starts with kNoSubnormal, 0x03ff in each half:
+//
+//   element     magnitude bits    - 1               makes the half smaller
+//   zero        0x0000            0xffff (wraps)    no
+//   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
+//   normal      0x0400 - ...      0x03ff - ...      no
+__device__ inline uint4 round_group(const float (&v)[fp16x3::kGroupSize], float scale,
                                     uint32_t* least) {
-  uint32_t hi[fp16x3::kVector / 2];
+  uint32_t hi[fp16x3::kGroupSize / 2];
 #pragma unroll
-  for (int j = 0; j < fp16x3::kVector / 2; ++j) {
+  for (int j = 0; j < fp16x3::kGroupSize / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
     *least = __viaddmin_u16x2(hi[j] & 0x7fff7fff, 0xffffffff, *least);
@@ -159,10 +164,9 @@ __device__ inline uint4 round_group(const float (&v)[fp16x3::kVector], float sca
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
-// Adds to subnormals[row] what a row has lost in one k-tile: 64 times the fraction of its nonzero
-// elements that are subnormal. So the sum over the k-tiles estimates how many of K elements are
-// subnormal, as if there were no zeros. Eight lanes have a row, with a group of eight elements
-// each.
+// Counts the subnormals of a row in one k-tile, and adds them to subnormals[row]. Zeros are left
+// out: the count is scaled up as if all 64 elements were nonzero, so that has_many_subnormals may
+// compare the row's sum with K. Eight lanes have a row, with a group of eight elements each.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
@@ -187,11 +191,10 @@ __device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
   }
 }
 
-// Counts the subnormals of some batches of a unit that this warp has converted: one bit of
-// `batches` for each. All of them are of the row-major shape, 8 rows x 64 of K. `hi_k_tile` points
-// to row 0 of the unit's first k-tile, and k_tile_elements leads to the next k-tile. The counting
-// comes after the conversion of the whole unit, as its code in every batch would take 1% of the
-// kernel's time.
+// Counts the subnormals of some batches of a unit that this warp has converted: `batches` has a bit
+// for each. All of them have the row-major shape, 8 rows x 64 of K. `hi_k_tile` points to row 0 of
+// the unit's first k-tile, and the next k-tile is k_tile_elements further. Counting follows the
+// conversion of the whole unit, as counting in every batch would take 1% of the kernel's time.
 __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t first_row,
                                               const __half* hi_k_tile, int64_t k_tile_elements,
                                               uint32_t batches) {
@@ -203,7 +206,7 @@ __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t
     const int k_tile = batch / C::kBatchesPerKTile;
     const int64_t row = first_row + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows + lane / 8;
     const __half* const from = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileWidth +
-                               lane % 8 * fp16x3::kVector;
+                               lane % 8 * fp16x3::kGroupSize;
     uint4 groups[C::kGroupsPerBatch];
 #pragma unroll
     for (int i = 0; i < C::kGroupsPerBatch; ++i) {
@@ -215,14 +218,14 @@ __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t
 }
 
 // Waits until the oldest batch in flight has arrived in shared memory, for all lanes. All lanes
-// have then read the batch before it, too, so the slot of that batch is free for the next load.
+// have then read the batch before it, so that batch's slot is free for the next load.
 __device__ __forceinline__ void wait_for_batch(int barrier) {
   ptx::wait_copies<ConvertWeightConfig::kSlots - 2>();
   ptx::barrier_sync(barrier, 32);
 }
 
-// Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on: one warp. Returns
-// whether anything was added to p.subnormals.
+// Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on. Returns whether
+// anything was added to p.subnormals. All lanes of a warp call it, and meet at `barrier`.
 //
 // A warp keeps a ring of four batches in shared memory. It converts one batch while the next three
 // are loaded. A batch has 8 rows x 64 of K:
@@ -232,9 +235,9 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
 //   convert   Eight lanes have a row, eight columns each, so group i of the warp is four rows.
 //             A lane has row 4 i + lane / 8, columns 8 (lane % 8) to 8 (lane % 8) + 7.
 //
-// Example: lane 27, group 1 is row 4 + 3 = 7, columns 24 to 31. Row 7 was loaded by copy 3, lanes
-// 16 to 31. Its columns 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, that is
-// slot 2 i + lane / 16 = 3, and place lane % 16 * 2 = 22.
+// Example: group 1 of lane 27 is row 4 + 3 = 7, columns 24 to 31. Row 7 was loaded by copy 3, lanes
+// 16 to 31. Its columns 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, these are
+// loaded[2 i + half_warp][lane % 16 * 2] = loaded[3][22] and the next one.
 __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t first_row,
                                               int k_tile, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
@@ -246,8 +249,8 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
   __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
   __half* to =
-      hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kVector;
-  const uint64_t policy = ptx::evict_first();
+      hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kGroupSize;
+  const uint64_t policy = ptx::evict_first_policy();
   const float* const from =
       p.weight.from + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
 
@@ -287,7 +290,7 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
 #pragma unroll
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float4* const group = &loaded[2 * i + half_warp][lane % 16 * 2];
-        alignas(16) float v[fp16x3::kVector];
+        alignas(16) float v[fp16x3::kGroupSize];
         *reinterpret_cast<float4*>(v) = group[0];
         *reinterpret_cast<float4*>(v + 4) = group[1];
         const int row_in_unit = in_k_tile * C::kRowMajorBatchRows + 4 * i;
@@ -313,9 +316,9 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
 //             lane is row 16 i + lane % 16, k = 8 (lane / 16) to 8 (lane / 16) + 7: a column of the
 //             slot, whose elements are 32 floats apart.
 //
-// The half warps would read the same 16 of the 32 banks: rows 16 i to 16 i + 15 of one k and of
-// another k, which is 8 * 32 floats further. So the last eight k of a batch have the two halves of
-// their 32 rows swapped in shared memory: `lane ^ 4` where they are loaded (copies 2 and 3), and
+// Bank conflicts. The half warps read the same 16 rows, of a k and of k + 8. In shared memory these
+// would be 8 * 32 floats apart, in the same 16 of the 32 banks. So the last eight k of a batch have
+// the two halves of their 32 rows swapped: `lane ^ 4` where they are loaded (copies 2 and 3), and
 // `i ^ half_warp` where they are read.
 __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_t first_row,
                                                int k_tile, BatchRing& ring, int barrier) {
@@ -327,8 +330,8 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
   __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
   __half* to =
-      hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kVector;
-  const uint64_t policy = ptx::evict_first();
+      hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kGroupSize;
+  const uint64_t policy = ptx::evict_first_policy();
   const float* const from = p.weight.from + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
 
   const auto load = [&](int batch) {
@@ -368,9 +371,9 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float* const first_eight = &loaded[half_warp * (C::kCopiesPerBatch / 2)][0].x;
         const float* const column = first_eight + (i ^ half_warp) * 16 + lane % 16;
-        alignas(16) float v[fp16x3::kVector];
+        alignas(16) float v[fp16x3::kGroupSize];
 #pragma unroll
-        for (int j = 0; j < fp16x3::kVector; ++j) v[j] = column[j * C::kUnitRows];
+        for (int j = 0; j < fp16x3::kGroupSize; ++j) v[j] = column[j * C::kUnitRows];
         __half* const group = to + i * 16 * fp16x3::kKTileWidth;
         *reinterpret_cast<uint4*>(group + in_k_tile * C::kTransposedBatchDepth) =
             round_group(v, scale[i], &least);
@@ -389,26 +392,39 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
   return counts;
 }
 
-// Converts a unit of either layout at the edge of the weight, of which some rows or columns do not
-// exist: one warp, without shared memory. Eight lanes have a row, eight columns each. `row` is the
-// lane's first row; every fourth follows. Returns whether anything was added to p.subnormals.
+// Converts a whole unit of a weight of either layout.
 template <bool kTransposed>
-__device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t row, int k_tile) {
+__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, int64_t first_row,
+                                                   int k_tile, BatchRing& ring, int barrier) {
+  if constexpr (kTransposed) {
+    return convert_transposed_unit(p, first_row, k_tile, ring, barrier);
+  } else {
+    return convert_row_major_unit(p, first_row, k_tile, ring, barrier);
+  }
+}
+
+// Converts a unit of either layout at the edge of the weight, where some rows or columns do not
+// exist, without shared memory. Eight lanes have a row, eight columns each. A lane has every fourth
+// row from lane_row on. Returns whether anything was added to p.subnormals. All lanes of a warp
+// call it.
+template <bool kTransposed>
+__device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t lane_row,
+                                  int k_tile) {
   using C = ConvertWeightConfig;
   constexpr int kRowsPerLane = C::kUnitRows / 4;
   bool counts = false;
 #pragma unroll 1
   for (int i = 0; i < C::kUnitKTiles * C::kUnitRows / 4; ++i) {
-    const int64_t own_row = row + i % kRowsPerLane * 4;
+    const int64_t own_row = lane_row + i % kRowsPerLane * 4;
     const int own_k_tile = k_tile + i / kRowsPerLane;
     const int64_t column =
-        int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kVector;
+        int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kGroupSize;
     uint32_t least = C::kNoSubnormal;
     uint4 group = {};
     if (own_row < p.weight.rows && column < fp16x3::padded(k)) {
-      float v[fp16x3::kVector];
+      float v[fp16x3::kGroupSize];
       if constexpr (kTransposed) {
-        for (int j = 0; j < fp16x3::kVector; ++j) {
+        for (int j = 0; j < fp16x3::kGroupSize; ++j) {
           const bool exists = column + j < k;
           v[j] = exists ? p.weight.from[(column + j) * p.weight.row_stride + own_row] : 0;
         }
@@ -428,9 +444,9 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
   return counts;
 }
 
-// Puts an infinity into the unit's part of a row if the row has too many subnormals so far: one
-// lane. The last of the row's units to add its count sees the whole count, so no row is missed.
-// (The load is an acquire as an ordinary one might find an old count in L1.)
+// Puts an infinity into the unit's part of a row if too many subnormals have been counted in the
+// row so far. One lane calls it. The last unit of the row to add its count sees the whole count, so
+// no row is missed. The load is an acquire, as an ordinary load might find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int64_t k, int64_t row,
                                                   int k_tile) {
   if (row < p.weight.rows &&
@@ -439,18 +455,8 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int
   }
 }
 
-// Converts a whole unit of a weight of either layout.
-template <bool kTransposed>
-__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, int64_t first_row,
-                                                   int k_tile, BatchRing& ring, int barrier) {
-  if constexpr (kTransposed) {
-    return convert_transposed_unit(p, first_row, k_tile, ring, barrier);
-  } else {
-    return convert_row_major_unit(p, first_row, k_tile, ring, barrier);
-  }
-}
-
-// Takes the next unit: one warp. Returns the unit's number to lane 0, and 0 to the other lanes.
+// Takes the next unit. Returns the unit's number to lane 0, and 0 to the other lanes. All lanes of
+// a warp call it.
 __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
   return threadIdx.x % 32 == 0 ? atomicAdd(p.next, 1u) : 0;
 }
@@ -458,13 +464,14 @@ __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
 // Converts units until none is left: each converter warp calls this. The warps of all blocks take
 // units from one counter, so a warp mostly converts what other blocks multiply.
 //
-// `progress` counts the k-tiles that this block's producer has begun. `is_needed` returns whether
-// any tile reads the fp16 weight at all; the answer is the same in all blocks.
+// `weight_tiles` is the number of tiles of the whole weight, and `clusters` that of the grid. The
+// warp's lanes meet at `barrier`. `progress` is that of this block's producer. `is_needed` returns
+// whether any tile reads hi at all; the answer is the same in all blocks.
 //
 // The units are in the order in which the clusters need them. Each cluster multiplies one tile at a
-// time, so at any time `weight_tiles_at_once` tiles of the weight are multiplied: a wave. All units
-// of a wave's first four k-tiles come first, then all of its next four, and so on; then the next
-// wave.
+// time, so at any time weight_tiles_at_once tiles of the weight are multiplied: a wave. All units
+// of a wave's first four k-tiles come first, then those of its next four, and so on; then comes the
+// next wave.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
@@ -496,8 +503,9 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
       p.weight_tiles_at_once * BlockConfig::kClusterSize * C::kUnitsPerPanel;
   const unsigned units = static_cast<unsigned>(unit_rows) * units_along_k;
   const unsigned first = take_unit(p);
-  // The atomic operation above and the loads of is_needed are in flight at the same time. Asked
-  // after the first unit, for which the producers wait, the kernel takes 249 us instead of 239.
+  // The atomic operation above and the loads of is_needed are in flight at the same time. The
+  // producers wait for the first unit, but to call is_needed only after it makes the kernel slower:
+  // 249 us instead of 239.
   if (!is_needed()) return;
   unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {
@@ -531,7 +539,7 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
       mark_row_for_tf32(p, k, row + lane, k_tile);
     }
 
-    // Publishes the unit: see "who synchronises with whom" at the top.
+    // Publishes the unit: see "Memory ordering" at the top.
     ptx::fence_proxy_async_global();
     __syncwarp();
     if (lane < C::kUnitKTiles && k_tile + lane < p.k_tiles) {
@@ -542,9 +550,9 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
   }
 }
 
-// Waits until a panel is converted at a k-tile: the producer warp, all lanes. Lane i looks at
-// k-tile k_tile + i. Returns how many k-tiles in a row, from k_tile on, are converted, 1 to 32, so
-// that the producer asks again only after these.
+// Waits until a panel is converted at a k-tile. Lane i looks at k-tile k_tile + i. Returns how many
+// k-tiles in a row, from k_tile on, are converted, 1 to 32, so that the producer asks again only
+// after these. All lanes of the producer warp call it.
 __device__ inline int wait_converted(const WeightConversion& p, int panel, int k_tile) {
   const int own_k_tile = k_tile + threadIdx.x % 32;
   const unsigned* const ready = p.ready + static_cast<int64_t>(panel) * p.k_tiles + own_k_tile;
@@ -554,7 +562,7 @@ __device__ inline int wait_converted(const WeightConversion& p, int panel, int k
         own_k_tile < p.k_tiles && ptx::load_acquire(ready) == ConvertWeightConfig::kUnitsPerPanel;
     missing = ~__ballot_sync(0xffffffff, is_ready);
   } while (missing & 1);
-  // One lane issues the TMA loads: after what all lanes have acquired.
+  // Orders the TMA loads, which lane 0 issues, after the acquires of all lanes.
   __syncwarp();
   ptx::fence_proxy_async_global();
   return missing == 0 ? 32 : __ffs(missing) - 1;

@@ -1,5 +1,6 @@
-// The float32 GEMM of `highest` on Hopper: out [M, N] = x [M, K] weight [N, K]^T, with the accuracy
-// of a float32 product, by three fp16 tensor-core products (fp16x3).
+// The float32 GEMM on Hopper if torch's float32 matmul precision is "highest":
+// out [M, N] = x [M, K] weight [N, K]^T, with the accuracy of a float32 product, by three fp16
+// tensor-core products (fp16x3).
 //
 //   x       split by the kernel before this one (split_x.cuh): each row is multiplied by a power of
 //           two, and a scaled element is then hi + lo / 2^11, where hi and lo are fp16
@@ -126,7 +127,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_half = p.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x = base + offsetof(GemmMemory, x) + rank * rows_of_half * Config::kRowBytes;
-  // Both halves of x and the block's own weight arrive at the block's `full` barrier.
+  // A stage's `full` barrier waits for both halves of x and the block's own weight.
   const uint32_t bytes = p.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
   const uint32_t weight = base + offsetof(GemmMemory, weight);
   PipelineState<Config::kStages> state;
@@ -134,17 +135,18 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     if (threadIdx.x % 32 != 0) return;
     const int row = p.tiles.rows_of(tile).begin + rank * rows_of_half;
     const int weight_row = first_feature(tile, rank);
-    const int begin = work.begin * Config::kTilesPerGroup;
-    const int end = work.end * Config::kTilesPerGroup;
+    const int begin = work.begin * Config::kKTilesPerGroup;
+    const int end = work.end * Config::kKTilesPerGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
-      const uint32_t arrived = full + 8 * state.stage;  // the stage's barrier
+      const uint32_t full_of_stage = full + 8 * state.stage;
       ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(arrived, bytes);
-      // The coordinates of x are 0, row, k-tile, as it is k-tiled; those of weight are K, row.
-      ptx::copy_tensor_multicast(x + state.stage * Config::kXBytes, &x_map, 0, row, k_tile, arrived,
-                                 BlockConfig::kBothBlocks);
+      ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
+      // x is stored as [k-tile][row][64 halves], and TMA takes the coordinates from the last one to
+      // the first one: element 0, row, k-tile. The weight is [row][K].
+      ptx::copy_tensor_multicast(x + state.stage * Config::kXBytes, &x_map, 0, row, k_tile,
+                                 full_of_stage, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight + state.stage * Config::kWeightBytes, &weight_map,
-                       k_tile * Config::kKTile, weight_row, arrived);
+                       k_tile * Config::kKTile, weight_row, full_of_stage);
       state.advance();
     }
   });
@@ -166,33 +168,35 @@ struct Fragments {
 // A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
 // The thread is lane 4 * g + c of its warp (g = 0 .. 7, c = 0 .. 3). In wgmma's layout it has rows
 // g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
-// (fragment_row).
+// (feature_of_row_of_a, gemm_fp16x3_epilogue.cuh).
 template <int kPromotionInterval>
 struct Consumer {
   using Config = GemmFp16x3Config;
   using State = PipelineState<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
-                "the three time lines at the top of this file");
+                "the mainloop has time lines for these intervals only");
 
-  // Whether the accumulators are promoted before hi 1, hi 3 and hi 1'.
+  // The accumulators are promoted before hi 1, hi 3 and hi 1'.
   static constexpr bool kPromotesEachTile = kPromotionInterval == 32;
-  // Whether they are promoted before hi 0'.
+  // The accumulators are promoted before hi 0'.
   static constexpr bool kPromotesEachHalf = kPromotionInterval <= 64;
 
-  uint32_t base;          // address of the block's GemmMemory
-  uint32_t remote_empty;  // address of the first `empty` barrier of the cluster's block lane % 2
-  uint32_t weight;        // address of vector c of the thread's first row of weight, in stage 0
-  uint64_t x_descriptor;  // wgmma descriptor of x in stage 0
-  float scale[2];         // 2^exponent of the thread's two rows of weight
+  // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
+  uint32_t base;          // the block's GemmMemory
+  uint32_t remote_empty;  // the `empty` barrier in block lane % 2 of the cluster
+  uint32_t weight;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
+  uint64_t x_descriptor;
+  float scale[2];  // 2^exponent of the thread's two rows of weight
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
-  // `row` is the thread's first row of weight in the block, an even number. A row of a stage is 128
-  // bytes: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place v ^ (n % 8) of the
-  // row.
-  __device__ Consumer(uint32_t base, int lane, int row) : base(base) {
+  // `weight_row` is the thread's first row of weight in the block, an even number. A row of a stage
+  // is 128 bytes: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place v ^ (n % 8)
+  // of the row.
+  __device__ Consumer(uint32_t base, int lane, int weight_row) : base(base) {
     const int c = lane % 4;
-    weight = base + offsetof(GemmMemory, weight) + row * Config::kRowBytes + (c ^ row % 8) * 16;
+    const int place = c ^ weight_row % 8;
+    weight = base + offsetof(GemmMemory, weight) + weight_row * Config::kRowBytes + place * 16;
     remote_empty = ptx::map_shared(base + offsetof(GemmMemory, barriers.empty),
                                    lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(GemmMemory, x));
@@ -200,8 +204,9 @@ struct Consumer {
 
   // Waits for a stage, and converts the thread's part of its weight to fragments.
   //
-  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K. wgmma wants
-  // columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of A in the thread. It uses the 4 floats as these:
+  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K. wgmma takes
+  // columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of A from the thread. The 4 floats become these 4
+  // columns, in this order:
   //
   //   column of A            0  1 |  2  3 |  4  5 |  6  7 |  8  9 | 10 11 | 12 13 | 14 15
   //   is in lanes with       c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
@@ -210,10 +215,10 @@ struct Consumer {
   // So A has K in another order. x was stored in the same order (split.cuh), and the order of K
   // does not matter to a product.
   //
-  // The vector's place in the row: vector 4 s + c of a row n is at place (4 s + c) ^ (n % 8), so
-  // its address is that of vector c with bit 6 flipped for s = 1 (64 bytes are 4 vectors). The
-  // thread's second row is n + 1, with n even, so that its place differs in bit 0: bit 4 of the
-  // address.
+  // The addresses, for s = 0, 1 (which 16 of K) and r = 0, 1 (which of the thread's rows n and
+  // n + 1). `first` is the address for s = 0, r = 0. TMA's swizzle has put vector 4 s + c of row
+  // n + r at place (4 s + c) ^ ((n + r) % 8). As c < 4 and n is even, s flips bit 2 of the place
+  // and r bit 0. A place is 16 bytes, so these are bits 6 and 4 of the address.
   __device__ void convert(Fragments& f, const State& at) const {
     ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * at.stage, at.parity);
     const uint32_t first = weight + at.stage * Config::kWeightBytes;
@@ -248,7 +253,7 @@ struct Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
-      const uint64_t offset = s * ptx::kDescriptorK16;
+      const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, f.lo[s], x_hi + offset, accumulates || s > 0);
       ptx::wgmma(rows, accumulators, f.hi[s], x_lo + offset, true);
     }
@@ -263,13 +268,13 @@ struct Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
-      const uint64_t offset = s * ptx::kDescriptorK16;
+      const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, f.hi[s], x_hi + offset, accumulates || s > 0);
     }
     ptx::wgmma_commit_group();
   }
 
-  // Starts a hi product, either on top of the accumulators, or after promoting them.
+  // Starts a hi product that follows another one: on top of it, or after its promotion.
   template <bool kPromotesFirst, int kRows>
   __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& f, const State& at) {
     if constexpr (kPromotesFirst) promote(rows);
@@ -292,10 +297,10 @@ struct Consumer {
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / fp16x3::kLoScale;
   }
 
-  // Tells the producers of both blocks that this warp has read a stage.
+  // release_stage with the address remote_empty, which was computed once. The kernel for an
+  // interval of 32 has no register left to keep it, and computes it anew.
   __device__ void release(const State& at) const {
     if constexpr (kPromotionInterval == 32) {
-      // This kernel has no register left to keep remote_empty, so it computes the address anew.
       release_stage(base + offsetof(GemmMemory, barriers.empty) + 8 * at.stage);
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
       ptx::mbarrier_arrive_mapped(remote_empty + 8 * at.stage);
@@ -303,67 +308,67 @@ struct Consumer {
   }
 
   // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *state is
-  // the first k-tile's stage, and afterwards the one after the last. `starts_second`: this is the
-  // first warpgroup, which lets the second one start in the middle of the first k-group. The
-  // pictures at the top of this file show the order of the steps.
+  // the position of the first k-tile, and afterwards that of the k-tile after the last one.
+  // `starts_second` is true for the first warpgroup, which lets the second one start in the middle
+  // of the first k-group. The pictures at the top of this file show the order of the steps.
   template <int kRows>
   __device__ void multiply(Rows<kRows> rows, int k_groups, bool starts_second, State* state) {
     Fragments even;  // of k-tiles 0 and 2
     Fragments odd;   // of k-tiles 1 and 3
-    State tile0 = *state;
-    State tile1 = tile0.next();
+    State k_tile0 = *state;
+    State k_tile1 = k_tile0.next();
 
     // hi 0 and hi 1 of the first k-group
-    convert(even, tile0);
-    multiply_hi(rows, even, tile0, /*accumulates=*/false);
-    convert(odd, tile1);
-    multiply_next_hi<kPromotesEachTile>(rows, odd, tile1);
+    convert(even, k_tile0);
+    multiply_hi(rows, even, k_tile0, /*accumulates=*/false);
+    convert(odd, k_tile1);
+    multiply_next_hi<kPromotesEachTile>(rows, odd, k_tile1);
 
     for (int k_group = 0;;) {
       promote(rows);
 
       // lo 0 to lo 3
-      const State tile2 = tile1.next();
-      const State tile3 = tile2.next();
-      multiply_lo(rows, even, tile0, /*accumulates=*/false);
-      multiply_lo(rows, odd, tile1, true);
+      const State k_tile2 = k_tile1.next();
+      const State k_tile3 = k_tile2.next();
+      multiply_lo(rows, even, k_tile0, /*accumulates=*/false);
+      multiply_lo(rows, odd, k_tile1, /*accumulates=*/true);
       ptx::wgmma_wait_group<1>();  // lo 0 has ended, so `even` may change
-      convert(even, tile2);
-      multiply_lo(rows, even, tile2, true);
+      convert(even, k_tile2);
+      multiply_lo(rows, even, k_tile2, /*accumulates=*/true);
       if (k_group == 0 && starts_second) {
         ptx::barrier_arrive(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
       }
       ptx::wgmma_wait_group<1>();  // lo 1 has ended
-      release(tile0);
-      release(tile1);
-      convert(odd, tile3);
-      multiply_lo(rows, odd, tile3, true);
+      release(k_tile0);
+      release(k_tile1);
+      convert(odd, k_tile3);
+      multiply_lo(rows, odd, k_tile3, /*accumulates=*/true);
       scale_lo_products(rows);
 
       // hi 2 and hi 3, on top of the lo products
-      multiply_hi(rows, even, tile2, /*accumulates=*/true);
-      multiply_next_hi<kPromotesEachTile>(rows, odd, tile3);
-      tile0 = tile3.next();
-      tile1 = tile0.next();
+      multiply_hi(rows, even, k_tile2, /*accumulates=*/true);
+      multiply_next_hi<kPromotesEachTile>(rows, odd, k_tile3);
+      k_tile0 = k_tile3.next();
+      k_tile1 = k_tile0.next();
       ++k_group;
       if (k_group == k_groups) {
         promote(rows);
-        release(tile2);
-        release(tile3);
+        release(k_tile2);
+        release(k_tile3);
         break;
       }
 
       // hi 0' and hi 1', of the next k-group
       ptx::wgmma_wait_group<1>();  // hi 2 has ended, so `even` may change
-      convert(even, tile0);
-      multiply_next_hi<kPromotesEachHalf>(rows, even, tile0);
+      convert(even, k_tile0);
+      multiply_next_hi<kPromotesEachHalf>(rows, even, k_tile0);
       ptx::wgmma_wait_group<1>();  // hi 3 has ended
-      release(tile2);
-      release(tile3);
-      convert(odd, tile1);
-      multiply_next_hi<kPromotesEachTile>(rows, odd, tile1);
+      release(k_tile2);
+      release(k_tile3);
+      convert(odd, k_tile1);
+      multiply_next_hi<kPromotesEachTile>(rows, odd, k_tile1);
     }
-    *state = tile0;
+    *state = k_tile0;
   }
 
   // The same for a number of rows that is known only at run time.
@@ -372,7 +377,8 @@ struct Consumer {
       multiply(Rows<Config::kSmallRows>{}, k_groups, starts_second, state);
     } else if (rows == Config::kMediumRows) {
       multiply(Rows<Config::kMediumRows>{}, k_groups, starts_second, state);
-    } else if (kPromotionInterval == 128 && rows == Config::kNarrowRows) {  // K >= kLongK alone
+    } else if (kPromotionInterval == 128 && rows == Config::kNarrowRows) {
+      // Only products with K >= kLongK have narrow tiles.
       multiply(Rows<Config::kNarrowRows>{}, k_groups, starts_second, state);
     } else {
       multiply(Rows<Config::kWideRows>{}, k_groups, starts_second, state);
@@ -388,23 +394,24 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t ba
   using Config = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
-  const int first_row_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
-  const int first_row_of_lane = first_row_of_warp + fragment_row(g, 0);
-  Consumer<kPromotionInterval> consumer(base, lane, first_row_of_lane);
+  const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
+  const int first_of_lane = first_of_warp + feature_of_row_of_a(g, 0);
+  Consumer<kPromotionInterval> consumer(base, lane, first_of_lane);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;
+  // for_each_work_tile, but with uniform work tiles.
   for (int i = 0;; ++i) {
     const WorkTile work = p.schedule.uniform_work_tile(i);
     if (!work.exists()) break;
     const Tile tile = p.tiles.find(work.tile);
     if (!is_computed(p, tile.weight)) continue;
 
-    // The scales of the lane's rows of the weight. Rows past N have those of the last row.
-    const int first_row = first_feature(tile, ptx::cluster_ctarank()) + first_row_of_warp;
+    // The scales of the lane's two features. Features past N have that of the last one.
+    const int first = first_feature(tile, ptx::cluster_ctarank()) + first_of_warp;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int n = min(first_row + fragment_row(g, r), p.epilogue.n - 1);
-      consumer.scale[r] = fp16x3::power_of_two(__ldcg(p.weight.exponent + n));
+      const int feature = min(first + feature_of_row_of_a(g, r), p.epilogue.n - 1);
+      consumer.scale[r] = fp16x3::power_of_two(__ldcg(p.weight.exponent + feature));
     }
 
     // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
@@ -446,18 +453,21 @@ __device__ inline void rescale_overflowed_rows(const GemmArguments& p) {
   using Config = GemmFp16x3Config;
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(p, [&](const WorkTile&, const Tile& tile) {
-    const int first_row = first_feature(tile, ptx::cluster_ctarank());
+    const int first = first_feature(tile, ptx::cluster_ctarank());
     for (int i = threadIdx.x / 32; i < Config::kWeightRows; i += kWarps) {
-      const int row = first_row + i;
-      if (row >= p.epilogue.n || __ldcg(p.weight.state + row) != fp16x3::kOverflowed) continue;
-      const float largest = largest_of_row(p.weight.from + row * p.weight.row_stride, p.k, 1);
+      const int feature = first + i;
+      if (feature >= p.epilogue.n) continue;
+      if (__ldcg(p.weight.state + feature) != fp16x3::kOverflowed) continue;
+      const float* const row = p.weight.from + feature * p.weight.row_stride;
+      const float largest = largest_of_row(row, p.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       // As for x, the largest element comes into [2^14, 2^15).
-      p.weight.exponent[row] = is_finite ? min(14 - ilogbf(largest), kMaxPairExponent) : 0;
+      p.weight.exponent[feature] =
+          is_finite ? min(14 - ilogbf(largest), SampleConfig::kMaxHiLoExponent) : 0;
       if (is_finite) continue;
-      // nonfinite.cuh's kernel, after this one, computes the features of such rows.
-      p.weight.state[row] = fp16x3::kNonfinite;
+      // nonfinite.cuh's kernel, after this one, computes such features.
+      p.weight.state[feature] = fp16x3::kNonfinite;
       *p.has_nonfinite = 1;
     }
   });
@@ -476,12 +486,13 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   GemmMemory& shared = *reinterpret_cast<GemmMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  // The shuffle shows the compiler that all lanes have the same value: 1% of an H200's time.
+  // ptx::uniform shows the compiler that all lanes have the same value. This saves 1% of an H200's
+  // time.
   const int warpgroup = ptx::uniform(threadIdx.x / 128);
   start_next_kernel();
   if (p.is_second_run) {
     wait_for_previous_kernel();
-    if (__ldcg(p.has_overflowed) == 0) return;  // in all blocks
+    if (__ldcg(p.has_overflowed) == 0) return;  // all blocks return, so nobody waits for this one
   }
   const bool is_first_of_producer = threadIdx.x == BlockConfig::kConsumerThreads;
   if (is_first_of_producer) {

@@ -3,7 +3,8 @@
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
 // A row of the weight makes a column of out. This code calls it a feature, too, as PyTorch does
-// (out_features). "Rows" alone are rows of x, which are also the rows of out.
+// (out_features). "Rows" alone are rows of x, which are also the rows of out. They are the columns
+// of wgmma's accumulators, in which the weight is operand A: so eight rows of x are a column block.
 //
 // launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
 // epilogue (gemm_fp16x3_epilogue.cuh) use both.
@@ -54,9 +55,9 @@ struct GemmFp16x3Config {
   static_assert(kRowBytes == kKTile * sizeof(float), "a k-tile of a row of weight");
   static_assert(kRowBytes == kKTile * 2 * sizeof(__half), "hi and lo of a k-tile of a row of x");
   static_assert(kKTile * 2 == fp16x3::kKTileWidth, "x is split into k-tiles of this width");
-  // A row of x in shared memory has 32 hi halves first, then 32 lo halves. The wgmma descriptor of
-  // lo is larger than that of hi by this much; descriptors count in units of 16 bytes.
-  static constexpr uint64_t kDescriptorLo = kRowBytes / 2 >> 4;
+  // The distance from the wgmma descriptor of hi to that of lo. A row of x in shared memory has 32
+  // hi halves first, then 32 lo halves, and descriptors count in units of 16 bytes.
+  static constexpr uint64_t kDescriptorLo = (kRowBytes / 2) / 16;
   // wgmma instructions along the K of a k-tile: each takes 16.
   static constexpr int kK16PerTile = kKTile / 16;
 
@@ -67,10 +68,10 @@ struct GemmFp16x3Config {
   static constexpr int kStages = 5;
 
   // k-tiles in a k-group, the unit in which the mainloop and the stream-K schedule count K.
-  static constexpr int kTilesPerGroup = 4;
+  static constexpr int kKTilesPerGroup = 4;
   // k-groups of a K, rounded up. TMA writes zeros for the elements past K.
   static __host__ __device__ int k_groups(int k) {
-    constexpr int kGroup = kTilesPerGroup * kKTile;
+    constexpr int kGroup = kKTilesPerGroup * kKTile;
     return (k + kGroup - 1) / kGroup;
   }
 
@@ -89,7 +90,7 @@ struct GemmFp16x3Config {
   static_assert(BlockConfig::fits(kProducerRegisters, kConsumerRegisters),
                 "setmaxnreg only moves registers within the block");
 
-  // ----- The epilogue's subtile: 2 column blocks of 8 rows of x at a time (general epilogue).
+  // ----- The subtile that the general epilogue takes at a time: 2 column blocks of 8 rows of x.
   static constexpr int kSubtileBlocks = 2;
   static constexpr int kSubtileRows = 8 * kSubtileBlocks;
   static constexpr int kSubtiles = kWideRows / kSubtileRows;
@@ -106,11 +107,11 @@ struct GemmFp16x3Config {
 // The tiles of out. A cluster computes a tile: 256 features, 128 in each of its blocks, and rows of
 // x that both blocks share. TileOrder numbers the tiles; GemmTiles adds which rows of x each has.
 //
-// Either all tiles have the same number of rows, kMediumRows or kSmallRows: then `wide` is 0. Or,
-// of the x_tiles tiles along M, `wide` have kWideRows rows, and the others kNarrowRows.
+// Either all tiles have the same number of rows, kMediumRows or kSmallRows. Then wide_x_tiles is 0.
+// Or some of the x_tiles tiles along M have kWideRows rows, and the others kNarrowRows.
 //
-// Which ones are wide depends on the tile of weight. Example: M = 1024, x_tiles = 6, wide = 4, so
-// that 4 * 176 + 2 * 160 = 1024. W is a tile of 176 rows, n one of 160.
+// Which ones are wide depends on the tile of weight. Example: M = 1024, x_tiles = 6 and
+// wide_x_tiles = 4, so that 4 * 176 + 2 * 160 = 1024. W is a tile of 176 rows, n one of 160.
 //
 //                    x tile   0  1  2  3  4  5
 //   weight tile 0             W  W  W  W  n  n     shift 0
@@ -118,21 +119,22 @@ struct GemmFp16x3Config {
 //   weight tile 2             W  W  n  n  W  W     shift 8 % 6 = 2
 //   weight tile 3             W  W  W  W  n  n     shift 12 % 6 = 0
 //
-// The pattern W W W W n n is rotated by `shift` = weight tile * wide % x_tiles places. Without the
-// rotation, some clusters would get only wide tiles. With 66 clusters, for instance, cluster c
-// computes tiles c, c + 66, c + 132 and so on; all of these are x tile c % 6, as 66 is a multiple
-// of 6.
+// The pattern W W W W n n is rotated by weight tile * wide_x_tiles % x_tiles places, the shift.
+// Without the rotation, some clusters would get only wide tiles. With 66 clusters, for instance,
+// cluster c computes tiles c, c + 66, c + 132 and so on; all of these are x tile c % 6, as 66 is a
+// multiple of 6.
 struct GemmTiles : TileOrder {
-  int wide;  // tiles along M that have kWideRows rows
-  int rows;  // rows of the other tiles
+  int wide_x_tiles;  // how many of the x_tiles tiles along M have kWideRows rows
+  int other_rows;    // rows of the other tiles
 
   // Rows of x that TMA loads for every tile: those of the widest one. (For a narrow tile, 16 of the
   // rows that it loads belong to the next tile, and are not multiplied.)
   __host__ __device__ int max_rows() const {
-    return rows == GemmFp16x3Config::kNarrowRows ? GemmFp16x3Config::kWideRows : rows;
+    const bool is_mixed = other_rows == GemmFp16x3Config::kNarrowRows;
+    return is_mixed ? GemmFp16x3Config::kWideRows : other_rows;
   }
 
-  struct Rows {
+  struct RowRange {
     int begin;
     int size;
   };
@@ -148,18 +150,20 @@ struct GemmTiles : TileOrder {
   //
   // x tile 4 is at place 6, which is place 0 of the pattern: wide. Of the tiles before it, those
   // at places 2 and 3 are wide. So its rows begin at 4 * 160 + 2 * 16 = 672.
-  __host__ __device__ Rows rows_of(const Tile& tile) const {
-    const unsigned pattern = x_tiles;
-    const unsigned wide_of_pattern = wide;
-    const auto wide_tiles_before = [&](unsigned place) {
-      return place / pattern * wide_of_pattern + min(place % pattern, wide_of_pattern);
+  __host__ __device__ RowRange rows_of(const Tile& tile) const {
+    const unsigned pattern_length = x_tiles;
+    const unsigned wide_in_pattern = wide_x_tiles;
+    const auto count_wide_before = [&](unsigned place) {
+      return place / pattern_length * wide_in_pattern +
+             min(place % pattern_length, wide_in_pattern);
     };
-    const unsigned shift = tile.weight * wide_of_pattern % pattern;
+    const unsigned shift = tile.weight * wide_in_pattern % pattern_length;
     const unsigned place = shift + tile.x;
-    const unsigned wide_before = wide_tiles_before(place) - wide_tiles_before(shift);
-    const int begin = tile.x * rows + wide_before * (GemmFp16x3Config::kWideRows - rows);
-    const bool is_wide = place % pattern < wide_of_pattern;
-    return {begin, is_wide ? GemmFp16x3Config::kWideRows : rows};
+    const unsigned wide_before = count_wide_before(place) - count_wide_before(shift);
+    const int begin =
+        tile.x * other_rows + wide_before * (GemmFp16x3Config::kWideRows - other_rows);
+    const bool is_wide = place % pattern_length < wide_in_pattern;
+    return {begin, is_wide ? GemmFp16x3Config::kWideRows : other_rows};
   }
 };
 
@@ -170,21 +174,21 @@ struct PartialSums {
   using Sums =
       float4[BlockConfig::kClusterSize][GemmFp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
-  using Counts = unsigned[BlockConfig::kClusterSize][BlockConfig::kConsumerWarps];
+  using Flags = unsigned[BlockConfig::kClusterSize][BlockConfig::kConsumerWarps];
 
-  Sums* sums;      // [clusters]
-  Counts* counts;  // [clusters], zeros when the kernel starts
+  Sums* sums;         // [clusters]
+  Flags* are_stored;  // [clusters], zeros when the kernel starts
 };
 
 // The kernel's arguments. The kernel is launched twice for each product.
 //
-// First run: it multiplies each row of the weight by a power of two that was chosen from a sample
+// The first run multiplies each row of the weight by a power of two that was chosen from a sample
 // of the row (split_x.cuh). An element that the sample missed may be so large that it overflows
-// fp16. All sums of that feature are then infinite or NaN. The epilogue sees it and marks the row
-// of the weight as kOverflowed.
+// fp16. All sums of that feature are then infinite or NaN, so the epilogue marks the row of the
+// weight as kOverflowed.
 //
-// Second run: it scales the marked rows by their largest elements, and computes all tiles with such
-// rows again. If no row is marked, which is the rule, it ends at once.
+// The second run scales the marked rows by their largest elements, and computes all tiles with such
+// rows again. Usually no row is marked, and it ends at once.
 struct GemmArguments {
   Epilogue<float> epilogue;
   fp16x3::SplitMatrix x;       // split into hi and lo
@@ -203,17 +207,17 @@ __device__ inline int first_feature(const Tile& tile, int rank) {
   return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kWeightRows;
 }
 
-// Whether this run computes the tiles of a weight tile. The first run computes all; the second run
-// those in which a row of the weight is not kExact. All lanes of a warp call it together. All warps
-// of all clusters get the same answer, whenever they ask: in the second run, the state of a row may
-// change from kOverflowed to kNonfinite, but not to or from kExact.
+// Returns whether this run computes the tiles of a weight tile. The first run computes all; the
+// second run those in which a row of the weight is not kExact. All lanes of a warp call it
+// together. All warps of all clusters get the same answer, whenever they ask: in the second run,
+// the state of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
 __device__ inline bool is_computed(const GemmArguments& p, int weight_tile) {
   if (!p.is_second_run) return true;
-  constexpr int kRows = BlockConfig::kClusterSize * GemmFp16x3Config::kWeightRows;
+  constexpr int kFeatures = BlockConfig::kClusterSize * GemmFp16x3Config::kWeightRows;
   bool is_found = false;
-  for (int i = threadIdx.x % 32; i < kRows; i += 32) {
-    const int row = weight_tile * kRows + i;
-    is_found |= row < p.epilogue.n && __ldcg(p.weight.state + row) != fp16x3::kExact;
+  for (int i = threadIdx.x % 32; i < kFeatures; i += 32) {
+    const int feature = weight_tile * kFeatures + i;
+    is_found |= feature < p.epilogue.n && __ldcg(p.weight.state + feature) != fp16x3::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
 }

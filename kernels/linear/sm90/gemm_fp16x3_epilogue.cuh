@@ -6,18 +6,21 @@
 //   out  = relu(z) / divisor             [M, N]
 //   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
 //
+// `row` and `column` are numbers in out, unless a comment says otherwise. `feature` is the number
+// of a column in the block's 128.
+//
 // ----- Which thread holds which sums
 //
-// A consumer warp has 16 features of the tile, and all of its rows of x, which come in column
-// blocks of 8 (wgmma calls rows of x columns). A thread is lane 4 * g + c of its warp, where g is
-// 0 to 7 and c is 0 to 3. Of column block j, it has four sums:
+// A consumer warp has 16 features of the tile, and all of its rows of x, in column blocks of 8
+// (they are columns of wgmma's accumulators). A thread is lane 4 * g + c of its warp, where g is 0
+// to 7 and c is 0 to 3. It has four sums of each column block j:
 //
 //                               row of x 8 * j + 2 * c      row of x 8 * j + 2 * c + 1
 //   feature of row g            sums[4 * j]                 sums[4 * j + 1]
 //   feature of row g + 8        sums[4 * j + 2]             sums[4 * j + 3]
 //
-// "Row g" is a row of wgmma's operand A. Which feature of the warp is in it, fragment_row says,
-// such that a thread's two features are neighbours:
+// "Row g" is a row of wgmma's operand A. feature_of_row_of_a puts the warp's features into these
+// rows in such an order that a thread's two features are neighbours:
 //
 //   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
 //   g                 0       1       2        3        4        5        6        7
@@ -51,12 +54,14 @@ namespace kernels::sm90 {
 //   r = 0    0   4   2   6   8  12  10  14     g has the bits g2 g1 g0;
 //   r = 1    1   5   3   7   9  13  11  15     the feature has the bits g2 g0 g1 r
 //
-// r is the last bit, so that a thread has two neighbours. g0 and g1 are swapped so that threads
-// load the weight from shared memory without bank conflicts. The hardware handles 8 lanes at a
-// time, which have two values of g that differ in g0. Their rows must differ in bit 2: TMA's
-// swizzle puts the vectors that they load into the first half of the one row and the second half of
-// the other.
-__device__ inline int fragment_row(int g, int r) {
+// r is the last bit, so that a thread has two neighbours.
+//
+// g0 and g1 are swapped to avoid bank conflicts when the threads load the weight. A row in shared
+// memory is 128 bytes, all 32 banks once. The hardware loads for 8 lanes at a time: for vectors 0
+// to 3 (or 4 to 7) of two rows, whose values of g differ in g0. TMA's swizzle puts vector v of row
+// n at place v ^ (n % 8). Because the two rows differ in bit 2 of n, the vectors of one are in the
+// first half of the banks, and those of the other in the second half.
+__device__ inline int feature_of_row_of_a(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
@@ -77,7 +82,7 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
   // After this, lane 0's release covers the stores of all lanes.
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
-    ptx::add_release(&p.partials.counts[cluster][rank][threadIdx.x / 32], 1);
+    ptx::add_release(&p.partials.are_stored[cluster][rank][threadIdx.x / 32], 1);
   }
 }
 
@@ -114,10 +119,10 @@ __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int ro
 #pragma unroll 1
   for (int c = own_cluster; p.schedule.begins_inside(c, tile); --c) {
     const int other = c - 1;
-    const unsigned* const count = &p.partials.counts[other][rank][threadIdx.x / 32];
+    const unsigned* const is_stored = &p.partials.are_stored[other][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
-    // the lanes of the warp converge again before each wgmma: 3% of an H200's time.
-    while (!__all_sync(0xffffffff, ptx::load_acquire(count) != 0)) {
+    // the lanes of the warp converge again before each wgmma, which takes 3% of an H200's time.
+    while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
     for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
@@ -142,10 +147,10 @@ struct EpilogueInputs {
     int exponent;
     float bias;
   } features[GemmFp16x3Config::kWeightRows];
-  int row;      // the tile's first row of x
-  int end;      // one past its last row of x that exists
-  int column;   // the block's first feature
-  int is_fast;  // whether the tile may take the fast epilogue
+  int first_row;     // of the tile
+  int end_row;       // one past the tile's last row that exists
+  int first_column;  // of the block
+  int is_fast;       // whether the tile may take the fast epilogue
 };
 
 // The loader warp and the consumer warpgroups meet once in each work tile, between mainloop and
@@ -183,31 +188,32 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInpu
   int work_tiles = 0;
   for_each_work_tile(p, [&](const WorkTile&, const Tile& tile) {
     EpilogueInputs& inputs = buffers[work_tiles++ % 2];
-    const GemmTiles::Rows rows = p.tiles.rows_of(tile);
-    const int end = min(rows.begin + rows.size, p.epilogue.m);
-    const int column = first_feature(tile, ptx::cluster_ctarank());
+    const GemmTiles::RowRange rows = p.tiles.rows_of(tile);
+    const int end_row = min(rows.begin + rows.size, p.epilogue.m);
+    const int first_column = first_feature(tile, ptx::cluster_ctarank());
     bool is_fast = p.epilogue.is_fast;
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
-      const int exponent = row < end ? __ldg(p.x.exponent + row) : 0;
-      has_nonfinite |= row < end && __ldg(p.x.state + row) == fp16x3::kNonfinite;
+      const int exponent = row < end_row ? __ldg(p.x.exponent + row) : 0;
+      has_nonfinite |= row < end_row && __ldg(p.x.state + row) == fp16x3::kNonfinite;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
     for (int i = lane; i < Config::kWeightRows; i += 32) {
-      const int feature = column + i;
-      const int exponent = feature < p.epilogue.n ? __ldcg(p.weight.exponent + feature) : 0;
+      const int column = first_column + i;
+      // Not __ldg: the second run has written some exponents of the weight in this kernel.
+      const int exponent = column < p.epilogue.n ? __ldcg(p.weight.exponent + column) : 0;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
-      const bool has_bias = feature < p.epilogue.n && p.epilogue.bias != nullptr;
-      inputs.features[i] = {exponent, has_bias ? __ldg(p.epilogue.bias + feature) : 0.0f};
+      const bool has_bias = column < p.epilogue.n && p.epilogue.bias != nullptr;
+      inputs.features[i] = {exponent, has_bias ? __ldg(p.epilogue.bias + column) : 0.0f};
     }
     is_fast = __all_sync(0xffffffff, is_fast);
     if (has_nonfinite) *p.has_nonfinite = 1;
     if (lane == 0) {
-      inputs.row = rows.begin;
-      inputs.end = end;
-      inputs.column = column;
+      inputs.first_row = rows.begin;
+      inputs.end_row = end_row;
+      inputs.first_column = first_column;
       inputs.is_fast = is_fast;
     }
     // The consumers come here when they have read the other buffer, in the epilogue of the work
@@ -218,22 +224,22 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInpu
 
 // ----- the epilogues
 
-// Marks a row of the weight, because a sum of its feature is not finite, for the second run. Its
-// scaled elements overflowed fp16, or it holds infinity or NaN. (x cannot be the cause: its rows
-// with infinity or NaN were split as zeros.)
+// Marks a column of out in which a sum is not finite, so that the second run computes it again. The
+// column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
+// cannot be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const GemmArguments& p, int column) {
   if (p.is_second_run || column >= p.epilogue.n) return;
   p.weight.state[column] = fp16x3::kOverflowed;
   *p.has_overflowed = 1;
 }
 
-// The fast epilogue. The thread stores two features of the block, `feature` and the next one, of
-// all its rows of x.
+// The fast epilogue. The thread stores two columns, those of `feature` and the next one, of all its
+// rows of x.
 //
 // Eight neighbouring features of a row share a byte of the mask. They are in four lanes: c, c + 4,
-// c + 8 and c + 12 (or these + 16). In two column blocks, j and j + 1, a lane has four rows of x,
-// so the four lanes make four bytes together. A lane packs its own bits of all four bytes into 32
-// bits. Two exchanges combine them, and each lane stores one byte:
+// c + 8 and c + 12 (or these + 16). In two column blocks, j and j + 1, these lanes have four rows
+// of x, which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two
+// exchanges combine them, and each lane stores one byte:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
@@ -247,7 +253,7 @@ template <bool kMask, int kSums>
 __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs, int feature,
                            const float (&sums)[kSums]) {
   const Epilogue<float>& epilogue = p.epilogue;
-  const int column = inputs.column + feature;
+  const int column = inputs.first_column + feature;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
   // With a mask, lanes without features stay, for the exchange.
   if (!kMask && !exists) return;
@@ -257,13 +263,13 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
                           fp16x3::power_of_two(-features[1].exponent)};
   float largest[2] = {};                  // the largest magnitude of each feature's sums, or NaN
   const int first = threadIdx.x % 4 * 2;  // 2 * c
-  int row = inputs.row + first;           // 8 * j + 2 * c, of the tile
+  int row = inputs.first_row + first;     // in the loop, row 8 * j + 2 * c of the tile
   float* to = epilogue.out_at(row, column);
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(epilogue.n)) {
     const bool is_first_of_two = j % 2 == 0;
-    if (is_first_of_two && inputs.row + 8 * j >= inputs.end) break;
+    if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // the thread's rows of the column block
       const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + first + i]);
@@ -281,7 +287,7 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
         }
         out[r] = epilogue.finish_fast(z);
       }
-      if (exists && row + i < inputs.end) {
+      if (exists && row + i < inputs.end_row) {
         *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(epilogue.n)) =
             make_float2(out[0], out[1]);
       }
@@ -289,9 +295,10 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
     if (kMask && !is_first_of_two) {
       bits |= __shfl_xor_sync(0xffffffff, bits, 4);
       bits |= __shfl_xor_sync(0xffffffff, bits, 8);
-      const int byte = threadIdx.x / 4 % 4;
-      const int byte_row = row - 8 + byte / 2 * 8 + byte % 2;
-      if (byte_row < inputs.end && column / 8 * 8 < epilogue.n) {
+      const int byte = threadIdx.x / 4 % 4;  // the lane's, in the picture
+      const int row_of_byte_0 = row - 8;     // of the column block before this one
+      const int byte_row = row_of_byte_0 + byte / 2 * 8 + byte % 2;
+      if (byte_row < inputs.end_row && column / 8 * 8 < epilogue.n) {
         *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * byte));
       }
       bits = 0;
@@ -304,10 +311,10 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
   }
 }
 
-// The epilogue of a tile: chooses the fast one, or else is the general one.
+// The epilogue of a tile: the fast one if the tile may take it, or else the general one.
 //
-// The general epilogue. Lanes in pairs, which differ in bit 3, have two neighbouring features each,
-// of the same two rows of x. They exchange sums, so that each has four features of one row:
+// In the general epilogue, two lanes that differ in bit 3 have two neighbouring features each, of
+// the same two rows of x. They exchange sums, so that each has four features of one row:
 //
 //                         before                                 after
 //   lane, bit 3 clear     features 0, 1 of rows 2c and 2c + 1    features 0 - 3 of row 2c
@@ -324,7 +331,7 @@ __device__ inline void store_results(const GemmArguments& p, const EpilogueInput
   const int g = lane / 4;
   const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
   if (inputs.is_fast) {
-    const int feature = first_of_warp + fragment_row(g, 0);
+    const int feature = first_of_warp + feature_of_row_of_a(g, 0);
     if (p.epilogue.mask == nullptr) {
       store_fast<false>(p, inputs, feature, sums);
     } else {
@@ -333,13 +340,14 @@ __device__ inline void store_results(const GemmArguments& p, const EpilogueInput
     return;
   }
 
-  const int feature = first_of_warp + fragment_row(g & ~2, 0);  // the first of the pair of lanes
+  // The first of the pair's four features. Bit 3 of the lane is bit 1 of g.
+  const int feature = first_of_warp + feature_of_row_of_a(g & ~2, 0);
   const bool has_second_row = lane & 8;
   float4* const slot = &staging[0][threadIdx.x % 128];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-    const int first_row = subtile * Config::kSubtileRows;
-    if (inputs.row + first_row >= inputs.end) break;
+    const int first_row = subtile * Config::kSubtileRows;  // of the tile's rows
+    if (inputs.first_row + first_row >= inputs.end_row) break;
     copy_any_subtile<0, Config::kSubtiles, Config::kSubtileBlocks, 128>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Config::kSubtileBlocks; ++j) {
@@ -350,21 +358,24 @@ __device__ inline void store_results(const GemmArguments& p, const EpilogueInput
           __shfl_xor_sync(0xffffffff, has_second_row ? own.x : own.y, 8),
           __shfl_xor_sync(0xffffffff, has_second_row ? own.z : own.w, 8),
       };
-      const int row = first_row + 8 * j + 2 * (lane % 4) + static_cast<int>(has_second_row);
+      const int row_of_tile = first_row + 8 * j + 2 * (lane % 4) + static_cast<int>(has_second_row);
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const EpilogueInputs::Feature column = inputs.features[feature + i];
-        // Features 0 and 1 belong to the lane that gets the first row.
-        const bool is_of_first_lane = i < 2;
-        const bool is_received = is_of_first_lane == has_second_row;
+        const EpilogueInputs::Feature of_feature = inputs.features[feature + i];
+        // Features 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
+        const bool was_in_first_lane = i < 2;
+        const bool is_received = was_in_first_lane == has_second_row;
         const float sum = is_received ? received[i % 2] : kept[i % 2];
-        if (!isfinite(sum)) mark_overflow(p, inputs.column + feature + i);
-        z[i] = fp16x3::unscale(sum, inputs.x_exponent[row] + column.exponent) + column.bias;
+        if (!isfinite(sum)) mark_overflow(p, inputs.first_column + feature + i);
+        const int exponent = inputs.x_exponent[row_of_tile] + of_feature.exponent;
+        z[i] = fp16x3::unscale(sum, exponent) + of_feature.bias;
       }
-      constexpr int kMaskPartner = 4;  // the lane bit of the thread with the mask byte's other half
-      finish_four<kMaskPartner>(p.epilogue, inputs.row + row < inputs.end, inputs.row + row,
-                                inputs.column + feature, z);
+      const int row = inputs.first_row + row_of_tile;
+      // The next four features, or those before, are in the lanes with the other g0: bit 2.
+      constexpr int kLaneBit = 4;
+      finish_four<kLaneBit>(p.epilogue, row < inputs.end_row, row, inputs.first_column + feature,
+                            z);
     }
   }
 }

@@ -12,49 +12,57 @@ namespace kernels::sm90::gemm_single {
 
 struct Config {
   // The block tile. wgmma's instruction m64n256 multiplies 64 rows of operand A by 256 rows of
-  // operand B. Operand A is the weight: each consumer warpgroup multiplies 64 rows of it, called
-  // features because they are the columns of out. Operand B is x, which both warpgroups share.
+  // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it. A row of the
+  // weight is also called a feature, as it makes a column of out. Operand B is x, which both
+  // warpgroups share.
   static constexpr int kWarpgroupFeatures = 64;
   static constexpr int kWarpFeatures = kWarpgroupFeatures / 4;  // wgmma gives each warp 16
   static constexpr int kWeightRows = kWarpgroupFeatures * BlockConfig::kConsumerWarpgroups;
   static constexpr int kXRows = 256;
-  // The blocks of a cluster multiply the same rows of x. Each block loads its share and multicasts
-  // it to both.
+  // The blocks of a cluster multiply the same rows of x. Each loads its share, for all blocks.
   static constexpr int kXRowsPerBlock = kXRows / BlockConfig::kClusterSize;
-  // Float32 accumulators of a thread: 64 x 256 products over 128 threads.
+  // Float32 accumulators of a thread: a warpgroup's 64 x 256 sums over its 128 threads.
   static constexpr int kAccumulators = kWarpgroupFeatures * kXRows / 128;
 
-  // The k-tile: as many bytes of K as the widest swizzle of TMA and wgmma, so 64 elements of a
-  // 16-bit type or 32 of float32.
+  // The k-tile, in bytes of a row: the widest swizzle of TMA and wgmma. These are 64 elements of a
+  // 16-bit type, or 32 of float32.
   static constexpr int kKTileBytes = 128;
-  static constexpr int kXBytes = kXRows * kKTileBytes;  // of one stage in shared memory
+  // Bytes of x and of the weight in one stage of shared memory.
+  static constexpr int kXBytes = kXRows * kKTileBytes;
   static constexpr int kWeightBytes = kWeightRows * kKTileBytes;
   static constexpr int kStages = 4;  // as many as shared memory holds
 
-  // TMA copies an operand that is not k-tiled in boxes: 64 rows x 128 bytes of K, or for a
-  // transposed operand 64 of K x 64 rows, which have 128 bytes too.
+  // TMA copies an operand in the caller's layout in boxes of 64 lines of 128 bytes:
+  //
+  //   operand     line                          box
+  //   [rows, K]   128 bytes of K, of one row    64 rows x one k-tile
+  //   [K, rows]   64 rows, of one k (16-bit)    the same, transposed
+  //
+  // (An operand in k-tiled layout, fp16x3/split.cuh, needs no boxes: its tile is one copy.)
   static constexpr int kBoxRows = 64;
   static constexpr int kBoxBytes = kBoxRows * kKTileBytes;
 
-  // Registers of a thread after setmaxnreg. "Worker" is the warpgroup of the TMA producer and the
-  // converters. A gradient's consumers keep packed results beside their accumulators, and take the
-  // registers for them from the workers, of which only the producer has work there.
+  // Registers of a thread after setmaxnreg. The workers are the warpgroup of the TMA producer and
+  // the converters. Consumers of GradientTraits keep the packed results of a tile beside the
+  // accumulators of the next one. The registers for these come from the workers, which convert
+  // nothing there.
   static constexpr int kWorkerRegisters = 88;
   static constexpr int kConsumerRegisters = 208;
   static constexpr int kGradientWorkerRegisters = 24;
   static constexpr int kGradientConsumerRegisters = 240;
 
-  // The epilogue subtile of StagedSums: blocks of 8 rows of x that the epilogue stages at a time,
-  // with 32 lanes of a warp and one float4 of padding (see StagedSumsReader).
-  static constexpr int kSubtileBlocks = 2;
-  static constexpr int kSubtiles = kXRows / (8 * kSubtileBlocks);
+  // The epilogue subtile of StagedSums, in column blocks: 8 rows of x are a column block of wgmma's
+  // accumulators. For each column block, a warp has a float4 a lane, and one more as padding (see
+  // StagedSumsReader).
+  static constexpr int kColumnBlocks = kXRows / 8;
+  static constexpr int kSubtileColumnBlocks = 2;
+  static constexpr int kSubtiles = kColumnBlocks / kSubtileColumnBlocks;
   static constexpr int kStagedLanes = 32 + 1;
-  static constexpr int kBlockPitch = 4 * kStagedLanes;  // from one block to the next, in float4
-  // The epilogue subtile of half types on the fast path, in rows of x.
+  static constexpr int kColumnBlockPitch = 4 * kStagedLanes;  // in float4: 4 warps
+  // The epilogue subtile of half types in the fast epilogue, in rows of x.
   static constexpr int kHalfSubtileRows = 64;
   // The epilogue subtile of gradients: a box of one warp's 16 features x 64 rows of x, which TMA
-  // stores. A warp has two boxes in shared memory, so that one is written while TMA reads the
-  // other.
+  // stores. A warp has two boxes in shared memory: it writes one while TMA reads the other.
   static constexpr int kGradientBoxRows = 64;
   static constexpr int kGradientBoxes = 2;
 
@@ -69,7 +77,7 @@ struct Config {
                 "warpgroups exchange the registers that the block was launched with");
   static_assert(BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
-  static_assert(kXRows % (8 * kSubtileBlocks) == 0, "a tile has whole epilogue subtiles");
+  static_assert(kColumnBlocks % kSubtileColumnBlocks == 0, "a tile has whole epilogue subtiles");
   static_assert(kXRows % kHalfSubtileRows == 0, "a tile has whole epilogue subtiles");
   static_assert(kXRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
 };

@@ -1,5 +1,5 @@
-// The epilogue of gemm_single_kernel: what happens to a consumer warpgroup's accumulators after the
-// mainloop. It scales (float32), adds the bias, applies ReLU, divides, makes the mask, and stores.
+// The epilogue of gemm_single_kernel: a consumer warpgroup scales its accumulators (float32), adds
+// the bias, applies ReLU, divides, makes the mask, and stores.
 //
 //   accumulators  64 features (rows of the weight) x 256 rows of x, float32, in the registers of a
 //                 warpgroup of 128 threads
@@ -10,19 +10,19 @@
 // gemm_single.cuh calls one of these for each tile:
 //
 //   store_general           any divisor, exponent and alignment
-//   store_fast, float       the divisor is a power of two, exponents are small, rows aligned
-//   store_fast, half types  the divisor is a power of two, rows aligned, and there is ReLU
+//   store_fast, float       a call that is_fast (epilogue.cuh), and small exponents
+//   store_fast, half types  a call that is_fast, which has ReLU
 //   PackedGradient          half types without an epilogue: out [N, M] is the product transposed
 //
-// Which thread has which result. In wgmma's accumulators, thread 32 w + 4 g + c of the warpgroup
-// (warp w = 0 - 3, g = 0 - 7, c = 0 - 3) has for each block j of 8 rows of x, j = 0 - 31, four
-// results, in registers 4 j to 4 j + 3:
+// Which thread has which result. Eight rows of x are a column block of wgmma's accumulators; a tile
+// has column blocks j = 0 - 31. Thread 32 w + 4 g + c of the warpgroup (warp w = 0 - 3, g = 0 - 7,
+// c = 0 - 3) has four results of each column block:
 //
 //                           row 8 j + 2 c        row 8 j + 2 c + 1
 //   feature 16 w + g        d[4 j]               d[4 j + 1]
 //   feature 16 w + g + 8    d[4 j + 2]           d[4 j + 3]
 //
-// A warp's lanes and one block j, as a picture (numbers are lanes, each has two rows of a column):
+// The lanes of a warp that have column block j:
 //
 //              feature 16 w +  0    1    2    3    4    5    6    7  | 8 ... 15: the same lanes
 //   rows 8 j + 0, 8 j + 1      0    4    8   12   16   20   24   28  |
@@ -30,13 +30,13 @@
 //   rows 8 j + 4, 8 j + 5      2    6   10   14   18   22   26   30  |
 //   rows 8 j + 6, 8 j + 7      3    7   11   15   19   23   27   31  |
 //
-// So registers of a thread are neighbours along x, while out wants neighbours along features: the
-// results are transposed through shared memory on their way. (PackedGradient's out is [N, M], which
-// needs no transposition.)
+// So a thread's neighbouring results are in one column of out, but stores need neighbours in a row:
+// the results are transposed through shared memory. (PackedGradient's out is [N, M], which needs no
+// transposition.)
 //
 // Why it is fast: lines of out are written whole, 16 bytes a thread, and are marked as not to be
-// kept in L2, which is for x and the weight. Stores of one warp's features instead of whole lines
-// take 5% more time in half types and 2% in float32.
+// kept in L2, which is for x and the weight. If each warp stores its own 16 features instead of
+// whole lines, half types take 5% more time and float32 2%.
 
 #pragma once
 
@@ -54,22 +54,22 @@
 
 namespace kernels::sm90::gemm_single {
 
-// A thread's first accumulator of a block of 8 rows of x: that of row 2 c. The next is row 2 c + 1.
+// The index of a thread's accumulator for row 2 c of a column block. That of row 2 c + 1 follows.
 // `feature_half` is 0 for feature g and 1 for feature g + 8.
-__host__ __device__ constexpr int accumulator_index(int block, int feature_half) {
-  return 4 * block + 2 * feature_half;
+__host__ __device__ constexpr int accumulator_index(int column_block, int feature_half) {
+  return 4 * column_block + 2 * feature_half;
 }
 
-// An epilogue subtile of accumulators in shared memory: [block][warp][lane], each lane with its
-// four results of the block. The 33rd float4 is padding: see StagedSumsReader.
-using StagedSums = float4[Config::kSubtileBlocks][4][Config::kStagedLanes];
+// An epilogue subtile of accumulators in shared memory: [column block][warp][lane], each lane with
+// its four results of the column block. The 33rd float4 is padding: see StagedSumsReader.
+using StagedSums = float4[Config::kSubtileColumnBlocks][4][Config::kStagedLanes];
 
-// The shared memory of a consumer warpgroup's epilogue. The members are used by different paths.
+// The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
 union alignas(1024) Staging {
   StagedSums sums;  // store_general
-  // PackedGradient: of each warp, two boxes of 16 features, each with 64 rows of x, swizzled as TMA
-  // does, which is why Staging is aligned to 1024 bytes.
+  // PackedGradient: [warp][box][feature][bytes of 64 rows of x]. TMA's swizzle requires that boxes
+  // are aligned to 1024 bytes.
   uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpFeatures]
                         [Config::kGradientBoxRows * sizeof(T)];
   // store_fast of half types: two epilogue subtiles, used in turn.
@@ -95,16 +95,16 @@ struct alignas(16) Scales {
   int8_t weight_exponent[kIsScaled ? Config::kWarpgroupFeatures : 1];  // of the scaled weight
 };
 
-// Where this thread writes its four results of the epilogue subtile's first block.
+// Where this thread writes its four results of the epilogue subtile's first column block.
 __device__ inline float4* staging_slot(StagedSums& sums) {
   const int warp = threadIdx.x % 128 / 32;
   const int lane = threadIdx.x % 32;
   return &sums[0][warp][lane];
 }
 
-// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each block,
-// and features 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 features, so a
-// warp reads two rows at a time.
+// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each column
+// block, and features 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64
+// features, so a warp reads two rows at a time.
 //
 // Example: thread 37 reads features 20 - 23 of row 2. Feature 20 is number 4 of warp 1's sixteen,
 // so g = 4, in the first feature half. Row 2 is the first row of c = 1. So the result is in
@@ -112,7 +112,7 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
 // floats apart.
 //
 // Bank conflicts. Shared memory has 32 banks, each a float wide. The result of feature f and row r
-// is, in floats, at the sum of
+// of a column block is, in floats, at the sum of
 //
 //   132 (f / 16)      the warp: 33 float4
 //   16 (f % 8)        g: four lanes of four floats
@@ -120,18 +120,20 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
 //   2 (f / 8 % 2)     the feature half
 //   r % 2             the row of two
 //
-// In a warp of readers, f / 16 has four values, f / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32,
-// so these are 16 different banks. (Without the 33rd float4 it would be 128, which is 0 modulo 32,
-// and there would be 4.) The two features f that are left, of threads t and t + 1 with t even,
-// differ by 4 in f % 8, which is 64 floats: the same bank. So odd threads swap the order of
-// neighbouring features: while even threads read features 0 and 2 of their four, odd threads read 1
-// and 3, which are 16 floats away, in the other 16 banks.
+// The 32 threads of a warp read at once, each the first of its four features:
+//
+//   - f / 16 has four values, f / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32, so these are 16
+//     different banks. (Without the 33rd float4 it would be 128, which is 0 modulo 32, and there
+//     would be 4.)
+//   - f % 8 has two values, 0 in even threads and 4 in odd threads. They are 64 floats apart, which
+//     is the same bank. So odd threads swap neighbouring features: while even threads read features
+//     0 and 2 of their four, odd threads read 1 and 3, 16 floats further, in the other 16 banks.
 struct StagedSumsReader {
-  int feature;          // the first of four, in the warpgroup's 64
-  int row;              // in each block of 8
-  bool swaps;           // whether this thread reads the second of two neighbouring features first
-  const float* first;   // of features 0 and 1, the one that it reads first
-  const float* second;  // the other one
+  int feature;          // the first of this thread's four, in the warpgroup's 64
+  int row;              // in each column block
+  bool swaps;           // whether this thread reads feature 1 before 0, and 3 before 2
+  const float* first;   // to feature 0, or to feature 1 if it swaps
+  const float* second;  // to the other one
   // From a feature to the next, in floats: four lanes of four floats.
   static constexpr int kNextFeature = 16;
 
@@ -149,13 +151,13 @@ struct StagedSumsReader {
     second = from + second_read * kNextFeature;
   }
 
-  // v: the thread's four features of its row in a block of the epilogue subtile.
-  __device__ void read(float (&v)[4], int block) const {
-    constexpr int kBlockFloats = 4 * Config::kBlockPitch;
+  // Reads the thread's four features of its row in a column block of the epilogue subtile.
+  __device__ void read(float (&v)[4], int column_block) const {
+    constexpr int kPitch = 4 * Config::kColumnBlockPitch;  // in floats
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float read_first = first[block * kBlockFloats + i * kNextFeature];
-      const float read_second = second[block * kBlockFloats + i * kNextFeature];
+      const float read_first = first[column_block * kPitch + i * kNextFeature];
+      const float read_second = second[column_block * kPitch + i * kNextFeature];
       v[i] = swaps ? read_second : read_first;
       v[i + 1] = swaps ? read_first : read_second;
     }
@@ -169,27 +171,27 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
                               const float (&sums)[kSums], const Scales<T>& scales,
                               StagedSums& staging, int barrier) {
   constexpr int kSubtiles = Config::kSubtiles;
-  constexpr int kSubtileBlocks = Config::kSubtileBlocks;
+  constexpr int kSubtileColumnBlocks = Config::kSubtileColumnBlocks;
   const StagedSumsReader reader(staging);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    copy_any_subtile<0, kSubtiles, kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging), sums,
-                                                                        subtile);
+    copy_any_subtile<0, kSubtiles, kSubtileColumnBlocks, Config::kColumnBlockPitch>(
+        staging_slot(staging), sums, subtile);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
-    for (int block = 0; block < kSubtileBlocks; ++block) {
-      const int row_in_tile = (subtile * kSubtileBlocks + block) * 8 + reader.row;
+    for (int j = 0; j < kSubtileColumnBlocks; ++j) {
+      const int row_in_tile = (subtile * kSubtileColumnBlocks + j) * 8 + reader.row;
       const int row = first_row + row_in_tile;
       float z[4];
-      reader.read(z, block);
+      reader.read(z, j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if constexpr (Scales<T>::kIsScaled) {
           const float x_scale = scales.x_scale[row_in_tile];
           const float weight_scale =
               fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
-          // The product of both scales may overflow or underflow. Multiplying by the smaller one
-          // first overflows only if the result does.
+          // The product of both scales may overflow or underflow. If the smaller one comes first,
+          // a multiplication overflows only if the result does.
           z[i] = z[i] * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
         }
         z[i] += scales.bias[reader.feature + i];
@@ -200,14 +202,14 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
   }
 }
 
-// The fast epilogue of float32. The caller has checked that p.is_fast, and that all exponents of
-// the tile are at most FastEpilogueConfig::kMaxExponent, so that the product of two scales is a
-// normal float.
+// The fast epilogue of float32. The caller has checked that p.is_fast, and that no exponent of the
+// tile is beyond FastEpilogueConfig::kMaxExponent, so that the product of the scales of x and
+// weight is a normal float.
 template <bool kMask, int kSums>
 __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_feature,
                            const float (&sums)[kSums], const Scales<float>& scales,
                            Staging<float>& staging, int barrier) {
-  constexpr int kSubtileBlocks = Config::kSubtileBlocks;
+  constexpr int kSubtileColumnBlocks = Config::kSubtileColumnBlocks;
   const StagedSumsReader reader(staging.sums);
   const int feature = first_feature + reader.feature;
   float weight_scale[4];
@@ -218,24 +220,26 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
     weight_scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
-  // Rows of out from this thread's current row to the end. None if its features don't exist.
+  // Rows of out from this thread's current row to the end. None if its features do not exist.
   int rows_left = feature < p.n ? p.m - first_row - reader.row : 0;
   const int64_t first = static_cast<int64_t>(first_row + reader.row) * p.n + feature;
   float* to = p.out + first;
   uint8_t* mask = nullptr;
-  if constexpr (kMask) mask = p.mask + first / 8;  // n is a multiple of 8 where there is a mask
+  // With a mask, is_fast implies that n is a multiple of 8 (floats_together, launch.cu).
+  if constexpr (kMask) mask = p.mask + first / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
-    copy_subtile<kSubtileBlocks, Config::kBlockPitch>(staging_slot(staging.sums), sums, subtile);
+    copy_subtile<kSubtileColumnBlocks, Config::kColumnBlockPitch>(staging_slot(staging.sums), sums,
+                                                                  subtile);
     ptx::barrier_sync(barrier, 128);
-    float v[kSubtileBlocks][4];
+    float v[kSubtileColumnBlocks][4];
 #pragma unroll
-    for (int block = 0; block < kSubtileBlocks; ++block) reader.read(v[block], block);
+    for (int j = 0; j < kSubtileColumnBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
-    for (int block = 0; block < kSubtileBlocks; ++block) {
-      const float own_x_scale = x_scale[(subtile * kSubtileBlocks + block) * 8];
-      float (&out)[4] = v[block];
+    for (int j = 0; j < kSubtileColumnBlocks; ++j) {
+      const float own_x_scale = x_scale[(subtile * kSubtileColumnBlocks + j) * 8];
+      float (&out)[4] = v[j];  // sums at first, then results
       uint32_t bits = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -243,7 +247,7 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
         out[i] = p.finish_fast(z);
         if constexpr (kMask) bits |= mask_bit(z) << i;
       }
-      // Non-temporal: L2 is for x and the weight. 3% of an H200's time.
+      // The store is non-temporal, as L2 is for x and the weight. That saves 3% of an H200's time.
       if (rows_left > 0) {
         __stcs(reinterpret_cast<float4*>(to), make_float4(out[0], out[1], out[2], out[3]));
       }
@@ -259,22 +263,28 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
   }
 }
 
-// Collects a warp's mask bits of two blocks of 8 rows: 16 rows x 16 features, a 16-bit word a row.
-// All lanes call it. Bits 0 - 15 of mask[block] are this thread's of row 2 c, and bits 16 - 31
-// those of row 2 c + 1. Bit 0 of a word is feature g and bit 8 is feature g + 8.
+// Collects a warp's mask bits of two column blocks: 16 rows x 16 features, a 16-bit word a row. All
+// lanes call it. Lane 4 g + c has four bits of each column block, at these places of mask[j]:
 //
-//   1. Each lane shifts its bits by g, which makes bit f of a word feature f of the warp's 16.
-//   2. Lanes with g < 4 collect block 0, lanes with g >= 4 block 1. Each lane gives the block that
-//      it does not collect to the lane with g ^ 4 and its own c, and takes the other one from it.
-//      It has then the bits of 2 of the 8 values of g.
+//                        row 2 c    row 2 c + 1
+//   feature g            bit 0      bit 16
+//   feature g + 8        bit 8      bit 24
+//
+// It gets two whole words of one column block: row 2 c in bits 0 - 15, and row 2 c + 1 in bits 16 -
+// 31. Bit f of a word is feature f of the warp's 16.
+//
+//   1. Each lane shifts its bits by g, to their places in the words.
+//   2. Lanes with g < 4 collect column block 0, lanes with g >= 4 column block 1. Each lane gives
+//      the bits that it does not collect to lane g ^ 4 of the same c, and takes that lane's. It
+//      then has the bits of 2 of the 8 values of g.
 //   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
 //
 // The four lanes with the same g / 4 and the same c end with the same two words. The caller lets
 // two of them store one word each:
 //
-//   g       0        1        2            3        4        5        6            7
-//   block   0                 0                     1                 1
-//   row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+//   g              0        1        2            3        4        5        6            7
+//   column block   0                 0                     1                 1
+//   row            2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
 __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2],
                                                        bool collects_second, int g) {
   const uint32_t kept = collects_second ? mask[1] : mask[0];
@@ -286,16 +296,16 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
   return words;
 }
 
-// The fast epilogue of half types. The caller has checked p.is_fast and that there is ReLU, and has
-// divided the bias in `scales`, so that one fma divides the product and adds the bias.
-// p.divisor.scale is 1 / divisor, a power of two.
+// The fast epilogue of half types, which applies ReLU. The caller has checked p.is_fast, which
+// implies ReLU here (launch_half, launch.cu), and has divided the bias in `scales`, so that one fma
+// divides the product and adds the bias. p.divisor.scale is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 features, which are 128 bytes
-// or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time. A
-// register that it reads has two neighbours along x, and a vector that it writes has eight
-// neighbours along features: it transposes. Vectors are swizzled, vector v of row r is at place v ^
-// (r % 8). So the eight vectors of one matrix, which have the same v in eight rows, are in
-// different banks, and so are the eight vectors of a row.
+// or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
+// transposes them: a register that it reads has two neighbours along x, and a vector that it writes
+// has eight neighbours along features. Vectors are swizzled: vector v of row r is at v ^ (r % 8).
+// So the eight vectors of one matrix, which have the same v in eight rows, are in different banks,
+// and so are the eight vectors of a row.
 template <bool kMask, typename T, int kSums>
 __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_feature,
                            const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
@@ -312,14 +322,14 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
 
   // Where stmatrix writes: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0 and 1
-  // are features 0 - 7 of the warp in two blocks of 8 rows, matrices 2 and 3 features 8 - 15.
+  // are features 0 - 7 of the warp in two column blocks, matrices 2 and 3 features 8 - 15.
   const uint32_t base = ptx::shared_address(&staging);
   const int matrix_row = lane % 16;
   const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
-  const uint32_t matrix = base + matrix_row * kRowBytes + matrix_vector * 16;
+  const uint32_t write_address = base + matrix_row * kRowBytes + matrix_vector * 16;
   // Thread t reads and stores vector t % 8 (eight features) of rows t / 8 + 16 i.
   const int vector_place = thread % 8 ^ thread / 8 % 8;
-  const uint32_t vector = base + thread / 8 * kRowBytes + vector_place * 16;
+  const uint32_t read_address = base + thread / 8 * kRowBytes + vector_place * 16;
   const int feature = first_feature + thread % 8 * 8;
   int row = first_row + thread / 8;
   T* to = p.out + static_cast<int64_t>(row) * p.n + feature;
@@ -327,31 +337,31 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
 #pragma unroll
   for (int subtile = 0; subtile < Config::kXRows / kSubtileRows; ++subtile) {
     auto& staged = staging.subtiles[subtile % 2];
-    const int buffer = subtile % 2 * sizeof(staged);
+    const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
-    for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // two blocks of 8 rows
-      uint32_t words[4];      // of stmatrix: [feature half][block], two rows of x each
-      uint32_t mask[2] = {};  // of each block: see collect_mask_words
+    for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // of column blocks
+      uint32_t words[4];  // of stmatrix: [feature half][column block of the pair], two rows each
+      uint32_t mask[2] = {};  // of each column block of the pair: see collect_mask_words
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int block = i % 2;
+        const int of_pair = i % 2;
         const int feature_half = i / 2;
-        const int block_in_tile = subtile * kSubtileRows / 8 + pair * 2 + block;
-        const float* const sum = sums + accumulator_index(block_in_tile, feature_half);
+        const int column_block = subtile * kSubtileRows / 8 + pair * 2 + of_pair;
+        const float* const sum = sums + accumulator_index(column_block, feature_half);
         const float z[2] = {fmaf(sum[0], scale, bias[feature_half]),
                             fmaf(sum[1], scale, bias[feature_half])};
         words[i] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
         if constexpr (kMask) {
-          mask[block] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (feature_half * 8);
+          mask[of_pair] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (feature_half * 8);
         }
       }
-      ptx::store_matrices_transposed(matrix + buffer + pair * 16 * kRowBytes, words);
+      ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
       if constexpr (kMask) {
         const bool collects_second = g / 4 != 0;
         const uint32_t two_words = collect_mask_words(mask, collects_second, g);
-        const int block = collects_second ? 1 : 0;
+        const int collected = collects_second ? 1 : 0;
         const int row_of_two = g / 2 % 2;
-        const int staged_row = pair * 16 + block * 8 + 2 * c + row_of_two;
+        const int staged_row = pair * 16 + collected * 8 + 2 * c + row_of_two;
         if (g % 2 == 0) {
           staged.mask[staged_row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
         }
@@ -363,7 +373,8 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
     if constexpr (kMask) {
       const int mask_row = first_row + subtile * kSubtileRows + thread;
       if (thread < kSubtileRows && mask_row < p.m && first_feature < p.n) {
-        // 64 features are 8 bytes. n is a multiple of 64 where there is a mask.
+        // 64 features are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
+        // (launch_half, launch.cu).
         const int64_t byte = (static_cast<int64_t>(mask_row) * p.n + first_feature) / 8;
         *reinterpret_cast<uint2*>(p.mask + byte) =
             *reinterpret_cast<const uint2*>(staged.mask[thread]);
@@ -371,7 +382,7 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
     }
 #pragma unroll
     for (int i = 0; i < kSubtileRows / 16; ++i) {
-      const float4 v = ptx::load_shared_four(vector + buffer + i * 16 * kRowBytes);
+      const float4 v = ptx::load_shared_four(read_address + buffer_offset + i * 16 * kRowBytes);
       if (row < p.m && feature < p.n) __stcs(reinterpret_cast<float4*>(to), v);
       row += 16;
       to += 16 * static_cast<int64_t>(p.n);
@@ -383,15 +394,15 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
 // accumulators are complete, and stores them a box at a time while the next tile is multiplied.
 // That saves 5% of an H200's time where K is 1024.
 //
-// out is [N, M]: a line of out has the rows of x of one feature. So the two results of a thread
-// that are neighbours along x are neighbours in out too, and nothing is transposed. A box is a
-// warp's 16 features x 64 rows of x. Boxes belong to a warp, so no barrier of the warpgroup is
-// needed.
+// out is [N, M]: a line of out is a feature, and rows of x are neighbours in it. So two results of
+// a thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box
+// is a warp's 16 features x 64 rows of x. As each warp has its own boxes, the warpgroup needs no
+// barrier.
 template <typename T>
 struct PackedGradient {
   static constexpr int kBoxes = Config::kXRows / Config::kGradientBoxRows;
-  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of blocks of 8 rows
-  // [box][pair][word]: word 2 h + b has feature half h and block b of the pair, two rows of x.
+  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of column blocks
+  // [box][pair][word]: word 2 h + b has feature half h, and two rows of column block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];
   int stored = kBoxes;  // how many boxes of the packed tile are stored
 
@@ -405,17 +416,17 @@ struct PackedGradient {
       for (int pair = 0; pair < kPairsPerBox; ++pair) {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
-          const int block = (box * kPairsPerBox + pair) * 2 + word % 2;
+          const int column_block = (box * kPairsPerBox + pair) * 2 + word % 2;
           const int feature_half = word / 2;
-          const float* const two_rows = sums + accumulator_index(block, feature_half);
+          const float* const two_rows = sums + accumulator_index(column_block, feature_half);
           words[box][pair][word] = ptx::pack<T>(two_rows[0], two_rows[1]);
         }
       }
     }
   }
 
-  // Stores the next box of the tile at (row, feature). The number of the box is known only at run
-  // time, and registers have no addresses, so the code is there once for each box.
+  // Stores the next box of the tile at (row, feature). Registers cannot be indexed at run time, so
+  // there is one copy of `store` for each box.
   __device__ void store_next(const CUtensorMap& map, int row, int feature, Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");
     const int box = stored;
@@ -426,8 +437,8 @@ struct PackedGradient {
     if (box == 3) return store<3>(map, row, feature, staging);
   }
 
-  // Stores a box of the tile at (row, feature): one warp, by stmatrix to shared memory and TMA from
-  // there. `row` and `feature` are those of the warpgroup.
+  // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. `row` and
+  // `feature` are the first ones of the warpgroup. All lanes of a warp call it.
   template <int kBox>
   __device__ void store(const CUtensorMap& map, int row, int feature, Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
@@ -438,15 +449,15 @@ struct PackedGradient {
     const uint32_t box =
         ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBoxes]);
     // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
-    // lines of feature half h, and block b of the pair.
+    // lines of feature half h, and column block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
-    const int block = lane / 8 % 2;
+    const int of_pair = lane / 8 % 2;
     // Waits until TMA has read the box that was in this buffer before.
     if (lane == 0) ptx::wait_stores_read<Config::kGradientBoxes - 1>();
     __syncwarp();
 #pragma unroll
     for (int pair = 0; pair < kPairsPerBox; ++pair) {
-      const int vector = (pair * 2 + block) ^ lane % 8;  // the swizzle: line % 8 is lane % 8
+      const int vector = (pair * 2 + of_pair) ^ lane % 8;  // the swizzle: line % 8 is lane % 8
       ptx::store_matrices(box + line * kLineBytes + vector * 16, words[kBox][pair]);
     }
     ptx::fence_proxy_async_shared();

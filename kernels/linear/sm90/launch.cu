@@ -6,20 +6,20 @@
 //
 //   float16, bfloat16      gemm_single<HalfTraits> or <GradientTraits>
 //
-//   float32 at `high`      split_x                       splits x into hi, samples the weight
+//   float32 at `high`      split_x                       splits x into hi; samples the weight
 //                          gemm_single<ConvertTraits>    one fp16 product; converts the weight
 //                          transpose                     only for a transposed weight
-//                          gemm_single<RedoTraits>       tiles that fp16 represents badly, as TF32
+//                          gemm_single<RedoTraits>       tiles that need TF32's range
 //
-//   float32 at `highest`   split_x                       splits x into hi and lo, samples the
-//   weight
+//   float32 at `highest`   split_x                       splits x into hi, lo; samples the weight
 //                          gemm_fp16x3, first run        three fp16 products; splits the weight
 //                          gemm_fp16x3, second run       tiles whose sums overflowed fp16
 //                          nonfinite                     rows that hold infinity or NaN
 //
-// Kernels after the first GEMM do nothing in most calls. Whether they have work is known to the GPU
-// alone: they read a flag and end, so the host never waits. All kernels start by programmatic
-// dependent launch (PDL): while the kernel before ends, they set up barriers, then wait for it.
+// Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
+// so the host always launches them, and never waits: without work they read a flag and end. All
+// kernels start by programmatic dependent launch (PDL, common/launch.cuh): while the kernel before
+// ends, they set up barriers, and then wait for it.
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
 //
@@ -48,9 +48,9 @@ namespace kernels::sm90 {
 // -------------------------------------------------------------------------------------- TMA maps
 //
 // A kernel tells the copy engine (TMA) what to copy by a CUtensorMap, which the host makes and
-// passes as a kernel argument. It describes a tensor in global memory, and the box that one copy
-// instruction moves: the kernel gives only the coordinates of a box. Elements of a box outside of
-// the tensor are loaded as 0, and are not stored.
+// passes as a kernel argument. It describes a tensor in global memory, and the size of the box that
+// one copy instruction moves. The instruction gives only the box's coordinates. Elements of a box
+// outside of the tensor are loaded as 0, and are not stored.
 
 struct TmaConfig {
   // A row of a box, in bytes: the widest that TMA swizzles. Rows in shared memory are as long, and
@@ -58,11 +58,11 @@ struct TmaConfig {
   static constexpr int kBoxRowBytes = 128;
 };
 static_assert(TmaConfig::kBoxRowBytes == gemm_single::Config::kKTileBytes,
-              "a box has a k-tile of gemm_single's operands");
+              "a row of a box is a k-tile of a row of gemm_single's operands");
 static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
-              "a box has a k-tile of gemm_fp16x3's operands");
+              "a row of a box is a k-tile of a row of gemm_fp16x3's operands");
 static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileWidth * sizeof(__half),
-              "a box has the whole width of a k-tiled matrix");
+              "a row of a box is a row of a k-tile of a k-tiled matrix");
 
 template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
@@ -87,8 +87,8 @@ PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return encoder;
 }
 
-// Makes the map of a tensor with 2 or 3 dimensions, the innermost first. sizes are in elements,
-// strides, those of all dimensions but the innermost, in bytes. A box has box_rows rows.
+// Makes the map of a tensor with 2 or 3 dimensions, the innermost first. `sizes` are in elements.
+// `strides` are in bytes, without that of the innermost dimension. A box has box_rows rows.
 template <typename T>
 CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
                        const cuuint64_t* strides, uint32_t box_rows) {
@@ -103,8 +103,8 @@ CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
   return map;
 }
 
-// The map of a matrix [rows, columns], rows `stride` elements apart. A box is box_rows rows of 128
-// bytes.
+// Makes the map of a matrix [rows, columns], rows `stride` elements apart. A box is box_rows rows
+// of 128 bytes.
 template <typename T>
 CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t stride,
                      uint32_t box_rows) {
@@ -113,8 +113,8 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
   return encode_map(matrix, 2, sizes, strides, box_rows);
 }
 
-// The map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 halves]. A box
-// is box_rows rows of one k-tile.
+// Makes the map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 halves]. A
+// box is box_rows rows of one k-tile.
 CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles, int box_rows) {
   constexpr cuuint64_t kWidth = fp16x3::kKTileWidth;
   const cuuint64_t rows = matrix.rows;
@@ -141,7 +141,8 @@ void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t
               arguments...);
 }
 
-// A float32 operand that is not split yet, for a k-tiled layout.
+// Returns a float32 operand without hi, lo, exponents and states: the caller adds those that it
+// needs. Their layout is k-tiled.
 fp16x3::SplitMatrix unsplit_matrix(const void* from, int64_t rows, int64_t row_stride) {
   fp16x3::SplitMatrix matrix{};
   matrix.from = static_cast<const float*>(from);
@@ -162,28 +163,29 @@ void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
   const bool is_short = linear.k <= fp16x3::SplitConfig::kKeptByWarp;
   const auto splitter = is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
   const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
-  const auto zeros = static_cast<unsigned*>(linear.workspace);
-  const auto zeros_size = static_cast<int64_t>(zero_bytes / sizeof(unsigned));
+  const auto to_clear = static_cast<unsigned*>(linear.workspace);
+  const auto clear_size = static_cast<int64_t>(zero_bytes / sizeof(unsigned));
   launch_grid({sampling_blocks + splitting_blocks, threads, 0, stream, /*has_pdl=*/true},
               split_x_kernel, x, weight, linear.weight_is_transposed, linear.k, sampling_blocks,
-              splitter, zeros, zeros_size);
+              splitter, to_clear, clear_size);
 }
 
 // ----------------------------------------------------- steps that the paths of gemm_single share
 
-// The tiles of gemm_single, for all its traits.
+// The tiles of gemm_single, for all its traits. The blocks of a cluster share a tile's rows of x,
+// and divide its rows of the weight.
 TileOrder single_tiles(const LinearArguments& linear) {
   using Config = gemm_single::Config;
   return {blocks_of(linear.m, Config::kXRows),
           blocks_of(linear.n, Config::kWeightRows * BlockConfig::kClusterSize)};
 }
 
-// The arguments of gemm_single. Those that only float32 has, redo, conversion and x_exponent, are
-// empty, and set by the functions of float32.
-// The fast epilogue stores `together` elements of a row at once.
+// Returns the arguments of gemm_single. The callers for float32 set those that only float32 has:
+// redo, conversion and x_exponent. The fast epilogue stores vector_size elements of a row at once.
 template <typename Traits>
-gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear, int64_t together) {
-  return {Epilogue<typename Traits::Out>(linear, together),
+gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear,
+                                                int64_t vector_size) {
+  return {Epilogue<typename Traits::Out>(linear, vector_size),
           static_cast<int>(linear.k),
           single_tiles(linear),
           linear.x_is_transposed,
@@ -199,7 +201,7 @@ int count_single_clusters() {
                         sizeof(gemm_single::SharedMemory<Traits>));
 }
 
-// Launches gemm_single. out_map is that of GradientTraits alone; others store without TMA.
+// Launches gemm_single. Only GradientTraits uses out_map; the others store without TMA.
 template <typename Traits>
 void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters,
                    const CUtensorMap& x_map, const CUtensorMap& weight_map,
@@ -208,9 +210,9 @@ void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters
               clusters, stream, x_map, weight_map, out_map, arguments);
 }
 
-// The map of an operand that is not k-tiled: [rows, k], or [k, rows] where it is transposed. A box
-// of half types is 64 rows and 64 of K, transposed or not; a box of TF32, which is not transposed,
-// 64 rows and 32 of K.
+// Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
+// box of a half type is 64 rows and 64 of K, transposed or not. A box of TF32, which is never
+// transposed, is 64 rows and 32 of K.
 template <typename Traits>
 CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
                         bool is_transposed) {
@@ -230,7 +232,7 @@ void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters
       linear.weight, linear.n, linear.k, linear.weight_stride, linear.weight_is_transposed);
   CUtensorMap out_map{};
   if constexpr (Traits::kIsGradient) {
-    // GradientTraits computes out [n, m]. A box is one warp's 16 features.
+    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16 rows.
     const auto out = static_cast<const typename Traits::Out*>(linear.out);
     out_map = make_map(out, linear.n, linear.m, linear.m, gemm_single::Config::kWarpFeatures);
   }
@@ -242,10 +244,10 @@ void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters
 // Launches the one kernel of a half type, HalfTraits or GradientTraits.
 template <typename Traits>
 void launch_half(const LinearArguments& linear, cudaStream_t stream) {
-  // Fast stores are 16-byte vectors; with a mask, whole lines of a warpgroup's features.
-  const int64_t together = linear.mask != nullptr ? gemm_single::Config::kWarpgroupFeatures
-                                                  : 16 / sizeof(typename Traits::Out);
-  auto arguments = single_arguments<Traits>(linear, together);
+  // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
+  const int64_t vector_size = linear.mask != nullptr ? gemm_single::Config::kWarpgroupFeatures
+                                                     : 16 / sizeof(typename Traits::Out);
+  auto arguments = single_arguments<Traits>(linear, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   arguments.epilogue.is_fast &= linear.relu;
   // As few clusters as finish in the same number of waves: 0.3% less time on an H200 than with as
@@ -255,7 +257,8 @@ void launch_half(const LinearArguments& linear, cudaStream_t stream) {
   launch_single(arguments, blocks_of(tiles, waves), linear, stream);
 }
 
-// Returns the problem out^T = weight x^T: with x and weight exchanged. out stays where it is.
+// Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
+// same memory: [n, m] in terms of the new m and n.
 LinearArguments transposed_problem(const LinearArguments& linear) {
   LinearArguments transposed = linear;
   std::swap(transposed.x, transposed.weight);
@@ -268,9 +271,9 @@ LinearArguments transposed_problem(const LinearArguments& linear) {
 // Launches a call in T, float16 or bfloat16.
 //
 // A call without an epilogue computes a gradient. Its x is the gradient of the output, of which
-// many elements are 0 after a ReLU. The transposed problem makes it wgmma's operand A, where zeros
-// take less power, so that the GPU's clock is higher: 2% of an H200's time. TMA stores its results,
-// and needs rows of whole 16-byte vectors.
+// many elements are 0 after a ReLU. In the transposed problem this x is wgmma's operand A, where
+// zeros take less power, so that the GPU's clock is higher: 2% of an H200's time. TMA stores the
+// results, and needs rows of whole 16-byte vectors.
 template <typename T>
 void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
   const bool has_epilogue = linear.relu || linear.bias != nullptr || linear.divisor != 1;
@@ -298,9 +301,10 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 //   redo.tiles             int        [tiles]                   Convert, Redo     no
 //   weight_copy.to         float      [n, padded k]             transpose, Redo   no
 //
-// "Convert" and "Redo" are gemm_single with these traits. A panel is a block's 128 rows of the
-// weight; a weight tile has two. weight_copy is there only for a transposed weight. split_x clears
-// the slices that must be zero before the GEMM; they are the first ones.
+// "Convert" and "Redo" are gemm_single with ConvertTraits and RedoTraits. A panel is a block's 128
+// rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
+// weight_copy.to exists only for a transposed weight. split_x clears the slices that must be zero
+// before the GEMM; they are the first ones.
 struct SingleWorkspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
@@ -346,22 +350,22 @@ struct SingleWorkspace {
   }
 };
 
-// The elements of a row that float32's fast epilogue in gemm_single stores at once: a 16-byte
-// vector; with a mask, those of a byte of the mask.
-int64_t floats_together(const LinearArguments& linear) { return linear.mask != nullptr ? 8 : 4; }
+// Returns how many elements of a row float32's fast epilogue in gemm_single stores at once: a
+// 16-byte vector; with a mask, those of a byte of the mask.
+int64_t float_vector_size(const LinearArguments& linear) { return linear.mask != nullptr ? 8 : 4; }
 
-// Launches the fp16 product, which also rounds the weight to hi, just ahead of its use. It lists
-// the tiles that fp16 represents badly.
+// Launches the fp16 product. Its converter warps round the weight to hi shortly before it is
+// multiplied. It lists the tiles for which fp16 is not accurate enough.
 void launch_converting_gemm(const LinearArguments& linear, const SingleWorkspace& workspace,
                             cudaStream_t stream) {
   using Traits = gemm_single::ConvertTraits;
-  auto arguments = single_arguments<Traits>(linear, floats_together(linear));
+  auto arguments = single_arguments<Traits>(linear, float_vector_size(linear));
   const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
   arguments.redo = workspace.redo;
   arguments.x_exponent = workspace.x.exponent;
-  // The tiles that all clusters compute at once, in the order of TileOrder. The converters keep to
-  // them, so that what they convert next is what is multiplied next.
   arguments.conversion = workspace.conversion;
+  // The tiles that all clusters compute at once, in the order of TileOrder. The converters use the
+  // same order, so that they convert first what is multiplied first.
   const int x_tiles_at_once = std::min(arguments.tiles.x_tiles, TileOrder::kBand);
   arguments.conversion.x_tiles_at_once = x_tiles_at_once;
   arguments.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
@@ -373,8 +377,8 @@ void launch_converting_gemm(const LinearArguments& linear, const SingleWorkspace
   launch_single(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
 }
 
-// Launches the TF32 product of the listed tiles. TF32 operands of wgmma can not be transposed, so a
-// transposed weight is copied first, if any tile is listed.
+// Launches the TF32 product of the listed tiles. wgmma takes no transposed TF32 operands, so a
+// transposed weight is copied first. Without listed tiles, neither kernel does anything.
 void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace,
                  cudaStream_t stream) {
   using Traits = gemm_single::RedoTraits;
@@ -386,7 +390,7 @@ void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace
     row_major.weight_stride = copy.to_stride;
     row_major.weight_is_transposed = false;
   }
-  auto arguments = single_arguments<Traits>(row_major, floats_together(linear));
+  auto arguments = single_arguments<Traits>(row_major, float_vector_size(linear));
   arguments.redo = workspace.redo;
   const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
   launch_single(arguments, clusters, row_major, stream);
@@ -403,23 +407,24 @@ void launch_high(const LinearArguments& linear, cudaStream_t stream) {
 
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
-//   slice             type       shape                  used by                    zeroed
-//   partials.counts   Counts     [2, kMaxClusters]      gemm_fp16x3: each run      yes
-//   has_overflowed    unsigned   [1]                    gemm_fp16x3: both runs     yes
-//   has_nonfinite     unsigned   [1]                    gemm_fp16x3, nonfinite     yes
-//   x.hi, x.lo        half       [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3       no
-//   x.exponent        int        [m]                    split_x, gemm_fp16x3       no
-//   x.state           int        [m]                    all but the second run     no
-//   weight.exponent   int        [n]                    split_x, gemm_fp16x3       no
-//   weight.state      int        [n]                    all                        no
-//   partials.sums     Sums       [kMaxClusters]         gemm_fp16x3: each run      no
+//   slice                type      shape                  used by                   zeroed
+//   partials.are_stored  Flags     [2, kMaxClusters]      gemm_fp16x3: each run     yes
+//   has_overflowed       unsigned  [1]                    gemm_fp16x3: both runs    yes
+//   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
+//   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
+//   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
+//   x.state              int       [m]                    all                       no
+//   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
+//   weight.state         int       [n]                    all                       no
+//   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3: each run     no
 //
-// split_x clears the slices that must be zero before the GEMM; they are the first ones. The weight
-// has no hi and lo in memory: gemm_fp16x3 splits it in registers.
+// has_overflowed and has_nonfinite share a slice. split_x clears the slices that must be zero
+// before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
+// splits it in registers.
 struct Fp16x3Workspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
-  PartialSums partials;  // of the first run; the second run's counts follow
+  PartialSums partials;  // of the first run; the second run's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
   size_t zero_bytes;  // at the beginning of the workspace
@@ -430,7 +435,7 @@ struct Fp16x3Workspace {
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
     WorkspaceSlices slices(linear.workspace);
-    partials.counts = slices.add<PartialSums::Counts>(2 * kMaxClusters);
+    partials.are_stored = slices.add<PartialSums::Flags>(2 * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
     zero_bytes = slices.bytes();
@@ -446,7 +451,7 @@ struct Fp16x3Workspace {
   }
 };
 
-// Returns the kernel for this k, by its promotion interval.
+// Returns the kernel for this k: the longer K is, the longer is its promotion interval.
 auto choose_fp16x3_kernel(int k) {
   using Config = GemmFp16x3Config;
   if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
@@ -456,10 +461,10 @@ auto choose_fp16x3_kernel(int k) {
 
 // Launches both runs of the GEMM.
 //
-// The first run scales the weight by the exponents of the sample. Where the sample missed an
-// element that then overflows fp16, sums become infinite or NaN, and the epilogue marks that row of
-// the weight. The second run scales the marked rows by their largest elements, and computes their
-// tiles again. Without marked rows it ends at once.
+// The first run scales the weight by the exponents of the sample. If the sample missed an element
+// that then overflows fp16, sums become infinite or NaN, and the epilogue marks that row of the
+// weight. The second run scales the marked rows by their largest elements, and computes their tiles
+// again. Without marked rows it ends at once.
 void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
                         const Epilogue<float>& epilogue, cudaStream_t stream) {
   using Config = GemmFp16x3Config;
@@ -491,9 +496,9 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
 
   launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
 
+  // The first run has set its flags, so the second run uses others, which are still zero.
   arguments.is_second_run = true;
-  // The first run has counted up its own.
-  arguments.partials.counts = workspace.partials.counts + StreamKConfig::kMaxClusters;
+  arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
   launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
 }
 
@@ -501,9 +506,9 @@ void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
   const Fp16x3Workspace workspace(linear);
   launch_split_x(linear, workspace.x, workspace.weight, workspace.zero_bytes, stream);
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
-  const Epilogue<float> epilogue(linear, /*together=*/2);
+  const Epilogue<float> epilogue(linear, /*vector_size=*/2);
   launch_fp16x3_gemm(linear, workspace, epilogue, stream);
-  // Last, as the second run finds which overflowed rows of the weight hold infinity or NaN.
+  // It is last because the second run finds which rows of the weight hold infinity or NaN.
   nonfinite::launch(workspace.x, workspace.weight, linear.k, epilogue, workspace.has_nonfinite,
                     stream, /*has_pdl=*/true);
 }
@@ -522,7 +527,7 @@ void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
   }
 }
 
-// Returns the bytes that a workspace for so many rows of x needs. Half types need none.
+// Returns the bytes of a workspace for `rows` rows of x. Half types need none.
 size_t workspace_bytes(LinearArguments linear, int64_t rows) {
   linear.m = rows;
   linear.workspace = nullptr;  // measures only
@@ -531,19 +536,20 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
   return SingleWorkspace(linear).bytes;
 }
 
-// How chunks are divided into tiles. Clusters share the last wave of gemm_fp16x3 (stream-K), so its
-// waves do not count. Those of gemm_single compute whole tiles.
+// Returns how chunks are divided into tiles. In gemm_single each cluster computes whole tiles. In
+// gemm_fp16x3 the clusters share the last wave evenly (stream-K), so the number of waves does not
+// matter. With waves of one tile, chunks of any size have the same number of them.
 Tiling chunk_tiling(const LinearArguments& linear) {
   if (linear.precision == Precision::kHighest) {
-    return {GemmFp16x3Config::kWideRows, /*side_by_side=*/1, /*at_once=*/1};
+    return {GemmFp16x3Config::kWideRows, /*tiles_along_n=*/1, /*tiles_of_wave=*/1};
   }
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int clusters = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   return {gemm_single::Config::kXRows, single_tiles(linear).weight_tiles, clusters};
 }
 
-// Returns the rows of a chunk. The copy of a transposed weight does not count for the limit of the
-// workspace, as other copies of operands do not.
+// Returns the rows of a chunk. Copies of operands do not count for the limit of the workspace, so
+// neither does that of a transposed weight.
 int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   LinearArguments without_copy = linear;
@@ -560,8 +566,8 @@ namespace kernels::cuda {
 
 // Returns whether the kernels of this file support a call.
 //
-// TMA reads rows that begin at multiples of 16 bytes. It reads every operand but x at `highest`,
-// which split_x reads instead. (At `high` split_x reads x, too, but RedoTraits by TMA as well.)
+// Operands that TMA reads need rows that begin at multiples of 16 bytes. TMA reads all of them but
+// x at `highest`, which split_x reads without TMA. (At `high`, RedoTraits loads x by TMA.)
 bool linear_sm90_supports(const LinearArguments& linear) {
   if (linear.dtype == DType::kFloat64) return false;
   const bool is_float32 = linear.dtype == DType::kFloat32;
@@ -575,10 +581,11 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   const bool has_aligned_weight =
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels.
+  // Indices of rows, columns and K are ints in the kernels. For float32, 32 times the number of a
+  // row's subnormal elements (fp16x3::has_many_subnormals) then fits into an int, too.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
-  const bool has_sizes = linear.m < kMaxSize && linear.n < kMaxSize &&
-                         linear.k < (is_float32 ? sm90::kMaxK : kMaxSize);
+  const int64_t max_k = is_float32 ? int64_t{1} << 24 : kMaxSize;
+  const bool has_sizes = linear.m < kMaxSize && linear.n < kMaxSize && linear.k < max_k;
   return has_aligned_x && has_aligned_weight && has_sizes;
 }
 

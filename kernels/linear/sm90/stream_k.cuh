@@ -1,11 +1,12 @@
 // The stream-K schedule of the fp16x3 GEMM: which tiles each cluster multiplies, and how clusters
 // share the tiles of the last wave along K.
 //
-// K is counted in k-groups of 128. Tiles are computed in waves: a wave is one whole tile, all its
-// k-groups, for each cluster. Cluster c has tile c in the first wave, tile c + clusters in the
-// second, and so on. (tile_order.cuh numbers the tiles.) The last wave is what remains: fewer tiles
-// than there are clusters. These tiles are put end to end along K, and the line of all their
-// k-groups is cut into one range for each cluster. A range often ends one tile and begins the next.
+// K is counted in k-groups of 128. Tiles are computed in waves. In a whole wave, each cluster
+// computes one tile, with all its k-groups: cluster c has tile c in the first wave, tile
+// c + clusters in the second, and so on. (tile_order.cuh numbers the tiles.) The last wave has the
+// remaining tiles, which are fewer than the clusters, or none. They are put end to end along K, and
+// the line of all their k-groups is cut into one range for each cluster. A range often ends one
+// tile and begins the next.
 //
 // A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
 // the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
@@ -62,9 +63,9 @@ struct StreamKConfig {
   // Adding the partial sums that one cluster has stored takes this many row-groups for each row.
   static constexpr int kAddingPerRow = 2;
 
-  // Storing and adding partial sums costs as much as some k-groups. So tiles are cut only if that
-  // saves kMinSaving k-groups or more. A range has kMinRange k-groups or more. And no cut is nearer
-  // to the beginning or end of a tile than kMinPart k-groups.
+  // Limits of cutting, because storing and adding partial sums costs time. Tiles are cut only if
+  // that saves kMinSaving k-groups or more. A range has kMinRange k-groups or more. And no cut is
+  // nearer to the beginning or end of a tile than kMinPart k-groups.
   static constexpr int kMinSaving = 3;
   static constexpr int kMinRange = 2;
   static constexpr int kMinPart = 2;
@@ -72,12 +73,16 @@ struct StreamKConfig {
   // The time of one k-group of a tile, in row-groups.
   static int64_t group_time(int64_t rows) { return rows + kGroupOverhead; }
 
-  // The least k-groups of a range, if clusters share a tile of `rows` rows and `k_groups` k-groups.
+  // The fewest k-groups that a range should have, if clusters share a tile of `rows` rows and
+  // `k_groups` k-groups.
   //
-  // With ranges of L k-groups, k_groups / L clusters share the tile. Each multiplies for
-  // L * group_time(rows), at the same time as the others. Then one of them adds all partial sums,
-  // in k_groups / L * kAddingPerRow * rows. Shorter ranges make the first less and the second more.
-  // This function returns the L for which both are equal.
+  // With ranges of L k-groups, k_groups / L clusters share the tile. The time of the tile is
+  //
+  //   L * group_time(rows)                      each multiplies its range, all at the same time
+  //   + k_groups / L * kAddingPerRow * rows     then one of them adds all partial sums
+  //
+  // The first term grows with L and the second one falls, so the time is least where they are
+  // equal. This function returns that L.
   static int min_range(int k_groups, int64_t rows) {
     const double adding_in_groups =
         static_cast<double>(kAddingPerRow * rows) / static_cast<double>(group_time(rows));
@@ -96,30 +101,31 @@ struct WorkTile {
 };
 
 struct Schedule {
-  int waves;     // of whole tiles, one for each cluster
+  int whole_waves;
   int k_groups;  // of a tile
   // Cluster c has the range begin[c] <= i < begin[c + 1] of the last wave's line of k-groups.
   int begin[StreamKConfig::kMaxClusters + 1];
 
   // ----- host
 
-  // Plans `tiles` tiles of `k_groups_of_tile` k-groups for `clusters` clusters. rows_of(tile) is a
-  // tile's number of rows of x, at most max_rows. Returns the size of the grid: how many clusters
-  // have work.
-  template <typename RowsOf>
-  int plan(int tiles, int k_groups_of_tile, int clusters, int64_t max_rows, const RowsOf& rows_of) {
-    waves = tiles / clusters;
+  // Plans `tiles` tiles of `k_groups_of_tile` k-groups for `clusters` clusters. row_count(tile) is
+  // the number of rows of x of the tile with this number, at most max_rows. Returns the size of the
+  // grid: how many clusters have work.
+  template <typename RowCount>
+  int plan(int tiles, int k_groups_of_tile, int clusters, int64_t max_rows,
+           const RowCount& row_count) {
+    whole_waves = tiles / clusters;
     k_groups = k_groups_of_tile;
-    const Loads loads = count_loads(tiles, clusters, rows_of);
+    const Loads loads = count_loads(tiles, clusters, row_count);
     if (cutting_pays(loads, clusters, max_rows)) {
-      assign_ranges(loads, tiles, clusters, max_rows, rows_of);
+      assign_ranges(loads, tiles, clusters, max_rows, row_count);
     } else {
       assign_uncut_tiles(tiles, clusters);
     }
-    if (waves > 0) return clusters;
-    // Without a whole wave, only the clusters whose ranges begin before the end have work.
-    const int all = begin[clusters];
-    return static_cast<int>(std::lower_bound(begin, begin + clusters, all) - begin);
+    if (whole_waves > 0) return clusters;
+    // Without a whole wave, only the clusters whose ranges begin before the line's end have work.
+    const int end_of_line = begin[clusters];
+    return static_cast<int>(std::lower_bound(begin, begin + clusters, end_of_line) - begin);
   }
 
   // ----- device
@@ -129,16 +135,16 @@ struct Schedule {
   __device__ WorkTile work_tile(int index) const {
     const int cluster = ptx::clusterid();
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
-    if (index < waves) return {cluster + index * clusters, 0, k_groups};
+    if (index < whole_waves) return {cluster + index * clusters, 0, k_groups};
     const int range_begin = begin[cluster];
     const int range_end = begin[cluster + 1];
     if (range_begin == range_end) return {};
-    // `tile` counts the tiles of the last wave from 0, and starts with the last one of the range.
-    // Past the first tile of the range, the work tile's begin is k_groups or more: it does not
-    // exist.
-    const int tile = (range_end - 1) / k_groups - (index - waves);
+    // `tile` counts the tiles of the last wave from 0. It begins with the last tile of the range
+    // and falls. When it has passed the first one, the tile ends before the range begins: the
+    // returned `begin` is k_groups or more, so that the work tile does not exist.
+    const int tile = (range_end - 1) / k_groups - (index - whole_waves);
     const int tile_begin = tile * k_groups;
-    return {waves * clusters + tile, max(range_begin - tile_begin, 0),
+    return {whole_waves * clusters + tile, max(range_begin - tile_begin, 0),
             min(range_end - tile_begin, k_groups)};
   }
 
@@ -149,86 +155,90 @@ struct Schedule {
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
   }
 
-  // Whether the cluster with this work tile finishes the tile.
+  // Returns whether the cluster with this work tile finishes the tile.
   __device__ bool finishes(const WorkTile& work) const { return work.end == k_groups; }
 
-  // Whether the range of `cluster` begins after the beginning of a tile of the last wave. The
-  // cluster that finishes the tile asks this for itself, and then for the clusters before it, one
-  // by one, as long as it is true: then the cluster before has k-groups of the tile, too. In the
-  // example above, tile 3: it is true for cluster 1, whose range begins at 6, and false for cluster
-  // 0.
+  // Returns whether the range of `cluster` begins after the beginning of `tile`, a tile of the last
+  // wave. If so, the cluster before has k-groups of the tile, too. The cluster that finishes the
+  // tile finds all clusters that share it: it asks for itself, then for the cluster before, and so
+  // on until the answer is no. For tile 3 in the example above, the answer is yes for cluster 1,
+  // whose range begins at 6, and no for cluster 0.
   __device__ bool begins_inside(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
-    return begin[cluster] > (tile - waves * clusters) * k_groups;
+    return begin[cluster] > (tile - whole_waves * clusters) * k_groups;
   }
 
  private:
-  // Loads of clusters, in rows of x: the sum of the rows of their tiles.
+  // Loads of clusters. The load of a work tile is its rows of x times its k-groups. (This leaves
+  // out kGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
   struct Loads {
-    int64_t whole_tiles[StreamKConfig::kMaxClusters] = {};  // of each cluster, in whole waves
+    int64_t of_whole_waves[StreamKConfig::kMaxClusters] = {};  // of each cluster
     int64_t longest = 0;  // of the busiest cluster, if the tiles of the last wave are not cut
-    int64_t sum = 0;      // of all clusters
+    int64_t total = 0;    // of all clusters
   };
 
-  template <typename RowsOf>
-  Loads count_loads(int tiles, int clusters, const RowsOf& rows_of) const {
+  template <typename RowCount>
+  Loads count_loads(int tiles, int clusters, const RowCount& row_count) const {
     Loads loads;
     for (int tile = 0; tile < tiles; ++tile) {
-      int64_t& of_cluster = loads.whole_tiles[tile % clusters];
-      const int64_t rows = rows_of(tile);
-      loads.sum += rows;
-      loads.longest = std::max(loads.longest, of_cluster + rows);
-      const bool is_in_last_wave = tile >= waves * clusters;
-      if (!is_in_last_wave) of_cluster += rows;
+      int64_t& of_cluster = loads.of_whole_waves[tile % clusters];
+      const int64_t load = int64_t{row_count(tile)} * k_groups;
+      loads.total += load;
+      loads.longest = std::max(loads.longest, of_cluster + load);
+      const bool is_in_last_wave = tile >= whole_waves * clusters;
+      if (!is_in_last_wave) of_cluster += load;
     }
     return loads;
   }
 
-  // Whether it saves the busiest cluster kMinSaving k-groups of the widest tile or more if all
-  // clusters get the same load: (longest - sum / clusters) * k_groups >= kMinSaving * max_rows.
+  // Returns whether the tiles of the last wave should be cut. If all clusters have the same load,
+  // that is total / clusters, and the busiest cluster saves longest - total / clusters. This must
+  // be at least the load of kMinSaving k-groups of the widest tile. (Both are multiplied by
+  // `clusters` here, so that they are whole numbers.)
   bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {
-    const int64_t saving_times_clusters = (loads.longest * clusters - loads.sum) * k_groups;
+    const int64_t saving_times_clusters = loads.longest * clusters - loads.total;
     return saving_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
   }
 
   // The ranges if tiles are not cut: one tile of the last wave for each cluster, as long as there
   // are tiles.
   void assign_uncut_tiles(int tiles, int clusters) {
-    const int tiles_of_last_wave = tiles - waves * clusters;
+    const int tiles_of_last_wave = tiles - whole_waves * clusters;
     for (int cluster = 0; cluster <= clusters; ++cluster) {
       begin[cluster] = std::min(cluster, tiles_of_last_wave) * k_groups;
     }
   }
 
-  // The ranges if tiles are cut, such that all clusters have about the same load. Loads are in rows
-  // times k-groups here. In the example above, with tiles of 176 rows, all tiles are 5 * 176 * 9,
-  // and a third of that is 15 * 176 for each cluster. Its whole tile is 9 * 176 of these. So a
-  // budget of 6 * 176 remains for its range: 6 k-groups.
-  template <typename RowsOf>
+  // The ranges if tiles are cut, such that all clusters have about the same load. In the example
+  // above, with tiles of 176 rows, the total load is 5 tiles * 9 k-groups * 176 rows. A third of
+  // that, 15 * 176, is fair for a cluster. Its tile of the whole wave is 9 * 176. So its range has
+  // a budget of 6 * 176, which is 6 k-groups.
+  template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
-                     const RowsOf& rows_of) {
+                     const RowCount& row_count) {
     const int64_t min_budget = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
-    const int64_t fair_load = loads.sum * k_groups / clusters;
-    const int first_tile = waves * clusters;
+    const int64_t fair_load = loads.total / clusters;
+    const int first_tile = whole_waves * clusters;
     int tile = first_tile;
-    int k_group = 0;  // of the tile: the next one to assign
-    // What remains to be given to the clusters so far. A range is a whole number of k-groups, so
-    // that a cluster gets somewhat more or less than its budget; the next one's makes up for it.
+    int k_group = 0;  // the tile's next k-group to assign
+    // The load that the cluster's range may still get. Ranges are whole k-groups, so a range is
+    // somewhat longer or shorter than its budget. The difference goes into the next cluster's
+    // budget.
     int64_t budget = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
       begin[cluster] = (tile - first_tile) * k_groups + k_group;
-      // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load.
-      // For no range inside a tile may be empty: the cluster that finishes the tile would wait for
-      // partial sums that nobody stores.
-      budget += std::max(fair_load - loads.whole_tiles[cluster] * k_groups, min_budget);
+      // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load,
+      // because no range inside a tile may be empty: the cluster that finishes the tile would wait
+      // for partial sums that nobody stores.
+      budget += std::max(fair_load - loads.of_whole_waves[cluster], min_budget);
       while (tile < tiles) {
-        const int64_t rows = rows_of(tile);
+        const int64_t rows = row_count(tile);
         const int64_t added = groups_to_add(budget, rows, k_group);
         if (added == 0) break;
         budget -= added * rows;
         k_group += static_cast<int>(added);
-        const bool has_rest = k_group < k_groups;
-        if (has_rest) break;
+        const bool is_cut_here = k_group < k_groups;
+        if (is_cut_here) break;
         ++tile;
         k_group = 0;
       }
@@ -236,13 +246,13 @@ struct Schedule {
     begin[clusters] = (tiles - first_tile) * k_groups;
   }
 
-  // How many k-groups of a tile, from k_group on, a cluster gets for its budget: rounded to the
-  // nearest number, but such that no cut is within kMinPart of the tile's end or beginning. 0: the
-  // cluster's range ends here.
+  // How many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its budget.
+  // The number is rounded to the nearest, but such that no cut is within kMinPart of the tile's
+  // beginning or end. If it is 0, the cluster's range ends before k_group.
   int64_t groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;
-    const int64_t paid = std::max(budget + rows / 2, int64_t{0}) / rows;
-    int64_t added = std::min(paid, rest);
+    const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;
+    int64_t added = std::min(affordable, rest);
     const bool leaves_small_part = rest - added < StreamKConfig::kMinPart;
     if (leaves_small_part) added = rest;
     const bool is_small_beginning = k_group == 0 && added < StreamKConfig::kMinPart;

@@ -17,7 +17,7 @@ Tensor gelu_forward(const Tensor& x) {
       !x.is_contiguous() || has_tangent(x)) {
     return gelu_composite(x);
   }
-  const DeviceOf device(x);
+  const DeviceGuard guard(x);
   const Tensor out = allocate_like(x);
   const float* const from = x.const_data_ptr<float>();
   float* const to = out.mutable_data_ptr<float>();

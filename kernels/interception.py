@@ -1,0 +1,138 @@
+"""Does other Python code intercept a call, so that a kernel would hide the call from it?
+
+A kernel replaces torch functions that the reference calls, and those functions are then not called.
+Most programs do not notice. Some code does, and for it a module must call what its reference calls:
+
+* a tensor subclass, or an active mode (`torch.overrides.TorchFunctionMode`), sees every call of a
+  torch function, and may change what the call returns;
+* hooks on a module, or on all modules, run when the module is called;
+* profilers, tracers and test tools replace `torch.relu`, `nn.Linear.forward` or
+  `nn.Module.__call__` by functions of their own, temporarily or for good.
+
+The functions below, and the `dispatch.py` of each problem, check for all of these in every call.
+The checks are cheap enough that even a small call takes no noticeable time longer.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Linear, functional
+from torch.overrides import _get_current_function_mode_stack, has_torch_function_variadic
+
+PLAIN_TYPES = (Tensor, nn.Parameter)
+
+# A mode is ignored if the name of the Python module that defines its class begins with one of these
+# prefixes. The mode of `torch.device`, used as a context, only changes functions that make tensors.
+DEVICE_MODE_PREFIXES = ("torch.utils._device",)
+# The modes of `make_fx` and `torch.export` record our operators as they record torch's.
+TRACER_MODE_PREFIXES = ("torch.fx.", "torch._export.")
+
+# torch's own functions. They are taken from the C++ bindings, because other code may have replaced
+# `torch.relu` and the others before this module was imported.
+TORCH_RELU = torch._C._VariableFunctions.relu
+TORCH_LINEAR = torch._C._nn.linear
+TORCH_DIVIDE = torch._C.TensorBase.__truediv__
+
+
+def is_plain_or_fake(x: object) -> bool:
+    """Return whether x is a `Tensor`, a `Parameter`, or a type with which torch itself traces.
+
+    The types for tracing are `FakeTensor` and `FunctionalTensor`.
+    """
+    return type(x) in PLAIN_TYPES or type(x).__module__.startswith("torch._subclasses.")
+
+
+def is_dtensor(x: object) -> bool:
+    """Return whether x is a `DTensor`, without importing DTensor, which takes a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(x) is module.DTensor
+
+
+def is_intercepted(
+    *operands: object, ignored_modes: tuple[str, ...] = DEVICE_MODE_PREFIXES
+) -> bool:
+    """Return whether a tensor subclass or a function mode intercepts calls with these operands.
+
+    `DTensor` does not count as such a subclass, because the callers handle it.
+
+    Args:
+        *operands: tensors, or None where an optional operand is missing.
+        ignored_modes: prefixes of the names of Python modules. Modes whose classes are defined
+            there do not count.
+    """
+    # True if any operand is of a subclass, and also if any mode is active.
+    if not has_torch_function_variadic(*operands):
+        return False
+    for operand in operands:
+        if operand is not None and not is_plain_or_fake(operand) and not is_dtensor(operand):
+            return True
+    for mode in _get_current_function_mode_stack():
+        if not type(mode).__module__.startswith(ignored_modes):
+            return True
+    return False
+
+
+def _is_defined_in(function: Callable, *modules: str) -> bool:
+    """Return whether a Python function is defined in one of these modules.
+
+    Its global variables tell. `functools.wraps` gives a wrapper the `__name__` and `__module__` of
+    the function that it wraps, but not its global variables.
+    """
+    return getattr(function, "__globals__", {}).get("__name__") in modules
+
+
+def _are_torchs_own(forward: Callable, call: Callable, call_impl: Callable) -> bool:
+    """Return whether these methods of `nn.Linear` are torch's own.
+
+    While `torch.export` or `make_fx` traces, torch replaces `nn.Module.__call__` by a function of
+    `torch.fx`. That one is allowed, because the tracer records our operator instead.
+    """
+    return (
+        _is_defined_in(forward, "torch.nn.modules.linear")
+        and _is_defined_in(call, "torch.nn.modules.module", "torch.fx._symbolic_trace")
+        and _is_defined_in(call_impl, "torch.nn.modules.module")
+    )
+
+
+def _methods_if_torchs_own() -> tuple[Callable, ...]:
+    """Return `nn.Linear`'s forward, __call__ and _call_impl; empty if one of them is replaced."""
+    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
+    return methods if _are_torchs_own(*methods) else ()
+
+
+# The cache of `is_linear_replaced`: `nn.Linear`'s methods, as they were when all three were last
+# found to be torch's own.
+_verified_methods = _methods_if_torchs_own()
+
+
+def is_linear_replaced() -> bool:
+    """Return whether other code has replaced a function that the reference's forward calls.
+
+    It makes no difference whether the replacement came before or after this module was imported.
+    A function that was put back counts as torch's own again.
+    """
+    global _verified_methods
+    if (
+        torch.relu is not TORCH_RELU
+        or functional.linear is not TORCH_LINEAR
+        or Tensor.__truediv__ is not TORCH_DIVIDE
+    ):
+        return True
+    if (Linear.forward, Linear.__call__, Linear._call_impl) == _verified_methods:
+        return False
+    methods = _methods_if_torchs_own()
+    # Dynamo would trace the assignment as a side effect of the graph.
+    if methods and not is_dynamo_compiling():
+        _verified_methods = methods
+    return not methods
+
+
+def as_builtin(operator: Callable) -> Callable:
+    """Return an operator of `torch.ops` as a built-in function, which runs no Python frame.
+
+    That saves a tenth of the time of a small call.
+    """
+    return getattr(operator, "_op", operator)
