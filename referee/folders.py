@@ -161,7 +161,7 @@ def _graded(
 ) -> Iterator[dict]:
     """Yield records as verdicts come, from here or from a worker for each device."""
     if len(devices) == 1:
-        device = torch.device(devices[0])
+        device = _device(devices[0])
         for one in work:
             yield from grade_one(one, device, options, progress)
         return
@@ -181,6 +181,14 @@ def _graded(
             connection.close()
             process.join(timeout=5)
             process.kill()
+
+
+def _device(name: str) -> torch.device:
+    """Return a device with the index that its tensors have."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    return torch.device(device.type, device.index or 0)
 
 
 def _collect(workers: dict, waiting: list[Work]) -> Iterator[dict]:
@@ -210,7 +218,7 @@ def _collect(workers: dict, waiting: list[Work]) -> Iterator[dict]:
 
 def _work_off(connection: Connection, device: str, options: Options) -> None:
     """Do what a worker's process does: take problems, send records, None after each problem."""
-    there = torch.device(device)
+    there = _device(device)
     if there.type == "cuda":
         torch.cuda.set_device(there)
     while True:
