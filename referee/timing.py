@@ -20,6 +20,7 @@ LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
 # The empty call's cost that is subtracted: nine of ten empty calls take less.
 EMPTY_QUANTILE = 0.9
+EAGER_QUANTILE = 0.75
 
 Samples = dict[str, tuple[float, float]]  # of one round: seconds, and the referee's clock
 
@@ -82,6 +83,22 @@ def cost_of_nothing(empties: list[float]) -> float:
     """Return the seconds that nine of ten empty requests do not exceed."""
     ordered = sorted(empties)
     return ordered[int(EMPTY_QUANTILE * (len(ordered) - 1))]
+
+
+def overhead(empties: list[float], eagers: list[Sample]) -> float:
+    """Return the seconds of a request that are not its calls'.
+
+    It is what an empty request takes, or, where that is more, what the referee's clock says of
+    eager's requests beyond eager's own clock: to return a large new result costs more than to
+    return one that is there. Three of four of eager's requests need no more.
+
+    Args:
+        empties: seconds of empty requests.
+        eagers: samples of eager's requests, whose own clock is our code's.
+    """
+    beyond = sorted(sample.outer - sum(sample.own) for sample in eagers)
+    most = beyond[int(EAGER_QUANTILE * (len(beyond) - 1))] if beyond else 0.0
+    return max(cost_of_nothing(empties), most)
 
 
 @dataclass

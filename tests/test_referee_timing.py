@@ -46,6 +46,13 @@ def test_a_false_clock_gains_nothing():
     assert timing.figure(Sample([0.0], 0.1e-3), 0.3e-3) > 0
 
 
+def test_what_eager_needs_beyond_its_own_clock_counts_where_it_is_more():
+    eagers = [Sample([1.0, 1.0], 2.0 + beyond) for beyond in (0.1, 0.2, 0.3, 0.4, 9.0)]
+    assert timing.overhead([0.2], eagers) == pytest.approx(0.4)
+    assert timing.overhead([0.5], eagers) == 0.5
+    assert timing.overhead([0.5], []) == 0.5
+
+
 def test_the_cost_of_nothing():
     assert timing.cost_of_nothing([1.0]) == 1.0
     assert timing.cost_of_nothing([float(i) for i in range(11)]) == 9.0

@@ -28,7 +28,7 @@ from referee.grading import Grading
 from referee.names import COMPILED, MODULE, NOTHING
 from referee.reading import BadDescriptionError, UnreadableError
 from referee.reference_file import LONGEST_LINE
-from referee.timing import Sample, Timings, cost_of_nothing, figure
+from referee.timing import Sample, Timings, cost_of_nothing, figure, overhead
 from referee.verdict import ERROR, WRONG, FoundError, Run
 
 # A request is to last so long that the spread of an empty one is a small part of it.
@@ -220,8 +220,10 @@ def time_forwards(grading: Grading) -> None:
 
     what = f"the forward{problem.setting and f' at {problem.setting}'}"
     wanted = grading.options.rounds
+    eagers: list[Sample] = []
     for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
-        empty = cost_of_nothing(empties)
+        eagers += [samples[names.eager], samples[names.again]]
+        empty = overhead(empties, eagers)
         timings.add(
             {
                 name: (figure(sample, empty), sample.outer / len(sample.own))

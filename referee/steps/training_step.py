@@ -26,7 +26,7 @@ from referee.steps.times import (
     plan,
     write_what_is_small,
 )
-from referee.timing import Sample, Step, Timings, cost_of_nothing, figure
+from referee.timing import Sample, Step, Timings, figure, overhead
 from referee.verdict import WRONG, FoundError
 
 
@@ -76,8 +76,10 @@ def _time(grading: Grading) -> None:
 
     what = f"the training step{problem.setting and f' at {problem.setting}'}"
     wanted = grading.options.rounds
+    eagers: list[Sample] = []
     for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
-        _add(step, samples, cost_of_nothing(empties), calls)
+        eagers += [samples[names.eager][0], samples[names.again][0]]
+        _add(step, samples, overhead(empties, eagers), calls)
     for quantity in quantities:
         if found := quantity.problem():
             raise FoundError(WRONG, f"in timed steps, {found}")
