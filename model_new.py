@@ -14,8 +14,8 @@ import kernels
 # Another package of this name may come first on sys.path.
 if not hasattr(kernels, "read_sources"):
     raise ImportError(
-        "expected the package 'kernels' that is beside model_new.py, got another of that name from "
-        f"{list(kernels.__path__)}: put this project's folder first on sys.path"
+        "expected the package 'kernels' that is beside model_new.py, got another of that name, "
+        f"{kernels}: put this project's folder first on sys.path"
     )
 
 from kernels.build.extension import load_extensions
@@ -39,7 +39,7 @@ def compile_and_load(**arguments: object) -> None:
 
 
 # Each problem's sources become one extension, which registers the problem's operators in a
-# namespace of its own, `torch.ops.<namespace>`. Both are compiled at the same time.
+# namespace of its own, `torch.ops.<namespace>`. All extensions are compiled at the same time.
 sources = {problem: kernels.read_sources(problem) for problem in kernels.SOURCES}
 namespaces = load_extensions(sources, compile_and_load)
 relu_ops = getattr(torch.ops, namespaces["relu"])

@@ -10,7 +10,7 @@ Most programs do not notice. Some code does, and for it a module must call what 
   `nn.Module.__call__` by functions of their own, temporarily or for good.
 
 The functions below, and the `dispatch.py` of each problem, check for all of these in every call.
-The checks are cheap enough that even a small call takes no noticeable time longer.
+The checks are so cheap that even a small call is not noticeably slower.
 """
 
 import sys
@@ -25,7 +25,7 @@ from torch.overrides import _get_current_function_mode_stack, has_torch_function
 PLAIN_TYPES = (Tensor, nn.Parameter)
 
 # A mode is ignored if the name of the Python module that defines its class begins with one of these
-# prefixes. The mode of `torch.device`, used as a context, only changes functions that make tensors.
+# prefixes. `with torch.device(...)` sets a mode that changes only functions that make tensors.
 DEVICE_MODE_PREFIXES = ("torch.utils._device",)
 # The modes of `make_fx` and `torch.export` record our operators as they record torch's.
 TRACER_MODE_PREFIXES = ("torch.fx.", "torch._export.")
@@ -78,8 +78,8 @@ def is_intercepted(
 def _is_defined_in(function: Callable, *modules: str) -> bool:
     """Return whether a Python function is defined in one of these modules.
 
-    Its global variables tell. `functools.wraps` gives a wrapper the `__name__` and `__module__` of
-    the function that it wraps, but not its global variables.
+    A function's global variables are those of the module that defines it. Its `__module__` does not
+    tell: `functools.wraps` gives a wrapper the `__module__` of the function that it wraps.
     """
     return getattr(function, "__globals__", {}).get("__name__") in modules
 
@@ -133,6 +133,7 @@ def is_linear_replaced() -> bool:
 def as_builtin(operator: Callable) -> Callable:
     """Return an operator of `torch.ops` as a built-in function, which runs no Python frame.
 
-    That saves a tenth of the time of a small call.
+    That saves a tenth of the time of a small call. If torch's private attribute `_op` is missing,
+    the operator itself is returned.
     """
     return getattr(operator, "_op", operator)

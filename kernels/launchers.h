@@ -6,7 +6,7 @@
 //
 // Conventions, unless a comment says otherwise:
 //
-//   - Sizes and strides count elements, workspaces count bytes. No size is 0.
+//   - Sizes and strides are in elements, workspaces in bytes. No size is 0.
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
 //   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0.
 //   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
@@ -38,8 +38,12 @@ enum class Precision {
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// The division is a true division, in float. linear/run_gemm.h fills the struct for the kernels of
-// linear/sm90, linear/sm80 and linear/skinny.cu.
+// The kernels compute in float. The quotient is the float nearest to relu(...) / divisor, except
+// for tiny numbers and for -0.0: docs/SPLIT.md (step 5) and linear/epilogue.cuh name the
+// exceptions. In half types it is then rounded to out's dtype.
+//
+// linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
+// linear/skinny.cu.
 struct LinearArguments {
   DType dtype;  // of x, weight, bias and out: float32, float16 or bfloat16
   Precision precision;
@@ -120,12 +124,13 @@ int relu_backward(DType dtype, const void* grad_output, const GradientLayout& la
 // The GEMM kernels. linear/run_gemm.h first asks *_supports, when all fields but out and workspace
 // are set. It then allocates out and a workspace of *_workspace bytes, and launches the kernel.
 
-// linear/sm90: tensor cores of compute capability 9.0 (wgmma).
+// linear/sm90: tensor cores of compute capability 9.0 (wgmma). All three dtypes, both precisions.
 bool linear_sm90_supports(const LinearArguments& linear);
 size_t linear_sm90_workspace(const LinearArguments& linear);
 int linear_sm90(const LinearArguments& linear, CUstream_st* stream);
 
-// linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync); float32 at kHighest.
+// linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync). Only float32, and only
+// at kHighest.
 bool linear_sm80_supports(const LinearArguments& linear);
 size_t linear_sm80_workspace(const LinearArguments& linear);
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
@@ -140,7 +145,8 @@ int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
 // linear/fused_pass.cu: the elementwise passes before and after torch's own products, in any DType.
-// float64 divides in double, all other types in float. Matrices are contiguous.
+// float64 divides in double, all other types in float as LinearArguments says. Matrices are
+// contiguous.
 
 // In place: out = relu(out) / divisor. Before the call, out [m, n] is the product plus bias.
 // mask [m, (n + 7) / 8] as in LinearArguments, or null.
@@ -191,7 +197,7 @@ void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end);
 
-// grad_bias [n] = the sums of all runs. It overwrites `sums`.
+// grad_bias[j] = the sum over all runs of sums[run][j]. It overwrites `sums`.
 void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m,
                                     int64_t n);
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from problems import operands
-from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE
+from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE, TRITON
 from referee import cases
 from referee.budget import CLASSES, Output
 from referee.problem import Case, Problem
@@ -56,7 +56,7 @@ class LinearReluDivideProblem(Problem):
     """Elements within the errors of a sum in any order; the timed size in the precision's class."""
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
-    yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE)}  # noqa: RUF012
+    yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE, TRITON)}  # noqa: RUF012
     yardstick_file = Path(__file__).with_name("linear_yardsticks.py")
     rate = Rate(
         unit="TFLOP/s",

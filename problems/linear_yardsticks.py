@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 PRODUCT, LIBRARY = "product alone", "cuBLASLt epilogue"
+TRITON = "Triton tf32x3"  # the product alone, as accurate as float32
 THREE = "3 float16 products"  # in one call, concatenated along K: no split, no epilogue
 
 
@@ -28,5 +29,16 @@ def yardstick(name: str, module: nn.Module, inputs: list) -> Callable[..., objec
         return lambda x: torch._addmm_activation(divided, x, weight.T, alpha=scale)
     if inputs[0].dtype != torch.float32:
         return None
+    if name == TRITON:
+        return _triton_product(weight)
     left, right = (torch.cat([t.detach().half()] * 3, dim=1) for t in (inputs[0], weight))
     return lambda x: torch.mm(left, right.T, out_dtype=torch.float32)
+
+
+def _triton_product(weight: torch.Tensor) -> Callable[..., object] | None:
+    """Return Triton's product of three TF32 products; None where eager may use TF32 itself."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return None
+    from problems.triton_tf32x3 import product
+
+    return lambda x: product(x, weight)

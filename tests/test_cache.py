@@ -258,6 +258,17 @@ def test_a_process_number_that_is_used_again(root, load):
     assert [folder.exists() for folder in folders] == [True, False, True]
 
 
+def test_a_host_without_a_name_removes_no_unfinished_build(root, load):
+    """It cannot tell whether the process of such a build is alive, on this host or another."""
+    library = load()
+    names = "unfinished--1-5-1", "unfinished--1", f"unfinished-{HOSTS[0]}-1-5-1"
+    folders = [library.parent.with_name(name) for name in names]
+    for folder in folders:
+        folder.mkdir()
+    load(on_host(""), sources=OTHER)
+    assert all(folder.is_dir() for folder in folders)
+
+
 def test_interrupted(root, start, load, tmp_path):
     """Ctrl-C reaches the compilers too; nothing is left of the build."""
     flag = tmp_path / "compiles"

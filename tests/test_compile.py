@@ -230,6 +230,21 @@ def test_a_divisor_that_changes(compile, device, number, dtype):
         torch.testing.assert_close(compiled(x), theirs(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_integers_that_are_no_floats(is_symbolic):
+    """The graph does what an eager call does: from 2^53 on, torch's ops compute everything."""
+    mine, theirs = linear_modules(6, 8, 3)
+    graphs = []
+    compiled = torch.compile(mine, fullgraph=True, backend=recording(graphs))
+    x = torch.randn(4, 6)
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=is_symbolic), torch.no_grad():
+        for divisor in (3, 5, 2**53 - 1, 2**53, -(2**53) - 1):
+            mine.divisor = theirs.divisor = divisor
+            assert_same_bits(compiled(x), theirs(x))
+    assert f"{OWN}.default" in targets_of(graphs[0])
+    assert f"{OWN}.default" not in targets_of(graphs[-1])
+
+
 def test_layers_share_their_graphs():
     """Layers compiled one by one, as large models are: a second divisor makes it symbolic."""
     backend = CompileCounterWithBackend("aot_eager")

@@ -79,7 +79,7 @@ def test_entry_that_is_not_understood(monkeypatch, entry):
     fake_cuda(monkeypatch, [])
     wanted = entry if entry == "native" else f"8.0;{entry}"
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
-    message = re.escape(f"does not know each entry of TORCH_CUDA_ARCH_LIST={wanted!r}")
+    message = re.escape(f"does not know every entry of TORCH_CUDA_ARCH_LIST={wanted!r}")
     with pytest.raises(BuildError, match=message):
         toolchain.cuda_targets()
 

@@ -105,7 +105,7 @@ _RECIPES = {
 def bundle(problem: str) -> str:
     """Return our solution of a problem as the text of one file.
 
-    The text is the same every time.
+    Two calls return the same text.
 
     Args:
         problem: `relu` or `linear_relu_divide`.
@@ -230,6 +230,7 @@ def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, 
     import_lines = sorted({imports[name] for name in needed if name in imports}, key=_import_order)
     bodies = [_needed_definitions(text, needed) for text in files]
     body = "\n\n\n".join(body for body in bodies if body)
+    # The bundle does not import the package `kernels`.
     body = body.replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
     return "\n".join(import_lines), body
 
@@ -245,7 +246,7 @@ def _needed_names(
         imports: the import line of each imported name.
         provided: names that the bundle defines elsewhere.
     """
-    needed = {"load_inline", "nn", "torch"}  # the template's own
+    needed = {"load_inline", "torch"}  # by the template
     waiting = [module]
     while waiting:
         for name in _names(waiting.pop()) - needed - provided:

@@ -85,7 +85,7 @@ def _roots() -> Iterator[Path]:
 
 
 def _make_private(folder: Path) -> str | None:
-    """Make a folder that only this user may enter, or check that one is.
+    """Make a folder that only this user may enter, or turn an existing folder into one.
 
     Returns:
         None, or the reason why that is impossible.
@@ -200,7 +200,9 @@ def remove_leftovers(folder: Path) -> None:
         return
     for build_folder in folder.glob("unfinished-*"):
         host, process_id, start = _split_name(build_folder.name)
-        if host == HOST and process_name(process_id) != f"{host}-{process_id}-{start}":
+        builder = f"{host}-{process_id}-{start}"
+        # If the builder is dead, a new process may have its id, but not its start time.
+        if host == HOST and process_name(process_id) != builder:
             shutil.rmtree(build_folder, ignore_errors=True)
 
 

@@ -101,6 +101,7 @@ def _describe(problem: str, sources: Mapping[str, str], tools: Toolchain) -> Ext
         dict(sources),
         flags,
         toolchain.CUDA_FLAGS,
+        # nvcc takes these as flags too.
         [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")],
         [torch.__version__, torch.version.git_version],
         importlib.machinery.EXTENSION_SUFFIXES[0],  # Python's version, and the CPU's architecture
@@ -118,8 +119,8 @@ def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bo
     """Load a finished build that fits this machine. Return whether there is one."""
     for build in cache.finished_builds(folder, extension.name):
         if _fits(build, tools):
-            # Loading fails if another host, which shares the folder, has linked the library to a
-            # newer glibc than this machine has.
+            # Loading fails if a host that shares the folder has linked the library to a newer glibc
+            # than this machine has.
             with contextlib.suppress(OSError):
                 torch.ops.load_library(str(build.library))
                 return True
@@ -194,8 +195,8 @@ def _compile(
     toolchain.link_cuda_runtime(tools, build_folder)
     namespace = f"-DKERNELS_NAMESPACE={extension.namespace}"
     speed_flags = toolchain.GCC_SPEED_FLAGS if tools.is_gcc else []
-    # If this process has built an extension of this name before, torch would add `_v1` to the name.
-    # It does not if it forgets the earlier one.
+    # torch adds `_v1` to the name of an extension that this process builds a second time. Removing
+    # torch's record of the first time prevents that.
     toolchain.cpp_extension().JIT_EXTENSION_VERSIONER.entries.pop(extension.name, None)
     load_inline(
         name=extension.name,
@@ -219,7 +220,7 @@ def _include_all(extension: Extension, suffix: str) -> str:
 
 @contextlib.contextmanager
 def _announced(extensions: list[Extension], folder: Path) -> Iterator[None]:
-    """If the build takes more than `QUIET_S`, print what takes so long, and at the end its time."""
+    """If the build takes more than `QUIET_S`, say what it does, and at the end how long it took."""
     problems = " and ".join(extension.problem for extension in extensions)
     start = time.monotonic()
     timer = threading.Timer(

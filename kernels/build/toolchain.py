@@ -122,7 +122,7 @@ def _requested_targets(requested: str) -> set[str]:
     except (ValueError, LookupError):
         flags = []
     if not flags:
-        message = f"torch does not know each entry of TORCH_CUDA_ARCH_LIST={requested!r}"
+        message = f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={requested!r}"
         raise BuildError(message)
     return {flag.rpartition("code=")[2] for flag in flags}
 
@@ -150,7 +150,7 @@ def compatible_targets(target: str) -> set[str]:
     number = int(re.sub(r"\D", "", target))
     major_version = number // 10 * 10  # 80 for 86
     machine_codes = {f"sm_{n}" for n in range(major_version, number)}
-    ptx = {f"compute_{n}" for n in range(number + 1)}  # more numbers than there are versions
+    ptx = {f"compute_{n}" for n in range(number + 1)}  # numbers that are no version do no harm
     return {target} | machine_codes | ptx
 
 

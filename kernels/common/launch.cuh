@@ -16,7 +16,7 @@
 //     writes, and writes nothing that the previous one reads or writes.
 //
 // The next kernel has to be launched with Grid::has_pdl. Otherwise it starts at the end of the
-// previous kernel as usual, and both functions have no effect.
+// previous kernel as usual, and neither function has an effect.
 //
 // Errors of the CUDA runtime: check() throws them as cudaError_t. status_of() catches them, and the
 // functions of launchers.h return them as numbers.
@@ -146,10 +146,10 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
                              static_cast<int>(bytes)));
 }
 
-// How many clusters of a grid run at once on the current device. Also allows the kernel the grid's
-// shared memory. The number is less than the
+// How many clusters of a grid run at once on the current device. The number is less than the
 // multiprocessors suggest: a cluster's blocks run within one group of multiprocessors (a GPC), and
-// groups differ in size from GPU to GPU. Throws if not even one cluster fits.
+// groups differ in size from GPU to GPU. Throws if not even one cluster fits. Also allows the
+// kernel the grid's shared memory.
 template <typename Kernel>
 int count_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.bytes);

@@ -1,5 +1,5 @@
-// Building blocks that several kernels share: 16-byte loads and stores, cache hints for L2, and the
-// arithmetic of ReLU and its mask for one element.
+// Building blocks that several kernels share: the arithmetic of ReLU and its mask for one element,
+// 16-byte loads and stores, cache hints for L2, and the choice of a C++ type by a dtype.
 //
 // A GPU moves memory fastest when each thread accesses 16 bytes at once: a warp's 32 accesses then
 // cover 512 adjacent bytes, which are four whole cache lines.
@@ -82,7 +82,7 @@ __device__ void load_floats(float (&v)[kCount], const float* row, int64_t i, int
   }
 }
 
-// ------------------------------------------------------------------------ loads with a hint for L2
+// ------------------------------------------------------------- loads and stores with a hint for L2
 
 // An L2 policy is a 64-bit value that a load or a store takes as an operand. It tells L2 how long
 // to keep the cache line. Policies exist on sm_80 and newer. On older GPUs, the functions below
@@ -97,8 +97,8 @@ __device__ inline uint64_t evict_last_policy() {
   return policy;
 }
 
-// The policy of ordinary loads. It keeps a load whole: load_vector with a policy is an asm
-// statement, and the compiler can neither split it nor merge it with another load.
+// The policy of ordinary loads, for a load that has to stay whole: load_vector with a policy is an
+// asm statement, which the compiler can neither split nor merge with another load.
 __device__ inline uint64_t evict_normal_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800

@@ -61,8 +61,8 @@ struct BFloat16 {
   }
 };
 
-// The conversions compute in integers and one floating-point sum, and have the results of F16C's
-// instructions.
+// float16, for CPUs of any kind: the conversions compute in integers and one floating-point sum,
+// and have the results of F16C's instructions.
 //
 //               sign   exponent (bias)   mantissa
 //     float16      1      5  ( 15)             10
@@ -185,8 +185,8 @@ constexpr auto kBitOfLane = [] {
   return bits;
 }();
 
-// Whether the gradient of an element is kept: relu's output is neither 0 nor -0. The sum drops the
-// output's sign.
+// Whether the gradient of an element is kept: relu's output is neither 0 nor -0. Adding the bits to
+// themselves shifts the sign out.
 template <typename Bits>
 constexpr bool is_kept(Bits relu_output) {
   return static_cast<Bits>(relu_output + relu_output) != 0;

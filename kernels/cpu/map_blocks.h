@@ -25,7 +25,7 @@ constexpr int64_t kBlock = 64;
 //   x_block     the block's kBlock elements of x, which map reads
 //   out_block   the block's kBlock elements of out, which map writes
 //   mask_bytes  how many bytes of a mask the block's elements have: 8 for a whole block, as a
-//               compile-time constant, and fewer for a part of one
+//               compile-time constant, and 1 to 8 for a part of one
 //
 // The last block may be a part of one. Its x_block is a copy that zeros fill up, and its out_block
 // is a buffer, of which the elements beyond n are dropped. x and out may be the same.

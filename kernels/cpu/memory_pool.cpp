@@ -2,8 +2,7 @@
 //
 // A block in the address space, as take_memory makes it:
 //
-//            header                                   unmapped again
-//               |                                           |
+//     unmapped    header                data                  unmapped
 //    ...........|HHHH|dddddddddddddddddddddddddddddddddd|.......
 //               |    |                                  |
 //               |    a multiple of kHugePage            a multiple of kHugePage
@@ -179,9 +178,9 @@ void give_memory(void* data) {
     unmap(header);
     return;
   }
-  // MADV_FREE lets Linux reclaim the pages while the block is in the pool. Linux interrupts the
-  // process's other running threads for every huge page: 1 GiB takes 1 to 9 ms while torch's
-  // threads spin, and 0.3 ms when they sleep (Linux 6.18, virtual machines).
+  // MADV_FREE lets Linux reclaim the pages while the block is in the pool. The call takes time,
+  // because Linux interrupts the process's other running threads for every huge page: for 1 GiB, 1
+  // to 9 ms while torch's threads spin, and 0.3 ms when they sleep (Linux 6.18, virtual machines).
   if (madvise(data, header->bytes, MADV_FREE) != 0) {
     unmap(header);
     return;

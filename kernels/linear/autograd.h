@@ -133,6 +133,7 @@ inline void record_backward(Namespace where, const LinearInputs& in, const Tenso
   node->where = where;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = in.divisor;
+  // The layouts are asked only if kernels run: a trace's tensors have no memory.
   node->transposes_grad_x =
       runs_kernels && in.x.dim() == 2 && is_column_major(in.x, /*alignment=*/1);
   node->transposes_grad_weight = runs_kernels && !in.weight.is_contiguous();
@@ -148,7 +149,9 @@ Tensor linear_autograd(const LinearInputs& in) {
   const bool runs_kernels = route == Route::kKernels;
 
   if (runs_kernels && in.x.dim() > 2 && !in.x.is_contiguous()) {
-    // as_matrix and _unsafe_view record their own backwards, so our node sees only the matrix.
+    // As in eager, the backward keeps the matrix that as_matrix returns. If that is a copy, x may
+    // be changed in place before the backward. as_matrix and _unsafe_view record their own
+    // backwards.
     const Tensor matrix = as_matrix(in.x);
     const Tensor out = linear_autograd<where>({matrix, in.weight, in.bias, in.divisor});
     return at::_unsafe_view(out, with_last(in.x.sizes(), in.weight.size(0)));

@@ -39,8 +39,9 @@ struct BackwardInputs {
   bool wants_bias;                      // whether bias's gradient is wanted
   double divisor;
 
-  // If torch multiplies, these make it compute the gradient's transpose, b^T a^T in place of a b.
-  // autograd.h sets them where eager does so: on a CPU the other order may take ten times as long.
+  // Each gradient is a product a b of matrices. If torch multiplies, these make it compute b^T a^T
+  // and transpose that. autograd.h sets them where eager does the same: on a CPU the other order
+  // may take ten times as long.
   bool transposes_grad_x = false;
   bool transposes_grad_weight = false;
 };
@@ -90,8 +91,9 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& in) {
     const int64_t units = runs * cpu::linear_fused_pass_backward_units_of_run(n);
     const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, at::kDouble);
     double* const run_sums = in.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
-    const int64_t units_of_a_thread = std::max<int64_t>(kGrain * units / (m * n), 1);
-    at::parallel_for(0, units, units_of_a_thread, [&](int64_t begin, int64_t end) {
+    // So many units have about kGrain elements.
+    const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
+    at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
       cpu::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
                                       end);
     });
@@ -174,7 +176,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& in, const Tensor& unpa
 
 // Raises an error unless the operands fit together. Any traced graph may call the operator, and a
 // hook for saved tensors may have returned any tensor.
-inline void check_gradients(const BackwardInputs& in) {
+inline void check_backward_inputs(const BackwardInputs& in) {
   const Tensor& grad = in.grad_output;
   const Tensor& mask = in.mask;
   const auto is_like_grad = [&](const Tensor& t) {
@@ -203,7 +205,7 @@ inline void check_gradients(const BackwardInputs& in) {
 
 // Computes the gradients of plain tensors: the fused pass, then the products.
 inline Gradients compute_gradients(const BackwardInputs& in) {
-  check_gradients(in);
+  check_backward_inputs(in);
   if (in.grad_output.numel() == 0) return gradients_by_torch(in, unpack_mask(in));
   const DeviceGuard guard(in.grad_output);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

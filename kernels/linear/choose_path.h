@@ -14,8 +14,8 @@
 //
 // Every limit below, except those of kSm80, was measured on an H200. On one side of it our kernel
 // takes less time than torch's product followed by the fused pass; on the other side torch wins, or
-// both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has
-// the simpler limits that these replaced, and the sizes on which those lost.
+// both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels") has the simpler
+// limits that these replaced, and the sizes on which those lost.
 
 #pragma once
 
@@ -102,8 +102,8 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   if (m <= 16) return k >= 512 || (k >= 256 && tiles_per_multiprocessor <= 2);
 
   // With more than 16 rows, only small products win: at most two tiles for each multiprocessor, and
-  // at most 2^27 multiplications, or 2^28 where the tiles are few or narrow. A tile of fewer than
-  // 32 features takes as long as one of 32.
+  // at most 2^27 multiplications, or 2^28 where the tiles are few or narrow. Unless tiles are few,
+  // K has to be 256 or more. A tile of fewer than 32 features takes as long as one of 32.
   if (n < 8 || tiles_per_multiprocessor > 2) return false;
   const bool has_few_tiles = tiles_per_multiprocessor <= 1;
   const bool has_few_or_narrow_tiles = has_few_tiles || n < 32;
@@ -172,8 +172,8 @@ inline bool fp16x3_wins(const Product& product) {
 // TF32 product.
 //
 // The kernel converts both operands to fp16, and cuBLAS does not. The conversion costs as much as
-// 768 features of the product (fitted). With the forward's limits, the gradient [8192, 5200] x 512
-// ran at 0.83 of torch's speed, so gradients need twice the work.
+// 768 features of the product (fitted). Gradients need twice the work of the forward: under earlier
+// limits, the gradient with M = 8192, N = 512 and K = 5200 ran at 0.83 of torch's speed.
 inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   const bool has_enough_rows = product.m > 512;
   const int64_t least_multiplications = int64_t{product.has_relu ? 5 : 10} << 30;

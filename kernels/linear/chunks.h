@@ -9,8 +9,8 @@
 //   rows r .. 2r-1   rows r .. 2r-1   chunk 1: the same memory again
 //   ...
 //
-// Most calls fit the limit and are one chunk. A workspace can exceed the limit only if the weight's
-// slices in it are large (see kMinWorkspaceForRows), or if a single tile of x needs more.
+// Most calls fit the limit and are one chunk. A workspace can exceed the limit only if the weight
+// needs much of it (see kMinWorkspaceForRows), or if a single tile of x needs more.
 //
 // Host code without CUDA, used by both launch.cu files.
 
@@ -24,11 +24,11 @@
 
 namespace kernels {
 
-// Bytes of a workspace. torch's allocator may add 2 MiB.
+// The limit of a workspace, in bytes. torch's allocator may add 2 MiB.
 constexpr int64_t kMaxWorkspace = int64_t{254} << 20;
 
-// Bytes that x may always use, as smaller chunks would not fill a GPU. If the weight's slices leave
-// less than this of kMaxWorkspace, the workspace exceeds that limit.
+// Bytes that x may always use, as smaller chunks would not fill a GPU. If the weight leaves less
+// than this of kMaxWorkspace, the workspace exceeds that limit.
 constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 
 // How a kernel divides its result into tiles.
@@ -91,8 +91,7 @@ class WorkspaceSlices {
 //                    other 49 * 6 = 294 tiles, 5 waves. In all 41 waves.
 //
 //   Chunks of 55     55 * 6 = 330 tiles are exactly 5 waves, in each of seven chunks. The eighth
-//   has
-//                    the other 6 * 6 = 36 tiles, 1 wave. In all 36 waves, as many as without
+//                    has the other 6 * 6 = 36 tiles, 1 wave. In all 36 waves, as many as without
 //                    chunks.
 //
 //   So a chunk has 55 * 256 rows.

@@ -27,8 +27,8 @@ def operands_unless_intercepted(
     """Return weight, bias and divisor of a call that no other Python code intercepts.
 
     This is the fast path of most calls. It reads `linear` and its parameters from the modules'
-    dictionaries, because `nn.Module.__getattr__` would take a third of a small call's time. An
-    attribute in a module's `__dict__` hides a submodule or a parameter of the same name.
+    dictionaries, because `nn.Module.__getattr__` would take a third of a small call's time. If a
+    module's `__dict__` has an attribute that hides `linear` or a parameter, the result is None.
 
     Args:
         module: the `LinearReluDivideNew` that is called, or an object of a subclass.
@@ -53,7 +53,8 @@ def operands_unless_intercepted(
     linear_attributes = linear.__dict__
     parameters = linear_attributes["_parameters"]
     weight = parameters.get("weight")
-    # An `nn.Linear(bias=False)` has None here. NotImplemented means that there is no entry at all.
+    # An `nn.Linear(bias=False)` has the entry None. If there is no entry at all, NotImplemented
+    # makes the condition below false.
     bias = parameters.get("bias", NotImplemented)
     if (
         type(x) is Tensor
@@ -68,16 +69,17 @@ def operands_unless_intercepted(
 
 
 def is_plain_linear(linear: object) -> bool:
-    """Return whether calling `linear` does nothing but x weight^T + bias.
+    """Return whether our operator may replace the call of `linear`, and the ops that follow it.
 
-    A call does something else in these cases:
+    It may if `linear` computes x weight^T + bias and nothing else. It may not in these cases:
 
     * The module, or all modules, have hooks. Tensor parallelism and pruning use hooks.
     * The module has a `forward` or `_call_impl` of its own, or was compiled by `nn.Module.compile`.
     * A module of another class has taken its place: quantized, low-rank or parametrized.
     * The dictionary of its parameters is of another class. DeepSpeed's ZeRO-3 does that to collect
       parameters that are spread over processes.
-    * Other code has replaced the functions through which torch calls it.
+    * Other code has replaced `torch.relu`, the division, or a function through which torch calls
+      `linear`.
     """
     if type(linear) is not Linear:
         return False
@@ -124,8 +126,8 @@ def linear_slow_path(
     """
     linear = module.linear
     ignored_modes = DEVICE_MODE_PREFIXES + TRACER_MODE_PREFIXES
-    # If x is a tracer's proxy, as FX has, the function must return before it reads the parameters:
-    # the tracer would record those reads.
+    # The FX tracer, whose x is a proxy, would record the reads of the parameters. So x is checked
+    # before they are read.
     if (
         not is_plain_linear(linear)
         or not is_exact_as_float(module.divisor)
@@ -165,13 +167,13 @@ def linear_in_graph(module: nn.Module, x: Tensor, operator: Callable, exported: 
     linear, divisor = module.linear, module.divisor
     if not (
         is_plain_linear(linear)
-        and type(divisor) in (float, int)
+        and is_exact_as_float(divisor)
         and type(x) in PLAIN_TYPES
         and type(linear.weight) in PLAIN_TYPES
         and type(linear.bias) in (*PLAIN_TYPES, type(None))
     ):
         return _reference_forward(module, x)
-    # Dynamo of torch 2.9 to 2.11 takes `torch.compiler.is_exporting()` for true in every graph.
+    # In torch 2.9 to 2.11, Dynamo traces `torch.compiler.is_exporting()` as True in every graph.
     if torch.compiler._is_exporting_flag:
         operator = exported
     if has_static_value(divisor):
@@ -216,12 +218,12 @@ def _local_placements(x: object, weight: object, bias: object | None) -> list[tu
     last = x.ndim - 1  # dimension K of x, and dimension N of the result
     placements = []
     for of_x, of_weight in zip(x.placements, weight.placements, strict=True):
-        is_sharded_over_rows = type(of_x) is Shard and of_x.dim < last
+        is_sharded_over_m = type(of_x) is Shard and of_x.dim < last
         if of_x == replicated and of_weight == replicated:
             placements.append((replicated, replicated, replicated))
         elif of_x == replicated and of_weight == sharded_over_n:
             placements.append((Partial(), sharded_over_n, Shard(last)))
-        elif is_sharded_over_rows and of_weight == replicated:
+        elif is_sharded_over_m and of_weight == replicated:
             placements.append((of_x, Partial(), of_x))
         else:
             return None

@@ -4,9 +4,10 @@
 //   out  = relu(z) / divisor, or z / divisor              float or a half type, rounded once
 //   mask = !(z <= 0)                                      one bit an element, for backward
 //
-// This file has what the GEMM kernels and the fused pass share: the division, the arguments of a
-// call's epilogue, and the stores of the general epilogue. Each GEMM kernel adds code that brings
-// the sums from its accumulators to these functions.
+// This file has what the GEMM kernels share: the division, the arguments of a call's epilogue, and
+// the stores of the general epilogue. Each GEMM kernel adds code that brings the sums from its
+// accumulators to these functions. The fused pass (fused_pass.cu), which follows torch's own
+// product, uses the division only.
 //
 // A GEMM kernel of sm90/ has two epilogues: a fast one for the common case, and a general one for
 // all calls. Other kernels have only the general one. A call can take the fast one
@@ -21,9 +22,10 @@
 //     says why the limit is 2^32.
 //
 // A tile of such a call takes the general epilogue all the same if one of its rows of x or of the
-// weight was scaled by a large power of two (FastEpilogueConfig::kMaxExponent). The fast epilogue
-// of half types (sm90/gemm_single_epilogue.cuh) always applies ReLU, so calls without it take the
-// general one. The other epilogues apply ReLU or leave it out, as Epilogue::floor says.
+// weight was scaled by a very large or very small power of two (FastEpilogueConfig::kMaxExponent).
+// The fast epilogue of half types (sm90/gemm_single_epilogue.cuh) always applies ReLU, so calls
+// without it take the general one. The other epilogues apply ReLU or leave it out, as
+// Epilogue::floor says.
 
 #pragma once
 
@@ -79,7 +81,8 @@ struct Divisor {
 // by the remainder times the error of the reciprocal, which is about 2^-24 units in the last place.
 // Rounding goes the wrong way only if x / mantissa is that close to a midpoint between two floats.
 // But a quotient of two floats keeps a distance from every midpoint c. The reason is that
-// x - c * mantissa is a multiple of the last digit of the product c * mantissa, and is never 0.
+// x - c * mantissa is a multiple of the last digit of the product c * mantissa, and is never 0: c
+// has one bit more than a float, so c * mantissa has too many bits for a float such as x.
 // Markstein's theorem says that this distance suffices if the reciprocal is correctly rounded.
 //
 // There are three exceptions:
@@ -87,7 +90,10 @@ struct Divisor {
 //   - A subnormal result is rounded twice: in step 3, and when it is multiplied by scale.
 //   - If |x| is below 2^-102, the remainder may be subnormal and not exact. A normal result may
 //     then differ from the nearest float in its last bit; of random x near 2^-116, about 1 in
-//     10,000 does.
+//     10,000 does. Below 2^-125, x / mantissa may be subnormal itself, and step 3 rounds it to a
+//     multiple of 2^-149. The scale of a small divisor then makes it a normal number of which only
+//     few bits are correct: with the divisor 1.9 * 2^-20 and random x from 2^-135 to 2^-134,
+//     results were up to 754 units in the last place off (the same arithmetic on a CPU).
 //   - x = -0.0 has the remainder +0.0, so the quotient has the sign of +0.0 / divisor.
 template <>
 struct Divisor<float> {
@@ -184,8 +190,8 @@ __device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_al
 // A byte of the mask has the bits of 8 columns, so two threads share one. Their lanes differ in the
 // bit kLaneBit, which is 1, 2, 4, 8 or 16. The thread of the lower four columns stores the byte:
 //
-//   column % 8, and bit   0 1 2 3     4 5 6 7
-//   lane                     l      l ^ kLaneBit
+//   bit = column % 8    0 1 2 3     4 5 6 7
+//   lane                   l      l ^ kLaneBit
 //
 // All threads of a warp must call it, because they exchange bits. A thread whose row does not exist
 // has `row_exists` false, and stores nothing.

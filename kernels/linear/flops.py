@@ -14,8 +14,8 @@ COUNTER = "torch.utils.flop_counter"
 class CounterFinder:
     """An import hook for `sys.meta_path`: registers our formulas when the FLOP counter is imported.
 
-    Importing the counter ourselves would import Triton too. That takes longer than everything else
-    in an import of this project whose kernels are built already.
+    Importing the counter ourselves would import Triton too. If the kernels are built already, that
+    would take longer than the rest of the import of `model_new.py`.
     """
 
     def __init__(self, namespaces: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ def _register(namespaces: Sequence[str]) -> None:
         register_flop_formula(operators.linear_relu_divide_gradients)(_backward_flops)
 
 
-# The counter gives a formula the operator's arguments, with its shape in place of each tensor.
+# The counter calls a formula with the operator's arguments, but gives it shapes instead of tensors.
 
 
 def _forward_flops(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:

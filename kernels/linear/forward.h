@@ -22,9 +22,6 @@ namespace kernels {
 
 using TwoTensors = std::tuple<Tensor, Tensor>;
 
-// The fewest elements that a CPU thread gets.
-constexpr int64_t kGrain = 32768;
-
 // Returns the bytes of a mask for one row of N elements.
 inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
 
@@ -59,8 +56,8 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
   run_on_device(out, run_on_gpu, run_on_cpu);
 }
 
-// Returns the output, and writes the mask unless it is undefined. The inputs have passed the gate,
-// but may be empty.
+// Returns the output, and writes the mask unless it is undefined. The inputs have supported kinds
+// and matching sizes (gate.h), and may be empty.
 inline Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
   const DeviceGuard guard(in.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

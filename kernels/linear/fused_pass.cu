@@ -57,7 +57,7 @@ struct RowVector {
 
   // Loads the elements; `from` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* from) const {
-    // The policy is that of ordinary loads. It only keeps nvcc from splitting this load.
+    // The policy of ordinary loads, because nvcc would split an ordinary load.
     if (is_vector) return load_vector(from, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
@@ -109,10 +109,10 @@ __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t al
 
 // In place: out [rows, n] = relu(out) / divisor. mask [rows, (n + 7) / 8], or null.
 //
-// Each thread handles one vector. With two vectors side by side, a thread would read every sector
-// of memory twice; in float32 and with a mask, [1024, 8192] and [8192, 8192] then take 61% and 69%
-// longer. For n = 11 in float32, a vector has 4 elements, a row is padded to 4 vectors, and the
-// threads have these elements:
+// Each thread handles one vector. If it had two vectors side by side, each of a warp's two loads
+// would read half of every 32-byte sector, so that all sectors are read twice; in float32 and with
+// a mask, [1024, 8192] and [8192, 8192] then take 61% and 69% longer. For n = 11 in float32, a
+// vector has 4 elements, a row is padded to 4 vectors, and the threads have these elements:
 //
 //   thread        0       1       2       3    |    4       5     ...
 //   row           0       0       0       0    |    1       1
@@ -169,8 +169,8 @@ struct BackwardConfig {
   // stays small however many rows there are.
   static constexpr int kRun = 64;
   static_assert(kRun % kBatch == 0, "a run ends where a batch does");
-  // The grid has about as many blocks as so many multiprocessors run at once; an H200 has 132. With
-  // twice as many blocks, half types take a tenth longer.
+  // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has
+  // 132. With twice as many blocks, half types take a tenth longer.
   static constexpr int64_t kMultiprocessors = 128;
 
   // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.
@@ -201,14 +201,15 @@ struct BlockGrid {
   int64_t rows_of_block;    // a multiple of the rows that it handles at once
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
-    const auto strips_of = [=](int lanes) { return divide_up(n, lanes * 16 / element_bytes); };
-    // Every thread of a row costs time, and so do those past the end of the row, which are idle.
-    // Each strip costs as much as 4 threads more.
-    const auto cost = [=](int lanes) { return strips_of(lanes) * (lanes + 4); };
-    for (int candidate = 2; candidate <= 32; candidate *= 2) {
-      if (cost(candidate) < cost(lanes)) lanes = candidate;
+    const int vector_size = 16 / element_bytes;
+    const auto strips_with = [=](int width) { return divide_up(n, width * vector_size); };
+    // The time that a row takes with strips of `width` lanes, in units of a thread. All threads
+    // count, also the idle ones past the end of the row. Each strip takes as long as 4 more.
+    const auto cost = [=](int width) { return strips_with(width) * (width + 4); };
+    for (int width = 2; width <= 32; width *= 2) {
+      if (cost(width) < cost(lanes)) lanes = width;
     }
-    strips = strips_of(lanes);
+    strips = strips_with(lanes);
     const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
@@ -391,11 +392,11 @@ int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int
     using T = decltype(zero);
     const int64_t row_vectors = ForwardConfig::row_vectors<T>(n);
     const int64_t all_vectors = m * row_vectors;
-    const int64_t row_bytes = m == 1 ? 0 : n * sizeof(T);
+    const int64_t out_row_bytes = m == 1 ? 0 : n * sizeof(T);
     return launch<forward_kernel<T>>(blocks_of(all_vectors, ForwardConfig::kThreads),
                                      ForwardConfig::kThreads, stream, static_cast<T*>(out),
                                      Divisor<Compute<T>>(divisor), mask, n, row_vectors,
-                                     all_vectors, has_aligned_rows(out, row_bytes));
+                                     all_vectors, has_aligned_rows(out, out_row_bytes));
   });
 }
 
@@ -415,9 +416,9 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
     using Sum = Compute<T>;
     const bool has_bias = grad_bias != nullptr;
     Sum* const sums = has_bias ? static_cast<Sum*>(workspace) : nullptr;
-    const int64_t row_bytes = n * sizeof(T);
+    const int64_t grad_row_bytes = n * sizeof(T);
     const bool is_aligned =
-        has_aligned_rows(grad_output, row_bytes) && has_aligned_rows(grad_z, row_bytes);
+        has_aligned_rows(grad_output, grad_row_bytes) && has_aligned_rows(grad_z, grad_row_bytes);
     const BlockGrid grid(m, n, sizeof(T));
     const dim3 blocks(static_cast<unsigned>(grid.strips),
                       static_cast<unsigned>(grid.blocks_of_strip));

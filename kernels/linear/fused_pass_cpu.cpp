@@ -1,6 +1,6 @@
-// The fused pass of Linear -> ReLU -> divide on a CPU, and its backward. Torch's own product, bias
-// included, comes before it. linear_op.cpp calls these functions on torch's threads; each call
-// handles a range of the elements. launchers.h declares the functions.
+// The fused pass of Linear -> ReLU -> divide on a CPU: forward after torch's own product, bias
+// included, and backward before torch's own products. linear_op.cpp calls these functions on
+// torch's threads; each call handles a range of the elements. launchers.h declares the functions.
 //
 //     forward    out [m, n], in place: out = relu(out) / divisor, and a mask of one bit an element
 //     backward   grad_z [m, n] = mask bit ? grad_output / divisor : 0
@@ -94,8 +94,8 @@ void widen_block<Float16>(const uint16_t* x, float* values) {
 
 // --------------------------------------------------------------------------------------- masks
 
-// Calls body(i, byte, bits) for each byte of the mask of `rows` whole rows of n elements. The
-// byte's lowest `bits` bits belong to the elements i, i + 1, ..., counted from the first row's
+// Calls body(i, byte, count) for each byte of the mask of `rows` whole rows of n elements. The
+// byte's lowest `count` bits belong to the elements i, i + 1, ..., counted from the first row's
 // first element. With n = 10, for example, the calls of the first two rows are
 //
 //     body(0, mask, 8)    body(8, mask + 1, 2)    body(10, mask + 2, 8)    body(18, mask + 3, 2)
@@ -133,8 +133,8 @@ void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t
     for (int64_t i = 0; i < rows; ++i) mask[i] = packed.bytes[i / 8] >> i % 8 & 1;
     return;
   }
-  for_mask_bytes(mask, rows, columns, [&](int64_t i, uint8_t* byte, int64_t bits) {
-    const int all_used_bits = (1 << bits) - 1;
+  for_mask_bytes(mask, rows, columns, [&](int64_t i, uint8_t* byte, int64_t count) {
+    const int all_used_bits = (1 << count) - 1;
     *byte = static_cast<uint8_t>(packed.eight_bits(i) & all_used_bits);
   });
 }

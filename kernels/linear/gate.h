@@ -1,8 +1,8 @@
 // The gate of Linear -> ReLU -> divide: which calls our kernels compute.
 //
 // The kernels need ordinary dense tensors of one floating dtype on one device, of non-empty sizes
-// that fit together, and compute no derivatives but those of backward(). Every other call runs the
-// reference's own ops, so its result or error is the reference's.
+// that fit together. They support backward(), but neither forward-mode AD nor torch.func. Every
+// other call runs the reference's own ops, so its result or error is the reference's.
 
 #pragma once
 
@@ -35,10 +35,10 @@ inline c10::DispatchKeySet keys_of(const LinearInputs& in) {
 
 // Returns true if the divisor and its reciprocal are normal floats; false for 0, infinity and NaN.
 //
-// Other divisors are left to the reference's ops. On a GPU torch does not divide: it multiplies by
-// the reciprocal, a float, which torch 2.9 computes in float, and 2.10 and newer in double. So
-// 0 / 1e-39 is NaN in torch, because the reciprocal is infinite. In torch 2.9 inf / 1e39 is NaN,
-// too, because the reciprocal is 0. A division gives neither.
+// Other divisors are left to the reference's ops, because our kernels divide. On a GPU torch does
+// not: it multiplies by the reciprocal, a float, which torch 2.9 computes in float, and 2.10 and
+// newer in double. So 0 / 1e-39 is NaN in torch, not 0, because the reciprocal is infinite. In
+// torch 2.9 inf / 1e39 is NaN, not infinity, because the reciprocal is 0.
 inline bool has_normal_reciprocal(double divisor) {
   const double magnitude = std::abs(divisor);
   return magnitude >= 0x1p-126 && magnitude <= 0x1p126;

@@ -13,12 +13,16 @@
 //   set_linear_path(name), float32_precision()
 //       For tests.
 //
-// The files of this folder that this one includes, from the outside in:
+// The headers of these operators, from the outside in:
 //
-//   autograd.h   autograd, autocast, torch.jit.trace
-//   gate.h       whether our kernels compute a call
-//   forward.h    the forward                    backward.h   the gradients
-//   run_gemm.h   one product on a GPU           choose_path.h, float32_precision.h, operands.h
+//   autograd.h            autograd, autocast, torch.jit.trace
+//   backward.h            the gradients
+//   forward.h             the forward
+//   gate.h                whether our kernels compute a call
+//   run_gemm.h            one product on a GPU
+//   choose_path.h         which kernel computes that product
+//   float32_precision.h   the precision that torch's settings ask for
+//   operands.h            the operands as matrices, and their layouts
 
 #include <string>
 

@@ -39,9 +39,11 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
   return result;
 }
 
-// A line is a row (along dimension 1, across dimension 0) or a column (along 0, across 1). Returns
-// true if a kernel can read the matrix line by line in place: the elements of a line are adjacent,
-// lines do not overlap, and each begins at a multiple of `alignment` bytes.
+// Returns true if a kernel can read the matrix in place, line by line. If along = 1 and across = 0,
+// the lines are the rows, which run along dimension 1; if along = 0 and across = 1, the columns.
+//
+// The elements of a line have to be adjacent. Lines must not overlap, and each has to begin at a
+// multiple of `alignment` bytes.
 inline bool has_readable_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
   const int64_t line_stride = matrix.stride(across);
   const bool is_adjacent = matrix.stride(along) == 1;

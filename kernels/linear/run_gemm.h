@@ -42,7 +42,7 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
     copy.copy_(matrix);
     return {copy, stride};
   }
-  // For a transposed [8192, 8192] on an H200 this takes 163 us, and torch's copy_ takes 466.
+  // Our kernel transposes an [8192, 8192] in 163 us on an H200. torch's copy_ takes 466.
   Transposition transposition{};
   transposition.from = matrix.const_data_ptr<float>();
   transposition.from_stride = matrix.stride(1);
@@ -87,10 +87,10 @@ struct OperandRules {
 // Returns how the path's kernel reads the operands of this product.
 inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
   const bool is_float32 = product.dtype == DType::kFloat32;
-  // In float32 at `highest`, sm90 and sm80 split x into fp16 in a pass of its own before the
-  // product. That pass reads rows at any address.
+  // At `highest`, a pass before the product splits x into fp16; on sm80 it splits the weight, too.
+  // The pass reads rows at any address.
   const bool splits_x = product.precision == Precision::kHighest && path != Path::kSkinny;
-  // sm90's TMA copies need rows that begin at multiples of 16 bytes, and skinny.cu loads vectors.
+  // All else is read by sm90's TMA copies or by skinny.cu's vector loads, which need aligned rows.
   const int64_t kernel_alignment = path == Path::kSm80 ? element_size : 16;
 
   OperandRules rules{};

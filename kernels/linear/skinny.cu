@@ -73,8 +73,8 @@ struct Config {
   // spill.
   static constexpr int kLaneK = 4;
   static constexpr int kStepK = 32 * kLaneK;
-  static constexpr int kSteps = 2;
-  static constexpr int kStageK = kSteps * kStepK;
+  static constexpr int kStepsPerStage = 2;
+  static constexpr int kStageK = kStepsPerStage * kStepK;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
@@ -121,9 +121,9 @@ constexpr size_t shared_bytes(int stages) {
 // ---------------------------------------------------------------------------- a row of x in a step
 
 // How 128 elements of a row of x, those of one step, are stored in shared memory. Each lane has
-// four elements. As floats they are one 16-byte vector. As doubles they are two vectors, each in a
-// line of its own with those of the other lanes, so that the accesses of a warp have no bank
-// conflicts:
+// four elements. As floats they are one 16-byte vector. As doubles they are two vectors: the first
+// vectors of all lanes are one line, and the second vectors are the next line, so that the accesses
+// of a warp have no bank conflicts:
 //
 //              lane 0       lane 1       lane 2      ...
 //   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...          one line of kLineBytes
@@ -194,7 +194,7 @@ struct PrefetchedWeights {
   int stage = 0;                // of the block's range of K
   const float* from = nullptr;  // the weight of the warp's first feature, at first_k
   int features_after = 0;       // how many features exist after the warp's first
-  float4 v[Config::kSteps][Config::kFeatures]{};
+  float4 v[Config::kStepsPerStage][Config::kFeatures]{};
 
   // Finds this warp's features in the tile. Past the last feature, the last one is loaded instead,
   // so that all addresses are valid; the results are not stored.
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   PrefetchedWeights weights{p, tile, first_k + lane * Config::kLaneK};
   weights.find_features();
 #pragma unroll
-  for (int step = 0; step < Config::kSteps; ++step) weights.load(step);
+  for (int step = 0; step < Config::kStepsPerStage; ++step) weights.load(step);
   weights.advance();
   load_x<kM>(p, x, first_row, first_k, k_range);
   __syncthreads();
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
     for (int stage = 0; stage < p.stages; ++stage) {
 #pragma unroll
-      for (int step = 0; step < Config::kSteps; ++step) {
+      for (int step = 0; step < Config::kStepsPerStage; ++step) {
         multiply_step<kM>(sum, weights, step, x_address);
         weights.load(step);
         x_address += kM * Config::kStepK * sizeof(Sum<kM>);
@@ -478,7 +478,7 @@ int count_clusters(int log_size) {
 
 // How a problem is divided among clusters.
 struct Division {
-  int cluster_size = 0;  // blocks; 0 if there is no division
+  int cluster_size = 0;  // blocks; 0 if the problem fits no cluster size
   int blocks = 0;        // of all clusters
   int stages = 0;        // of each block
 };
@@ -554,8 +554,8 @@ namespace kernels::cuda {
 bool linear_skinny_supports(const LinearArguments& linear) {
   using skinny::Config;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums (both are double). A stage is subtracted because K of a block is
-  // rounded up to whole stages.
+  // the two buffers for sums. The row's elements are double, as the sums are. A stage is subtracted
+  // because K of a block is rounded up to whole stages.
   constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
       Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileFeatures - Config::kStageK);

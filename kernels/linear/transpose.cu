@@ -43,8 +43,8 @@ struct Config {
   // Threads side by side in a row of the tile, and rows that a block moves at once.
   static constexpr int kThreadsPerRow = kTile / kVector;
   static constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
-  // The most blocks of a copy that may turn out not to be needed (is_needed below). They keep a GPU
-  // busy if it is needed, and are quickly started for nothing if it is not.
+  // The most blocks of a copy that may turn out not to be needed (is_needed below): enough to keep
+  // a GPU busy if it is, and few enough to take little time if it is not.
   static constexpr int64_t kFewBlocks = 256;
 
   static_assert(kTile % kVector == 0, "a row of the tile is a whole number of vectors");
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const bool to_aligned = has_aligned_rows(t.to, sizeof(float) * t.to_stride);
   const int64_t tiles_down = divide_up(t.rows, kTile);
   const int64_t tiles = tiles_down * divide_up(t.columns, kTile);
-  // The thread's place in a tile: its row, and the first of its kVector elements in that row.
+  // The thread's place in a tile: the first of its kVector elements in a row, and its first row.
   const int across = threadIdx.x % Config::kThreadsPerRow * kVector;
   const int down = threadIdx.x / Config::kThreadsPerRow;
 

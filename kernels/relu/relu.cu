@@ -46,13 +46,13 @@ namespace kernels::elementwise {
 // the vectors of a block belong to these threads:
 //
 //   thread   0  1  2  ...  kThreads-1   0  1  2  ...  kThreads-1
-//            `-------- u = 0 -------'   `-------- u = 1 -------'
+//            `---- their vector 0 ---'  `---- their vector 1 ---'
 template <int kThreadsOfBlock, int kVectorsOfThread, bool kIsLargeTensor>
 struct ReluConfig {
   static constexpr int kThreads = kThreadsOfBlock;   // of a block
   static constexpr int kVectors = kVectorsOfThread;  // of a thread
-  // Large tensors have 64-bit indices, and are loaded with a hint that tells L2 to evict their
-  // lines last. The hint takes a few instructions to make, which small tensors do not repay.
+  // Large tensors have 64-bit indices, and their loads ask L2 to evict the lines last (SizeLimits
+  // says why). The hint takes a few instructions to make, which small tensors do not repay.
   static constexpr bool kIsLarge = kIsLargeTensor;
   using Index = std::conditional_t<kIsLarge, int64_t, uint32_t>;
 };
@@ -66,10 +66,10 @@ using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/
 
 // The sizes of x, in bytes, by which with_config (below) chooses among these.
 struct SizeLimits {
-  // x is large from these sizes on. The loads of a large x ask L2 to evict their lines last, so
-  // that the lines of results go to memory in longer runs. For a smaller tensor the hint does harm,
-  // because a loop over the same tensor finds more of it in L2 without the hint: it takes 45.1
-  // instead of 48.0 us for 64 MiB on an H100.
+  // x is large from these sizes on. If L2 evicts the lines of a large x last, the lines of results
+  // go to memory in longer runs. For a smaller tensor the hint does harm: a loop over the same
+  // tensor finds more of it in L2 without the hint, and takes 45.1 instead of 48.0 us for 64 MiB on
+  // an H100.
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors: 9.6 instead of 10.3 us for
@@ -80,8 +80,8 @@ struct SizeLimits {
 };
 
 // The elements of a thread. Vector u begins at element first + u * kStride. The functions below
-// take `first` and this offset apart: the offset is a compile-time constant, so that all accesses
-// of a thread share one base register.
+// take `first` and u * kStride as two arguments. The second is a compile-time constant, so that all
+// accesses of a thread share one base register.
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;
@@ -201,9 +201,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 
   // The last block. The elements before `whole` are handled as vectors. Each of the rest, fewer
-  // than 8 elements, has a thread of its own. With a mask, `whole` is a multiple of 8, so that the
-  // rest shares no byte of the mask with a vector, and threads without elements have zeros, because
-  // they take part in the exchange of bits.
+  // than 8 elements, has a thread of its own. With a mask, `whole` is a multiple of 8: the rest
+  // then shares no byte of the mask with a vector. Threads without elements take part in the
+  // exchange of bits, with zeros.
   constexpr int kDivisorOfWhole = kMask ? 8 : kSize;
   const Index whole = n - n % kDivisorOfWhole;
   const Index rest_index = whole + threadIdx.x;
@@ -335,8 +335,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 struct StridedConfig {
   static constexpr int kThreads = 256;  // of a block
   // Elements of a thread, kThreads apart, if the innermost dimension of grad_output has stride 1.
-  // If it has another stride, a thread has one element: that takes 0.75 of the time of four
-  // (float16, H100).
+  // For any other stride a thread has one element, which takes 0.75 of the time of four (float16,
+  // H100).
   static constexpr int kElements = 4;
 };
 
@@ -411,7 +411,8 @@ __device__ void select_elements(const void* grad_output, const GradientLayout& l
 }
 
 // Backward for a gradient with arbitrary strides, at any address. grad_input [n] is dense. Each
-// thread handles `elements_of_thread` elements, 1 or kElements. An element has 2, 4 or 8 bytes.
+// thread handles `elements_of_thread` elements, 1 or kElements. An element has 2, 4 or 8 bytes. n
+// is below 2^31, so that no index overflows.
 __global__ void __launch_bounds__(StridedConfig::kThreads)
     relu_backward_strided_kernel(const void* grad_output,
                                  const __grid_constant__ GradientLayout layout, const uint8_t* mask,

@@ -4,8 +4,8 @@
 // records the backward. torch keeps the whole output for the backward. This operator keeps a mask
 // of one bit an element instead, which the forward kernel packs.
 //
-// Outputs, masks and gradients are all in the memory order of x, so the kernels see one-dimensional
-// arrays.
+// The output, the mask and the gradient of x are in the memory order of x, so the kernels see
+// one-dimensional arrays. Only the gradient of the output may have another order (GradientLayout).
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/relu.h>
@@ -93,17 +93,17 @@ std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayR
   if (!layout) return std::nullopt;
   if (layout->is_constant()) return layout;
 
-  // torch's rules for the result's strides differ in dimensions of size 1. For the three layouts
-  // below, allocate_like follows these rules.
+  // torch has special rules for the result's strides in dimensions of size 1. For a gradient of one
+  // of these three kinds, allocate_like follows them.
   const bool has_known_strides = grad.strides() == output_strides || grad.is_contiguous() ||
                                  grad.is_contiguous(at::MemoryFormat::ChannelsLast);
   if (layout->is_dense() && has_known_strides && is_aligned(grad)) return layout;
 
-  // The strided kernel exists only for GPUs, and counts elements in 32 bits.
+  // The kernel for all other layouts exists only for GPUs, and counts elements in 32 bits.
   const auto is_one = [](int64_t size) { return size == 1; };
   const bool has_size_one = std::any_of(grad.sizes().begin(), grad.sizes().end(), is_one);
-  const bool fits_strided_kernel = grad.is_cuda() && grad.numel() < int64_t{1} << 31;
-  if (fits_strided_kernel && !has_size_one) return layout;
+  const bool fits_kernel = grad.is_cuda() && grad.numel() < int64_t{1} << 31;
+  if (fits_kernel && !has_size_one) return layout;
   return std::nullopt;
 }
 
@@ -166,6 +166,7 @@ struct ReluBackward : Node {
     if (layout.is_dense()) {
       out = allocate_like(grad_output);
     } else {
+      // The strides of the forward's output, except that dimensions of size 1 get torch's own.
       const auto dense_strides = at::infer_dense_strides(sizes, strides);
       out = allocate_output(mask, sizes, grad_output.scalar_type(), at::IntArrayRef(dense_strides));
     }

@@ -29,6 +29,9 @@ namespace kernels {
 
 using at::Tensor;
 
+// The fewest elements of an output that a CPU thread gets, as at::internal::GRAIN_SIZE.
+constexpr int64_t kGrain = 32768;
+
 // Raises a RuntimeError in Python.
 //
 // The message is one string because TORCH_CHECK joins several arguments with a C++ stream. Streams
@@ -58,7 +61,7 @@ inline bool is_aligned(const Tensor& x, int64_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
 }
 
-// Returns the number of rows of x, which is no scalar: the product of all sizes but the last.
+// Returns the number of rows of x [..., N], which is the product of all sizes but the last.
 inline int64_t rows_of(const Tensor& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
 }

@@ -34,11 +34,11 @@ bool one_in(int64_t n) { return draw(1, n) == 1; }
 
 // --------------------------------------------------------------------------------- operands
 
-// An operand of `bytes` bytes at `data`, in the middle of other memory, the guards, that no kernel
-// may write. All of it is random, with many zeros.
+// An operand of `bytes` bytes at `data`, between guards: memory that no kernel may write. All of it
+// is random, with many zeros.
 //
 //     memory |  guard  |  ... data, bytes ...  |  guard  |
-//                      ^ a multiple of kGuard, and `misalignment` bytes
+//                      ^ a multiple of kGuard, plus `misalignment` bytes
 struct Buffer {
   static constexpr int64_t kGuard = 64;
   std::vector<uint8_t> memory;

@@ -46,14 +46,13 @@ int size_of(DType dtype) {
 }
 
 // A number of elements. One in six is near the size from which a thread handles four vectors, on
-// both sides of it. That size is in bytes, so that float64 reaches the kernels for large tensors
-// with few elements.
+// both sides of it. The kernels for large tensors need no large size: float64 always has them.
 int64_t draw_size(int size) {
   if (one_in(6)) return elementwise::SizeLimits::kFourVectorsFrom / size + draw(-300, 9000);
   return one_in(3) ? draw(1, 300) : draw(1, 20000);
 }
 
-// Element i of a gradient that the layout describes.
+// Returns where the layout puts element i of the gradient: its index in the buffer.
 int64_t index_of(const GradientLayout& layout, int64_t i) {
   if (layout.dimensions == 1) return i * layout.strides[0];
   const int64_t inner = i % layout.sizes[0];
@@ -68,7 +67,7 @@ void check_backward(DType dtype, const Mask& mask, int64_t n) {
       {1, {n}, {1}},              // dense
       {1, {n}, {0}},              // constant
       {2, {3, rows}, {1, 4}},     // rows of three elements, with a gap after each
-      {2, {3, rows}, {rows, 1}},  // columns
+      {2, {3, rows}, {rows, 1}},  // transposed
   };
   for (const GradientLayout& layout : layouts) {
     Buffer grad_output(4 * rows * size, 0);

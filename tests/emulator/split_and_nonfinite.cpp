@@ -1,13 +1,11 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (fp16x3/split.cuh)             every hi and lo, every exponent and state
-//   nonfinite_kernel (fp16x3/nonfinite.cuh)  the results and mask bits of rows that hold infinity
-//   or
-//                                            NaN, and that no others are written
+//   split_row (fp16x3/split.cuh)              Every hi and lo, every exponent and state.
+//   nonfinite_kernel (fp16x3/nonfinite.cuh)   The results and mask bits of rows that hold infinity
+//                                             or NaN, and that no others are written.
 //
-//   split_and_nonfinite SEED CASES
-//
-// Prints the kernels that ran; or the first difference, and exits with 1.
+// `split_and_nonfinite SEED CASES` prints the kernels that ran, a line each; or the first
+// difference, and exits with 1.
 
 #include <cmath>
 
@@ -16,6 +14,8 @@
 #include "operands.h"
 
 namespace {
+
+// The kernels of this program. test_emulator.py demands that all of them run.
 
 __global__ void split_row_kernel(fp16x3::SplitMatrix matrix, int64_t k, fp16x3::Splitter splitter) {
   const bool is_warp = splitter == fp16x3::Splitter::kWarp;
@@ -49,6 +49,7 @@ std::vector<float> draw_row(int64_t n) {
   return row;
 }
 
+// Launches split_row_kernel for all rows of the matrix, and returns the status.
 int split(fp16x3::Splitter splitter, const fp16x3::SplitMatrix& matrix, int64_t k) {
   const int rows = static_cast<int>(matrix.rows);
   const int threads = fp16x3::threads_of_row(k);
@@ -56,10 +57,11 @@ int split(fp16x3::Splitter splitter, const fp16x3::SplitMatrix& matrix, int64_t 
   return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 
-// Returns where the hi of element i of a row is. Its lo is in the same place of the lo matrix.
+// Returns where the hi of element i of a row is, in the layouts of SplitMatrix (fp16x3/split.cuh).
+// Its lo is in the same place of the lo matrix.
 int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool has_lo,
                  bool is_k_tiled) {
-  constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};  // of the eight pairs of 16 elements
+  constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};  // among the eight of 16 elements
   if (!is_k_tiled) return row * padded_k + i;
   if (!has_lo) return (i / 64 * rows + row) * 64 + i % 64;
   const int64_t row_of_tile = (i / 32 * rows + row) * 64;
@@ -67,17 +69,70 @@ int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool ha
   return row_of_tile + first_of_16 + kPlaceOfPair[i % 16 / 2] * 2 + i % 2;
 }
 
-void check_split(bool has_lo) {
-  const auto splitter = one_in(2) ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
-  const int64_t longest =
-      splitter == fp16x3::Splitter::kWarp ? fp16x3::SplitConfig::kKeptByWarp : 20000;
+// A number of elements that the splitter may have in a row: mostly few, at times very many.
+int64_t draw_k(fp16x3::Splitter splitter) {
+  const bool is_warp = splitter == fp16x3::Splitter::kWarp;
+  const int64_t longest = is_warp ? fp16x3::SplitConfig::kKeptByWarp : 20000;
   int64_t most = 300;
   if (one_in(3)) {
     most = longest;
   } else if (one_in(2)) {
     most = std::min(longest, int64_t{2500});
   }
-  const int64_t k = draw(1, most);
+  return draw(1, most);
+}
+
+// How a row has to be scaled, from its elements alone.
+struct ExpectedScale {
+  bool can_split = true;  // otherwise the row is split as zeros
+  int exponent = 0;
+
+  ExpectedScale(const std::vector<float>& row, bool has_lo) {
+    float largest = 0;
+    for (const float element : row) {
+      can_split &= std::isfinite(element);
+      largest = std::max(largest, std::abs(element));
+    }
+    if (!can_split || largest == 0) return;
+    const int needed = 14 - std::ilogb(largest);  // moves the largest into [2^14, 2^15)
+    can_split = has_lo || needed <= 126;          // the largest exponent of a row with hi alone
+    if (can_split) exponent = needed;
+  }
+};
+
+// Checks all that has been written for one row, whose elements are `elements`.
+void check_split_row(const fp16x3::SplitMatrix& matrix, int64_t row,
+                     const std::vector<float>& elements) {
+  const int64_t k = elements.size();
+  const int64_t padded_k = fp16x3::padded(k);
+  const bool has_lo = matrix.lo != nullptr;
+  const ExpectedScale scale(elements, has_lo);
+  int64_t nonzeros = 0;
+  int64_t subnormals = 0;
+  for (int64_t i = 0; i < padded_k; ++i) {
+    const float v = i < k && scale.can_split ? elements[i] : 0;
+    const float scaled = std::ldexp(v, scale.exponent);
+    if (v != 0) ++nonzeros;
+    if (v != 0 && std::abs(scaled) < 0x1p-14f) ++subnormals;
+    const __half hi = __float2half_rn(scaled);
+    const __half lo = __float2half_rn((scaled - __half2float(hi)) * 0x1p11f);
+    const int64_t place = place_of(row, matrix.rows, i, padded_k, has_lo, matrix.is_k_tiled);
+    const auto is_same = [](__half a, __half b) { return memcmp(&a, &b, sizeof(a)) == 0; };
+    require(is_same(matrix.hi[place], hi), "hi", DType::kFloat32, k, i);
+    if (has_lo) require(is_same(matrix.lo[place], lo), "lo", DType::kFloat32, k, i);
+  }
+  const bool has_many_subnormals = subnormals * 32 > nonzeros;
+  const bool needs_tf32 = !has_lo && (!scale.can_split || has_many_subnormals);
+  const int exponent = needs_tf32 ? fp16x3::kNeedsTf32 : scale.exponent;
+  require(matrix.exponent[row] == exponent, "exponent", DType::kFloat32, k, row);
+  const int state = scale.can_split ? fp16x3::kExact : fp16x3::kNonfinite;
+  if (has_lo) require(matrix.state[row] == state, "state", DType::kFloat32, k, row);
+}
+
+// Splits a random matrix, into hi and lo or into hi alone, and checks the results.
+void check_split(bool has_lo) {
+  const auto splitter = one_in(2) ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
+  const int64_t k = draw_k(splitter);
   const int64_t rows = draw(1, 9);
   const int64_t stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
   const int64_t padded_k = fp16x3::padded(k);
@@ -87,52 +142,20 @@ void check_split(bool has_lo) {
   Buffer exponents(rows * 4, 0);
   Buffer states(rows * 4, 0);
   float* const x = reinterpret_cast<float*>(memory.data);
-  __half* const hi = reinterpret_cast<__half*>(halves.data);
-  __half* const lo = hi + (is_k_tiled ? fp16x3::kKTileWidth / 2 : rows * padded_k);
   std::vector<std::vector<float>> elements;
   for (int64_t row = 0; row < rows; ++row) {
     elements.push_back(draw_row(k));
     std::copy(elements[row].begin(), elements[row].end(), x + row * stride);
   }
   fp16x3::SplitMatrix matrix{x, rows, stride};
-  matrix.hi = hi;
-  matrix.lo = has_lo ? lo : nullptr;
+  matrix.hi = reinterpret_cast<__half*>(halves.data);
+  const int64_t lo_offset = is_k_tiled ? fp16x3::kKTileWidth / 2 : rows * padded_k;
+  matrix.lo = has_lo ? matrix.hi + lo_offset : nullptr;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
   matrix.state = reinterpret_cast<int*>(states.data);
   matrix.is_k_tiled = is_k_tiled;
   note_launch(split(splitter, matrix, k));
-
-  for (int64_t row = 0; row < rows; ++row) {
-    float largest = 0;
-    bool is_finite = true;
-    for (int64_t i = 0; i < k; ++i) {
-      const float v = elements[row][i];
-      is_finite &= std::isfinite(v);
-      largest = std::max(largest, std::abs(v));
-    }
-    const int needed = is_finite && largest > 0 ? 14 - std::ilogb(largest) : 0;
-    const bool can_split = is_finite && (has_lo || needed <= 126);
-    const int exponent = can_split ? needed : 0;
-    int64_t nonzeros = 0;
-    int64_t subnormals = 0;
-    for (int64_t i = 0; i < padded_k; ++i) {
-      const float v = i < k && can_split ? elements[row][i] : 0;
-      const float scaled = std::ldexp(v, exponent);
-      if (v != 0) ++nonzeros;
-      if (v != 0 && std::abs(scaled) < 0x1p-14f) ++subnormals;
-      const __half of_hi = __float2half_rn(scaled);
-      const __half of_lo = __float2half_rn((scaled - __half2float(of_hi)) * 2048);
-      const int64_t place = place_of(row, rows, i, padded_k, has_lo, is_k_tiled);
-      const auto is_same = [](__half a, __half b) { return memcmp(&a, &b, sizeof(a)) == 0; };
-      require(is_same(hi[place], of_hi), "hi", DType::kFloat32, k, i);
-      if (has_lo) require(is_same(lo[place], of_lo), "lo", DType::kFloat32, k, i);
-    }
-    const bool needs_tf32 = !has_lo && (!can_split || subnormals * 32 > nonzeros);
-    require(matrix.exponent[row] == (needs_tf32 ? fp16x3::kNeedsTf32 : exponent), "exponent",
-            DType::kFloat32, k, row);
-    const int state = can_split ? fp16x3::kExact : fp16x3::kNonfinite;
-    if (has_lo) require(matrix.state[row] == state, "state", DType::kFloat32, k, row);
-  }
+  for (int64_t row = 0; row < rows; ++row) check_split_row(matrix, row, elements[row]);
   require(halves.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
           DType::kFloat32, k);
 }
@@ -204,9 +227,10 @@ void check_nonfinite() {
     for (int64_t j = k - 1; j >= 0; --j) {
       z += double{x.elements()[row * x.stride + j]} * weight.elements()[column * weight.stride + j];
     }
-    const double want = (linear.relu && z < 0 ? 0 : z) / linear.divisor;
-    const float got = reinterpret_cast<float*>(out.data)[i];
-    const bool is_right = std::isnan(want) ? std::isnan(got) : got == static_cast<float>(want);
+    const double expected = (linear.relu && z < 0 ? 0 : z) / linear.divisor;
+    const float result = reinterpret_cast<float*>(out.data)[i];
+    const bool is_right =
+        std::isnan(expected) ? std::isnan(result) : result == static_cast<float>(expected);
     require(is_made ? is_right : out.element(i, 4) == out.element_before(i, 4), "nonfinite",
             DType::kFloat32, k, i);
     const int64_t byte = row * mask_bytes + column / 8;

@@ -64,10 +64,10 @@ __device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t byte
                : "memory");
 }
 
-// mbarrier.arrive: arrives at the mbarrier of any block of the cluster; `mapped` is an address of
-// map_shared. The arrival is a release for threads of the block only. A release for the cluster
-// would fence all memory, and is not needed: these arrivals order reads of shared memory before the
-// copies that overwrite it.
+// mbarrier.arrive: arrives at the mbarrier of any block of the cluster. `mapped` is its address, as
+// map_shared (cluster.cuh) returns it. The arrival is a release for threads of the block only. A
+// release for the cluster would fence all memory, and is not needed: these arrivals order reads of
+// shared memory before the copies that overwrite it.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }

@@ -1,5 +1,5 @@
-// Hopper's clusters of blocks, and its way to move registers between the warpgroups of a block: one
-// wrapper for each PTX instruction.
+// Hopper's clusters of blocks, and the registers of warps and warpgroups: one wrapper for each PTX
+// instruction.
 
 #pragma once
 
@@ -9,8 +9,9 @@ namespace kernels::ptx {
 
 // ------------------------------------------------------------------------------- special registers
 
-// Each of these functions reads a special register. The asm is volatile, so that the compiler reads
-// it at every call. Otherwise it would read it once, and keep the value in an ordinary register.
+// Each of these functions reads a special register. The asm is volatile, so that every call reads
+// it again. Otherwise the compiler would read it once, and the value would occupy an ordinary
+// register from the first use to the last.
 #define KERNELS_SPECIAL_REGISTER(type, function, name)     \
   __device__ inline type function() {                      \
     type value;                                            \
@@ -26,10 +27,6 @@ KERNELS_SPECIAL_REGISTER(int, clusterid, "clusterid.x")
 // %nclusterid.x: how many clusters the grid has.
 KERNELS_SPECIAL_REGISTER(int, nclusterid, "nclusterid.x")
 #undef KERNELS_SPECIAL_REGISTER
-
-// shfl.sync: returns lane 0's value in all lanes of the warp. It is for values that are equal in
-// all lanes anyway: the compiler then knows that they are, and keeps them in uniform registers.
-__device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
 // ---------------------------------------------------------------------------- barrier of a cluster
 
@@ -61,14 +58,18 @@ __device__ inline uint32_t map_shared(uint32_t shared, uint32_t rank) {
   return mapped;
 }
 
-// ld.shared::cluster: loads a double from an address of map_shared.
+// ld.shared::cluster: loads a double from an address that map_shared has returned.
 __device__ inline double load_shared_cluster(uint32_t mapped) {
   double v;
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(mapped) : "memory");
   return v;
 }
 
-// ------------------------------------------------------------------------ registers of a warpgroup
+// -------------------------------------------------------------- registers of a warp or a warpgroup
+
+// shfl.sync: returns lane 0's value in all lanes of the warp. It is for values that are equal in
+// all lanes anyway: the compiler then knows that they are, and keeps them in uniform registers.
+__device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
 // setmaxnreg.inc: raises the number of registers of each thread of this warpgroup to kRegisters. It
 // waits until other warpgroups of the block have given up enough of theirs. All threads of the

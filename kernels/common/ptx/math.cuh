@@ -1,4 +1,4 @@
-// Arithmetic for which CUDA C++ has no function: one wrapper for each PTX instruction.
+// Arithmetic: one wrapper for each PTX instruction.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // Loads, stores, asynchronous copies, matrix loads and atomics: one wrapper for each PTX
-// instruction. Addresses in shared memory are 32 bits wide, as these instructions take them; where
-// a function takes a pointer, it converts it.
+// instruction. Addresses in shared memory are 32 bits wide, as these instructions take them; a
+// function that takes a pointer instead converts the pointer.
 
 #pragma once
 
@@ -121,7 +121,7 @@ __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
                : "memory");
 }
 
-// cp.async.cg with a cache hint: starts the same copy with an L2 policy, such as
+// cp.async.cg with a cache hint: always copies 16 bytes, with an L2 policy such as
 // evict_first_policy().
 __device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
@@ -134,8 +134,8 @@ __device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
 // group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: waits until at most kPending of this thread's groups are incomplete, the
-// latest ones.
+// cp.async.wait_group: waits until all but the latest kPending of this thread's groups are
+// complete.
 template <int kPending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -1,7 +1,10 @@
 // Tensor-core products of a warpgroup, the 128 threads of four warps (wgmma, on Hopper): one
 // wrapper for each PTX instruction.
 //
-//   d [64, n] += a [64, 16] b [n, 16]^T        fp16 or bf16 elements, float sums; TF32: K of 8
+//   d [64, n] += a [64, 16] b [n, 16]^T        of fp16 or bf16 elements
+//   d [64, n] += a [64, 8] b [n, 8]^T          of TF32 elements
+//
+// The sums d are floats.
 //
 // Products run asynchronously. A thread issues them in this order:
 //
@@ -30,7 +33,7 @@ struct Tf32 {
 };
 
 // Along which dimension the elements of an operand are adjacent in memory: along K, or along its
-// rows (M or N). The values are those of wgmma's operands.
+// rows (M or N). The values are those of the instruction's operands.
 enum class Major { kK = 0, kMN = 1 };
 
 // wgmma.fence: orders this thread's accesses to the registers of d and a before the products that
@@ -42,7 +45,7 @@ __device__ inline void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// wgmma.wait_group: waits until at most kPending groups are incomplete, the latest ones.
+// wgmma.wait_group: waits until all but the latest kPending groups are complete.
 template <int kPending>
 __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -52,8 +55,8 @@ __device__ inline void wgmma_wait_group() {
 
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in lines
 // of 128 bytes, swizzled as the copy engine writes them with the 128-byte swizzle. The caller gives
-// the length of its lines, kRowBytes, so that it is checked. `tile` is the address of the first
-// line, which is a multiple of eight lines.
+// the length of its lines, kLineBytes, so that it is checked. `tile` is the address of the first
+// line, a multiple of 1024 bytes.
 //
 //   K-major     A line has adjacent elements of K of one row. The next line has those of the next
 //               row.
@@ -67,10 +70,10 @@ __device__ inline void wgmma_wait_group() {
 //   bits 16..29   from one block of rows to the next; not used for K-major operands with a swizzle
 //   bits 32..45   from eight lines to the next eight lines
 //   bits 62..63   swizzle: 1 means 128 bytes
-template <int kRowBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
+template <int kLineBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
 __device__ uint64_t matrix_descriptor(uint32_t tile) {
-  static_assert(kRowBytes == 128, "lines are as long as the widest swizzle");
-  constexpr uint64_t kEightLines = 8 * kRowBytes >> 4;
+  static_assert(kLineBytes == 128, "lines are as long as the widest swizzle");
+  constexpr uint64_t kEightLines = 8 * kLineBytes >> 4;
   constexpr uint64_t kSwizzle = 1;
   constexpr uint64_t kBlock = kMajor == Major::kK ? 1 : kBlockBytes >> 4;
   return (tile & 0x3ffff) >> 4 | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
@@ -86,7 +89,8 @@ constexpr uint64_t kDescriptorStepMN = 16 * 128 >> 4;
 
 // A thread has n / 2 of the sums d, each of which is an operand of the asm statement. These macros
 // list them: KERNELS_REGISTERS_32(d) is "+f"(d[0]), ..., "+f"(d[31]), and KERNELS_NUMBERS_32 is
-// "%0, ..., %31".
+// "%0, ..., %31". They are made of KERNELS_REGISTERS_8(d, i) and KERNELS_REGISTERS_16(d, i), which
+// begin at d[i].
 #define KERNELS_REGISTERS_8(d, i)                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -119,12 +123,14 @@ constexpr uint64_t kDescriptorStepMN = 16 * 128 >> 4;
 // wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), in fp16. `a` is in
 // registers, four words a thread; b_tile is the descriptor of b, K-major. KERNELS_WGMMA defines the
 // function for one n. `sums` is n / 2, the number of sums of a thread. a0 to p are the numbers of
-// the operands after the sums: the four words of a, the descriptor, and the predicate.
+// the operands after the sums: the four words of a, the descriptor, and the predicate. At the end
+// of the instruction, "1, 1, 0" means the products of a and b themselves, not of -a or -b, and a
+// K-major b.
 #define KERNELS_WGMMA(n, sums, a0, a1, a2, a3, b, p)                                              \
   template <int kSums>                                                                            \
   __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kSums], const uint32_t* a,     \
                         uint64_t b_tile, bool accumulates) {                                      \
-    static_assert(kSums >= sums, "n / 2 registers");                                              \
+    static_assert(kSums >= sums, "d has a register for each of n / 2 sums");                      \
     asm volatile("{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %" p                       \
                  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                                     \
                  "k16.f32.f16.f16 {" KERNELS_NUMBERS_##sums "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 \
@@ -139,10 +145,9 @@ KERNELS_WGMMA(160, 80, "80", "81", "82", "83", "84", "85")
 KERNELS_WGMMA(176, 88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA
 
-// wgmma.mma_async with a in shared memory, for n = 256: d [64, 256] = a b^T + (accumulates ? d :
-// 0), where a and b are descriptors. The first argument chooses the element type; its value is not
-// used. K is 16 in half types, which may be K-major or MN-major (kA, kB), and 8 in TF32, which is
-// K-major.
+// The same with a in shared memory, for n = 256: d [64, 256] = a b^T + (accumulates ? d : 0), where
+// a and b are descriptors. The first argument chooses the element type; its value is not used. Half
+// types have 16 elements of K, K-major or MN-major (kA, kB). TF32 has 8, K-major.
 #define KERNELS_WGMMA_SHARED(T, shape, majors)                                                 \
   template <Major kA, Major kB>                                                                \
   __device__ inline void wgmma(T, float (&d)[128], uint64_t a, uint64_t b, bool accumulates) { \

@@ -7,8 +7,8 @@
 // if row i of x or row j of the weight is kNonfinite. This kernel computes these results from the
 // float32 operands, and leaves all others alone.
 //
-// Sums are in double. Finite products and finite sums do not overflow double, so a result is
-// infinite or NaN only because of its rows, and does not depend on the order of the sum.
+// Sums are in double. Products and sums of finite floats do not overflow double. So a sum is
+// infinite or NaN only because of an element that is, and never because of the order of the sum.
 //
 // Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
 // so the kernel ends quickly if there are none: on sm90 it reads one flag, on sm80 the states of

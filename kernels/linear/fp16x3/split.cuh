@@ -24,7 +24,7 @@
 //
 // Why lo has the factor 2^11. A float32 number has 24 significant bits, of which hi takes 11. The
 // rest, scaled - hi, is at most 2^-11 |scaled|. Without the factor, lo of every scaled element
-// below 2^-3 would be subnormal, with fewer bits. With it, lo is about as large as hi.
+// below 2^-3 would be subnormal, with fewer bits. With it, lo is at most about as large as hi.
 //
 // What is exact. The scaling and the subtraction are. In units of the element's last bit, the rest
 // is a whole number up to 2^12, and lo has 11 bits. So lo is exact where the rest is even or at
@@ -32,8 +32,9 @@
 // at most 2^-23 |scaled|. Very small elements are the exception: fp16's last bit is worth at least
 // 2^-24, and that of lo / 2^11 at least 2^-35, so the error of a scaled element can be 2^-36.
 //
-// A row that holds infinity or NaN is split as if it were zero, and nonfinite.cuh computes its
-// results after the GEMM.
+// A row that holds infinity or NaN is split as if it were zero. Another kernel computes its results
+// after the GEMM. After the fp16x3 GEMM it is that of nonfinite.cuh. After the GEMM with one
+// product it is a GEMM in TF32 (see kNeedsTf32).
 //
 // split_x_kernel (sm90/split_x.cuh) splits x with split_row; split_rows_kernel (sm80/launch.cu)
 // splits x and the weight. The sm90 GEMMs treat the weight themselves: the fp16x3 GEMM splits it
@@ -70,7 +71,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
 // row's results.
 //
-//   kExact       the GEMM (on sm90 its first run). This is the normal state.
+//   kExact       the GEMM (on sm90 its first run). This is the normal state: hi and lo represent
+//                the row.
 //   kOverflowed  the second run of the sm90 GEMM. Only rows of the weight can have this state, as
 //                their exponents come from a sample (sm90/split_x.cuh): an element that the sample
 //                missed may overflow fp16.
@@ -96,18 +98,17 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 // row-major matrix they are K elements apart, and for some K they share a few slices of L2.
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K. The eight pairs
-// of neighbours are stored in the order 0 2 4 6 1 3 5 7:
+// of neighbours (pair p is elements 2p and 2p + 1) are stored in the order 0 2 4 6 1 3 5 7:
 //
-//   element of K     0  1 | 2  3 | 4  5 | 6  7 | 8  9 |10 11 |12 13 |14 15
-//   pair               0  |   1  |   2  |   3  |   4  |   5  |   6  |   7
-//   stored element   0  1 | 4  5 | 8  9 |12 13 | 2  3 | 6  7 |10 11 |14 15
-//   stored pair        0  |   2  |   4  |   6  |   1  |   3  |   5  |   7
+//   place            0  1 | 2  3 | 4  5 | 6  7 | 8  9 |10 11 |12 13 |14 15
+//   has element      0  1 | 4  5 | 8  9 |12 13 | 2  3 | 6  7 |10 11 |14 15
+//   of pair            0  |   2  |   4  |   6  |   1  |   3  |   5  |   7
 //
 // The reason is the other operand, the weight. In a wgmma fragment, thread t of four holds columns
 // 2t, 2t + 1, 2t + 8 and 2t + 9. It loads elements 4t to 4t + 3 of the weight, by one 16-byte
 // access, and uses them as these columns. A sum over K does not depend on the order of K, as long
 // as x has the same order. Example: thread 1 uses elements 4 to 7 of the weight as columns 2, 3, 10
-// and 11. In these places the table's third line has elements 4 to 7 of x.
+// and 11. In these places the table has elements 4 to 7 of x.
 struct SplitMatrix {
   const float* from;  // the float32 matrix
   int64_t rows;
@@ -310,7 +311,7 @@ struct RowScale {
   bool can_split;
   int exponent;
   float factor;
-  float second_factor;  // 0, and so not 1, where the row is split as zeros: see apply
+  float second_factor;  // 1 if not needed; 0 where the row is split as zeros
 
   // `largest` has the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest, bool has_lo) {

@@ -242,7 +242,7 @@ struct Accumulators {
 
 // Makes the products of a k-tile, in four phases, each of which takes the four fragments along M:
 //
-//   phase   k-step   products   loads                                 besides
+//   phase   k-step   products   loads                                 also
 //   0       0        lo         x; the weight of k-step 1             promote the k-tile before
 //   1       1        lo         x
 //   2       0        hi                                               scale the lo sums by 2^-11
@@ -304,13 +304,13 @@ __device__ __forceinline__ void store_results(
   const int staged_column = lane % kLanesOfRow * 4;
   const int column = first_n + staged_column;
   float bias[4];
-  int exponent[4];  // of the rows of the weight
+  int exponent_of_weight[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const bool exists = column + i < epilogue.n;
     // Without a bias -0 is added, which changes no number; +0 would change -0.
     bias[i] = exists && epilogue.bias != nullptr ? epilogue.bias[column + i] : -0.0f;
-    exponent[i] = exists ? weight_exponent[column + i] : 0;
+    exponent_of_weight[i] = exists ? weight_exponent[column + i] : 0;
   }
 #pragma unroll
   for (int first = 0; first < Config::kFragmentsM; first += Config::kSubtileFragments) {
@@ -331,10 +331,13 @@ __device__ __forceinline__ void store_results(
     for (int row = lane / kLanesOfRow; row < kSubtileRows; row += 32 / kLanesOfRow) {
       const int out_row = first_m + first * 16 + row;
       const float* const sums = staged + row * Config::kSubtilePitch + staged_column;
-      const int of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
+      const int exponent_of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
       float z[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) z[i] = fp16x3::unscale(sums[i], of_x + exponent[i]) + bias[i];
+      for (int i = 0; i < 4; ++i) {
+        const int exponent = exponent_of_x + exponent_of_weight[i];
+        z[i] = fp16x3::unscale(sums[i], exponent) + bias[i];
+      }
       finish_four</*kLaneBit=*/1>(epilogue, out_row < epilogue.m, out_row, column, z);
     }
     __syncwarp();

@@ -139,7 +139,8 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
   launch_grid({tiles.count(), Config::kThreads, Config::kSharedBytes, stream, /*has_pdl=*/false},
               gemm, x, weight, padded_k, tiles, epilogue);
 
-  // Compute the results of rows with infinity or NaN. No flag tells the kernel if there are any.
+  // Compute the results of rows with infinity or NaN. No flag tells the kernel whether there are
+  // any.
   nonfinite::launch(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
                     /*has_pdl=*/false);
 }

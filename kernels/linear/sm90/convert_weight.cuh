@@ -31,9 +31,9 @@
 //                keeps converters from running so far ahead that L2 evicts hi before it is read.
 //   subnormals   how many elements of a row have lost bits in fp16: see below.
 //
-// Memory ordering: only `ready` publishes data, hi. It is written by ordinary stores (PTX's generic
-// proxy) and read by TMA (the async proxy), so a release and an acquire are not enough, and both
-// sides have a proxy fence:
+// Memory ordering. Only the counter `ready` announces that other data, hi, has been written. As
+// ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it, a release and
+// an acquire are not enough, and both sides have a proxy fence:
 //
 //   converter   each lane: store hi, fence.proxy.async
 //               __syncwarp
@@ -49,7 +49,8 @@
 // a row's nonzero elements are subnormal, fp16 is less accurate than TF32 for the row. A converter
 // warp then puts an infinity into the row. All sums of the row become infinite or NaN, the consumer
 // warps notice, and RedoTraits computes the tile again, as TF32 (gemm_single.cuh). A row that
-// overflows fp16, or holds infinity or NaN, has infinite or NaN sums without any counting.
+// overflows fp16, as its largest elements were not in the sample, or that holds infinity or NaN,
+// has infinite or NaN sums without any counting.
 
 #pragma once
 
@@ -88,13 +89,14 @@ namespace kernels::sm90::gemm_single {
 //   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
-  // Units of 16 rows, which left the mainloop only three stages, took 1% more time.
   static constexpr int kUnitKTiles = 4;
   static constexpr int kUnitRows = 32;
   static constexpr int kUnitsPerPanel = Config::kWeightRows / kUnitRows;
 
   static constexpr int kBatchesPerKTile = 4;
   static constexpr int kBatchesPerUnit = kUnitKTiles * kBatchesPerKTile;
+  // Batches of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
+  // takes 1% more time.
   static constexpr int kRowMajorBatchRows = 8;      // x 64 of K
   static constexpr int kTransposedBatchDepth = 16;  // of K, x 32 rows
   static constexpr int kSlots = 4;  // batches of a warp in shared memory: 1 in use, 3 in flight
@@ -302,9 +304,10 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
     to += k_tile_elements;
   }
   with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
-  const bool counts = with_subnormals != 0;
+  const bool any_counted = with_subnormals != 0;
+  // A lane counts the groups that it has written itself, so no __syncwarp is needed.
   count_batches(p, first_row, hi_k_tile, k_tile_elements, with_subnormals);
-  return counts;
+  return any_counted;
 }
 
 // The same for a transposed weight [K, N], of which the 32 rows of a unit are adjacent in memory. A
@@ -386,10 +389,10 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
     to += k_tile_elements;
   }
   with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
-  const bool counts = with_subnormals != 0;
-  if (counts) __syncwarp();  // count_batches reads what other lanes have written
+  const bool any_counted = with_subnormals != 0;
+  if (any_counted) __syncwarp();  // count_batches reads what other lanes have written
   count_batches(p, first_row, hi_k_tile, k_tile_elements, with_subnormals);
-  return counts;
+  return any_counted;
 }
 
 // Converts a whole unit of a weight of either layout.
@@ -412,9 +415,9 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
                                   int k_tile) {
   using C = ConvertWeightConfig;
   constexpr int kRowsPerLane = C::kUnitRows / 4;
-  bool counts = false;
+  bool any_counted = false;
 #pragma unroll 1
-  for (int i = 0; i < C::kUnitKTiles * C::kUnitRows / 4; ++i) {
+  for (int i = 0; i < C::kUnitKTiles * kRowsPerLane; ++i) {
     const int64_t own_row = lane_row + i % kRowsPerLane * 4;
     const int own_k_tile = k_tile + i / kRowsPerLane;
     const int64_t column =
@@ -438,15 +441,16 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
     }
     if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
       count_subnormals(p, own_row, group);
-      counts = true;
+      any_counted = true;
     }
   }
-  return counts;
+  return any_counted;
 }
 
 // Puts an infinity into the unit's part of a row if too many subnormals have been counted in the
-// row so far. One lane calls it. The last unit of the row to add its count sees the whole count, so
-// no row is missed. The load is an acquire, as an ordinary load might find an old count in L1.
+// row so far. Each lane calls it for another row. The last unit of the row to add its count sees
+// the whole count, so no row is missed. The load is an acquire, as an ordinary load might find an
+// old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int64_t k, int64_t row,
                                                   int k_tile) {
   if (row < p.weight.rows &&
@@ -503,9 +507,9 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
       p.weight_tiles_at_once * BlockConfig::kClusterSize * C::kUnitsPerPanel;
   const unsigned units = static_cast<unsigned>(unit_rows) * units_along_k;
   const unsigned first = take_unit(p);
-  // The atomic operation above and the loads of is_needed are in flight at the same time. The
-  // producers wait for the first unit, but to call is_needed only after it makes the kernel slower:
-  // 249 us instead of 239.
+  // The atomic operation above and the loads of is_needed are in flight at the same time.
+  // Converting the first unit, for which the producers wait, before is_needed is called makes the
+  // kernel slower, not faster: 249 us instead of 239.
   if (!is_needed()) return;
   unsigned index = __shfl_sync(0xffffffff, first, 0);
   while (index < units) {
@@ -528,13 +532,13 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
 
     const bool is_whole = row + C::kUnitRows <= p.weight.rows &&
                           int64_t{k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
-    bool counts;  // whether anything was added to subnormals
+    bool any_counted;  // whether anything was added to subnormals
     if (is_whole) {
-      counts = convert_whole_unit<kTransposed>(p, row, k_tile, ring, barrier);
+      any_counted = convert_whole_unit<kTransposed>(p, row, k_tile, ring, barrier);
     } else {
-      counts = convert_edge_unit<kTransposed>(p, k, row + lane / 8, k_tile);
+      any_counted = convert_edge_unit<kTransposed>(p, k, row + lane / 8, k_tile);
     }
-    if (counts) {
+    if (any_counted) {
       __syncwarp();  // all lanes have added their counts
       mark_row_for_tf32(p, k, row + lane, k_tile);
     }
@@ -551,8 +555,8 @@ __device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_
 }
 
 // Waits until a panel is converted at a k-tile. Lane i looks at k-tile k_tile + i. Returns how many
-// k-tiles in a row, from k_tile on, are converted, 1 to 32, so that the producer asks again only
-// after these. All lanes of the producer warp call it.
+// successive k-tiles, from k_tile on, are converted: 1 to 32. The producer asks again only after
+// these. All lanes of the producer warp call it.
 __device__ inline int wait_converted(const WeightConversion& p, int panel, int k_tile) {
   const int own_k_tile = k_tile + threadIdx.x % 32;
   const unsigned* const ready = p.ready + static_cast<int64_t>(panel) * p.k_tiles + own_k_tile;

@@ -215,10 +215,10 @@ struct Consumer {
   // So A has K in another order. x was stored in the same order (split.cuh), and the order of K
   // does not matter to a product.
   //
-  // The addresses, for s = 0, 1 (which 16 of K) and r = 0, 1 (which of the thread's rows n and
-  // n + 1). `first` is the address for s = 0, r = 0. TMA's swizzle has put vector 4 s + c of row
-  // n + r at place (4 s + c) ^ ((n + r) % 8). As c < 4 and n is even, s flips bit 2 of the place
-  // and r bit 0. A place is 16 bytes, so these are bits 6 and 4 of the address.
+  // An address depends on s = 0, 1 (which 16 of K) and on r = 0, 1 (which of the thread's rows n
+  // and n + 1). `first` is the address for s = 0, r = 0. TMA's swizzle has put vector 4 s + c of
+  // row n + r at place (4 s + c) ^ ((n + r) % 8). As c < 4 and n is even, s flips bit 2 of the
+  // place and r bit 0. A place is 16 bytes, so these are bits 6 and 4 of the address.
   __device__ void convert(Fragments& f, const State& at) const {
     ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * at.stage, at.parity);
     const uint32_t first = weight + at.stage * Config::kWeightBytes;

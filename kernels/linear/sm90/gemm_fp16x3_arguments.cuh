@@ -3,8 +3,9 @@
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
 // A row of the weight makes a column of out. This code calls it a feature, too, as PyTorch does
-// (out_features). "Rows" alone are rows of x, which are also the rows of out. They are the columns
-// of wgmma's accumulators, in which the weight is operand A: so eight rows of x are a column block.
+// (out_features). "Rows" alone are rows of x, which are also the rows of out. As the weight is
+// wgmma's operand A, rows of x are columns of wgmma's accumulators. Eight of them are a column
+// block.
 //
 // launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
 // epilogue (gemm_fp16x3_epilogue.cuh) use both.
@@ -100,6 +101,7 @@ struct GemmFp16x3Config {
 
   // ----- Numbers of the named barriers. 0 is that of __syncthreads.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
+  // Where the second consumer warpgroup waits until the first lets it start (gemm_fp16x3.cuh).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };

@@ -29,7 +29,7 @@
 // ----- Two epilogues
 //
 // The fast epilogue stores two features at a time straight from registers. It needs an even N, a
-// divisor that is a power of two from 1 to 2^32, and a tile of which all exponents are near 0
+// divisor that is a power of two from 1 to 2^32, and a tile whose exponents are all near 0
 // (FastEpilogueConfig). The general epilogue is for all other tiles. It collects four neighbouring
 // features of a row first.
 
@@ -159,7 +159,7 @@ struct EpilogueInputs {
 //
 // Each warpgroup has a named barrier of its own with the loader, so that it need not wait for the
 // other one. compute-sanitizer's racecheck (2025.3) does not follow a warp that meets two barriers
-// in turn, so that for racecheck there is one barrier for all.
+// in turn, so for racecheck there is one barrier for all.
 #ifdef KERNELS_RACECHECK
 __device__ inline void sync_with_loader(int) {
   ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
@@ -268,6 +268,7 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(epilogue.n)) {
+    // The loop ends only after the second of two column blocks, which stores the bits of both.
     const bool is_first_of_two = j % 2 == 0;
     if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
 #pragma unroll

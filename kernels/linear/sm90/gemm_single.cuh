@@ -57,9 +57,10 @@
 //                     its scaled elements are subnormal. split_x.cuh finds these rows before this
 //                     kernel begins, and gives them the exponent kNeedsTf32. ConvertTraits does not
 //                     compute the tile at all.
-//   A row of weight   It has infinity, NaN, an element that overflows fp16, or many subnormal
-//                     elements, in which case the converters put an infinity there. All sums of the
-//                     row are then infinite or NaN, which the consumers notice after the mainloop.
+//   A row of weight   It has infinity, NaN, an element that overflows fp16 (its scale is found from
+//                     a sample of the row), or many subnormal elements. In the last case, the
+//                     converters put an infinity into the row. So all sums of the row are infinite
+//                     or NaN in all cases, which the consumers notice after the mainloop.
 //
 // ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
@@ -103,9 +104,9 @@ struct HalfTraits {
 };
 
 // Computes the product alone, without bias, ReLU or division, for gradients in float16 or bfloat16:
-// out [N, M] = weight x^T. (launch.cu has swapped the caller's operands and sizes, so that for the
-// caller out is [M, N].) The layouts of the operands and the work of the warps are those of
-// HalfTraits, but the consumers store a tile's results by TMA while they multiply the next tile.
+// out [N, M] = weight x^T. (launch.cu swaps the caller's operands and sizes, so this is the
+// caller's [M, N].) The layouts of the operands and the work of the warps are those of HalfTraits,
+// but the consumers store a tile's results by TMA while they multiply the next tile.
 template <typename T>
 struct GradientTraits {
   using Element = T;
@@ -242,7 +243,7 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUten
 }
 
 // The TMA producer: one warp, of which lane 0 issues the loads. `base` is the address of `shared`
-// in shared memory, as a number for PTX. So are `full`, `empty`, `x` and `weight`.
+// in shared memory, as a number for PTX. `full`, `empty`, `x` and `weight` are such addresses, too.
 template <typename Traits>
 __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
                         const Arguments<Traits>& p, SharedMemory<Traits>& shared) {

@@ -34,9 +34,9 @@ struct Config {
 
   // TMA copies an operand in the caller's layout in boxes of 64 lines of 128 bytes:
   //
-  //   operand     line                          box
-  //   [rows, K]   128 bytes of K, of one row    64 rows x one k-tile
-  //   [K, rows]   64 rows, of one k (16-bit)    the same, transposed
+  //   operand     line                              box
+  //   [rows, K]   one row, 128 bytes of K           64 rows x one k-tile
+  //   [K, rows]   one k, 64 rows of a 16-bit type   one k-tile x 64 rows
   //
   // (An operand in k-tiled layout, fp16x3/split.cuh, needs no boxes: its tile is one copy.)
   static constexpr int kBoxRows = 64;

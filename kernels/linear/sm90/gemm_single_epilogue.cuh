@@ -132,8 +132,8 @@ struct StagedSumsReader {
   int feature;          // the first of this thread's four, in the warpgroup's 64
   int row;              // in each column block
   bool swaps;           // whether this thread reads feature 1 before 0, and 3 before 2
-  const float* first;   // to feature 0, or to feature 1 if it swaps
-  const float* second;  // to the other one
+  const float* first;   // points to feature 0, or to feature 1 if the thread swaps
+  const float* second;  // points to the other one
   // From a feature to the next, in floats: four lanes of four floats.
   static constexpr int kNextFeature = 16;
 
@@ -225,7 +225,7 @@ __device__ void store_fast(const Epilogue<float>& p, int first_row, int first_fe
   const int64_t first = static_cast<int64_t>(first_row + reader.row) * p.n + feature;
   float* to = p.out + first;
   uint8_t* mask = nullptr;
-  // With a mask, is_fast implies that n is a multiple of 8 (floats_together, launch.cu).
+  // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size, launch.cu).
   if constexpr (kMask) mask = p.mask + first / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
@@ -443,7 +443,7 @@ struct PackedGradient {
   __device__ void store(const CUtensorMap& map, int row, int feature, Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
     constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
-    static_assert(kLineBytes == 128, "lines are swizzled as TMA's widest swizzle is");
+    static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
     const int warp = threadIdx.x % 128 / 32;
     const int lane = threadIdx.x % 32;
     const uint32_t box =

@@ -152,10 +152,10 @@ fp16x3::SplitMatrix unsplit_matrix(const void* from, int64_t rows, int64_t row_s
   return matrix;
 }
 
-// Launches the kernel that splits x, samples the weight, and clears the first zero_bytes bytes of
-// the workspace.
+// Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
+// of the workspace.
 void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
-                    const fp16x3::SplitMatrix& weight, size_t zero_bytes, cudaStream_t stream) {
+                    const fp16x3::SplitMatrix& weight, size_t bytes_to_clear, cudaStream_t stream) {
   const int threads = fp16x3::threads_of_row(linear.k);
   const int warps = threads / 32;
   const int sampling_blocks = blocks_of(linear.n, warps * SampleConfig::kRows);
@@ -164,7 +164,7 @@ void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
   const auto splitter = is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
   const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
   const auto to_clear = static_cast<unsigned*>(linear.workspace);
-  const auto clear_size = static_cast<int64_t>(zero_bytes / sizeof(unsigned));
+  const auto clear_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   launch_grid({sampling_blocks + splitting_blocks, threads, 0, stream, /*has_pdl=*/true},
               split_x_kernel, x, weight, linear.weight_is_transposed, linear.k, sampling_blocks,
               splitter, to_clear, clear_size);
@@ -289,17 +289,17 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 
 // The workspace of float32 at `high`. k-tiles have 64 of K.
 //
-//   slice                  type       shape                     used by           zeroed
-//   conversion.next        unsigned   [1]                       Convert           yes
-//   conversion.ready       unsigned   [panels, k-tiles]         Convert           yes
-//   conversion.subnormals  unsigned   [n]                       Convert           yes
-//   redo.count, .is_listed unsigned   [1], [tiles]              Convert, Redo     yes
-//   x.hi                   half       [k-tiles, m, 64]          split_x, Convert  no
-//   x.exponent             int        [m]                       split_x, Convert  no
-//   weight.exponent        int        [n]                       split_x, Convert  no
-//   weight.hi              half       [k-tiles, n, 64]          Convert           no
-//   redo.tiles             int        [tiles]                   Convert, Redo     no
-//   weight_copy.to         float      [n, padded k]             transpose, Redo   no
+//   slice                   type       shape                     used by           cleared
+//   conversion.next         unsigned   [1]                       Convert           yes
+//   conversion.ready        unsigned   [panels, k-tiles]         Convert           yes
+//   conversion.subnormals   unsigned   [n]                       Convert           yes
+//   redo.count, .is_listed  unsigned   [1], [tiles]              Convert, Redo     yes
+//   x.hi                    half       [k-tiles, m, 64]          split_x, Convert  no
+//   x.exponent              int        [m]                       split_x, Convert  no
+//   weight.exponent         int        [n]                       split_x, Convert  no
+//   weight.hi               half       [k-tiles, n, 64]          Convert           no
+//   redo.tiles              int        [tiles]                   Convert, Redo     no
+//   weight_copy.to          float      [n, padded k]             transpose, Redo   no
 //
 // "Convert" and "Redo" are gemm_single with ConvertTraits and RedoTraits. A panel is a block's 128
 // rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
@@ -311,7 +311,7 @@ struct SingleWorkspace {
   gemm_single::WeightConversion conversion{};
   gemm_single::RedoList redo{};
   Transposition weight_copy{};
-  size_t zero_bytes;  // at the beginning of the workspace
+  size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
   explicit SingleWorkspace(const LinearArguments& linear)
@@ -329,7 +329,7 @@ struct SingleWorkspace {
     conversion.subnormals = slices.add<unsigned>(linear.n);
     redo.count = slices.add<unsigned>(1 + tiles.count());
     redo.is_listed = slices.part(redo.count, 1);
-    zero_bytes = slices.bytes();
+    bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(linear.m * padded_k);
     x.exponent = slices.add<int>(linear.m);
@@ -398,7 +398,7 @@ void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace
 
 void launch_high(const LinearArguments& linear, cudaStream_t stream) {
   const SingleWorkspace workspace(linear);
-  launch_split_x(linear, workspace.x, workspace.weight, workspace.zero_bytes, stream);
+  launch_split_x(linear, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   launch_converting_gemm(linear, workspace, stream);
   launch_redo(linear, workspace, stream);
 }
@@ -407,7 +407,7 @@ void launch_high(const LinearArguments& linear, cudaStream_t stream) {
 
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
-//   slice                type      shape                  used by                   zeroed
+//   slice                type      shape                  used by                   cleared
 //   partials.are_stored  Flags     [2, kMaxClusters]      gemm_fp16x3: each run     yes
 //   has_overflowed       unsigned  [1]                    gemm_fp16x3: both runs    yes
 //   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
@@ -427,7 +427,7 @@ struct Fp16x3Workspace {
   PartialSums partials;  // of the first run; the second run's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
-  size_t zero_bytes;  // at the beginning of the workspace
+  size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
   explicit Fp16x3Workspace(const LinearArguments& linear)
@@ -438,7 +438,7 @@ struct Fp16x3Workspace {
     partials.are_stored = slices.add<PartialSums::Flags>(2 * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
-    zero_bytes = slices.bytes();
+    bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * linear.m * fp16x3::padded(linear.k));
     x.lo = slices.part(x.hi, fp16x3::kKTileWidth / 2);
@@ -459,12 +459,7 @@ auto choose_fp16x3_kernel(int k) {
   return gemm_fp16x3_kernel<32>;
 }
 
-// Launches both runs of the GEMM.
-//
-// The first run scales the weight by the exponents of the sample. If the sample missed an element
-// that then overflows fp16, sums become infinite or NaN, and the epilogue marks that row of the
-// weight. The second run scales the marked rows by their largest elements, and computes their tiles
-// again. Without marked rows it ends at once.
+// Launches both runs of the GEMM. (GemmArguments explains why there are two.)
 void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
                         const Epilogue<float>& epilogue, cudaStream_t stream) {
   using Config = GemmFp16x3Config;
@@ -504,7 +499,7 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
 
 void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
   const Fp16x3Workspace workspace(linear);
-  launch_split_x(linear, workspace.x, workspace.weight, workspace.zero_bytes, stream);
+  launch_split_x(linear, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
   const Epilogue<float> epilogue(linear, /*vector_size=*/2);
   launch_fp16x3_gemm(linear, workspace, epilogue, stream);
@@ -538,7 +533,7 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
 
 // Returns how chunks are divided into tiles. In gemm_single each cluster computes whole tiles. In
 // gemm_fp16x3 the clusters share the last wave evenly (stream-K), so the number of waves does not
-// matter. With waves of one tile, chunks of any size have the same number of them.
+// matter. Its tiling has one tile in a wave, so all chunk sizes give the same number of waves.
 Tiling chunk_tiling(const LinearArguments& linear) {
   if (linear.precision == Precision::kHighest) {
     return {GemmFp16x3Config::kWideRows, /*tiles_along_n=*/1, /*tiles_of_wave=*/1};
@@ -581,8 +576,9 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   const bool has_aligned_weight =
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels. For float32, 32 times the number of a
-  // row's subnormal elements (fp16x3::has_many_subnormals) then fits into an int, too.
+  // Indices of rows, columns and K are ints in the kernels. The limit of K is lower for float32, so
+  // that an int also holds 32 times the number of a row's subnormal elements
+  // (fp16x3::has_many_subnormals).
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   const int64_t max_k = is_float32 ? int64_t{1} << 24 : kMaxSize;
   const bool has_sizes = linear.m < kMaxSize && linear.n < kMaxSize && linear.k < max_k;

@@ -42,16 +42,17 @@ struct SampleConfig {
   // they overflow fp16, which ends at 2^16.
   static constexpr int kHiLoTarget = 9;
 
-  // The limits of an exponent for hi and lo. With the minimum, an element of 2^127 is scaled to
-  // 2^127 * 2^-111 = 2^16, where fp16 ends. The maximum is the largest exponent whose power of two
-  // is a float.
+  // The limits of an exponent for hi and lo. An exponent below the minimum is hardly needed: 2^-111
+  // scales 2^127, the largest power of two that is a float, to 2^16, where fp16 ends. (Rows with
+  // larger elements are left to the second run.) The maximum is the largest exponent whose power of
+  // two is a float.
   static constexpr int kMinHiLoExponent = -111;
   static constexpr int kMaxHiLoExponent = 127;
 
   // For hi alone, the geometric mean of the spans' largest elements is scaled into [2^2, 2^3). An
-  // element overflows fp16 if it is about 2^13 times as large as the mean, and no element of a row
-  // may. It is subnormal if it is about 2^16 times smaller, and a few elements of a row may be.
-  // The maximum of an exponent is kMaxHiExponent.
+  // element overflows fp16 if it is about 2^13 times as large as the mean; no element of a row may
+  // overflow. It is subnormal if it is about 2^16 times smaller; a few elements of a row may be
+  // subnormal. The maximum of an exponent is kMaxHiExponent.
   static constexpr int kHiTarget = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,

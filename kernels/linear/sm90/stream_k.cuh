@@ -34,10 +34,11 @@
 // third.
 //
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
-// This has two reasons. All clusters are then at about the same place of K, so they find operands
-// in L2. And only the last tile of a range can be one that another cluster finishes. In reverse
-// order, its partial sums are stored early, and above all before the cluster itself waits for
-// anything.
+// This has two reasons. A cluster with parts of two tiles then goes from the beginning of K to its
+// end, as the others do (cluster 1: k-groups 0 to 2, then 6 to 8). All are at about the same place
+// of K, so they find operands in L2. And only the last tile of a range can be one that another
+// cluster finishes. In reverse order, its partial sums are stored early, and above all before the
+// cluster itself waits for anything.
 //
 // Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
 
@@ -173,8 +174,8 @@ struct Schedule {
   // out kGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
   struct Loads {
     int64_t of_whole_waves[StreamKConfig::kMaxClusters] = {};  // of each cluster
-    int64_t longest = 0;  // of the busiest cluster, if the tiles of the last wave are not cut
-    int64_t total = 0;    // of all clusters
+    int64_t of_busiest = 0;  // of the busiest cluster, if the tiles of the last wave are not cut
+    int64_t total = 0;       // of all clusters
   };
 
   template <typename RowCount>
@@ -184,7 +185,7 @@ struct Schedule {
       int64_t& of_cluster = loads.of_whole_waves[tile % clusters];
       const int64_t load = int64_t{row_count(tile)} * k_groups;
       loads.total += load;
-      loads.longest = std::max(loads.longest, of_cluster + load);
+      loads.of_busiest = std::max(loads.of_busiest, of_cluster + load);
       const bool is_in_last_wave = tile >= whole_waves * clusters;
       if (!is_in_last_wave) of_cluster += load;
     }
@@ -192,11 +193,11 @@ struct Schedule {
   }
 
   // Returns whether the tiles of the last wave should be cut. If all clusters have the same load,
-  // that is total / clusters, and the busiest cluster saves longest - total / clusters. This must
-  // be at least the load of kMinSaving k-groups of the widest tile. (Both are multiplied by
+  // that is total / clusters, and the busiest cluster saves of_busiest - total / clusters. This
+  // must be at least the load of kMinSaving k-groups of the widest tile. (Both are multiplied by
   // `clusters` here, so that they are whole numbers.)
   bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {
-    const int64_t saving_times_clusters = loads.longest * clusters - loads.total;
+    const int64_t saving_times_clusters = loads.of_busiest * clusters - loads.total;
     return saving_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
   }
 

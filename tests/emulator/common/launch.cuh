@@ -36,7 +36,7 @@
 
 using std::max;
 using std::min;
-inline int64_t min(int64_t a, int b) { return std::min<int64_t>(a, b); }
+inline int64_t min(int64_t a, int b) { return std::min<int64_t>(a, b); }  // as CUDA has it
 
 struct Index {
   unsigned x = 0;
@@ -101,12 +101,10 @@ inline void run_threads_of_all_blocks() {
 // Lets other fibers run until each of the fibers first <= i < last has ended or has_reached(fiber).
 template <typename Reached>
 void wait(int first, int last, const Reached& has_reached) {
-  const int own = current;
   const auto is_there = [&](const Fiber& fiber) { return fiber.has_ended || has_reached(fiber); };
   while (!std::all_of(fibers.begin() + first, fibers.begin() + last, is_there)) {
-    switch_to(scheduler, continuations[own]);
+    switch_to(scheduler, continuations[current]);
   }
-  threadIdx.x = own;
 }
 
 // Gives a value to the warp's other threads, and waits for theirs.
