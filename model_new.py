@@ -83,7 +83,8 @@ class ModelNew(reference.Model):
         """Compute max(x, 0) element by element, differentiably. NaN stays NaN.
 
         Args:
-            x: a tensor of any shape, strides and dtype that `torch.relu` takes.
+            x: a tensor of any shape, strides and dtype that `torch.relu` takes: float32, float64,
+                float16, bfloat16 and integers.
 
         Returns:
             A new dense tensor of x's shape, dtype and device; x itself if `inplace`.

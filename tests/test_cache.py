@@ -290,8 +290,9 @@ def test_interrupted(root, start, load, tmp_path):
     load()
 
 
-def test_sixteen_importers_build_once(root, start, tmp_path):
-    children = [start() for _ in range(16)]
+def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
+    build_slowly = slow(load_inline, 0.5, tmp_path / "builds here")
+    children = [start(load_inline=build_slowly) for _ in range(16)]
     statuses, outputs = zip(*(child.wait() for child in children), strict=True)
     assert {*statuses} == {0}
     (folder,) = folders_of_builds(root)

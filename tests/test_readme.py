@@ -51,7 +51,7 @@ def test_readmes_tree_is_the_tree():
     hidden = ("__", ".", "requirements", "LICENSE", "README", "pyproject")
     for folder in (Path(), Path("kernels")):
         there = {path.name for path in (ROOT / folder).iterdir()}
-        named = {path.name for path in listed if path.parent == folder}
+        named = {path.name for path in listed if path.parent == folder} - {"__init__.py"}
         ours = {name for name in there if not name.startswith(hidden)}
         assert named == ours, f"in {folder}"
 
