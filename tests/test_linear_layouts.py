@@ -26,7 +26,7 @@ SHAPES = [
     (1000, 1001, 999),
     (2048, 4096, 320),
 ]
-# Whether x, and whether weight, is stored by columns.
+# True for an x, and for a weight, that is stored by columns.
 TRANSPOSED = list(itertools.product([False, True], repeat=2))
 
 

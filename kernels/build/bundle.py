@@ -67,7 +67,7 @@ load_inline(
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a problem's bundle is made of.
+    """The parts of a problem's bundle.
 
     Attributes:
         title: the first line of the bundle.

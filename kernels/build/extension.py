@@ -32,7 +32,7 @@ QUIET_S = 2.0  # a build that takes longer prints what takes so long
 
 @dataclass(frozen=True)
 class Extension:
-    """What is compiled for a problem.
+    """The library that is compiled for a problem.
 
     Attributes:
         problem: the problem's name.

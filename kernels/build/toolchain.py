@@ -58,7 +58,7 @@ class Toolchain:
 
     @property
     def is_gcc(self) -> bool:
-        """Whether the C++ compiler is GCC, which may be called `c++` or `g++-12`."""
+        """True if the C++ compiler is GCC, which may be called `c++` or `g++-12`."""
         return "Free Software Foundation" in self.compilers["cxx"]
 
 

@@ -185,8 +185,8 @@ constexpr auto kBitOfLane = [] {
   return bits;
 }();
 
-// Whether the gradient of an element is kept: relu's output is neither 0 nor -0. Adding the bits to
-// themselves shifts the sign out.
+// Returns whether the gradient of an element is kept: relu's output is neither 0 nor -0. Adding the
+// bits to themselves shifts the sign out.
 template <typename Bits>
 constexpr bool is_kept(Bits relu_output) {
   return static_cast<Bits>(relu_output + relu_output) != 0;

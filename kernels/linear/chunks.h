@@ -123,7 +123,7 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
     const int64_t whole_chunks = tiles / size;
     const int64_t waves = whole_chunks * waves_of(size) + waves_of(tiles % size);
     const int64_t chunks = divide_up(tiles, size);
-    // Of equally good sizes the last one, the smallest, is taken. It leaves the most tiles for the
+    // The last one of equally good sizes, the smallest, is taken. It leaves the most tiles for the
     // last chunk, so the chunks are the most equal.
     const bool is_worse = waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks);
     if (is_worse) continue;

@@ -1,4 +1,4 @@
-"""What the forward of Linear -> ReLU -> divide calls: our operator, or the reference's ops."""
+"""Choose what the forward of Linear -> ReLU -> divide calls: our operator or torch's ops."""
 
 from collections.abc import Callable
 

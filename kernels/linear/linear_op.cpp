@@ -2,7 +2,7 @@
 // of call.
 //
 //   linear_relu_divide(x, weight, bias, divisor)
-//       What users call: out [..., N] = relu(x weight^T + bias) / divisor.
+//       The operator that users call: out [..., N] = relu(x weight^T + bias) / divisor.
 //   linear_relu_divide_with_mask(x, weight, bias, divisor)
 //       The forward of a training step, in traces: out, and a mask [..., (N + 7) / 8] of one bit
 //       for each element of out.

@@ -1,4 +1,4 @@
-"""What the ReLU module's forward calls: our operator, or torch's own function."""
+"""Choose what the ReLU module's forward calls: our operator, or torch's own function."""
 
 from collections.abc import Callable
 

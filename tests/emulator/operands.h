@@ -1,4 +1,4 @@
-// What the programs of this folder share: random operands for emulated CUDA kernels, checks of
+// Shared by the programs of this folder: random operands for emulated CUDA kernels, checks of
 // results, and the names of the kernels that ran.
 
 #pragma once
@@ -61,7 +61,7 @@ struct Buffer {
     return read(before.data() + (data - memory.data()) + i * size, size);
   }
 
-  // Whether the memory around the operand is what it was.
+  // Returns whether the memory around the operand is unchanged.
   bool has_guards() const {
     const int64_t start = data - memory.data();
     const int64_t end = start + bytes;
@@ -84,7 +84,7 @@ struct Mask : Buffer {
 
   bool bit(int64_t i) const { return (data[i / 8] >> i % 8 & 1) != 0; }
 
-  // Whether the last byte's unused bits are 0.
+  // Returns whether the last byte's unused bits are 0.
   bool has_zeros_after() const {
     for (int64_t i = bits; i < 8 * bytes; ++i) {
       if (bit(i)) return false;

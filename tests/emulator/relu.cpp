@@ -23,7 +23,7 @@ uint64_t infinity_of(DType dtype) {
   return 0;  // not reached
 }
 
-// What relu makes of an element x of `size` bytes, from the bits of x alone.
+// The results expected for an element x of `size` bytes, from the bits of x alone.
 struct Expected {
   uint64_t relu;
   bool keeps;  // the gradient

@@ -294,8 +294,8 @@ struct SubnormalCounter {
 // two factors: 2^min(exponent, kMaxHiExponent), and the rest, which is 1 for most rows and for all
 // with hi alone.
 struct RowScale {
-  // Whether the row can be split: all of it is finite and, for hi alone, the exponent is at most
-  // kMaxHiExponent. Any other row is split as zeros.
+  // True if all of the row is finite and, for hi alone, the exponent is at most kMaxHiExponent. Any
+  // other row is split as zeros.
   bool can_split;
   int exponent;
   float factor;

@@ -1,5 +1,5 @@
-// What happens to the sums of the fp16x3 GEMM (gemm_fp16x3.cuh) after the mainloop. If clusters
-// share the tile, partial sums are stored or added. The cluster that finishes the tile then
+// The epilogue of the fp16x3 GEMM (gemm_fp16x3.cuh): its sums after the mainloop. If clusters share
+// the tile, partial sums are stored or added. The cluster that finishes the tile then
 // computes the epilogue:
 //
 //   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias

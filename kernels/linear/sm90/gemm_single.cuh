@@ -313,7 +313,8 @@ struct PrefetchedScales {
   static constexpr int kXRowsPerThread = kIsScaled ? Config::kXRows / 128 : 0;
   float bias = 0;
   int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoTraits
-  // Of rows thread + 128 i. C++ has no empty arrays, so there is one element more than rows.
+  // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
+  // than rows.
   int x_exponent[kXRowsPerThread + 1] = {};
   bool is_fast;  // whether the fast epilogue supports this thread's feature and rows
 
@@ -359,9 +360,9 @@ struct PrefetchedScales {
   }
 };
 
-// What to add to an operand's descriptor for the next wgmma of the k-tile. A wgmma takes 32 bytes
-// of K. The next 32 bytes are in the same lines of a K-major operand, and in the next 16 lines of
-// an MN-major one, which has a line for each k (wgmma.cuh).
+// The amount to add to an operand's descriptor for the next wgmma of the k-tile. A wgmma takes 32
+// bytes of K. The next 32 bytes are in the same lines of a K-major operand, and in the next 16
+// lines of an MN-major one, which has a line for each k (wgmma.cuh).
 __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
   return major == ptx::Major::kK ? ptx::kDescriptorStepK : ptx::kDescriptorStepMN;
 }

@@ -1,4 +1,4 @@
-// What both Hopper GEMM kernels (gemm_fp16x3.cuh and gemm_single.cuh) have in common: the shape of
+// The parts that both Hopper GEMM kernels (gemm_fp16x3.cuh and gemm_single.cuh) share: the shape of
 // a block, the shared-memory pipeline, and two parts of the epilogue.
 //
 // The pipeline is a ring of stages in shared memory. A stage holds one k-tile of the weight and one

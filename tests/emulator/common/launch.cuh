@@ -88,7 +88,7 @@ inline void* arguments;
   if (!has_come_back) go_to(other);
 }
 
-// What a fiber does: it runs a thread, and the same thread of the next block when the scheduler
+// The work of a fiber: it runs a thread, and the same thread of the next block when the scheduler
 // returns to it.
 inline void run_threads_of_all_blocks() {
   for (;;) {
