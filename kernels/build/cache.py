@@ -16,6 +16,7 @@ start at the same time from doing the same work.
 import atexit
 import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
 import json
@@ -28,6 +29,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from kernels.build.errors import BuildError, say
 
@@ -251,25 +253,50 @@ def process_name(process_id: str = "self") -> str:
 
 # ---------------------------------------------------------------------------------------- the lock
 
+_held_locks: set[BinaryIO] = set()
+
+
+def _close_inherited_locks() -> None:
+    """Close the locks of the process that this one was forked from.
+
+    A lock lasts until every process that has the file open has closed it or ended. Without this, a
+    forked process would keep a lock whose holder was killed, and would wait for itself.
+    """
+    while _held_locks:
+        _held_locks.pop().close()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
 
 @contextlib.contextmanager
 def turn_to_build(folder: Path, name: str) -> Iterator[None]:
-    """Wait while another process builds the same library.
+    """Wait until no other process builds the same library, then keep others waiting.
 
-    After `PATIENCE_S` seconds, or on a file system without locks, this process builds it as well.
+    The wait ends after `PATIENCE_S` seconds, and at once where the file system has no locks. Then
+    two processes may build the same library.
     """
-    import filelock  # torch requires it; it is imported here because only a build needs it
+    with (folder / f"{name}.lock").open("ab") as lock:
+        _held_locks.add(lock)
+        try:
+            _acquire(lock, folder)
+            yield
+        finally:
+            _held_locks.discard(lock)
 
-    lock = filelock.FileLock(folder / f"{name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        say(f"waiting for another process, which builds the kernels in {folder}")
-        with contextlib.suppress(filelock.Timeout):
-            lock.acquire(timeout=PATIENCE_S, poll_interval=0.05)
-    except (OSError, NotImplementedError):
-        pass  # a file system without locks
-    try:
-        yield
-    finally:
-        lock.release(force=True)
+
+def _acquire(lock: BinaryIO, folder: Path) -> None:
+    end = time.monotonic() + PATIENCE_S
+    is_waiting = False
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process has it
+            if not is_waiting:
+                say(f"waiting for another process, which builds the kernels in {folder}")
+            is_waiting = True
+            time.sleep(0.05)
+        except OSError:  # a file system without locks
+            return
+        else:
+            return

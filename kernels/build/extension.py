@@ -81,6 +81,7 @@ def load_extensions(
     missing = [extension for extension in extensions if not _is_loaded(extension)]
     if missing:
         folder = cache.choose_folder()
+        cache.remove_leftovers(folder)
         try:
             missing = [
                 extension for extension in missing if not _load_from_cache(extension, folder, tools)
