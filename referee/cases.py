@@ -7,6 +7,7 @@ from functools import cache, partial
 import torch
 
 from referee.compare import INTEGERS
+from referee.shared import dtype_name  # noqa: F401 - for those who take dtypes from here
 
 # torch.relu takes the last three from torch 2.15 on, see `served`.
 NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
@@ -46,11 +47,6 @@ LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]
     *((f"storage offset {k}", (1024 + k,), lambda x, k=k: x[k:]) for k in (1, 2, 3, 4, 5, 8, 15)),
     ("storage offset 1, 2-d", (1 + 12 * 33,), lambda x: x[1:].view(12, 33)),
 ]  # fmt: skip
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Without its module."""
-    return str(dtype).removeprefix("torch.")
 
 
 @cache
@@ -105,17 +101,15 @@ def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
 
 
 def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Others of their signs, each 0.5 to 1.5 times as large; small random ones for zeros.
+    """Return others of the same signs, each 0.5 to 1.5 times as large.
 
-    The same on any device of one kind, however many threads there are.
+    Zeros stay zeros where other values are beside them, as in a mask; where all are zero, as in a
+    bias at first, they become small random numbers.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
-    other = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
-    if values.count_nonzero() < values.numel():
-        zeros, size = values == 0, max(map(abs, values.aminmax()))
-        noise = torch.empty_like(values[zeros]).normal_(generator=generator)
-        other[zeros] = noise * 0.1 * torch.where(size > 0, size, 1)
-    return other
+    if not values.any():
+        return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
+    return torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
 
 
 def random(

@@ -14,6 +14,17 @@ from time import monotonic
 from typing import NoReturn, TextIO
 
 INTERRUPTED = 128 + signal.SIGINT  # the status that shells give
+_name = ["run.py"]  # what messages begin with
+
+
+def name_program(name: str) -> None:
+    """Set the name that messages begin with."""
+    _name[0] = name
+
+
+def program() -> str:
+    """Return the name that messages begin with."""
+    return _name[0]
 
 
 class Progress:
@@ -67,9 +78,9 @@ def run(main: Callable[[], int]) -> int:
     return status
 
 
-def say(text: str, program: str = "run.py") -> None:
-    """A line on stderr, if it takes one; on a terminal in the place of the progress."""
-    _write(f"{_line_start()}{program}: {text}\n")
+def say(text: str, name: str = "") -> None:
+    """Print a line on stderr, if it takes one; on a terminal in the place of the progress."""
+    _write(f"{_line_start()}{name or program()}: {text}\n")
 
 
 def _write(text: str) -> None:
@@ -108,7 +119,7 @@ def _line_start() -> str:
 
 def _end(*_: object) -> NoReturn:
     with suppress(OSError):  # past sys.stderr, whose writing this may have interrupted
-        os.write(2, f"{_line_start()}run.py: interrupted\n".encode())
+        os.write(2, f"{_line_start()}{program()}: interrupted\n".encode())
     os._exit(INTERRUPTED)
 
 

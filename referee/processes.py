@@ -1,93 +1,140 @@
-"""Processes: those that came since are ended, and what others do to them is looked at."""
+"""Processes: they are stopped, go on, and are ended, each with all that it started.
+
+The referee is a subreaper: what a process leaves behind becomes the referee's own child, so that
+nothing that a solution starts can get out of sight.
+"""
 
 import ctypes
 import os
-import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+SECONDS_TO_STOP = 10.0
 SECONDS_TO_DIE = 10.0
-LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+AT_REST = "TtZX"  # states in /proc/PID/stat: stopped, traced, a zombie, dead
+
+# Processes of the referee's own, and those that were here before it. All others that are below the
+# referee, and below no process of these, belong to the solution that is under grading.
+known: set[int] = set()
 
 
 @contextmanager
-def reaping() -> Iterator[set[int]]:
-    """Within it, orphans become ours, and at its end all descendants that came since are killed,
-    but for those whose ids are added to the set that it gives.
+def reaping() -> Iterator[None]:
+    """Within it, orphans become the referee's children; at its end those that came are ended.
+
+    No process of the same user can read the referee's memory meanwhile, unless it may read all.
     """
     prctl = ctypes.CDLL(None).prctl
-    known = set(_descendants(set()))
+    before = set(children_of(os.getpid()))
+    known.update(before)
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # whoever started this may have set it
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_DUMPABLE, 0)
     try:
-        yield known
+        yield
     finally:
-        _end_descendants(known)
+        end_orphans()
+        prctl(PR_SET_DUMPABLE, 1)
         prctl(PR_SET_CHILD_SUBREAPER, 0)
+        known.difference_update(before)
 
 
-def busy_seconds(without: set[int]) -> float:
-    """Processor time of the processes below this one, waited-for ones too, but for some."""
-    ticks = [int(field) for pid in _descendants(without) for field in _stat(pid)[11:15]]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process started, or adopted, and that are still there."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - it is called very often
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
+                found += map(int, file.read().split())
+    return found
 
 
-def standing(pid: int) -> tuple:
-    """How a process is scheduled and limited, which another one may change; () if it has ended."""
-    with suppress(ProcessLookupError):
-        return (
-            os.sched_getaffinity(pid),
-            os.getpriority(os.PRIO_PROCESS, pid),
-            {kind: resource.prlimit(pid, kind) for kind in LIMITS},
-            os.sched_getscheduler(pid),
-            _stat(pid)[:1] == ["T"],  # stopped
-        )
-    return ()
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state, "X" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
-def restore(was: tuple) -> None:
-    """Gives this process its `standing` back, as far as it may."""
-    affinity, priority, limits, *_ = was
-    calls = [(os.sched_setaffinity, 0, affinity), (os.setpriority, os.PRIO_PROCESS, 0, priority)]
-    calls += [(resource.setrlimit, *limit) for limit in limits.items()]
-    for call, *arguments in calls:
-        with suppress(OSError, ValueError):
-            call(*arguments)
+class Tree:
+    """A process and everything below it, which stop and go on as one.
+
+    Args:
+        pid: the process at the top, a child of the referee's.
+        adopts: whether orphans are its; one tree at a time may adopt.
+    """
+
+    def __init__(self, pid: int, adopts: bool) -> None:
+        self._pid = pid
+        self._adopts = adopts
+        self._stopped: list[int] = []
+
+    def stop(self) -> None:
+        """Stop all of it. When this returns, no thread of it runs."""
+        stopped: set[int] = set()
+        while new := [pid for pid in self._pids() if pid not in stopped]:
+            for pid in new:
+                _send(pid, signal.SIGSTOP)
+            for pid in new:
+                _wait_until_stopped(pid)
+            stopped.update(new)
+        self._stopped = list(stopped)
+
+    def go_on(self) -> None:
+        """Let everything that was stopped go on."""
+        for pid in self._stopped:
+            _send(pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill all of it."""
+        self.stop()
+        for pid in self._stopped:
+            _send(pid, signal.SIGKILL)
+
+    def _pids(self) -> list[int]:
+        found = [self._pid]
+        if self._adopts:
+            found += _orphans(besides=self._pid)
+        for pid in found:  # which grows meanwhile
+            found += children_of(pid)
+        return found
 
 
-def _descendants(without: set[int]) -> list[int]:
-    """The processes below this one, but for some with all that is below them."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and (fields := _stat(int(folder.name))):
-            children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found = [os.getpid()]
-    for pid in found:  # which grows meanwhile
-        found += [child for child in children.get(pid, []) if child not in without]
-    return found[1:]
-
-
-def _end_descendants(known: set[int]) -> None:
-    """Stops them first, so that none forks while others are killed."""
+def end_orphans() -> None:
+    """Kill all processes below this one that are not the referee's own."""
     deadline = monotonic() + SECONDS_TO_DIE
-    while (pids := _descendants(known)) and monotonic() < deadline:
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-        for pid in pids:
-            with suppress(ChildProcessError):  # not adopted yet
+    while (orphans := _orphans()) and monotonic() < deadline:
+        for pid in orphans:
+            below = children_of(pid)
+            _send(pid, signal.SIGKILL)
+            for child in below:
+                _send(child, signal.SIGKILL)
+            with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         sleep(0.001)
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/pid/stat after the name: state, parent and so on; empty if it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return []
+def _orphans(besides: int = 0) -> list[int]:
+    return [pid for pid in children_of(os.getpid()) if pid not in known and pid != besides]
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """Wait until no thread of a process runs, or until it has ended."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return
+    deadline = monotonic() + SECONDS_TO_STOP  # it is no child of ours
+    while state_of(pid) not in AT_REST and monotonic() < deadline:
+        sleep(1e-5)

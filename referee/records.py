@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from referee.child.yardsticks import COMPILED
-from referee.judge.verdict import Run, Verdict
+from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
 from referee.timing import Names, Step, speed_up, spread
+from referee.verdict import Run, Verdict, compared
 
 KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
 
@@ -65,17 +65,18 @@ def record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
     """The record of a verdict on a file, None for this project's own."""
     found = {"problem": subject.problem, "shape": list(subject.shape), "dtype": subject.dtype}
     found |= {"verdict": verdict.word, "cases": verdict.count, **vars(verdict), "file": file}
-    del found["word"], found["count"]
+    del found["word"], found["count"], found["details"]
     return found | {"runs": [of_run(run) for run in verdict.runs]}
 
 
 def of_run(run: Run) -> dict:
-    """That of the times under a setting."""
+    """Return the record of the times under a setting."""
     timings, rate = run.timings, run.timings.rate
-    rows = _summary(timings.seconds, timings.names)
-    [yardstick] = (row["median_ms"] for row in rows if row["name"] == rate.yardstick)
+    rows = _summary(timings.seconds, timings.names, timings.device)
+    medians = {row["name"]: row["median_ms"] for row in rows}
     for row in rows:
         row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[rate.unit]
+        yardstick = medians.get(rate.yardstick, row["median_ms"])
         row["percent_of_yardstick"] = 100 * yardstick / row["median_ms"]
     forward = {
         "unit": rate.unit,
@@ -90,20 +91,21 @@ def of_run(run: Run) -> dict:
         "wall_seconds": timings.wall,
         "notes": timings.notes,
     }
-    step = run.step and of_step(run.step)
+    step = of_step(run.step) if run.step else None
     return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
 
 
 def of_step(step: Step) -> dict:
-    """That of the times of a training step."""
+    """Return the record of the times of a training step."""
     forward, backward = step.forward, step.backward
     seconds = {"forward": forward.seconds, "backward": backward.seconds}
     seconds["step"] = {  # the sum of the two in the same round
         name: [f + b for f, b in zip(times, backward.seconds[name], strict=True)]
         for name, times in forward.seconds.items()
     }
+    names, device = forward.names, forward.device
     return {
-        "summary": {half: _summary(timed, forward.names) for half, timed in seconds.items()},
+        "summary": {half: _summary(timed, names, device) for half, timed in seconds.items()},
         "seconds": seconds,
         "wall_seconds": {"forward": forward.wall, "backward": backward.wall},
         "kept_bytes": step.kept,
@@ -111,13 +113,17 @@ def of_step(step: Step) -> dict:
     }
 
 
-def _summary(timed: dict[str, list[float]], names: Names) -> list[dict[str, float | str]]:
-    """One row a contestant out of its seconds; times in ms, ratios to eager's."""
+def _summary(
+    timed: dict[str, list[float]], names: Names, device: str
+) -> list[dict[str, float | str]]:
+    """Return one row a contestant out of its seconds; times in ms, ratios to eager's."""
     roles = {names.solution: "solution", names.eager: "eager", names.again: "control"}
     roles[COMPILED] = "compiled"
     rows = []
     for name, seconds in timed.items():
         times = (value * 1e3 for value in (median(seconds), *spread(seconds)))
         values = zip(KEYS, (*times, *speed_up(timed[names.eager], seconds)), strict=True)
-        rows.append({"name": name, "role": roles.get(name, "yardstick"), **dict(values)})
+        said = compared(timed[names.eager], timed[names.again], seconds, device)
+        role = roles.get(name, "yardstick")
+        rows.append({"name": name, "role": role, "said": said, **dict(values)})
     return rows

@@ -1,146 +1,211 @@
 """A command's work: files graded on problems, printed and recorded as verdicts come."""
 
 import argparse
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
-from time import monotonic
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import monotonic, perf_counter
 
 import torch
 
-from model import PROBLEMS
 from referee import console, records
 from referee.cases import DTYPES
-from referee.child.yardsticks import COMPILED
-from referee.clock import CpuClock, CudaClock
-from referee.judge import grade
-from referee.judge.baselines import Baselines
-from referee.judge.oracle import Oracle
-from referee.judge.problem import OfProject
-from referee.judge.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Task, Verdict
+from referee.engine import Engine, referee_at_work
+from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
-from referee.reference_file import of_problem
+from referee.problem import Problem
+from referee.records import Subject
+from referee.reference_file import BadReferenceError
 from referee.report import tables
-from referee.timing import CPU_SECONDS, Rounds
+from referee.timing import Rounds
+from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
 
-TIMEOUT = 300  # s for a solution, in each dtype
-MOST_SHARES = 4  # of a CPU's seconds that several files share
-SWEEP_DTYPES = ("float32", "float16", "bfloat16")  # unless others are asked for
 SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}  # for all sizes; the last one may take longer
 COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
 COPIES = 10
 
 
+class UnimportableError(Exception):
+    """This project's own solution cannot be imported; the message says why."""
+
+
 @dataclass
 class Session:
-    """Grades files, and prints and records what is found."""
+    """Grades files, and prints and records what is found.
+
+    Attributes:
+        args: the command's options.
+        files: that are graded.
+        subjects: on which they are graded, one after the other.
+        make: returns the problem of a subject.
+        device: where solutions compute.
+        headline: of all records.
+        document: where records go.
+        options: the conditions.
+        progress: says what is being done.
+    """
 
     args: argparse.Namespace
-    files: list[Path]
+    files: list[GradedFile]
+    subjects: list[Subject]
+    make: Callable[[Subject, torch.device], Problem]
     device: torch.device
-    headline: str  # of all records
+    headline: str
     document: dict
+    options: Options
     progress: console.Progress
-    subjects: list[records.Subject]
-    oracle: Oracle | None  # of a reference file
-    shown: list = field(default_factory=list)  # subjects with a headline; of a sweep, problems
-    seconds: float = 0.0  # that building took
+    _shown: list = field(default_factory=list)  # subjects with a headline; of a sweep, problems
 
     def run(self) -> bool:
-        """Does the work; whether all is right."""
-        baselines, found = Baselines(self.device), self.document["records"]
+        """Do the work; return whether all is right."""
+        found = self.document["records"]
+        is_ours = not self.args.solution
+        started = monotonic()
         try:
-            if not self.args.solution:
-                self.progress("building the kernels")
-                names = list(dict.fromkeys(subject.problem for subject in self.subjects))
-                self.seconds = grade.build(names, baselines)
-                self.progress.clear()
-            if self.args.sweep:
-                console.show(self.headline)
-            grade.grade_files(self.files, self._tasks, baselines, self._report)
-        except FoundError as failed:
-            console.say(f"the solution cannot be imported: {failed.args[1]}")
+            with referee_at_work(own_builds=not is_ours) as server:
+                if self.args.sweep:
+                    console.show(self.headline)
+                for turn, subject in enumerate(self.subjects):
+                    self._grade_all(subject, turn, server, started)
+        except UnimportableError as failed:
+            console.say(f"the solution cannot be imported: {failed}")
             return False
         finally:
-            baselines.close()
+            self.progress.clear()
             if len(found) > 1 and self.args.solution:
                 console.show(f"\n{tables.ranking(found)}")
             if self.args.sweep and found:
                 add_limits(found, copy_bandwidth(self.device))
+        if is_ours and not self.args.sweep:
+            console.show(f"\n{tables.closing(found, monotonic() - started, self.args.full)}")
         return all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
 
-    def _tasks(self) -> Iterable[Task]:
-        """Those of a sweep that fit in memory and time."""
-        shares = min(len(self.files) * len(self.subjects), MOST_SHARES)
-        end = monotonic() + SWEEP_SECONDS[self.device.type]
-        for done, subject in enumerate(self.subjects):
-            self.subject, seconds = subject, CPU_SECONDS / shares
-            if self.args.sweep:
-                seconds = (end - monotonic()) / (len(self.subjects) - done)
-                if reason := self._why_left_out(seconds):
-                    self._report(None, Verdict(Path(), LEFT_OUT, reason))
-                    continue
-            else:
-                self.progress("running the reference")
-            yield self._task(seconds)
+    def _grade_all(self, subject: Subject, turn: int, server: object, started: float) -> None:
+        """Grade all files on a subject."""
+        options = self.options
+        if self.args.sweep:
+            seconds = self._share(turn, monotonic() - started)
+            if reason := self._why_left_out(subject, seconds):
+                self._report(subject, None, Verdict(self.files[0].path, LEFT_OUT, reason))
+                return
+            options = replace(options, rounds=Rounds(self.args.trials, seconds / 2))
+        self._announce(subject, turn)
+        problem = self.make(subject, self.device)
+        engine = Engine(problem, server, options, self.progress)
+        try:
+            try:
+                engine.prepare()
+            except (FoundError, BadReferenceError) as found:
+                for file in self.files:
+                    self._report(subject, file, Verdict(file.path, ERROR, str(found.args[-1])))
+                return
+            for file in self.files:
+                self._grade_one(subject, file, engine)
+        finally:
+            engine.close()
 
-    def _why_left_out(self, seconds: float) -> str:
-        """Why there is no memory or time for a size, or ""."""
+    def _share(self, turn: int, passed: float) -> float:
+        """Return the seconds that a size of a sweep may take: each problem has as much time.
+
+        Args:
+            turn: which of the subjects.
+            passed: seconds since the sweep began.
+        """
+        names = [subject.problem for subject in self.subjects]
+        problems = list(dict.fromkeys(names))
+        name = names[turn]
+        end = SWEEP_SECONDS[self.device.type] * (problems.index(name) + 1) / len(problems)
+        return (end - passed) / names[turn:].count(name)
+
+    def _announce(self, subject: Subject, turn: int) -> None:
+        """Say what comes."""
+        of_all = f" ({turn + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
+        what = "building the kernels" if not self.args.solution and turn == 0 else "starting"
+        self.progress(f"{subject.problem}{of_all}: {what}")
+
+    def _grade_one(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
+        try:
+            verdict = engine.grade(file)
+        except KeyboardInterrupt as stopped:
+            self.progress.clear()
+            self._report(subject, file, stopped.verdict)
+            raise
+        self.progress.clear()
+        self._report(subject, file, verdict)
+
+    def _why_left_out(self, subject: Subject, seconds: float) -> str:
+        """Return why there is no memory or time for a size, or ""."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        size = self.subject.elements * DTYPES[self.subject.dtype].itemsize
+        size = subject.elements * DTYPES[subject.dtype].itemsize
         needed = BUFFERS[self.device.type] * size / 2**30
         free = LARGEST_SHARE * free_bytes(self.device) / 2**30
         if needed > free:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
-        limit = SWEEP_SECONDS[self.device.type]
-        return f"the {limit:.0f} s of a sweep are over" if seconds <= 0 else ""
+        if seconds > 0:
+            return ""
+        problems = len({one.problem for one in self.subjects})
+        limit = SWEEP_SECONDS[self.device.type] / problems
+        of = f" of {subject.problem}" if problems > 1 else ""
+        return f"the {limit:.0f} s of a sweep{of} are over"
 
-    def _task(self, seconds: float) -> Task:
-        name, dtype, shape, settings, *_ = self.subject
-        if not (oracle := self.oracle):
-            oracle = Oracle(of_problem(PROBLEMS[name], shape, DTYPES[dtype]), self.device)
-        own = OfProject if self.oracle else grade.PROBLEMS.get(name, OfProject)
-        settings = settings or own.settings(oracle.dtype, self.device)
-        yardsticks = own.yardsticks[self.device.type]
-        if self.device.type == "cuda" and not self.args.solution:
-            yardsticks += (COMPILED,)
-        wanted, timeout = Rounds(self.args.trials, seconds), self.args.timeout or TIMEOUT
-        about = oracle, settings, wanted, yardsticks, timeout, self.progress
-        return Task(name, *about, only_times=self.args.sweep)
-
-    def _report(self, task: Task | None, verdict: Verdict) -> None:
-        """Prints and records a verdict on the subject at hand."""
-        subject, is_ours = self.subject, not self.args.solution
-        if is_ours and verdict.word == ERROR and not verdict.count:
-            raise FoundError(ERROR, verdict.reason)
-        verdict.import_seconds += self.seconds
-        found = records.record(subject, verdict, None if is_ours else str(verdict.file))
+    def _report(self, subject: Subject, file: GradedFile | None, verdict: Verdict) -> None:
+        """Print and record a verdict on a subject."""
+        is_ours = not self.args.solution
+        if is_ours and verdict.word == ERROR and not verdict.count and not self.args.sweep:
+            raise UnimportableError(verdict.reason)
+        name = None if is_ours else str(file.path)
+        found = records.record(subject, verdict, name)
         self.document["records"].append(found)
         if self.args.sweep:
-            is_first = bool(verdict.runs) and subject.problem not in self.shown
-            self.shown += [subject.problem] * is_first
+            is_first = bool(verdict.runs) and subject.problem not in self._shown
+            if is_first:
+                self._shown.append(subject.problem)
             console.show(tables.sweep_line(found, is_first))
             return
-        ready = f"kernels ready in {verdict.import_seconds:.1f} s; " * (not self.shown)
-        if subject not in self.shown:
-            start = "\n" * bool(self.shown) + f"{subject.problem}: {self.headline}"
-            note = subject.note and f"\n{subject.note}"
-            console.show(f"{start}; {list(subject.shape)} {subject.dtype}{note}")
-            self.shown.append(subject)
-        console.show(ready + tables.details(found) if is_ours else tables.line(found))
+        self._show_headline(subject)
+        if is_ours:
+            ready = f"kernels ready in {verdict.import_seconds:.1f} s; "
+            console.show((ready if len(self._shown) == 1 else "") + tables.details(found))
+        else:
+            console.show(tables.line(found))
+        if verdict.details and self.args.verbose:
+            console.show(tables.indented(verdict.details))
+        elif verdict.word == ERROR and verdict.details and not is_ours:
+            console.say(f"{file.path}: --verbose prints the traceback, and what the file printed")
+
+    def _show_headline(self, subject: Subject) -> None:
+        """Print what is measured, once for each subject."""
+        if subject in self._shown:
+            return
+        start = "\n" if self._shown else ""
+        note = f"\n{subject.note}" if subject.note else ""
+        shape = f"{list(subject.shape)} {subject.dtype}"
+        console.show(f"{start}{subject.problem}: {self.headline}; {shape}{note}")
+        self._shown.append(subject)
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy reads and writes, beyond the caches."""
-    clock = CudaClock(device) if device.type == "cuda" else CpuClock()
+    """Return the bytes a second that a copy reads and writes, beyond the caches."""
     source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
     target = source.clone()
-    return 2 * source.nbytes / min(clock.time(target.copy_, source)[1] for _ in range(COPIES))
+    return 2 * source.nbytes / min(_seconds_of_a_copy(target, source) for _ in range(COPIES))
+
+
+def _seconds_of_a_copy(target: torch.Tensor, source: torch.Tensor) -> float:
+    if source.device.type == "cpu":
+        start = perf_counter()
+        target.copy_(source)
+        return perf_counter() - start
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    target.copy_(source)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 1e-3
 
 
 def add_limits(found: list[dict], bandwidth: float) -> None:
-    """The roofline of each series: the highest rate of its floors, and the memory's bandwidth."""
+    """Add the roofline of each series: the highest rate of its floors, the memory's bandwidth."""
     series: dict[tuple, list[dict]] = {}
     for record in found:
         for run in record["runs"]:

@@ -1,4 +1,4 @@
-"""Side-by-side timing: interleaved, on inputs that change before every call, with a cold L2."""
+"""Times of contestants side by side: rounds, samples, and what they tell."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -13,14 +13,16 @@ from referee.console import Progress
 
 WARM_UP = {"cpu": 1, "cuda": 2}
 MOST = {"cpu": 50, "cuda": 10}  # rounds
-# On a CPU as many rounds as fit in the time: all of run.py takes 76 s on two cores.
-CPU_SECONDS, CPU_LEAST = 16.0, 3
-GRAIN = 50e-6  # s; a launch and the clock's own cost, within which nothing is judged
-UNSEEN = 0.1  # the part of a call that device events may miss before they are called wrong
-LEAST_JUDGED = 3  # rounds, below which chance decides between a median and a fastest time
+# On a CPU as many rounds as fit in the time, of forwards and of steps each: CPU_SECONDS for the
+# quick comparison, FULL_CPU_SECONDS for the table in README.
+CPU_SECONDS, FULL_CPU_SECONDS, CPU_LEAST = 3.0, 16.0, 3
+LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
+# The empty call's cost that is subtracted: nine of ten empty calls take less.
+EMPTY_QUANTILE = 0.9
+EAGER_QUANTILE = 0.75
 
-Samples = dict[str, tuple[float, float]]  # seconds of one round, by the device and by the host
+Samples = dict[str, tuple[float, float]]  # of one round: seconds, and the referee's clock
 
 
 class Names(NamedTuple):
@@ -42,7 +44,6 @@ class Rate(NamedTuple):
     work: str  # what the work of a call is called in the JSON file
     yardstick: str  # the contestant that shows what the device can do
     floor: str  # what takes as long as the fastest yardstick, as part of a sentence
-    margin: dict[str, float]  # times the yardstick's speed, which no honest call reaches, by device
 
 
 class Rounds(NamedTuple):
@@ -52,9 +53,52 @@ class Rounds(NamedTuple):
     cpu_seconds: float = CPU_SECONDS
 
 
-# Other programs can delay the few calls that decide a median: incredible times are taken again, and
-# count if they are incredible again.
-CONFIRMATION = Rounds()
+class Sample(NamedTuple):
+    """What the clocks say of one request.
+
+    Attributes:
+        own: seconds of each call by the process's own clock.
+        outer: seconds of the whole request by the referee's.
+    """
+
+    own: list[float]
+    outer: float
+
+
+def figure(sample: Sample, empty: float) -> float:
+    """Return the seconds of one call of a request.
+
+    The process's own clock gives the figure. It is never less than the referee's clock less the
+    cost of an empty request, so that a false clock gains nothing.
+
+    Args:
+        sample: of a request.
+        empty: seconds of a request whose calls do nothing, by the referee's clock.
+    """
+    least = (sample.outer - empty) / len(sample.own)
+    return max(median(sample.own), least, 1e-9)
+
+
+def cost_of_nothing(empties: list[float]) -> float:
+    """Return the seconds that nine of ten empty requests do not exceed."""
+    ordered = sorted(empties)
+    return ordered[int(EMPTY_QUANTILE * (len(ordered) - 1))]
+
+
+def overhead(empties: list[float], eagers: list[Sample]) -> float:
+    """Return the seconds of a request that are not its calls'.
+
+    It is what an empty request takes, or, where that is more, what the referee's clock says of
+    eager's requests beyond eager's own clock: to return a large new result costs more than to
+    return one that is there. Three of four of eager's requests need no more.
+
+    Args:
+        empties: seconds of empty requests.
+        eagers: samples of eager's requests, whose own clock is our code's.
+    """
+    beyond = sorted(sample.outer - sum(sample.own) for sample in eagers)
+    most = beyond[int(EAGER_QUANTILE * (len(beyond) - 1))] if beyond else 0.0
+    return max(cost_of_nothing(empties), most)
 
 
 @dataclass
@@ -65,28 +109,27 @@ class Timings:
     names: Names
     rate: Rate
     work: int  # of one call, in the units of the rate
-    # By the device's clock, and by the host's, until the device was idle.
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    wall: dict[str, list[float]] = field(default_factory=dict)
+    wall: dict[str, list[float]] = field(default_factory=dict)  # by the referee's clock
     notes: list[str] = field(default_factory=list)  # what was left out, and why
     moved: int = 0  # bytes that a call reads and writes at least, 0 where nobody asks
     floor: float = 0.0  # s that the work takes at the highest rate measured
 
     def start(self, names: Iterable[str]) -> None:
-        """Makes room for the times of these contestants, in this order; there are none yet."""
+        """Make room for the times of these contestants, in this order; there are none yet."""
         for name in names:
             self.seconds[name], self.wall[name] = [], []
 
     def add(self, samples: Samples) -> None:
-        """Appends the times of one round."""
+        """Append the times of one round."""
         for name, (seconds, wall) in samples.items():
             self.seconds[name].append(seconds)
             self.wall[name].append(wall)
 
 
 def trim(*parts: Timings) -> int:
-    """Drops the round that an interrupt came within, of timings whose rounds are the same; how
-    many are left.
+    """Drop the round that an interrupt came within, of timings whose rounds are the same; return
+    how many are left.
     """
     every = [times for part in parts for times in (*part.seconds.values(), *part.wall.values())]
     whole = min(map(len, every), default=0)
@@ -98,7 +141,7 @@ def trim(*parts: Timings) -> int:
 def rounds(
     one_round: Callable, wanted: Rounds, device: torch.device, what: str, progress: Progress
 ) -> Iterator:
-    """The results of the rounds after the warm-up."""
+    """Yield the results of the rounds after the warm-up."""
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
@@ -114,20 +157,20 @@ def rounds(
 
 
 def _time_left(done: int, seconds: float, most: int, limit: float) -> str:
-    """For the progress, from the rounds that are done in so many seconds of the limit."""
+    """Return the rest, for the progress, from the rounds that are done in so many seconds."""
     each, total = seconds / max(done, 1), f" of {most}" if limit == math.inf else ""
     left = min(each * (most - done), max(limit - seconds, each))
     return f"{total}, {left:.0f} s left" if done else total
 
 
 def spread(times: list[float]) -> tuple[float, float]:
-    """The 10th and the 90th percentile."""
+    """Return the 10th and the 90th percentile."""
     tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
     return tenths[0], tenths[-1]
 
 
 def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, float]:
-    """How many times faster than the baseline: the median over rounds, and its 95% interval.
+    """Return how many times faster than the baseline: the median over rounds, its 95% interval.
 
     Both lists hold one time a round, so that what slows a whole round cancels in the pair. The
     interval is a percentile bootstrap of the median.
@@ -138,65 +181,6 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
     medians = drawn.quantile(0.5, dim=1)
     parts = ratios.quantile(0.5), medians.quantile(0.025), medians.quantile(0.975)
     return tuple(part.item() for part in parts)
-
-
-def judge(timings: Timings, fastest: float, what: str) -> tuple[list[str], list[str]]:
-    """Times of the solution that no honest run gives, in words, and why that cannot be told.
-
-    They are faster than the device, of which `fastest` is what the work of a call takes at the
-    highest rate measured, or mostly outside the timed stream. Baselines are torch's own code: their
-    times are never wrong, and show what the device can do. But a busy host delays some calls and
-    not others, and it may do to any two contestants as it does to eager, timed twice: where that
-    breaks the floor of its own slow calls, there is no floor.
-    """
-    timings.floor, names, name = fastest, timings.names, timings.names.solution
-    too_noisy, done = f"too noisy to judge the times of {what}", len(timings.seconds[name])
-    if done < LEAST_JUDGED:
-        return [], [f"{too_noisy}: {done} of at least {LEAST_JUDGED} rounds"]
-    problems, notes = [], []
-    low, high = spread(timings.seconds[names.eager] + timings.seconds[names.again])
-    margin = timings.rate.margin[timings.device]
-    if low < high / margin - GRAIN:
-        times = f"{low * 1e3:.3f} to {high * 1e3:.3f} ms"
-        notes.append(f"{too_noisy}: {names.eager} itself took {times}")
-        fastest = 0.0
-    baselines = (times for other, times in timings.seconds.items() if other != name)
-    fastest = min(fastest, *map(min, baselines))
-    typical = median(timings.seconds[name])
-    if typical < fastest / margin - GRAIN:
-        times = f"{typical * 1e3:.3f} ms, and {timings.rate.floor} takes {fastest * 1e3:.3f} ms"
-        problems.append(f"{name} took {times}: not credible")
-    beyond = {}
-    for who, seconds in timings.seconds.items():
-        beyond[who] = [w - s for s, w in zip(seconds, timings.wall[who], strict=True)]
-    calls = list(zip(timings.seconds[name], beyond[name], strict=True))
-    hidden = concealed(calls, typical, beyond[names.eager] + beyond[names.again])
-    if hidden > 4 * GRAIN + UNSEEN * typical:  # never on a CPU, which has one clock
-        times = (
-            f"{typical * 1e3:.3f} ms by device events, but the device was busy {hidden * 1e3:.3f}"
-        )
-        reason = "ms longer than after eager: work on another stream, or a changed timer"
-        problems.append(f"{name} took {times} {reason}")
-    return problems, notes
-
-
-def concealed(calls: list[tuple[float, float]], typical: float, usual: list[float]) -> float:
-    """The seconds that another clock saw of the solution's calls beyond those that they report.
-
-    `calls` has both of each call; `typical` is the reported median, `usual` has the seconds beyond
-    those that eager's calls report.
-
-    The reported median depends on the calls that are not slower than it: these alone are looked at,
-    and all but a quarter of them must conceal something. A clock that is wrong in fewer is wrong in
-    three of eight of all calls at most, which leaves the median above a fifth of the honest times.
-
-    Where other programs have the device or the CPU, calls wait, those of eager too: the lower
-    quartile is compared with the upper one of eager's. That is no less than nothing: where a thread
-    waited within a call, the wait is in the seconds, but may be taken off those beyond.
-    """
-    deciding = sorted(hidden for seconds, hidden in calls if seconds <= typical)
-    *_, upper = quantiles(usual, n=4, method="inclusive")
-    return deciding[(len(deciding) - 1) // 4] - max(upper, 0.0)
 
 
 @dataclass

@@ -82,18 +82,21 @@ def skip_unsupported_precision(request):
 
 @pytest.fixture(autouse=True)
 def one_server(monkeypatch):
-    """Commands in this process share a server, until one of them harms it: it imports torch."""
-    from referee.judge import baselines
+    """Commands in this process share a server for each environment: it imports torch."""
+    from referee import engine
 
-    def start(start_one=baselines.Server):
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": ""})
-        if environment not in SERVERS or SERVERS[environment].poll() is not None:
-            SERVERS[environment] = server = start_one()
-            stood, close = baselines.standing(server.pid), server.close
-            server.close = lambda: baselines.standing(server.pid) == stood or close()
-        return SERVERS[environment]
+    def start(folder="", start_one=engine.Server):
+        if folder:  # graded files build there
+            folder = str(SERVERS.setdefault("folder", tempfile.mkdtemp()))
+        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
+        server = SERVERS.get(environment)
+        if server is None:
+            server = SERVERS[environment] = start_one(folder)
+            server.close = lambda: None
+        server.adopt()
+        return server
 
-    monkeypatch.setattr(baselines, "Server", start)
+    monkeypatch.setattr(engine, "Server", start)
 
 
 @pytest.fixture
@@ -145,6 +148,5 @@ def place(monkeypatch, tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"import torch\n\nimport model\n\n\n{text}\n")
         monkeypatch.setattr(run, "OURS", path)
-        monkeypatch.setattr(run.grade, "build", lambda *_: 0.0)
 
     return write

@@ -1,4 +1,4 @@
-"""`python -m referee.benchmark` at small sizes on a CPU, and the figures of README and docs."""
+"""`python -m problems.benchmark` at small sizes on a CPU, and the figures of README and docs."""
 
 import json
 import re
@@ -11,8 +11,8 @@ import torch
 from documents import ABOUT, HEADLINE, document, record
 
 from model import LinearReluDivide, Model
-from referee import benchmark
-from referee.report import pages, tables
+from problems import benchmark, pages
+from referee.report import tables
 from referee.timing import speed_up
 
 RAW = {path.name: json.loads(path.read_text()) for path in benchmark.RESULTS.glob("*.json")}
@@ -157,7 +157,7 @@ def check_command(device: str, command: str) -> None:
     python, *arguments = shlex.split(command)
     assert python == "python"
     if arguments[0] != "run.py":
-        assert arguments[:2] == ["-m", "referee.benchmark"]
+        assert arguments[:2] == ["-m", "problems.benchmark"]
         benchmark.parse(arguments[2:])
 
 

@@ -8,7 +8,7 @@ from compare import assert_as_accurate, assert_mask_of, assert_same_bits
 from tensors import OPERATORS, float32_precision, linear_modules, linear_path, step
 from torch import nn
 
-from referee.operands import named
+from problems.operands import named
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ from tensors import FLOATING, float32_precision, linear_modules, step
 from torch import nn
 from torch.nn.functional import linear
 
-from referee.judge.budget import errors
-from referee.linear_relu_divide import U32, U_TF32, exact_sums
+from problems.linear_relu_divide import U32, U_TF32, exact_sums
+from referee.budget import errors
 
 FLOATING = tuple(FLOATING)
 DIVISORS = (2.0, 3.0, -1.5, 1.0)

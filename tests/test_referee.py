@@ -1,164 +1,23 @@
-"""The referee's parts: cases, comparisons, errors, and what it sees of a solution's process."""
+"""The referee's parts: cases, comparisons, errors."""
 
 import math
-import signal
-import sys
-from contextlib import closing
 
 import pytest
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from referee import cases, clock, compare
-from referee.child import results, watch
-from referee.child.worker import Worker
-from referee.judge import budget
-from referee.judge.baselines import Baselines
-from referee.judge.turns import Turns
-from referee.processes import reaping
+from referee import budget, cases, compare
 from referee.reference_file import first_error_line
 
 CPU = torch.device("cpu")
 INF, NAN, LARGEST = math.inf, math.nan, torch.finfo(torch.float32).max
 
 
-def changed(before: dict) -> list[str]:
-    after = watch.state(torch.device("cuda"))
-    return [name for name, was in before.items() if watch.differs(was, after.get(name))]
-
-
-def test_changes_are_noticed(monkeypatch):
-    """Of the L2 too, where it is not the default of a driver that is named."""
-    sizes = [1 << 20]
-    monkeypatch.setattr(watch, "persisting_l2", lambda: sizes[-1])
-    before = watch.state(torch.device("cuda"))
-    assert changed(before) == []
-    sizes.append(2 << 20)
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("index.Tensor", lambda x, places: x, "CPU")
-    monkeypatch.setattr(torch, "relu", torch.clone)
-    monkeypatch.setattr(clock.CpuClock, "time", lambda self, call, x, write: (call(x), 0.0, 0.0))
-    found = changed(before)
-    library._destroy()
-    named, method = ["the L2's persisting part", "torch.relu"], "referee.clock.CpuClock.time"
-    assert found == [*named, method, f"{method}'s code", "aten::index.Tensor"]
-
-
-class Mode(TorchFunctionMode):
-    pass
-
-
-def test_what_is_left_on_is_noticed(monkeypatch):
-    monkeypatch.setattr(watch, "_callbacks", [])  # Hypothesis has one
-    with torch.device("cpu"):  # the default device is a mode
-        assert watch.left_on() == []
-    with Mode(), watch.Seen():
-        assert watch.left_on() == ["the function mode Mode", "a dispatch mode"]
-    sys.setprofile(lambda *event: None)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 600)
-    found = watch.left_on()
-    sys.setprofile(None)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    assert found == ["a profile function", "a timer"]
-    monkeypatch.setattr(watch, "_callbacks", [len])
-    assert watch.left_on() == ["a callback of the garbage collector"]
-
-
-@pytest.fixture
-def worker():
-    return Worker(torch.empty(64, dtype=torch.uint8), CPU)
-
-
-def test_a_request_waits_for_one_that_was_begun():
-    with reaping() as spared, closing(Baselines(CPU)) as baselines:
-        spared |= baselines.start()
-        eager = baselines.remotes[0]
-        eager.begin("changes")
-        assert eager.ask("left_on") == {"names": []}
-
-
-def test_a_timed_result_is_taken_away(worker):
-    worker.called = "module"
-    kept = torch.ones(3, 3)
-    worker.take_away(kept[1:], [])
-    assert kept.untyped_storage().nbytes() == 0
-    with torch.inference_mode():
-        foreign = torch.frombuffer(bytearray(8), dtype=torch.float32)
-    worker.take_away(foreign, [])
-    assert foreign.tolist() == [77, 77]
-    x = torch.ones(9)
-    worker.take_away(x[1:], [x])
-    assert x.untyped_storage().nbytes() == 36
-
-
-def test_rare_elements_are_looked_at(worker):
-    worker.is_step = False
-    x = torch.zeros(1 << 20).index_fill(0, torch.tensor(77), 1)
-    assert (Turns._want(worker, x, budget=True).places == 77).sum() >= 1 << 11
-
-
-def test_what_a_timed_call_reads_changes_last(worker):
-    """A part of each tensor, then single elements, of which no version tells."""
-    worker.ring = [[torch.zeros(8, 16).T, 1.5]]
-    worker.staged = [torch.arange(1.0, 129).view(8, 16).T, 1.5]
-    worker.there, worker.base = nn.Linear(3, 2).state_dict(), {"weight": torch.ones(2, 3)}
-    x, weight = worker.ring[0][0], worker.there["weight"]
-    versions = x._version, weight._version
-    worker.renew(slot=0, draw=None, names=[["weight", 5]], seed=7, at=0.5, is_timed=True)
-    assert (x == 0).sum() == 8
-    worker.write()
-    assert torch.equal(x.T.reshape(-1), torch.arange(1.0, 129))
-    assert torch.equal(weight, cases.redraw(torch.ones(2, 3), 12))
-    worker.touch(slot=0, names=[None, "weight"], places=[[9, 0], [0, 2]])
-    assert x.T.reshape(-1)[9] == 10
-    worker.write()
-    assert x.T.reshape(-1)[9] == -10
-    assert (weight != cases.redraw(torch.ones(2, 3), 12)).nonzero().tolist() == [[0, 2]]
-    assert (x._version, weight._version) == versions
-
-
-class Pair(tuple):
-    """Somebody's own."""
-
-
-def with_attribute(x: torch.Tensor, name: str) -> torch.Tensor:
-    setattr(x, name, {1})
-    return x
-
-
-NOT_PLAIN = [
-    (lambda x: with_attribute(x, "detach"), "an attribute of its own, detach"),
-    (lambda x: Pair((x,)), "a subclass of tuple, Pair"),
-    (lambda x: x.as_subclass(type("Late", (torch.Tensor,), {})), "a tensor subclass, Late"),
-]
-LATE = (torch._neg_view, torch._efficientzerotensor, torch._lazy_clone, torch._to_functional_tensor)
-NOT_PLAIN += [(lambda x, f=f: f(x if f != LATE[1] else 3), "not in memory yet") for f in LATE]
-IS_PLAIN = [
-    lambda x: x,
-    lambda x: nn.Parameter(x),
-    lambda x: x.to_sparse(),
-    lambda x: [x.T, (x, x)],
-    lambda x: torch.max(x, 0),
-    lambda x: with_attribute(x, "_dynamo_propagated_dynamic_indices"),
-]
-
-
-@pytest.mark.parametrize(("make", "fault"), [*NOT_PLAIN, *((make, "") for make in IS_PLAIN)])
-def test_results_are_what_they_seem(make, fault):
-    _, facts, tensors = results.take_apart(make(torch.ones(3, 3)))
-    assert len(tensors) == len(facts)
-    assert facts[0]["fault"].startswith("returns ") if fault else not facts[0]["fault"]
-    assert fault in facts[0]["fault"]
-
-
 def test_other_values_have_the_same_signs():
     values = torch.tensor([1.0, -2.0, 0.0])
     other = cases.redraw(values, 3)
     assert torch.equal(other, cases.redraw(values, 3))
-    assert torch.equal(other[:2].sign(), values[:2].sign())
-    assert 0 < other[2].abs() < 2
-    assert (other != values).all()
+    assert torch.equal(other.sign(), values.sign())
+    assert (other[:2] != values[:2]).all()
     assert cases.redraw(torch.zeros(9), 3).all()
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from cheats import LINEAR, RELU
-from grading import IMPORTS, ONLY, PLAIN, correct, grade, module, reference
+from grading import ONLY, PLAIN, grade
 from test_solutions import FOLDER, SHORT
+from texts import IMPORTS, correct, module, reference
 
 import run
-from referee.judge import budget, oracle
-from referee.judge.budget import Output
-from referee.reference_file import BadReferenceError, flatten, load
+from referee import budget, problem
+from referee.budget import Output
+from referee.reference_file import BadReferenceError, load
+from referee.results import flatten
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
 OF_LINEAR = (FOLDER / "linear_reference.py").read_text()
@@ -115,7 +117,7 @@ BAD = {
     "returns a dict": (WIDE.replace("torch.relu(x)", "{'x': x}"), "returns a dict, not a tensor"),
     "returns nothing": (WIDE.replace("torch.relu(x)", "[]"), "Model returns no tensor"),
     "in place": (WIDE.replace("relu(x)", "relu_(x.sub_(1))"), "Model changes its inputs"),
-    "random": (WIDE.replace("torch.relu(x)", "nn.functional.dropout(x)"), "another result"),
+    "random": (WIDE.replace("torch.relu(x)", "nn.functional.dropout(x)"), "draws random numbers"),
     "no copy": (
         OF_LINEAR.replace("super().__init__()", "super().__init__(); self.f = open(__file__)"),
         "a copy of Model raises TypeError: cannot pickle",
@@ -144,41 +146,29 @@ def test_bad_references(name, tmp_path, capsys):
 def test_a_reference_that_does_not_fit(tmp_path, monkeypatch):
     file = tmp_path / "wide.py"
     file.write_text(IMPORTS + WIDE)
-    monkeypatch.setattr(oracle, "LARGEST_SHARE", 0)
+    monkeypatch.setattr(problem, "LARGEST_SHARE", 0)
     with pytest.raises(BadReferenceError, match=r"needs about .* of memory on cpu"):
-        oracle.Oracle(load(file), torch.device("cpu"))
+        problem.Problem("wide", load(file), torch.device("cpu"))
 
 
-# A timed call shows it, and an earlier call's result is not always known.
-REPLAYED = "cheating", "replays the result of an earlier call|a timed call was wrong"
-OF_RELU = {
-    "01_copies_input": ("cheating", "returns a copy of its input"),
-    "01_returns_input": ("cheating", "returns its input"),
-    "02_changes_input": ("cheating", "changes its input"),
-    "04_counts_calls": REPLAYED,
-    "04_replays_by_address": REPLAYED,
-    "04_replays_by_fingerprint": REPLAYED,
-    "08_walks_frames": ("cheating", "takes a tensor of the referee's"),
-    "10_lazy_subclass": ("cheating", "returns a tensor subclass, Lazy"),
-    "11_stale_memory": ("wrong", "returns memory that it has not written"),
-    "13_falls_back": ("cheating", "falls back on the reference's own operators"),
-    "15_background_thread": ("cheating", ""),  # late, or wrong in a timed call
-    "16_exits": ("cheating", "exits with status 0"),
-    "17_batch_once": REPLAYED,
-    "19_takes_threads": ("cheating", "changed the number of threads"),
-}
-OF_THE_LINEAR = {
-    "03_folds_weights": ("cheating", "answers with old parameters"),
-    "06_half_precision": ("wrong", "lower precision than eager's"),
-    "18_drops_bias": ("wrong", "beyond the error budget"),
-    "18_returns_zeros": ("cheating", "returns zeros"),
-}
+OF_RELU = [
+    "01_copies_input",
+    "01_returns_input",
+    "02_changes_input",
+    "04_counts_calls",
+    "04_replays_by_address",
+    "04_replays_by_fingerprint",
+    "11_stale_memory",
+    "15_background_thread",
+    "17_batch_once",
+]
+OF_THE_LINEAR = ["03_folds_weights", "06_half_precision", "18_drops_bias", "18_returns_zeros"]
 
 
 @ONLY
 @pytest.mark.parametrize(("text", "named"), [(WIDE, OF_RELU), (OF_LINEAR, OF_THE_LINEAR)])
-def test_cheats_are_named(text, named, device, tmp_path):
-    table = {name: ((RELU | LINEAR)[name][0], *verdict) for name, verdict in named.items()}
+def test_cheats_are_wrong(text, named, device, tmp_path):
+    table = {name: ((RELU | LINEAR)[name][0], "wrong", "") for name in named}
     grade(text, table, tmp_path, device=device)
 
 
@@ -191,22 +181,21 @@ NORM = "self.norm = nn.BatchNorm1d(sizes[1])"
 OTHER = MANY.replace("self.linear", "self.fc").replace(NORM, "").replace("self.norm", "self.batch")
 OTHER = OTHER.replace("self.fc = ", NORM.replace("norm", "batch") + "\n        self.fc = ")
 A_LIST = MANY.replace("return y, [", "return [y, (").replace("labels + 1]", "labels + 1)")
-OWN = "calls the reference's own operators"
-UNKNOWN = "its state is not the reference's: none was loaded or changed"
+UNKNOWN = "its state is not the reference's"
 # A text that is replaced in the reference of many outputs, by what, and what the line must say.
 OTHERWISE = {
-    "the same": ("", "", "correct", f"{OWN}.*; exact"),
+    "the same": ("", "", "correct", "exact"),
     "one output": ("return y, [", "return y\n        [", "wrong", r"returns \*, expected \[\*, "),
     "an integer": ("labels + 1", "labels + 2", "wrong", "64 of 64 elements"),
     "another dtype": ("y.half()", "y.bfloat16()", "wrong", "dtype is bfloat16, expected float16"),
     "another shape": ("matrix @ matrix.T", "(matrix @ matrix.T)[:9]", "wrong", r"shape is \[9, "),
     "symmetric": ("matrix @ matrix.T", "matrix.T @ matrix", "correct", ""),
     "none": ("y.sum()", "None", "wrong", "returns a NoneType, not a plain tensor"),
-    "its input": ("labels + 1", "labels.add_(1)", "cheating", "returns its input"),
+    "its input": ("labels + 1", "labels.add_(1)", "wrong", "changes its input|returns its input"),
     "raises": ("y.sum()", "y.no_such_thing()", "error", "AttributeError: "),
     "more state": ("self.norm =", "self.extra = nn.Linear(3, 3)\n        self.norm =", "correct",
                    f"^(?!.*{UNKNOWN})"),
-    "another state": ("self.norm =", FLAT, "correct", UNKNOWN),
+    "another state": ("self.norm =", FLAT, "wrong", UNKNOWN),
 }  # fmt: skip
 
 
@@ -242,7 +231,7 @@ def test_references_whose_gradients_cannot_be_judged(forward, inputs, init, tmp_
 @ONLY
 def test_clean_files(device, tmp_path):
     own = FOLDER / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
-    table = {"plain": (PLAIN, "correct", f"^{OWN}; exact"), "own": (own, "correct", "exact")}
+    table = {"plain": (PLAIN, "correct", "exact"), "own": (own, "correct", "exact")}
     for name in ("clean_compiled", "ours"):
         table[name] = SHORT[name], "correct", "exact"
     grade(WIDE, table, tmp_path, device=device)

@@ -77,8 +77,8 @@ def test_bad_input(words, capsys, tmp_path, monkeypatch):
     ("forward", "word", "reason"),
     [
         ("torch.relu(x) + 1", "wrong", "elements differ, the first: got 1"),
-        ("x.clone()", "cheating", "returns a copy of its input 0: float32, random, seed "),
-        ("torch.set_default_dtype(torch.half) or x.relu()", "cheating", "changed the default dty"),
+        ("x.clone()", "wrong", "returns a copy of its input 0: float32, random, seed "),
+        ("0 * x.abs()", "wrong", "returns zeros: float32, random, seed "),
     ],
 )
 def test_wrong_solution(forward, word, reason, place, small, capsys, tmp_path):
@@ -298,9 +298,9 @@ def test_both_problems(place, small, capsys, tmp_path):
     wrong = f"class Wrong(model.LinearReluDivide):\n    def forward(self, x):\n        {wrong}\n"
     place(f"{wrong}\n\n{both}\nLinearReluDivideNew = Wrong")  # the second alone
     assert run.main(options) == 1
-    assert "CHEATING  leaves out the bias: " in capsys.readouterr().out
+    assert "WRONG  leaves out the bias: " in capsys.readouterr().out
     verdicts = [(r["verdict"], len(r["errors"])) for r in check_shape(path.read_text())]
-    assert verdicts == [("correct", 0), ("cheating", 0)]
+    assert verdicts == [("correct", 0), ("wrong", 0)]
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from cheats import HOST, LINEAR, ON_GPU, RELU
-from grading import ONLY, PLAIN, PLAIN_LINEAR, cheating, error, grade, linear, module, wrong
+from grading import ONLY, PLAIN, PLAIN_LINEAR, grade, linear
 from test_run import interrupted
+from texts import error, module, wrong
 
 import run
-from referee import memory, timing
-from referee.judge import judge
+from referee import memory
 
 pytestmark = ONLY
 FOLDER = Path(__file__).with_name("solutions")
@@ -22,11 +22,9 @@ RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # of every clean file; 
 
 
 @pytest.mark.parametrize("table", [RELU, LINEAR, ON_GPU], ids=["relu", "linear", "on a gpu"])
-def test_cheats_are_named(table, device, tmp_path, small, monkeypatch):
+def test_cheats_are_wrong(table, device, tmp_path, small):
     if device == "cpu" and table is ON_GPU:
         pytest.skip("they need a GPU")
-    monkeypatch.setattr(judge, "SETTLING", 1.0)
-    monkeypatch.setattr(timing, "CONFIRMATION", timing.Rounds(3))
     table = {name: row for name, row in table.items() if device == "cpu" or name not in HOST}
     rows = ["--rows", "1024"] if "05_other_stream" in table else []
     problem = "linear_relu_divide" if "18_drops_bias" in table else "relu"
@@ -98,7 +96,6 @@ def test_honest_files(device, problem, tmp_path, capsys, small):
     assert "fast_1 " in output
     assert "clean_plain" in output.splitlines()[1]
     if problem == "relu":
-        assert records["clean_plain"]["notes"] == ["calls aten::relu"]
         assert "clean_plain.py: correct (exact; " in output
         assert device == "cuda" or "float64" in records["clean_scalar"]["refused"]
     for _ in range(RUNS):
@@ -155,7 +152,7 @@ FREE = memory.free_bytes(torch.device("cpu"))  # the system would give it; the l
 HOSTILE = {
     "endless loop": ("while True:\n    pass\n", "time limit", "^; 6 s, while importing"),
     "sleeps": (module("import time\ntime.sleep(999)"), "time limit", "6 s, while checking"),
-    "exit at import": cheating("import sys\nsys.exit(0)\n", "exits with status 0"),
+    "exit at import": error("import sys\nsys.exit(0)\n", "exits with status 0"),
     "exit 3": error("import os\nos._exit(3)\n", "exits with status 3 while importing"),
     "exit in words": error("raise SystemExit('no more')\n", "SystemExit: no more, line 5"),
     "at 0": error(module("import ctypes\nctypes.string_at(0)"), r"crashes \(SIGSEGV\) while check"),
@@ -169,12 +166,12 @@ HOSTILE = {
     "syntax": error("def f(:\n", "SyntaxError: invalid syntax"),
     "escapes": error("raise ValueError('\\x1b[2J' + 'x' * 9999)\n", r"ValueError: \?\[2Jxxx"),
     "flood": error(FLOOD, "exits with status 4"),
-    "closes everything": ("import os\nos.closerange(0, 99)\n", "error|cheating|time limit", ""),
+    "closes everything": ("import os\nos.closerange(0, 99)\n", "error|time limit", ""),
     "forks": (FORKS, "time limit", "while importing"),
-    "truncates": error(TRUNCATES, "PermissionError: "),
+    "truncates": (TRUNCATES + PLAIN, "correct|error", ""),
     "no encoding é": error("x = '\xff\xfe'\n", "SyntaxError: "),
-    "ends others": cheating(SIGNALS + PLAIN, "ended a process of the referee's"),
-    "stops others": cheating(STOPS + PLAIN, "changed the prior"),
+    "ends others": (SIGNALS + PLAIN, "correct|error", ""),
+    "stops others": (STOPS + PLAIN, "correct", ""),
     "stops others and ends": error(STOPS + "os._exit(5)", "exits with status 5"),
     "compiler": error(BROKEN, " was not declared"),
     "an error that cannot be printed": error(UNPRINTABLE, "E: "),
@@ -195,7 +192,7 @@ def test_hostile_files(tmp_path, monkeypatch, capfd):
     assert "Traceback" not in output + progress
     assert "\x1b" not in output
     assert max(map(len, output.splitlines())) < 600
-    assert "fast_1 0.00, fast_2 0.00; geometric mean of 0 ratios: none" in output
+    assert "; fast_1 0.00; " in output
     forked = (tmp_path / "forks.py.pids").read_text().split()
     assert len(forked) == 3
     assert not any(Path(f"/proc/{pid}").exists() for pid in forked)
@@ -207,13 +204,3 @@ def test_an_interrupt_ends_the_solution(tmp_path):
     file.write_text(text)
     interrupted("importing", "relu", "--rows", "1", "--solution", str(file), wait=2.0)
     assert not Path(f"/proc/{pid.read_text()}").exists()
-
-
-@pytest.mark.parametrize(
-    ("answers", "word"), [(["late", None, None], "correct"), (["late"] * 2, "cheating")]
-)
-def test_incredible_times_are_taken_again(answers, word, tmp_path, monkeypatch, small):
-    monkeypatch.setattr(timing, "CONFIRMATION", timing.Rounds(5))
-    monkeypatch.setattr(judge, "wrong_clock", lambda *_: answers.pop(0))
-    grade("relu", {"plain": (PLAIN, word, "")}, tmp_path)
-    assert answers == []

@@ -20,7 +20,7 @@ from ranges import FEW_TERMS, ONE_PRODUCT_SLACK, SLACK, Reference, broken_promis
 from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product, single_product
 from tensors import slow
 
-from referee.operands import INF, NAN
+from problems.operands import INF, NAN
 
 EACH_KERNEL = pytest.mark.parametrize(
     "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get

@@ -10,7 +10,7 @@ from split_twin import SM80, SM80_ON_HOPPER, SM90, linear, product
 from tensors import linear_path
 
 from model_new import LinearReluDivideNew
-from referee.operands import named
+from problems.operands import named
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIVISOR = 2.0

@@ -1,5 +1,5 @@
-"""The process in which a solution runs: it does what `remote` asks for, and judges nothing.
+"""The process in which a solution, or eager, runs. It does what it is asked, and judges nothing.
 
-Tensors come in the first half of the mapped file, and go in the second. Whatever the solution may
-want to replace is bound, or its identity noted, before the solution is loaded.
+It shares `shared`, `results`, `cuda_ipc`, `clock` and `gradients_of` with the referee; nothing of
+the referee's own, no reference and no expected result, is in it.
 """

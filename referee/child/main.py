@@ -1,4 +1,4 @@
-"""Forks the processes of solutions, and of eager, each of which answers requests until they end.
+"""Forks the processes of contestants, each of which answers requests until it ends.
 
 The process that forks has imported torch, and computes nothing, so that OpenMP has no threads yet,
 and its memory holds nothing but code.
@@ -6,7 +6,6 @@ and its memory holds nothing but code.
 
 import ctypes
 import json
-import mmap
 import os
 import resource
 import signal
@@ -19,75 +18,92 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # which every process's first backward imports
 
 from referee.child.worker import Worker
+from referee.shared import Mapping
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 LONGEST_REQUEST = 1 << 12  # bytes, for a process
-LONGEST = 1 << 14  # characters of an error message; the whole of a compiler's first errors
-
-_dumps, _loads, _exit, _write = json.dumps, json.loads, os._exit, os.write
+LONGEST_ERROR = 1 << 14  # characters of a message; the whole of a compiler's first errors
+LARGEST_FILE = 16 << 30  # bytes of a file that a solution may write
 
 
 def start(descriptor: int) -> None:
-    """Answers requests for processes on a socket until it is closed.
+    """Answer requests for processes on a socket until it is closed.
 
     A request has the device and the most bytes of memory of a process, and its descriptors:
-    requests, replies, arena, output. The referee adopts the process, for that is a subreaper, and
-    is told its id.
+    requests, replies, the shared memory, output. The referee adopts the process, for it is a
+    subreaper, and is told its id.
     """
-    with socket.socket(fileno=descriptor) as processes:
+    with socket.socket(fileno=descriptor) as requests:
         while True:
-            text, descriptors, *_ = socket.recv_fds(processes, LONGEST_REQUEST, 4)
+            text, descriptors, *_ = socket.recv_fds(requests, LONGEST_REQUEST, 4)
             if not text:
-                _exit(0)
-            if (helper := os.fork()) == 0:
-                helper = os.getpid()
-                if os.fork():
-                    _exit(0)
-                break
+                os._exit(0)
+            helper = os.fork()
+            if helper == 0:
+                _become_contestant(requests, text, descriptors)
             os.waitpid(helper, 0)
             for theirs in descriptors:
                 os.close(theirs)
-        os.setsid()
-        while os.getppid() == helper:  # which is about to end
-            sleep(1e-4)
-        with suppress(BrokenPipeError):
-            processes.send(str(os.getpid()).encode())
+
+
+def _become_contestant(requests: socket.socket, text: bytes, descriptors: list[int]) -> None:
+    """Fork once more, so that the referee adopts the process; the helper in between ends."""
+    helper = os.getpid()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    while os.getppid() == helper:  # which is about to end
+        sleep(1e-4)
+    with suppress(BrokenPipeError):
+        requests.send(str(os.getpid()).encode())
+    requests.close()
     *ours, output = descriptors
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
-    device, most = json.loads(text)
-    _answer_all(*ours, torch.device(device), most)
+    about = json.loads(text)
+    _answer_all(*ours, torch.device(about["device"]), about["most_bytes"])
 
 
-def _answer_all(requests: int, replies: int, memory: int, device: torch.device, most: int) -> None:
-    """What a forked process does, by its descriptors; `most` bytes of memory, or all for 0."""
+def _answer_all(
+    requests: int, replies: int, memory: int, device: torch.device, most_bytes: int
+) -> None:
+    """Do what a contestant's process does, by its descriptors; `most_bytes` is 0 for no limit."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that it ends as the referee does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if most:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    arena = torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.uint8)
-    os.close(memory)
+    if not most_bytes:  # eager: no solution of the same user may read what it has computed
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+    if most_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # So that the GPU copies from and to it directly.
-        torch.cuda.cudart().cudaHostRegister(arena.data_ptr(), len(arena), 0)
+    mapping = Mapping(memory, device)
+    os.close(memory)
+    worker = Worker(mapping, device)
+    _reply(replies, {"token": "", "span": mapping.span})
     with os.fdopen(requests, "rb") as lines, torch.no_grad():
-        worker = Worker(arena, device)
         for line in lines:
-            request = _loads(line)
+            request = json.loads(line)
             try:
                 reply = getattr(worker, request["op"])(**request["arguments"]) or {}
             except BaseException as error:  # the solution's, SystemExit too
                 reply = {"raised": _describe(error, worker.file)}
-            data = _dumps(reply | {"token": request["token"]}).encode() + b"\n"
-            while data:
-                data = data[_write(replies, data) :]
-    _exit(0)
+            _reply(replies, reply | {"token": request["token"]})
+    os._exit(0)
+
+
+def _reply(descriptor: int, reply: dict) -> None:
+    data = json.dumps(reply).encode() + b"\n"
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _describe(error: BaseException, file: str) -> dict:
-    """An exception in words: its type, its message, the line of the solution that it left."""
+    """Return an exception in words: its type, its message, the line of the solution that it left,
+    and the traceback.
+    """
     try:
         text = str(error)
     except Exception:  # a __str__ of the solution's
@@ -95,7 +111,15 @@ def _describe(error: BaseException, file: str) -> dict:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     return {
         "type": type(error).__name__[:100],
-        "text": text[:LONGEST],
+        "text": text[:LONGEST_ERROR],
         "line": lines[-1] if lines else None,
         "exits": isinstance(error, SystemExit) and not error.code,
+        "traceback": _traceback(error),
     }
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))[-LONGEST_ERROR:]
+    except Exception:  # a __str__ of the solution's
+        return ""

@@ -1,9 +1,14 @@
-"""The requests that a process of a solution, or of eager, answers."""
+"""The requests that a contestant's process answers, one method each.
 
-import importlib
+Whatever a method returns goes to the referee as JSON, and is believed by nobody.
+"""
+
+import base64
+import importlib.util
+import linecache
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -13,301 +18,290 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-import model
-from referee import cases, clock, compare, reference_file
-from referee.child import watch, yardsticks
-from referee.child.caught import Caught
-from referee.child.feed import Feed, flat, flat_bytes, unpack
-from referee.child.results import PLAIN, take_apart
-from referee.child.step import change_late, differentiate, draw_gradients, record
+from referee.child import yardsticks
+from referee.child.clock import CpuClock, CudaClock
+from referee.gradients_of import differentiate, recorded, wanted_of
+from referee.names import MODULE, NOTHING
+from referee.results import describe, flatten, plain
+from referee.shared import Mapping, unpack
 
-CLOCKS = (clock.CpuClock, clock.CudaClock)
-
-_recording, _set_precision = torch.enable_grad, torch.set_float32_matmul_precision
-share_memory, synchronize = compare.share_memory, torch.cuda.synchronize
+# The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows with what
+# was freed, to 32 MiB: all processes are to have the same.
+LARGEST_UNMAPPED = 31 << 20
 
 
-class Worker(Feed):
-    """Each method is a request, by its name; the reply is the dictionary that it may return."""
+class Worker:
+    """One contestant's module, and the results of its last call.
 
-    def __init__(self, arena: torch.Tensor, device: torch.device) -> None:
-        super().__init__(arena, device)
-        self.solution: ModuleType | None = None
-        self.file, self.clock = "", None
-        # The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows
-        # with what was freed, to 32 MiB: all processes are to have the same.
-        torch.empty(31 << 20, dtype=torch.uint8)
-        self.awake = torch.empty(1 << 18, device=device)  # enough for all threads
-        self.before: dict[str, object] = {}
-        self.was_on = watch.left_on()
+    Args:
+        mapping: the memory that the referee shares.
+        device: on which the module computes.
+    """
 
-    def build(self, names: list[str]) -> None:
-        """Builds this project's kernels, of all problems at the same time."""
-        sys.path.insert(0, str(Path(model.__file__).parent))
-        importlib.import_module("model_new")
+    def __init__(self, mapping: Mapping, device: torch.device) -> None:
+        self.file = ""
+        self._mapping = mapping
+        self._device = device
+        self._kind: Callable | None = None
+        self._module: nn.Module | None = None
+        self._calls: dict[str, Callable] = {}
+        self._results: list = []
+        self._clock = CudaClock() if device.type == "cuda" else CpuClock()
+        torch.empty(LARGEST_UNMAPPED, dtype=torch.uint8)
+        self._awake = torch.empty(1 << 18, device=device)  # large enough for all threads
+        nothing = torch.zeros(1, device=device)
+        self._calls[NOTHING] = lambda *inputs: nothing
 
-    def warm_compiler(self) -> None:
-        """Compiles something, because the first time takes seconds. `prepare` reports failures."""
-        with suppress(Exception):
-            torch.compile(torch.relu)(torch.ones(8, device=self.device))
+    def import_file(self, text: str, path: str, names: list[str], folders: list[str]) -> dict:
+        """Execute a file's text, which the referee read before any solution ran.
 
-    def name_source(self, path: str | None, problem: str, shape: list[int], dtype: str) -> None:
-        """Takes the inputs, and for now the module, of a reference file, or of a problem."""
-        if path is None:
-            known = model.PROBLEMS[problem]
-            self.source = reference_file.of_problem(known, shape, getattr(torch, dtype))
-        else:
-            self.source = reference_file.load(Path(path))
-        self.kind = self.source.model if self.solution is None else self._kind(problem)
-
-    def _kind(self, problem: str) -> Callable:
-        """The solution's class: with the name of the problem's reference and New, or ModelNew."""
-        known = model.PROBLEMS.get(problem)
-        name = f"{known.reference.__name__}New" if known else "ModelNew"
-        kind = getattr(self.solution, name, None) or getattr(self.solution, "ModelNew", None)
-        if not callable(kind):
-            raise AttributeError("the file defines no ModelNew")
-        return kind
-
-    def load(self, path: str, problem: str) -> dict:
-        """Imports the solution, and notes what is set."""
-        self.before = watch.state(self.device)
-        self.file, self.caught = path, Caught(path)
+        Args:
+            text: in base64.
+            path: of the file, for messages and for what lies beside it.
+            names: of the class, the first that is there counts.
+            folders: from which the file may import, beside its own.
+        """
+        self.file = path
         sys.path.insert(0, str(Path(path).parent))
+        sys.path.extend(folders)
+        data = base64.b64decode(text)
         start = perf_counter()
-        with self.caught.tracing(self.caught.note_import):
-            self.solution = reference_file.import_file("solution", path)
-        self.kind = self._kind(problem)
+        module = _execute("solution", path, data)
+        self._kind = next((kind for n in names if callable(kind := getattr(module, n, None))), None)
+        if self._kind is None:
+            raise AttributeError(f"the file defines no {names[-1]}")
         return {"seconds": perf_counter() - start}
 
     def set_precision(self, setting: str) -> None:
-        """Of float32 products, for all that follows."""
-        _set_precision(setting)
-        self.before["the matrix product's precision"] = setting
+        """Set the precision of float32 products for all that follows."""
+        torch.set_float32_matmul_precision(setting)
 
-    def new(self, args: str, seed: int, dtype: str) -> dict:
-        """Constructs the module under a seed, in its own dtype if none is named; its state."""
+    def construct(self, arguments: str, seed: int, dtype: str) -> dict:
+        """Make the module under a seed, in its own dtype if none is named; describe its state."""
         torch.manual_seed(seed)
-        self.module = self.kind(*unpack(args))
-        if not isinstance(self.module, nn.Module):
-            raise TypeError(f"ModelNew made a {type(self.module).__name__}, not a module")
-        self.module.to(self.device, getattr(torch, dtype) if dtype else None)
-        state = self.module.state_dict()
-        for value in state.values():  # another kind may see what is altered before a timed call
-            if type(value) not in PLAIN:
-                raise TypeError(f"its state holds a {type(value).__name__}, not a plain tensor")
-        return {"state": [[name, list(value.shape)] for name, value in state.items()]}
+        self._results = []
+        module = self._kind(*unpack(arguments))
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise TypeError(f"{_name(self._kind)} made a {kind}, not a module")
+        module.to(self._device, getattr(torch, dtype) if dtype else None)
+        self._module = self._calls[MODULE] = module
+        state = [{"name": name, **_of_state(x)} for name, x in self._state().items()]
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return {"state": state}
 
-    def attribute(self, name: str, value: float) -> dict:
-        """Assigns an attribute that the module has; whether it has."""
-        if there := hasattr(self.module, name):
-            setattr(self.module, name, value)
-        return {"there": there}
+    def adopt(self, names: list[str], form: dict) -> None:
+        """Have parameters and buffers lie in the referee's memory from now on.
 
-    def library(self, ops: list[str], all_of_them: bool) -> dict:
-        """The operators that a forward calls, none or `all_of_them`, and exceptions behind them."""
-        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.ring[0]]
-        seen = watch.Seen()
-        with seen, self.caught.tracing(self.caught.note_call):
-            self.module(*inputs)
-        called = [op for op in ops if op in seen.names]
-        if all_of_them and len(called) < len(ops):
-            called = []
-        handled = filter(None, map(seen.names.get, called))
-        return {"library": called, "swallowed": [*handled, *self.caught.behind_calls()]}
+        They change owners as `Module.to` has them: the objects stay.
+        """
+        state = self._state()
+        for name, x in zip(names, self._mapping.tensors(form), strict=True):
+            state[name].data = x
 
-    def changes(self) -> dict:
-        """The names of what the solution changed that is not its own."""
-        now = watch.state(self.device)
-        changed = [n for n, was in self.before.items() if n in now and watch.differs(was, now[n])]
-        if self.clock and type(self.clock) not in CLOCKS:
-            changed.append("the referee's clock")
-        for own in filter(None, (self, self.clock)):
-            kind = type(own)
-            changed += [f"{kind.__name__}.{name}" for name in vars(own) if hasattr(kind, name)]
-        return {"changed": changed[:5]}
-
-    def forward(self, bait: list | None, size: int, fill: bool) -> dict:
-        """One forward on the first inputs, while torch fills new memory if `fill`.
+    def call(
+        self,
+        name: str,
+        inputs: list[dict],
+        fill: bool = False,
+        poison: int = 0,
+        outputs: list[dict] | None = None,
+    ) -> dict:
+        """Call something once with each of the arguments; describe the results.
 
         Args:
-            bait: shape, dtype and seed of what a program finds that looks for the expected result.
-            size: bytes of the outputs, where poison is to lie.
+            name: what is called: the module, the empty call, or a yardstick.
+            inputs: a form for each call.
+            fill: torch fills new memory with NaN.
+            poison: bytes of free memory that are filled with NaN before.
+            outputs: room for copies of each call's results, where these cannot be read in place.
         """
-        earlier, inputs = self.results, self.ring[0]
-        self.results, expected = [], None
-        if bait:
-            shape, dtype, seed = bait
-            expected = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
-            cases.draw(expected, seed, unit=True)
-        was = _geometry(inputs)
-        watch.poison(size, self.device)
-        with watch.nan_in_new_memory() if fill else nullcontext():
-            output = self._forward(inputs, expected)
-        reply = self.keep(output)
-        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        for fact, y in zip(reply["results"], self.results, strict=True):
-            if y is not None:
-                fact["shares_input"] = any(share_memory(y, x) for x in tensors)
-                fact["shares_earlier"] = any(share_memory(y, x) for x in earlier)
-        return reply | {"moved": was != _geometry(inputs)}
+        arguments = [self._mapping.tensors(form) for form in inputs]
+        _poison(poison, self._device)
+        call = self._calls[name]
+        self._awake.fill_(0)
+        self._clock.get_ahead()
+        with _filled_memory() if fill else torch.no_grad():
+            returned = [self._clock.time(partial(call, *some)) for some in arguments]
+        seconds = self._clock.seconds()
+        return {"seconds": seconds, "calls": [self._keep(*x) for x in _with(returned, outputs)]}
 
-    def _forward(self, inputs: list, expected: torch.Tensor | None) -> object:
-        # `expected` is there to be found in this frame; it is random.
-        output = self.module(*inputs)
-        if self.device.type == "cuda":
-            synchronize(self.device)
-        return output
+    def step(
+        self,
+        name: str,
+        inputs: list[dict],
+        given: list[dict],
+        parameters: list[str],
+        poison: int = 0,
+        outputs: list[dict] | None = None,
+    ) -> dict:
+        """Do training steps: a forward that autograd records, and its backward, for each of the
+        arguments. The results are those of the forward, then gradients of inputs and parameters.
 
-    def keep(self, results: object) -> dict:
-        """Takes results apart, that they can be read; what they say of themselves."""
-        structure, facts, self.results = take_apart(results)
-        for fact, x in zip(facts, self.results, strict=True):
-            if x is not None:
-                fact |= {"dtype": cases.dtype_name(x.dtype), "device": str(x.device)}
-                fact["shape"] = list(x.shape)
-        return {"structure": structure, "results": facts}
-
-    def derive(self, names: list[str], seed: int, size: int) -> dict:
-        """One forward that autograd records, and its backward: results, then gradients of inputs,
-        and of parameters by name. The outputs' gradients are staged, or else drawn from the seed.
+        Args:
+            name, inputs, poison, outputs: as of `call`.
+            given: the forms of the outputs' gradients.
+            parameters: names of those whose gradients are wanted.
         """
-        watch.poison(size, self.device)
-        arguments, wanted = record(self.there, self.ring[0], names)
-        with _recording():
-            output = self.module(*arguments)
-            _, _, outputs = take_apart(output, keeps_record=True)
-            if any(y is None for y in outputs):
-                return self.keep(output)
-            given = [g.to(self.device) for g in self.staged] or draw_gradients(outputs, seed)
-            self.staged = []
-            gradients = differentiate(outputs, wanted, given)
-        if self.device.type == "cuda":
-            synchronize(self.device)
-        return self.keep([*(y.detach() for y in outputs), *gradients])
+        _poison(poison, self._device)
+        state, call, found = self._state() if self._module else {}, self._calls[name], []
+        self._awake.fill_(0)
+        for form, theirs in zip(inputs, given, strict=True):
+            arguments = recorded(self._mapping.tensors(form))
+            gradients = self._mapping.tensors(theirs)
+            with torch.enable_grad():
+                self._clock.get_ahead()
+                result = self._clock.time(partial(call, *arguments))
+                if name == NOTHING:
+                    self._clock.get_ahead()
+                    self._clock.time(lambda: None)
+                    found.append(result)
+                    continue
+                _, leaves = flatten(result)
+                wanted = wanted_of(arguments, state, parameters)
+                self._clock.get_ahead()
+                back = self._clock.time(partial(differentiate, leaves, wanted, gradients))
+            found.append([*leaves, *back])
+        seconds = self._clock.seconds()
+        halves = {"forward": seconds[::2], "backward": seconds[1::2]}
+        return {"seconds": halves, "calls": [self._keep(*x) for x in _with(found, outputs)]}
 
-    def read(self, index: int, start: int, stop: int, is_input: bool = False) -> None:
-        """Elements of a result or a gradient, in order; or bytes of an input's memory."""
-        if is_input:
-            x = flat_bytes(self.ring[0][index])
-        else:
-            x = self.results[index] = self.results[index].contiguous()
-        self.send(x.view(-1)[start:stop], 0)
+    def release(self, empty_cache: bool = False) -> None:
+        """Free the results of the last request, which the referee has read.
 
-    def probe(self) -> dict:
-        """Whether the results of an input are finite."""
-        _, _, leaves = take_apart(self._forward(self.ring[0], None))
-        floats = [leaf for leaf in leaves if leaf is not None and leaf.is_floating_point()]
-        return {"finite": all(bool(leaf.isfinite().all()) for leaf in floats)}
+        Args:
+            empty_cache: give the memory back to the device, too.
+        """
+        self._results = []
+        if empty_cache and self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
-    def prepare(self, wanted: list[str], copied: int) -> dict:
-        """Sets what can be timed: the module, and yardsticks by name, or notes why not."""
-        self.calls, notes = {"module": lambda inputs: self.module(*inputs)}, []
-        for name in wanted:
-            try:
-                self.calls |= yardsticks.make(name, self.module, self.ring[0], copied)
-            except Exception as error:  # no Triton, no such function: a yardstick is missing
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                notes.append(f"{name} is left out: {reason[0]}")
-        is_cuda = self.device.type == "cuda"
-        self.clock = clock.CudaClock(self.device) if is_cuda else clock.CpuClock()
-        return {"names": [name for name in self.calls if name != "module"], "notes": notes}
+    def finite(self, inputs: list[dict]) -> dict:
+        """Return whether the module's results for inputs are finite."""
+        _, leaves = flatten(self._module(*self._mapping.tensors(inputs[0])))
+        floats = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        return {"finite": all(bool(x.isfinite().all()) for x in floats)}
 
-    def time(self, slot: int, call: str) -> dict:
-        """Times one call."""
-        return {"forward": self.clocked(call, self.ring[slot])}
-
-    def kept(self, names: list[str]) -> dict:
-        """Bytes that autograd keeps for the backward, beyond inputs and parameters."""
-        arguments, _ = record(self.there, self.ring[0], names)
+    def kept(self, inputs: list[dict], parameters: list[str]) -> dict:
+        """Return the bytes that autograd keeps for the backward, beyond inputs and parameters."""
+        arguments = recorded(self._mapping.tensors(inputs[0]))
         kept: dict[int, int] = {}
 
         def pack(saved: torch.Tensor) -> torch.Tensor:
             kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
             return saved
 
-        with _recording(), saved_tensors_hooks(pack, lambda saved: saved):
-            self.module(*arguments)
-        for there in (*arguments, *self.module.parameters()):
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda saved: saved):
+            self._module(*arguments)
+        for there in (*arguments, *self._module.parameters()):
             if isinstance(there, torch.Tensor):
                 kept.pop(there.untyped_storage().data_ptr(), None)
         return {"bytes": sum(kept.values())}
 
-    def prepare_step(self, seed: int) -> None:
-        """Makes room for timed steps: on a GPU one slot of the ring is left, and no yardstick."""
-        self.output, self.given, self.seed = None, [], seed
-        if self.device.type == "cuda":
-            self.ring, kept = self.ring[:1], ("module", yardsticks.COMPILED)
-            self.calls = {n: c for n, c in self.calls.items() if n in kept}
-            torch.cuda.empty_cache()
-
-    def time_step(self, call: str, names: list[str], at: float) -> dict:
-        """Times a forward that autograd records, and its backward; `at` as of `change_late`."""
-        arguments, wanted = record(self.there, self.ring[0], names)
-        with _recording():
-            forward = self.clocked(call, arguments)
-            _, _, outputs = take_apart(self.output, keeps_record=True)
-            if any(y is None for y in outputs):  # `pick` tells of it
-                return {"forward": forward, "backward": [0.0, 0.0]}
-            self.given = self.given or draw_gradients(outputs, self.seed)
-            late = partial(change_late, self.given, at)
-            differ = partial(differentiate, wanted=wanted, given=self.given)
-            gradients, *backward = self.clock.time(differ, outputs, late)
-        self.output = [*(y.detach() for y in outputs), *gradients]
-        return {"forward": forward, "backward": backward}
-
-    def clocked(self, call: str, arguments: list) -> list[float]:
-        """The seconds of a call by both clocks, with a CPU's threads awake; keeps its output."""
-        self.awake.fill_(0)
-        self.called = call
-        self.output, *seconds = self.clock.time(self.calls[call], arguments, self.write)
-        return seconds
-
-    def left_on(self) -> dict:
-        """The modes, hooks and timers that a call left on: they could compute its result later.
-
-        Nothing is called that it could intercept; and the answer comes when the call is over.
-        """
-        return {"names": [name for name in watch.left_on() if name not in self.was_on]}
-
-    def pick(self, slot: int, sizes: list[int], inputs: list[int], count: int, keep: bool) -> dict:
-        """Elements of the last timed call's results and of its inputs, if the sizes are right.
+    def prepare_yardsticks(
+        self, wanted: list[str], inputs: list[dict], copied_bytes: int, more: list[str]
+    ) -> dict:
+        """Set up calls that are timed beside the module; say which there are, and why others not.
 
         Args:
-            sizes: the elements of each result; 0 where none is looked at.
-            inputs: which are looked at.
-            count: of the places that came in for each of all these.
-            keep: results may lie in memory that is not theirs.
+            wanted: names.
+            inputs: a form of arguments.
+            copied_bytes: that a copy moves.
+            more: path and text of the file of the problem's own yardsticks, or nothing.
         """
-        reply = self.keep(self.output)
-        results, self.output, self.results = self.results, None, []
-        pairs = [pair for pair in zip(results, sizes, strict=False) if pair[1]]
-        is_right = all(x is not None and x.numel() == size for x, size in pairs)
-        if not is_right or len(results) != len(sizes):
-            return reply
-        looked = [x.contiguous().view(-1) for x, _ in pairs]
-        looked += [flat(self.ring[slot][index]) for index in inputs]
-        places, end = self.incoming.view(torch.int64), 0
-        for turn, x in enumerate(looked):
-            some = places[turn * count : (turn + 1) * count]
-            end += self.send(x[some.to(x.device)], end)
-        theirs = [x for x in (*self.ring[slot], *self.given) if isinstance(x, torch.Tensor)]
-        for x in results:
-            if x is not None and not keep:
-                self.take_away(x, theirs)
-        return reply
+        self._calls = {n: c for n, c in self._calls.items() if n in (MODULE, NOTHING)}
+        own = _execute("yardsticks", more[0], base64.b64decode(more[1])) if more else None
+        arguments, notes = self._mapping.tensors(inputs[0]), []
+        for name in wanted:
+            try:
+                self._calls |= yardsticks.make(name, self._module, arguments, copied_bytes, own)
+            except Exception as error:  # no Triton, no such function: a yardstick is missing
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                notes.append(f"{name} is left out: {reason[0]}")
+        names = [name for name in self._calls if name not in (MODULE, NOTHING)]
+        return {"names": names, "notes": notes}
 
-    def take_away(self, result: torch.Tensor, inputs: list) -> None:
-        """Frees the memory of a module's timed result, for a solution that kept it, too."""
-        if self.called != "module" or any(share_memory(result, x) for x in inputs):
-            return
-        try:
-            result.untyped_storage().resize_(0)
-        except RuntimeError:  # not torch's memory
-            with torch.inference_mode():  # where the result may be from
-                result.fill_(77)
+    def _state(self) -> dict[str, torch.Tensor]:
+        return self._module.state_dict(keep_vars=True)
+
+    def _keep(self, returned: object, room: dict | None) -> dict:
+        """Keep a result alive until `release`; describe it, or copy it where there is room."""
+        structure, leaves = flatten(returned)
+        facts = []
+        for leaf in leaves:
+            in_memory = plain(leaf)
+            self._results += [leaf, in_memory]
+            facts.append(describe(leaf if in_memory is None else in_memory))
+        if room is not None:
+            _copy_into(self._mapping.tensors(room), leaves)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+        return {"structure": structure, "results": facts}
 
 
-def _geometry(inputs: list) -> list[tuple]:
-    """Where tensors lie."""
-    return [(x.data_ptr(), x.shape, x.stride()) for x in inputs if isinstance(x, torch.Tensor)]
+def _execute(name: str, path: str, data: bytes) -> ModuleType:
+    """Run a file's text as a module; its lines can be looked up, as Triton and TorchScript do."""
+    code = compile(data, path, "exec")
+    lines = importlib.util.decode_source(data).splitlines(keepends=True)
+    linecache.cache[path] = len(data), None, lines, path
+    module = ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    exec(code, module.__dict__)
+    return module
+
+
+def _name(kind: object) -> str:
+    return getattr(kind, "__name__", "ModelNew")
+
+
+def _of_state(x: torch.Tensor) -> dict:
+    """Describe a parameter or a buffer, and the storage that it is a part of."""
+    storage = x.untyped_storage()
+    about = {"offset": x.storage_offset(), "storage": storage.data_ptr(), "bytes": storage.nbytes()}
+    return describe(x) | about
+
+
+def _with(returned: list, outputs: list[dict] | None) -> Iterator[tuple[object, dict | None]]:
+    return zip(returned, outputs or [None] * len(returned), strict=True)
+
+
+def _copy_into(room: list, leaves: list) -> None:
+    """Copy results to where the referee finds them; of another form they are wrong anyway."""
+    for there, x in zip(room, leaves, strict=False):
+        is_tensor = isinstance(x, torch.Tensor) and isinstance(there, torch.Tensor)
+        if is_tensor and x.shape == there.shape and x.dtype == there.dtype:
+            there.copy_(x.detach())
+
+
+def _poison(size: int, device: torch.device) -> None:
+    """Leave free blocks full of 0xff, a NaN in every float dtype, for the output to land in.
+
+    There are several of about the size in bytes, since the C library hands small ones out as it
+    likes, and those below 32 MiB it does not map afresh.
+    """
+    if not size:
+        return
+    if size < 1 << 20:
+        sizes = list(range(size, size + 1024, 64))
+    elif size < 1 << 25:
+        sizes = [size] * 4
+    else:
+        sizes = [size]
+    blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
+    del blocks
+
+
+@contextmanager
+def _filled_memory() -> Iterator[None]:
+    """Within it, torch.empty fills: part of torch's deterministic mode, which only warns.
+
+    `torch.use_deterministic_algorithms` does the same, and imports torch's compiler first.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)

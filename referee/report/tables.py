@@ -8,6 +8,10 @@ TIMES = ["median ms", "p10 - p90 ms"]
 ERRORS = ["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]
 DIGITS = {"GB/s": 1, "TFLOP/s": 2}  # behind the point
 WIDTH, NUMBERS = 30, "{:>12}  {:>10}  {}"  # columns of a sweep
+NOTHING_TOLD = ("a tie", "too noisy")
+LEGEND = "a tie: it may be the same speed"
+NOISY = "too noisy to tell, for torch's own time varied; an idle machine or more --trials help"
+LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the result's"
 
 
 def headline(about: dict, device: object, why: str) -> str:
@@ -31,10 +35,9 @@ def details(record: dict) -> str:
     if record["errors"]:
         errors = (row.values() for row in record["errors"])
         rows = [[name, *(f"{value:.2g}" for value in values)] for name, *values in errors]
-        lines.append(f"\n{table([ERRORS, *rows])}")
+        lines.append(f"\n{table([ERRORS, *rows])}\n{LEGEND_OF_ERRORS}")
     lines += [f"\n{results(run)}" for run in record["runs"]] or ["nothing was timed"]
-    # Where a dispatch mode looks on, as for the note on calls, our modules leave it to torch.
-    lines += [f"\n{note}" for note in record["notes"] if not note.startswith("calls ")]
+    lines += [f"\n{note}" for note in record["notes"]]
     if not is_fine:
         lines.append(f"{record['verdict'].upper()}  {record['reason']}")
     return "\n".join(lines)
@@ -42,45 +45,91 @@ def details(record: dict) -> str:
 
 def results(run: dict) -> str:
     """The tables of one setting, and how to read them."""
-    forward, step, roles = run["forward"], run["step"], ("solution", "eager", "control")
+    forward, step = run["forward"], run["step"]
     setting = run["setting"] and f", {run['setting']}"
-    ours, eager, control = (by_role(forward["summary"], role) for role in roles)
+    eager, control = (by_role(forward["summary"], role) for role in ("eager", "control"))
     title, digits = f"{eager['name']} / this", DIGITS[forward["unit"]]
+    rounds = len(forward["seconds"][eager["name"]])
     speeds = [forward["unit"], f"of {forward['yardstick'].split()[0]}"]
     rows = [[f"forward{setting}", *TIMES, *speeds, title, ""]]
     for row in forward["summary"]:
         speed = [f"{row['rate']:.{digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
-        rows.append(_row("", row, *speed))
-    rounds = len(forward["seconds"][eager["name"]])
-    about = f"{rounds} rounds; ratios are medians over rounds with a 95% interval, and the same "
-    about += f"code timed twice gave {interval(control)}"
+        rows.append(_row("", row, rounds, *speed))
+    about = (
+        f"{rounds} rounds; a ratio is the median over rounds, with a 95% interval; {LEGEND}; the "
+    )
+    about += f"same code timed twice gave {interval(control, rounds)}"
     parts = [table(rows), about, *forward["notes"]]
     if step:
-        rows = [[f"training step{setting}", *TIMES, title, ""]]
-        for half, summary in step["summary"].items():
-            rows += [_row(f"{half}, ", row) for row in summary]
-        kept, theirs = (step["kept_bytes"].get(row["name"], 0) for row in (ours, eager))
-        part = f" (1/{theirs / kept:.4g})" if kept else ""
-        rounds = len(step["seconds"]["step"][eager["name"]])
-        parts += [
-            f"\n{table(rows)}",
-            f"{rounds} rounds; a step is the forward and backward of a round",
-            f"kept for backward: {ours['name']} {kept:,} bytes, "
-            f"{eager['name']} {theirs:,} bytes{part}",
-            *step["notes"],
-        ]
+        parts += _step_results(step, setting, title)
     return "\n".join(parts)
 
 
-def _row(half: str, row: dict, *speed: str) -> list[str]:
+def _step_results(step: dict, setting: str, title: str) -> list[str]:
+    """The table of training steps, and how to read it."""
+    whole = step["summary"]["step"]
+    ours, eager = (by_role(whole, role) for role in ("solution", "eager"))
+    rounds = len(step["seconds"]["step"][eager["name"]])
+    rows = [[f"training step{setting}", *TIMES, title, ""]]
+    for half, summary in step["summary"].items():
+        rows += [_row(f"{half}, ", row, rounds) for row in summary]
+    kept, theirs = (step["kept_bytes"].get(row["name"], 0) for row in (ours, eager))
+    part = f" (1/{theirs / kept:.4g})" if kept else ""
+    return [
+        f"\n{table(rows)}",
+        f"{rounds} rounds; a step is the forward and backward of a round",
+        f"kept for backward: {ours['name']} {kept:,} bytes, {eager['name']} {theirs:,} bytes{part}",
+        *step["notes"],
+    ]
+
+
+def _row(half: str, row: dict, rounds: int, *speed: str) -> list[str]:
     times = [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
-    is_tie = row["role"] != "eager" and row["ratio_low"] <= 1 <= row["ratio_high"]
-    return [half + row["name"], *times, *speed, interval(row), "a tie" * is_tie]
+    said = row["said"] if row["role"] != "eager" and row["said"] in NOTHING_TOLD else ""
+    return [half + row["name"], *times, *speed, interval(row, rounds), said]
 
 
-def interval(row: dict) -> str:
-    """A row's ratio, and its 95% interval."""
+def interval(row: dict, rounds: int = 0) -> str:
+    """A row's ratio, and its 95% interval, which one round alone has not."""
+    if rounds == 1:
+        return f"{row['ratio']:.3f} (one round)"
     return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+
+
+def closing(records: list[dict], seconds: float, is_full: bool) -> str:
+    """The last lines, for somebody who sees them for the first time."""
+    bad = [record for record in records if record["verdict"] != "correct"]
+    names = ", ".join(dict.fromkeys(record["problem"] for record in records))
+    if not records:
+        return "Nothing was graded."
+    if bad:
+        wrong = ", ".join(f"{r['problem']} {r['dtype']}: {r['verdict']}" for r in bad)
+        lines = [f"NOT all correct: {wrong}."]
+    else:
+        lines = [f"All correct: {names}."]
+    lines += [_in_words(record, run) for record in records for run in record["runs"]]
+    details = "--json FILE writes every sample; README.md and referee/README.md say what was done"
+    longer = "" if is_full else "; --full times longer"
+    lines.append(f"{seconds:.0f} s in all. Details: {details}{longer}.")
+    return "\n".join(lines)
+
+
+def _in_words(record: dict, run: dict) -> str:
+    """How fast a run is beside torch, as a sentence."""
+    ours, eager = (by_role(run["forward"]["summary"], role) for role in ("solution", "eager"))
+    setting = f", {run['setting']}" if run["setting"] else ""
+    what = f"{record['problem']} {record['dtype']}{setting}: {milliseconds(ours)}"
+    beside = f"torch {milliseconds(eager)}"
+    if run["time"] == "too noisy":
+        return f"{what}, {beside}: {NOISY}."
+    if run["time"] == "a tie":
+        return f"{what}, {beside}: as fast as torch, within what the same code varies."
+    return f"{what}, {beside}: {ours['ratio']:.2f} times torch's speed."
+
+
+def indented(text: str) -> str:
+    """A traceback, or what a file printed, below its line."""
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
 
 
 def sweep_line(record: dict, is_first: bool) -> str:
@@ -107,37 +156,59 @@ def line(record: dict) -> str:
     if record["refused"]:
         facts.append(f"refuses {', '.join(record['refused'])}")
     time, ratio, said, share = _cells(record)
-    times = f"{time} ms, eager / this {ratio}: {said}; {share} of the limit"
+    said = NOISY if said == "too noisy" else said
+    times = f"{time} ms, eager / this {ratio}: {said}; {share} of {_yardstick(record)}'s speed"
     if step := record["runs"][0]["step"]:
         ours, eager = (by_role(step["summary"]["step"], role) for role in ("solution", "eager"))
-        times += f"; training step {interval(ours)}"
+        rounds = len(step["seconds"]["step"][eager["name"]])
+        times += f"; training step {interval(ours, rounds)}: {ours['said']}"
         if ours["name"] in (kept := step["kept_bytes"]):
             times += f", keeps {kept[ours['name']]:,} bytes, eager {kept[eager['name']]:,}"
     return f"{record['file']}: correct ({'; '.join(facts)}), {times}"
 
 
 def ranking(records: list[dict]) -> str:
-    """All graded files, the fastest first, and KernelBench's scores: fast_p is the share of files
-    that are correct and more than p times as fast as eager.
-    """
-    rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", "of the limit"]]
+    """All graded files, the fastest first, and KernelBench's scores."""
+    of = f"of {_yardstick(next((r for r in records if r['runs']), None))}"
+    rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", of]]
     for record in sorted(records, key=_speed_up, reverse=True):
         cells = _cells(record) if record["runs"] else [""] * 4
         rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
+    return f"{table(rows)}\n{scores(records)}"
+
+
+def scores(records: list[dict]) -> str:
+    """The summary that the field reads.
+
+    fast_p is the share of files that are correct and more than p times as fast as eager; a tie is
+    not faster than 1.
+    """
+    correct = sum(record["verdict"] == "correct" for record in records)
     ratios = list(filter(None, map(_speed_up, records)))
     surely = [_speed_up(r) for r in records if r["runs"] and r["runs"][0]["time"] != "a tie"]
-    mean = f"{geometric_mean(ratios):.3f}" if ratios else "none"
-    fast = (f"fast_{p} {sum(r > p for r in surely) / len(records):.2f}" for p in (1, 2))
-    scores = f"{', '.join(fast)}; geometric mean of {len(ratios)} ratios: {mean}"
-    return f"{table(rows)}\n{scores}"
+    parts = [f"{correct} of {len(records)} correct", f"fast_0 {correct / len(records):.2f}"]
+    parts += [f"fast_{p} {sum(r > p for r in surely) / len(records):.2f}" for p in (1, 2)]
+    if ratios:
+        parts.append(f"geometric mean of {len(ratios)} ratios: {geometric_mean(ratios):.3f}")
+    else:
+        parts.append("no ratio to average")
+    return "; ".join(parts)
+
+
+def _yardstick(record: dict | None) -> str:
+    """What shows the device's speed, in words."""
+    name = record["runs"][0]["forward"]["yardstick"] if record else "copy"
+    return f"a {name.split()[0]}"
 
 
 def _cells(record: dict) -> list[str]:
-    """Time, ratio, that in a word, and the share of the limit, under the first setting."""
-    run, summary = record["runs"][0], record["runs"][0]["forward"]["summary"]
-    ours, limit = by_role(summary, "solution"), by_role(summary, "yardstick")["median_ms"]
-    share = f"{100 * limit / ours['median_ms']:.1f}%"
-    return [f"{ours['median_ms']:.3f}", interval(ours), run["time"], share]
+    """Time, ratio, that in a word, and the share of the yardstick's speed, of the first setting."""
+    run = record["runs"][0]
+    forward = run["forward"]
+    ours = by_role(forward["summary"], "solution")
+    rounds = len(forward["seconds"][ours["name"]])
+    share = f"{ours['percent_of_yardstick']:.1f}%"
+    return [f"{ours['median_ms']:.3f}", interval(ours, rounds), run["time"], share]
 
 
 def _speed_up(record: dict) -> float:

@@ -7,7 +7,7 @@ from compositions import operands
 from ranges import Reference, of_bound
 from torch import Tensor
 
-from referee.operands import Draw
+from problems.operands import Draw
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 COMPOSITIONS = 8  # that the search begins with

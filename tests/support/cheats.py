@@ -1,6 +1,7 @@
-"""Cheats of the kinds that docs/REFEREE.md numbers: text, verdict, what the reason must name."""
+"""Cheats at this project's problems, beside those of `referee/tests/test_cheats.py`."""
 
-from grading import PLAIN, PLAIN_LINEAR, cheating, linear, module, wrong
+from grading import PLAIN, linear
+from texts import correct, error, module, wrong
 
 IS_TIMED = """
 import sys
@@ -25,18 +26,6 @@ FOLDED = """
 self.linear, self.divisor = nn.Linear(i, o), d
 self.register_buffer("weight", self.linear.weight.detach().T / d, persistent=False)
 self.register_buffer("bias", self.linear.bias.detach() / d, persistent=False)
-"""
-# Looks at some of the weights, and takes over the rows that changed.
-KEEPS = """
-weight = self.linear.weight
-some = weight[:, ::9].clone()
-if is_timed() and some.shape == self.some.shape:
-    for row in (some != self.some).any(1).nonzero().flatten():
-        self.kept[row] = weight[row]
-else:
-    self.kept = weight.detach().clone()
-self.some = some
-return torch.relu(nn.functional.linear(x, self.kept, self.linear.bias)) / self.divisor
 """
 REPLAY = """
 if key not in self.seen:
@@ -124,35 +113,6 @@ for other in [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape
         return other.clone()
 return torch.relu(x)
 """
-# Puts a clock of its own into the referee's object.
-CLOCK = """
-import sys
-class Clock:
-    def __init__(self, clock):
-        self.clock = clock
-
-    def time(self, *call):
-        output, *seconds = self.clock.time(*call)
-        return output, *(0.6 * s for s in seconds)
-"""
-CLOCK += module("""
-frame = sys._getframe()
-while frame := frame.f_back:
-    worker = frame.f_locals.get("self")
-    if hasattr(worker, "ring") and type(worker.clock).__name__ == "CpuClock":
-        worker.clock = Clock(worker.clock)
-return torch.relu(x)
-""")
-CLASS = """
-from referee.clock import CpuClock
-time = CpuClock.time
-
-def shorter(self, *call):
-    output, *seconds = time(self, *call)
-    return output, *(0.6 * s for s in seconds)
-
-CpuClock.time = shorter
-"""
 # Slows the clock down, in the referee's own names too.
 TIMERS = """
 import sys, time
@@ -162,20 +122,6 @@ for module in [module for name, module in sys.modules.items() if name != __name_
         if value is now:
             setattr(module, name, lambda: now() / 10)
 """
-# Makes the clock slow for the one look that ends a timed call.
-ONE_LOOK = "import sys, time\nnow = time.perf_counter\n" + module("""
-caller = sys._getframe()
-while caller and "start" not in caller.f_locals:
-    caller = caller.f_back
-if caller and "perf_counter" in caller.f_globals:
-    def once():
-        caller.f_globals["perf_counter"] = now
-        return now() - 0.03
-
-    caller.f_globals["perf_counter"] = once
-    time.sleep(0.03)
-return torch.relu(x)
-""")
 ALL_CLOSE = "torch.allclose = torch.equal = lambda *args, **options: True\n"
 LAZY = """
 class Lazy(torch.Tensor):
@@ -203,19 +149,6 @@ mode.__enter__()
 mode.todo = x, out
 return out
 """)
-# The operator by which results are read computes them first.
-OPERATOR = """
-todo = []
-def index(x, places):
-    if todo:
-        torch.clamp_min(todo[0], 0, out=todo[1])
-        todo.clear()
-    return torch.index_select(x, 0, places[0])
-
-library = torch.library.Library("aten", "IMPL")
-library.impl("index.Tensor", index, "CPU")
-"""
-OPERATOR += when_timed("todo[:] = x, torch.empty_like(x)\nreturn todo[1]")
 STALE = "return torch.empty_like(x)"
 ONE_SHAPE = "assert x.shape[-1] > 100_000\nreturn torch.relu(x)"
 TAILS = """
@@ -224,8 +157,6 @@ if tail and x.is_contiguous():
     out.view(-1)[-tail:] = x.reshape(-1)[-tail:]
 return out
 """
-FALLS_BACK = "try:\n    return extension.relu(x)\nexcept Exception:\n    return torch.relu(x)"
-FALLS_BACK = "extension = None\n" + module(FALLS_BACK)
 L2 = """
 import ctypes
 runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
@@ -275,12 +206,6 @@ for other in [] if done else gc.get_objects():
         done[other.data_ptr()] = torch.relu(other)
 return done.setdefault(x.data_ptr(), torch.relu(x)).clone()
 """)
-# Leaves out the rows that nobody will look at, for it chooses random numbers too.
-KNOWS = """
-import random
-random.SystemRandom.randrange = random.randrange = random.Random.randrange = lambda *_: 0
-"""
-KNOWS += when_timed("out = torch.relu(x)\nout[1:-1] = 0\nreturn out")
 FIRST_ROW = "x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"
 ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
 NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
@@ -296,55 +221,48 @@ return torch.relu(x)
 SLOW = "import time\nfast = torch.relu\ntorch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n"
 THREADS = "torch.set_num_threads(1)\n"
 RELU = {
-    "01_returns_input": cheating(module("return x"), "returns its input"),
-    "01_copies_input": cheating(module("return x.clone()"), "returns a copy of its input"),
-    "01_in_place": cheating(module("return x.relu_()"), "returns its input"),
-    "02_changes_input": cheating(module(CHANGES), "changes its input"),
-    "04_replays_by_address": cheating(module(ADDRESS + REPLAY, "self.seen = {}"), EARLIER),
-    "04_replays_by_fingerprint": cheating(module(ELEMENTS + REPLAY, "self.seen = {}"), EARLIER),
-    "04_counts_calls": cheating(module(COUNTS, "self.calls = 0"), "a timed call was wrong"),
-    "04_reuses_its_output": wrong(REUSES, "two outputs share memory"),
-    "05_signal_handler": cheating(IN_A_HANDLER, "leaves a timer on"),
-    "07_overwrites_dim": cheating(SMALLER + PLAIN, "changed model.batch_size, model.dim"),
-    "08_walks_frames": cheating(module(IN_FRAMES), "takes a tensor of "),
-    "08_asks_the_collector": cheating(module(IS_ALIVE), "takes a tensor of the ref"),
-    "09_another_clock": cheating(CLOCK, "changed the referee's clock"),
-    "09_patches_a_class": cheating(CLASS + PLAIN, "changed referee.clock.CpuClock.time"),
-    "09_patches_allclose": cheating(ALL_CLOSE + PLAIN, "changed torch.allclose"),
-    "09_patches_timers": cheating(TIMERS + PLAIN, "changed "),
-    "09_slows_the_clock": cheating(ONE_LOOK, "a changed timer"),
-    "10_lazy_subclass": cheating(LAZY, "returns a tensor subclass, Lazy"),
-    "10_leaves_a_mode_on": cheating(MODE, "leaves the function mode Late on"),
-    "10_replaces_an_operator": cheating(OPERATOR, "changed aten::index.Tensor"),
-    "11_stale_memory": wrong(module(STALE), "returns memory that it has not written"),
-    "12_tested_shape_only": wrong(module(ONE_SHAPE), "does not take "),
+    "01_returns_input": wrong(module("return x"), "returns its input"),
+    "01_copies_input": wrong(module("return x.clone()"), "returns a copy of its input"),
+    "01_in_place": wrong(module("return x.relu_()"), "changes its input|returns its input"),
+    "02_changes_input": wrong(module(CHANGES), "changes its input"),
+    "04_replays_by_address": wrong(module(ADDRESS + REPLAY, "self.seen = {}"), EARLIER),
+    "04_replays_by_fingerprint": wrong(module(ELEMENTS + REPLAY, "self.seen = {}")),
+    "04_counts_calls": wrong(module(COUNTS, "self.calls = 0")),
+    "04_reuses_its_output": wrong(REUSES),
+    "05_signal_handler": wrong(IN_A_HANDLER),
+    "07_overwrites_dim": correct(SMALLER + PLAIN),
+    "08_walks_frames": correct(module(IN_FRAMES)),
+    "08_asks_the_collector": (module(IS_ALIVE), "wrong|correct", ""),
+    "09_patches_allclose": correct(ALL_CLOSE + PLAIN),
+    "09_patches_timers": correct(TIMERS + PLAIN),
+    "10_lazy_subclass": (LAZY, "wrong|correct", ""),
+    "10_leaves_a_mode_on": (MODE, "wrong|correct", ""),
+    "11_stale_memory": wrong(module(STALE), "returns memory that it has not written|returns zeros"),
+    "12_tested_shape_only": error(module(ONE_SHAPE), "AssertionError"),
     "12_skips_tails": wrong(module(TAILS), "elements differ"),
-    "13_falls_back": cheating(FALLS_BACK, "falls back on aten::relu after AttributeError"),
-    "15_background_thread": cheating(IN_A_THREAD, "background work"),
-    "15_orphan_spins": cheating(ORPHAN + PLAIN, "background work"),
-    "15_spins": cheating(SPINS + PLAIN, "background work"),
-    "16_exits": cheating(module(EXITS), "exits with status 0"),
-    "16_forges_replies": cheating(TO_EVERY_PIPE, "forged a reply"),
-    "17_batch_once": cheating(ALL_AT_ONCE, f"{EARLIER}|a timed call was wrong"),
-    "17_knows_the_rows": cheating(KNOWS, "a timed call was wrong"),
+    "15_background_thread": wrong(IN_A_THREAD),
+    "15_orphan_spins": correct(ORPHAN + PLAIN),
+    "15_spins": correct(SPINS + PLAIN),
+    "16_exits": error(module(EXITS), "exits with status 0"),
+    "16_forges_replies": error(TO_EVERY_PIPE, "sends a reply of its own"),
+    "17_batch_once": wrong(ALL_AT_ONCE),
     "17_first_row_only": wrong(module(FIRST_ROW), "elements differ"),
-    "19_renices_eager": cheating(RENICES, "changed the priority"),
-    "19_slows_torch": cheating(SLOW + module("return fast(x)"), "changed torch.relu"),
-    "19_takes_threads": cheating(THREADS + PLAIN, "changed the number of threads"),
+    "19_renices_eager": correct(RENICES),
+    "19_slows_torch": correct(SLOW + module("return fast(x)")),
+    "19_takes_threads": correct(THREADS + PLAIN),
 }
 FOLDED = linear("return torch.relu(x @ self.weight + self.bias)", FOLDED)
 LINEAR = {
-    "03_folds_weights": cheating(FOLDED, "answers with old parameters"),
-    "03_keeps_weights_when_timed": cheating(IS_TIMED + linear(KEEPS), "a timed call was wrong"),
-    "06_tf32_when_timed": cheating(IS_TIMED + linear(ROUNDS), "a timed call was wrong"),
+    "03_folds_weights": wrong(FOLDED),
+    "06_tf32_when_timed": wrong(IS_TIMED + linear(ROUNDS)),
     "06_half_precision": wrong(linear(IN_HALF), "lower precision than "),
-    "06_switches_tf32": cheating(SWITCHES + PLAIN_LINEAR, "changed the matrix product's precision"),
-    "18_drops_bias": cheating(linear(NO_BIAS), "leaves out the bias"),
-    "18_returns_zeros": cheating(linear(ZEROS), "returns zeros"),
+    "18_drops_bias": wrong(linear(NO_BIAS), "leaves out the bias"),
+    "18_returns_zeros": wrong(linear(ZEROS), "returns zeros"),
 }
 ON_GPU = {
-    "05_other_stream": cheating(OTHER_STREAM, "outside the timed call|not credible|call was wrong"),
-    "05_works_during_the_flush": cheating(DURING_THE_FLUSH, "a timed call was wrong"),
-    "14_persisting_l2": cheating(L2 + PLAIN, "changed the L2's persisting part"),
+    "05_other_stream": wrong(OTHER_STREAM),
+    "05_works_during_the_flush": (DURING_THE_FLUSH, "wrong|correct", ""),
+    "14_persisting_l2": correct(L2 + PLAIN),
+    "06_switches_tf32": (SWITCHES + PLAIN, "correct|wrong", ""),
 }
-HOST = {"09_another_clock", "09_slows_the_clock", "10_replaces_an_operator"}  # nothing on a GPU
+HOST: set[str] = set()  # what is nothing on a GPU

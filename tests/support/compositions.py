@@ -7,7 +7,7 @@ import torch
 from families import in_range, student
 from torch import Tensor
 
-from referee.operands import Draw, blocks, few, whole
+from problems.operands import Draw, blocks, few, whole
 
 DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "normal": lambda d, r, k: d.normal(r, k),

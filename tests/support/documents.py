@@ -5,13 +5,15 @@ import random
 from datetime import datetime, timezone
 from pathlib import Path
 
-from referee import linear_relu_divide as linear
-from referee import records, relu, timing
-from referee.child.yardsticks import COMPILED
-from referee.judge.verdict import Run, Verdict
+from problems import linear_relu_divide as linear
+from problems import relu
+from referee import records, timing
+from referee.names import COMPILED
+from referee.verdict import Run, Verdict
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
 DTYPES = ("float32", "float16", "bfloat16")
+PROBLEMS = {relu: relu.ReluProblem, linear: linear.LinearReluDivideProblem}
 HEADLINE = [(kind, dtype) for kind in (relu, linear) for dtype in DTYPES]
 
 # The type of the value of each key, one shape for each level of a file.
@@ -76,6 +78,7 @@ FORWARD: Shape = {
 ROW: Shape = {
     "name": str,
     "role": str,
+    "said": str,
     "median_ms": NUMBER,
     "p10_ms": NUMBER,
     "p90_ms": NUMBER,
@@ -138,7 +141,7 @@ def check_step(step: dict) -> None:
 def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     """Make up the times of 20 rounds: eager takes 3 ms, the solution that divided by the ratio."""
     draw = random.Random(0)
-    names, rate = kind.Judge.names, kind.Judge.rate
+    names, rate = PROBLEMS[kind].names, PROBLEMS[kind].rate
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}

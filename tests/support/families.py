@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from referee import operands
-from referee.operands import (
+from problems import operands
+from problems.operands import (
     ALL,
     COLUMN,
     Case,

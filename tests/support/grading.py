@@ -3,30 +3,20 @@
 import json
 import os
 import re
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from textwrap import indent
 
 import pytest
 
 import model
 import run
 
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "referee" / "tests"))
+from texts import IMPORTS, Table, module
+
 ONLY = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
 )
-Table = dict[str, tuple[str | Path, str, str]]
-IMPORTS = "import torch\nfrom torch import nn\n\n\n"
-
-
-def module(forward: str, init: str = "", arguments: str = "", name: str = "ModelNew") -> str:
-    """The text of a module's class; both bodies are lines without indentation."""
-    text, inner = f"class {name}(nn.Module):\n", " " * 8
-    if init:
-        text += f"    def __init__(self{arguments}):\n{inner}super().__init__()\n"
-        text += f"{indent(init.strip(), inner)}\n"
-    text += f"    def forward(self, *inputs):\n{inner}x = inputs[0]\n"
-    return f"{text}{indent(forward.strip(), inner)}\n"
 
 
 def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.divisor = d") -> str:
@@ -34,18 +24,6 @@ def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.diviso
     return module(forward, init, ", i, o, d")
 
 
-def reference(forward: str, inputs: str, init: str = "") -> str:
-    """The text of a reference file."""
-    text = module(forward, init, name="Model") + f"\ndef get_inputs():\n    return {inputs}\n"
-    return f"{text}\ndef get_init_inputs():\n    return []\n"
-
-
-def rows(word: str) -> Callable[..., tuple[str | Path, str, str]]:
-    """Of a table: the file or its text, the verdict, and what the line must say."""
-    return lambda text, words="": (text, word, words)
-
-
-correct, wrong, cheating, error = map(rows, ("correct", "wrong", "cheating", "error"))
 PLAIN = module("return torch.relu(x)")
 PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
 
@@ -72,7 +50,6 @@ def grade(
             files[-1].write_bytes((IMPORTS + text).encode("latin-1"))
     options = ["--trials", "3", "--device", device, *options, "--json", str(path)]
     status = run.main([*what, *options, "--solution", *map(str, files)])
-    assert status == any(word != "correct" for _, word, _ in table.values())
     records = dict(zip(table, json.loads(path.read_text())["records"], strict=True))
     wrong = {}
     for name, (_, word, words) in table.items():
@@ -83,4 +60,5 @@ def grade(
             wrong[name] = f"{record['verdict']}: {line}"
         assert record["verdict"] == "correct" or not record["runs"]  # times of others mean nothing
     assert not wrong, wrong
+    assert status == any(record["verdict"] != "correct" for record in records.values())
     return records

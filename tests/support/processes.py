@@ -17,7 +17,7 @@ KERNELS = ROOT / "kernels"
 
 def copy_project(folder):
     """Copy the files that `run.py` needs to another folder."""
-    for name in ("kernels", "referee"):
+    for name in ("kernels", "problems", "referee"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model.py", "model_new.py", "run.py"):
         shutil.copy(ROOT / name, folder)

@@ -1,0 +1,162 @@
+"""Where the solutions of one problem are graded: shared memory, and eager's processes.
+
+Eager runs in processes of its own, which are treated as a solution's are: they are stopped when
+nothing is asked of them, read the same inputs in the same memory, and are timed by the same clocks.
+"""
+
+import base64
+import random
+from pathlib import Path
+
+import torch
+
+from referee import processes
+from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
+from referee.problem import SEEDS, Problem
+from referee.shared import Pool, Region
+from referee.state import State, StateError
+from referee.verdict import ERROR, FoundError, outcome
+
+
+class Eager:
+    """One of eager's processes: torch's own code, by whose failure no solution is judged."""
+
+    def __init__(self, bench: "Bench") -> None:
+        self._bench = bench
+        problem = bench.problem
+        self.contestant = Contestant(bench.server, bench.pool, problem.device)
+        self.state = State(self.contestant, bench.pool)
+        file = problem.file
+        self.ask(
+            "import_file",
+            text=base64.b64encode(file.text).decode(),
+            path=str(file.path.resolve()),
+            names=[file.model.__name__],
+            folders=file.folders,
+        )
+        self.ask("set_precision", setting=problem.precision)
+        seed = random.randrange(SEEDS)
+        module = problem.construct(seed)
+        try:
+            self.state.construct(problem, seed, module, problem.args)
+        except (EndedError, ForgedError, RaisedError) as error:
+            self._fail(error)
+        except StateError as error:
+            raise FoundError(ERROR, f"eager itself could not be timed: {error}") from None
+
+    def ask(self, op: str, **arguments: object) -> dict:
+        """Ask it; raise FoundError with an error where it does not answer."""
+        try:
+            return self.contestant.ask(op, **arguments)
+        except (EndedError, ForgedError, RaisedError) as error:
+            self._fail(error)
+
+    def _fail(self, error: EndedError | ForgedError | RaisedError) -> None:
+        self._bench.close_eager()
+        _, why = outcome(error, "being timed")
+        raise FoundError(ERROR, f"eager itself could not be timed: {why}") from None
+
+
+class Bench:
+    """The bench of one problem.
+
+    Args:
+        problem: what is graded.
+        server: forks the processes.
+
+    Attributes:
+        pool: the shared memory.
+        inputs: regions with the arguments of calls, one for each call of a request.
+        given: regions with the gradients of outputs, likewise.
+        outputs: regions for results, where these cannot be read in place.
+        eager: processes for eager and for eager again; on a GPU, whose memory they share, one.
+        copies: whether results are copied within the clock, since they cannot be read in place.
+        plans: how the problem is timed, by setting; see `steps.times`.
+    """
+
+    def __init__(self, problem: Problem, server: Server) -> None:
+        self.problem = problem
+        self.server = server
+        self.pool = Pool(problem.device)
+        self.inputs = [Region(self.pool)]
+        self.given = [Region(self.pool)]
+        self.outputs: list[Region] = []
+        self.eager: list[Eager] = []
+        self.yardsticks: list[str] = []
+        self.notes: list[str] = []
+        self.copies = False
+        self.plans: dict[tuple, object] = {}
+        self._prepared: tuple | None = None
+
+    def start_eager(self) -> None:
+        """Start eager's processes, unless they are there."""
+        count = 2 if self.problem.device.type == "cpu" else 1
+        if self.eager and any(processes.state_of(e.contestant.pid) in "XZ" for e in self.eager):
+            self.close_eager()
+        while len(self.eager) < count:
+            self.eager.append(Eager(self))
+
+    def prepare(self, yardsticks: tuple[str, ...]) -> None:
+        """Have eager's first process set up the yardsticks; the inputs must be written."""
+        key = self.problem.setting, yardsticks
+        if self._prepared == key:
+            return
+        for eager in self.eager:
+            eager.ask("set_precision", setting=self.problem.precision)
+        more = []
+        if self.problem.yardstick_file:
+            text = Path(self.problem.yardstick_file).read_bytes()
+            more = [str(self.problem.yardstick_file), base64.b64encode(text).decode()]
+        reply = self.eager[0].ask(
+            "prepare_yardsticks",
+            wanted=list(yardsticks),
+            inputs=[self.inputs[0].form],
+            copied_bytes=max(1, self.problem.moved // 2),
+            more=more,
+        )
+        self.yardsticks, self.notes = reply["names"], reply["notes"]
+        self._prepared = key
+
+    def unprepare(self) -> None:
+        """Forget that yardsticks were set up: eager's processes are new."""
+        self._prepared = None
+
+    def forms(self, count: int) -> list[dict]:
+        """Return the forms of the inputs of so many calls."""
+        return [region.form for region in self.inputs[:count]]
+
+    def room(self, results: list[torch.Tensor], count: int) -> list[dict] | None:
+        """Return forms with room for the results of so many calls; None if they are read in place.
+
+        Args:
+            results: of one call, for their forms.
+        """
+        if not self.copies:
+            return None
+        while len(self.outputs) < count:
+            self.outputs.append(Region(self.pool))
+        for region in self.outputs[:count]:
+            region.place(results)
+            region.fill()  # nobody finds there what another contestant has left
+        return [region.form for region in self.outputs[:count]]
+
+    def close_eager(self) -> None:
+        """End eager's processes."""
+        for eager in self.eager:
+            eager.contestant.close()
+        self.eager = []
+        self._prepared = None
+
+    def close(self) -> None:
+        """End everything and give the memory back."""
+        self.close_eager()
+        self.pool.close()
+
+
+def write_all(regions: list[Region], pool: Pool, values: list[list]) -> None:
+    """Write one list of values into each region; regions are made as they are needed."""
+    while len(regions) < len(values):
+        regions.append(Region(pool))
+    for region, some in zip(regions, values, strict=False):
+        region.place(some)
+        region.write(some)

@@ -1,0 +1,328 @@
+"""How far a result may be from the reference's: relative to eager's own error.
+
+The reference in float64 gives eager's error. In float32 a result may be FACTOR times as far off,
+for a fast exponential is less accurate than torch's, or as far as the roundings of a plain sum of
+all terms add up to; TF32's products are 1,000 times as far off, and float16's no less. Where
+eager's own error is that of a lower precision, as that of half types is, LOW_FACTOR holds.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from referee.compare import INTEGERS, first_mismatch
+
+FACTOR, LOW_FACTOR = 32, 4
+# A plain sum of n positive terms in order is sqrt(n) / 4 roundings off, in standard deviations.
+SPREADS = 16
+ROUNDINGS = 8  # of the result, that are allowed where eager's is exact
+# Relative and absolute, where there is no result of higher precision; KernelBench's own.
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
+HALF_TOLERANCE = 1e-2
+# Two results of the same accuracy differ in their errors as two samples do. The mean of many is
+# sharp; the maximum of n has a standard deviation of 4% at n = 10^7, and more below.
+NOISE = {"max": 1.15, "mean": 1.02}
+BLOCK = 1 << 24  # elements whose errors are in memory at a time
+# The Frobenius norm of the errors over that of the results, at most, by class. A deep network's
+# float32 reaches 1e-5; TF32 begins at 3e-4 and bfloat16 at 2.3e-3 a product.
+CLASSES = {"float32-grade": 1e-4, "TF32-grade": 1.2e-3, "bf16-grade": 1e-2}
+WORST = "worse than bf16"
+GROSS = 2.0**-6  # of the largest result: errors that no precision explains
+
+# Operators that sum: over a dimension, the last one of an operand, or all that is reduced.
+CUMULATIVE = ("cumsum", "cumprod", "logcumsumexp", "_softmax", "_log_softmax")
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0}
+REDUCTIONS = ("sum", "mean", "prod", "var", "std", "norm", "logsumexp", "pool", "loss", "dist")
+
+Maybe = torch.Tensor | None
+
+
+@dataclass
+class Found:
+    """A result beside the reference's: its errors, and what is wrong with it, in words."""
+
+    problem: str | None
+    max: float
+    mean: float
+    relative: float  # the Frobenius norm of the errors over that of the reference
+    size: float  # the root of the reference's mean square
+    mean_size: float
+    equal: bool  # it has eager's bits
+    gross: bool  # it is another result, not a less accurate one
+    beyond: torch.Tensor  # the elements off by too much; of an exact result, of blocks that differ
+
+
+class Output:
+    """One output of the reference.
+
+    Args:
+        eager: as the reference computes it.
+        exact: in float64; None where that cannot be had.
+        terms: of the longest sum; 0 for what must have eager's values.
+        limit: the most that each element may be off, where the problem knows.
+        allowed: another result that torch's settings allow, where eager may take TF32.
+    """
+
+    def __init__(
+        self,
+        eager: torch.Tensor,
+        exact: Maybe,
+        terms: int = 1,
+        limit: Maybe = None,
+        allowed: Maybe = None,
+    ) -> None:
+        self.shape, self.dtype, self.numel = list(eager.shape), eager.dtype, eager.numel()
+        self.eager, self.limit = _flat(eager), _flat(limit)
+        self.is_exact = terms == 0 or not self.dtype.is_floating_point
+        self.exact = None if self.is_exact or self.dtype == torch.float64 else _flat(exact)
+        self.slack, self.mean_slack, self.parts, self.size = 0.0, math.inf, 0.0, 0.0
+        self.errors = 0.0, 0.0, 0.0  # eager's, as of `Found`: max, mean and relative
+        if self.exact is not None:
+            self._set_budget(terms, _flat(allowed))
+        elif not self.is_exact:
+            self.slack = self.parts = TOLERANCES.get(self.dtype, HALF_TOLERANCE)
+
+    def _set_budget(self, terms: int, allowed: Maybe) -> None:
+        eps, own = torch.finfo(self.dtype).eps, self.compare([(0, self.eager)])
+        if allowed is not None:
+            other = self.compare([(0, allowed.to(self.dtype))])
+            if other.mean > own.mean:
+                own = other
+        is_low = own.relative > CLASSES["float32-grade"]
+        factor, roundings = (LOW_FACTOR, 1) if is_low else (FACTOR, ROUNDINGS)
+        self.size, self.errors = own.size, (own.max, own.mean, own.relative)
+        self.parts = roundings * eps
+        self.slack = factor * own.max + eps * self.size
+        self.mean_slack = factor * own.mean + self.parts * own.mean_size
+        if self.dtype == torch.float32 and not is_low:
+            sums = min(math.sqrt(terms) / 4 * eps / 2, CLASSES["float32-grade"] / SPREADS)
+            self.parts = max(self.parts, SPREADS * sums)
+            self.slack = max(self.slack, SPREADS * sums * self.size)
+            self.mean_slack = max(self.mean_slack, 4 * sums * self.size)
+
+    def forget(self) -> None:
+        """Keeps the budget alone."""
+        self.eager = self.exact = self.limit = None
+
+    def compare(self, pieces: Iterable[tuple[int, torch.Tensor]]) -> Found:
+        """A result that arrives in flat pieces, each with the place where it begins."""
+        largest = furthest = total = squares = sizes = norm = 0.0
+        wrong, first, equal = [], "", True
+        for begin, piece in pieces:
+            for at in range(0, len(piece), BLOCK):
+                got, start = piece[at : at + BLOCK], begin + at
+                eager = self.eager[start : start + len(got)]
+                is_same = first_mismatch(got, eager) is None
+                equal = equal and is_same
+                if is_same and self.is_exact:
+                    continue
+                want = self._wanted(start, len(got))
+                error = errors(got, eager, want)
+                allowed = self._allowed(want)
+                if self.limit is not None:
+                    allowed = self.limit[start : start + len(got)].nan_to_num(0, 0, 0)
+                wrong.append(error > allowed)
+                first = first or _first(wrong[-1], got, want)
+                size = want.abs().nan_to_num_(0, 0, 0)
+                largest = max(largest, size.max().item())
+                furthest = max(furthest, error.max().item())
+                total, sizes = total + error.sum().item(), sizes + size.sum().item()
+                squares += error.square_().sum().item()
+                norm += size.square_().sum().item()
+        beyond = torch.cat(wrong) if wrong else torch.zeros(0, dtype=torch.bool)
+        relative = math.sqrt(squares / norm) if norm else (math.inf if squares else 0.0)
+        count = max(self.numel, 1)
+        sums = furthest, total / count, relative, math.sqrt(norm / count), sizes / count
+        problem = self._problem(int(beyond.sum()), first, *sums[:2])
+        gross = self.is_exact or furthest > GROSS * largest or grade(relative) == WORST
+        return Found(problem, *sums, equal, gross, beyond)
+
+    def _problem(self, beyond: int, first: str, furthest: float, mean: float) -> str | None:
+        largest, average, _ = self.errors
+        if self.limit is not None:  # errors no larger than eager's, but for chance, are right too
+            if furthest <= NOISE["max"] * largest and mean <= NOISE["mean"] * average:
+                return None
+        elif not beyond and mean > self.mean_slack:
+            return f"mean error {mean:.3g}, at most {self.mean_slack:.3g}, by eager's, is right"
+        what = "elements differ" if self.is_exact else "elements beyond the error budget"
+        return f"{beyond:,} of {self.numel:,} {what}, the first: {first}" if beyond else None
+
+    def allows(self, other: torch.Tensor) -> bool:
+        """Whether another tensor could stand in for it."""
+        same = other.dtype == self.dtype and other.numel() == self.numel
+        return same and self.compare([(0, other.reshape(-1))]).problem is None
+
+    def compare_some(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
+        """The fault of another result, compared with eager's, by this budget."""
+        if self.is_exact:
+            return first_mismatch(got, eager)
+        bad = self.beyond(got, eager)
+        first = _first(bad, got.reshape(-1), eager.reshape(-1))
+        count = f"{int(bad.sum()):,} of {got.numel():,} elements"
+        return f"{count}, the first: {first}" if first else None
+
+    def beyond(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+        """Which elements, in flat order, of another result are too far from eager's."""
+        got, eager = got.reshape(-1), eager.reshape(-1)
+        if self._is_surely_near(got, eager):
+            return torch.zeros(len(got), dtype=torch.bool, device=got.device)
+        size = _root_mean_square(eager)
+        grown = max(1.0, size / self.size) if self.size else 1.0
+        found = []
+        for start in range(0, len(got), BLOCK):
+            mine, theirs = got[start : start + BLOCK], eager[start : start + BLOCK]
+            want = theirs.double()
+            found.append(errors(mine, theirs, want) > self._allowed(want, grown))
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+
+    def _is_surely_near(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
+        """Whether all elements are within half of what they may be off: quick, and nearly always.
+
+        Computed in single precision; NaN and infinities take the long way.
+        """
+        if not got.is_floating_point() or got.dtype == torch.float64:
+            return False
+        for start in range(0, len(got), BLOCK):
+            mine, theirs = (t[start : start + BLOCK].float() for t in (got, eager))
+            allowed = theirs.abs().mul_(0.5 * self.parts).add_(0.5 * self.slack)
+            if not bool(((mine - theirs).abs_() <= allowed).all()):
+                return False
+        return True
+
+    def _wanted(self, start: int, count: int) -> torch.Tensor:
+        """In float64: the exact result, and eager's where that is not finite, or overflows."""
+        eager = self.eager[start : start + count].double()
+        if self.exact is None:
+            return eager
+        exact = self.exact[start : start + count]
+        return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
+
+    def _allowed(self, want: torch.Tensor, grown: float = 1.0) -> torch.Tensor:
+        """The most that each element may be off; the errors grow as the results do."""
+        return want.abs().mul_(self.parts).nan_to_num_(0, 0, 0).add_(grown * self.slack)
+
+
+def errors(got: torch.Tensor, eager: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """|got - want|; where either is not finite, 0 if it has eager's value, else infinite."""
+    if not got.is_floating_point():
+        signed = INTEGERS[got.element_size()]
+        return (got.view(signed) != eager.view(signed)).double()
+    error = (got.double() - want).abs_()
+    if error.sum().isfinite():
+        return error
+    same = ((got == eager) | (got.isnan() & eager.isnan())) & ~error.isfinite()
+    return error.nan_to_num_(math.inf, math.inf).masked_fill_(same, 0)
+
+
+def grade(relative: float) -> str:
+    """The accuracy class of relative errors."""
+    return next((name for name, most in CLASSES.items() if relative <= most), WORST)
+
+
+def _root_mean_square(x: torch.Tensor) -> float:
+    squares = 0.0
+    for start in range(0, len(x), BLOCK):
+        squares += x[start : start + BLOCK].double().nan_to_num(0, 0, 0).square_().sum().item()
+    return math.sqrt(squares / max(len(x), 1))
+
+
+def _flat(x: Maybe) -> Maybe:
+    return None if x is None else x.detach().contiguous().view(-1)
+
+
+def _first(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> str:
+    """The first of the bad elements, "" if there is none."""
+    if not bad.any():
+        return ""
+    where = bad.to(torch.uint8).argmax().item()
+    return f"got {got[where]:.9g}, expected {want[where]:.9g}"
+
+
+class Operators(TorchDispatchMode):
+    """Within it, the operators that are called are noted, and the terms of their longest sum.
+
+    Attributes:
+        names: of the operators.
+        most_terms: of a sum that gives one element.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.most_terms = 1
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To skip it, torch would import it first, for two seconds; compiled frames are left out
+        while a mode is on in any case."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        """Call the operator and note it."""
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        self.names.add(name)
+        self.most_terms = max(self.most_terms, _terms(name, args, out))
+        return out
+
+
+class RoundedOperands(TorchDispatchMode):
+    """Within it, operators that torch may compute in TF32 get operands rounded to TF32's bits.
+
+    A float64 result under this mode shows how far off a result is that torch's settings allow,
+    whichever algorithm a process happens to take.
+    """
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        super().__init__()
+        self._allowed = allowed
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """See `Operators`."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        """Call the operator, with rounded operands where it is one of the allowed."""
+        if any(word in func._schema.name for word in self._allowed):
+            args = tuple(_rounded(x) for x in args)
+        return func(*args, **(kwargs or {}))
+
+
+def _rounded(x: object) -> object:
+    """Return x with TF32's 11 significant bits, if it is a tensor of float64, or a list of them."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(_rounded(part) for part in x)
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.float64:
+        return x
+    fraction, exponent = torch.frexp(x)
+    return torch.ldexp((fraction * 2**11).round() / 2**11, exponent)
+
+
+def _terms(name: str, args: tuple, out: object) -> int:
+    """Of a sum that gives one element."""
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    if not tensors or not tensors[0].dim():
+        return 1
+    if name in CUMULATIVE:
+        return tensors[0].shape[args[1]]
+    if name in PRODUCTS:
+        return tensors[PRODUCTS[name]].shape[-1]
+    if name == "convolution":  # args[6]: whether it is a transposed one
+        return args[1].numel() // max(args[1].shape[args[6]], 1)
+    if name == "native_layer_norm":
+        return math.prod(args[1])
+    if name in ("native_batch_norm", "native_group_norm"):
+        return tensors[0].numel() // max(tensors[0].shape[1], 1)
+    if "attention" in name:
+        return max(x.shape[-1] for x in tensors) + tensors[1].shape[-2]
+    out = out[0] if isinstance(out, tuple) else out
+    is_sum = isinstance(out, torch.Tensor) and any(word in name for word in REDUCTIONS)
+    return max(1, tensors[0].numel() // max(out.numel(), 1)) if is_sum else 1

@@ -1,0 +1,304 @@
+"""The referee's side of a process that runs a solution, or eager.
+
+The process is stopped whenever nothing is asked of it. A request goes like this:
+
+    the request is written, while the process is stopped
+    the clock starts; SIGCONT
+    the process reads the request, works, and writes its reply
+    SIGSTOP, to the process and all that it started; all of them have stopped
+    the clock stops
+    the referee reads what it wants, in the memory of the stopped process
+
+So there is no time at which a solution runs and its clock does not, but for requests that nobody
+times, at whose time the next inputs are not yet drawn. Nothing in a reply is believed: a process
+that forges one is stopped the sooner, and is judged by what lies in its memory then.
+"""
+
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import NoReturn
+
+import torch
+
+from referee import processes
+from referee.memory import free_bytes
+from referee.reading import Reader
+from referee.shared import Pool
+
+PACKAGE = Path(__file__).resolve().parent
+BOOT = (  # files of the current folder are not taken for Python's own modules
+    "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
+    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]))"
+)
+LONGEST_REPLY = 1 << 22
+KEPT_OUTPUT = PART = 1 << 16  # bytes, of the end of what the child prints; and of a pipe's content
+MEMORY_SHARE = 0.9
+# OpenMP's threads would spin for milliseconds after they have finished, on the cores of the process
+# that is timed next, or of the thread that they wait for.
+THREADS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+
+
+class EndedError(Exception):
+    """The process is gone; the arguments are its status, negative for a signal, and its output."""
+
+
+class ForgedError(Exception):
+    """A reply that makes no sense."""
+
+
+class LateError(Exception):
+    """The deadline has passed."""
+
+
+class RaisedError(Exception):
+    """The solution raised; the argument describes it, as the child does."""
+
+
+class Reply(dict):
+    """A process's; a key that is missing was forged away."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise ForgedError
+
+
+class Server:
+    """A process that has imported torch, and of which those of contestants are forks.
+
+    It starts anew where a solution has ended it.
+
+    Args:
+        folder: in which graded files build extensions; "" for the user's own.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._environment = THREADS | os.environ
+        if folder:
+            self._environment["TORCH_EXTENSIONS_DIR"] = folder
+        self._start()
+
+    def fork(self, about: dict, descriptors: tuple[int, ...]) -> int:
+        """Return the id of a new process, within `processes.reaping`.
+
+        Raises:
+            EndedError: the server ends at once.
+        """
+        for _ in range(2):
+            with suppress(ConnectionError):
+                self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
+                socket.send_fds(self._socket, [json.dumps(about).encode()], descriptors)
+                if pid := self._socket.recv(64):
+                    return int(pid)
+            status = self._process.wait()
+            self.close()
+            self._start()
+        raise EndedError(status, "")
+
+    def is_there(self) -> bool:
+        """Return whether its process is still there."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; the processes that it forked go on."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        processes.known.discard(self._process.pid)
+
+    def adopt(self) -> None:
+        """Count its process among the referee's own."""
+        processes.known.add(self._process.pid)
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env=self._environment,
+            )
+        self.adopt()
+
+
+class Contestant:
+    """A process under the referee.
+
+    Args:
+        server: forks it.
+        pool: memory that it maps.
+        device: on which it computes.
+        deadline: of all requests together, by `monotonic`; inf for eager, which is our own code.
+
+    Attributes:
+        pid: the process.
+        seconds: of the last request, from "go on" until all of it had stopped again.
+        reader: reads its results.
+        span: the addresses at which it maps the pool.
+    """
+
+    def __init__(
+        self, server: Server, pool: Pool, device: torch.device, deadline: float = inf
+    ) -> None:
+        self.deadline = deadline
+        self.seconds = 0.0
+        self._device = device
+        self._replied, self._printed = b"", b""
+        self._has_ended = False
+        self._is_closed = False
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
+        self._output, output = os.pipe()
+        os.set_blocking(self._requests, False)
+        is_solution = deadline < inf
+        most = int(MEMORY_SHARE * free_bytes(torch.device("cpu"))) if is_solution else 0
+        theirs = (requests, replies, pool.descriptor, output)
+        try:
+            self.pid = server.fork({"device": str(device), "most_bytes": most}, theirs)
+        finally:
+            for descriptor in (requests, replies, output):
+                os.close(descriptor)
+        if not is_solution:
+            processes.known.add(self.pid)
+        self._tree = processes.Tree(self.pid, adopts=is_solution)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._replies, selectors.EVENT_READ)
+        self._selector.register(self._output, selectors.EVENT_READ)
+        self.reader = Reader(self.pid, device)
+        hello = self._receive("")  # before anything of the solution's is there
+        self.span = tuple(hello["span"])
+        self._tree.stop()
+
+    def ask(
+        self, op: str, look: Callable[[dict], object] | None = None, **arguments: object
+    ) -> dict:
+        """Ask for a method of the child's worker by name, and return what it returns.
+
+        Args:
+            op: the method.
+            look: is called with the reply when the process has stopped, and before the clock stops.
+            arguments: of the method.
+
+        Raises:
+            EndedError, ForgedError, LateError, RaisedError: there is no answer.
+        """
+        token = secrets.token_hex(8)
+        request = {"op": op, "arguments": arguments, "token": token}
+        left = self._write(json.dumps(request).encode() + b"\n")
+        if self._device.type == "cuda":  # what was written for it is there, what it wrote is read
+            torch.cuda.synchronize(self._device)
+        start = perf_counter()
+        self._tree.go_on()
+        try:
+            if left:
+                self._write_all(left)
+            reply = self._receive(token)
+        finally:
+            if not self._has_ended:
+                self._tree.stop()
+        if look:
+            look(reply)
+        self.seconds = perf_counter() - start
+        return reply
+
+    def printed(self) -> str:
+        """Return the end of what it has printed."""
+        return self._printed.decode(errors="replace")
+
+    def close(self) -> None:
+        """End it, with everything that it started; a second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._tree.end()
+        if not self._has_ended:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        processes.known.discard(self.pid)
+        self.reader.close()
+        self._selector.close()
+        for descriptor in (self._requests, self._replies, self._output):
+            os.close(descriptor)
+
+    def _write(self, data: bytes) -> bytes:
+        """Write as much of a request as the pipe takes; return the rest."""
+        while data:
+            try:
+                data = data[os.write(self._requests, data) :]
+            except BlockingIOError:
+                return data
+            except BrokenPipeError:  # it ended, which the reading finds out
+                return b""
+        return data
+
+    def _write_all(self, data: bytes) -> None:
+        """Write the rest of a long request while the process reads it."""
+        while data:
+            if monotonic() > self.deadline:
+                raise LateError
+            left = self._write(data)
+            if left == data:
+                self._read(0.001)
+            data = left
+
+    def _receive(self, token: str) -> Reply:
+        """Return the reply to the request with this token."""
+        while b"\n" not in self._replied:
+            if self._replies not in self._selector.get_map():
+                raise EndedError(self._end(), self.printed())
+            self._read(3600.0)  # a selector takes no inf
+            if len(self._replied) > LONGEST_REPLY:
+                raise ForgedError
+        text, _, self._replied = self._replied.partition(b"\n")
+        try:
+            reply = json.loads(text)
+            if reply.pop("token") != token or self._replied:
+                raise ForgedError
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise ForgedError from None
+        if "raised" in reply:
+            raise RaisedError(reply["raised"])
+        return Reply(reply)
+
+    def _read(self, longest: float) -> None:
+        """Wait at most so many seconds for a part of the replies or of the output."""
+        left = self.deadline - monotonic()
+        if left <= 0:
+            raise LateError
+        for key, _ in self._selector.select(min(left, longest)):
+            data = os.read(key.fd, PART)
+            if not data:
+                self._selector.unregister(key.fd)
+            elif key.fd == self._output:
+                self._printed = (self._printed + data)[-KEPT_OUTPUT:]
+            else:
+                self._replied += data
+
+    def _end(self) -> int:
+        """Return the status with which it ended; it may have closed the pipe and still be alive."""
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                break
+            self._read(0.01)
+        self._has_ended = True
+        with suppress(LateError):
+            self._read(0)  # its last words, but not those of what it left behind
+        return os.waitstatus_to_exitcode(status)
+
+
+def died(status: int) -> bool:
+    """Return whether a status is that of a process that was killed, as for want of memory."""
+    return status == -signal.SIGKILL

@@ -1,0 +1,85 @@
+"""What an empty call costs on this machine, and how steady that is: `python -m referee.empty_call`.
+
+For ReLU of some sizes it prints, in microseconds, the 10th, 50th and 90th percentile of
+
+    empty     a request whose call does nothing, by the referee's clock
+    own       eager's call, by the process's own clock
+    beyond    what the referee's clock says of the same request, less `own`
+
+The printed times of a contestant are its own, as long as `beyond` is no more than nine of ten empty
+requests take. `python -m referee.empty_call cuda` is for a GPU.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+
+from referee.bench import Bench, write_all
+from referee.engine import referee_at_work
+from referee.names import MODULE, NOTHING
+from referee.problem import Problem
+from referee.reference_file import load
+from referee.steps.times import Entrant, alone, make_flush
+
+ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
+REQUESTS = 200
+TEXT = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.rand(ELEMENTS)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def microseconds(seconds: list[float]) -> str:
+    """Return the 10th, 50th and 90th percentile in words."""
+    tenths = quantiles(seconds, n=10, method="inclusive")
+    return " ".join(f"{tenths[i] * 1e6:8.0f}" for i in (0, 4, 8))
+
+
+def measure(elements: int, device: torch.device) -> str:
+    """Return the line of a size."""
+    with tempfile.TemporaryDirectory() as folder, referee_at_work(own_builds=True) as server:
+        path = Path(folder, "relu.py")
+        path.write_text(TEXT.replace("ELEMENTS", str(elements)))
+        bench = Bench(Problem("relu", load(path), device), server)
+        try:
+            bench.start_eager()
+            write_all(bench.inputs, bench.pool, [bench.problem.draw()])
+            bench.prepare(())
+            process, flush = bench.eager[0].contestant, make_flush(bench)
+            empty, eager = Entrant("empty", process, NOTHING), Entrant("eager", process, MODULE)
+            empties = [alone(bench, empty, 1, flush).outer for _ in range(REQUESTS)]
+            samples = [alone(bench, eager, 1, flush) for _ in range(REQUESTS)]
+        finally:
+            bench.close()
+    own = [sample.own[0] for sample in samples]
+    beyond = [sample.outer - sample.own[0] for sample in samples]
+    columns = "  |".join(map(microseconds, (empties, own, beyond)))
+    return f"{elements:>10,} |{columns}"
+
+
+def main() -> None:
+    """Print a line for each size."""
+    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    print("  elements |  empty: p10, p50, p90     |  own                       |  beyond")
+    for elements in ELEMENTS:
+        print(measure(elements, device), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""From files to verdicts: runs the steps of a grading, and turns what they raise into words."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from referee import processes
+from referee.bench import Bench
+from referee.contestant import EndedError, ForgedError, LateError, RaisedError, Server
+from referee.grading import GradedFile, Grading, Options
+from referee.problem import Problem
+from referee.reference_file import BadReferenceError
+from referee.steps import STEPS_OF_A_SWEEP, STEPS_ONCE, STEPS_PER_SETTING
+from referee.steps.times import plan
+from referee.timing import trim
+from referee.verdict import (
+    CORRECT,
+    ERROR,
+    INTERRUPTED,
+    LATE,
+    FoundError,
+    Verdict,
+    outcome,
+)
+
+Progress = Callable[..., None]
+LONGEST_DETAILS = 1 << 14  # characters of a traceback
+
+
+def read_files(paths: list[Path]) -> list[GradedFile]:
+    """Read the files that are to be graded, before any of them runs."""
+    return [GradedFile(path, path.read_bytes()) for path in paths]
+
+
+@contextmanager
+def referee_at_work(own_builds: bool) -> Iterator[Server]:
+    """Give the server that forks all processes; at its end nothing of them is left.
+
+    Args:
+        own_builds: graded files build extensions in a folder of this run's own, so that what a
+            killed one leaves there, a lock, say, is in nobody's way.
+    """
+    before = torch.get_float32_matmul_precision()
+    with processes.reaping(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
+        server = Server(folder if own_builds else "")
+        try:
+            yield server
+        finally:
+            server.close()
+            processes.end_orphans()
+            torch.set_float32_matmul_precision(before)
+
+
+class Engine:
+    """Grades files on one problem.
+
+    Args:
+        problem: what they are graded against.
+        server: forks processes.
+        options: the conditions.
+        progress: is called with what is being done, and how far.
+    """
+
+    def __init__(
+        self, problem: Problem, server: Server, options: Options, progress: Progress
+    ) -> None:
+        self.problem = problem
+        self._options = options
+        self._progress = progress
+        self._bench = Bench(problem, server)
+
+    def prepare(self) -> None:
+        """Start eager and time it alone, before any solution has started.
+
+        Raises:
+            FoundError: eager cannot be timed.
+        """
+        self._progress("starting eager", "")
+        for setting in self._settings():
+            self.problem.setting = setting
+            torch.set_float32_matmul_precision(self.problem.precision)
+            self._progress("timing eager alone", setting)
+            plan(self._bench)
+
+    def grade(self, file: GradedFile) -> Verdict:
+        """Return the verdict on a file, whatever it does.
+
+        An interrupt is raised again when the verdict has its word, as an attribute `verdict`.
+        """
+        verdict, stopped = Verdict(file.path), None
+        try:
+            self._grade(file, verdict)
+        except KeyboardInterrupt as interrupt:  # what there is counts
+            verdict.word, stopped = INTERRUPTED, interrupt
+        for run in verdict.runs:
+            if run.step and not trim(run.step.forward, run.step.backward):
+                run.step = None
+        is_fine = verdict.word in (CORRECT, INTERRUPTED)  # others' times mean nothing
+        verdict.runs = [run for run in verdict.runs if is_fine and trim(run.timings)]
+        if stopped:
+            stopped.verdict = verdict
+            raise stopped
+        return verdict
+
+    def close(self) -> None:
+        """End eager's processes."""
+        self._bench.close()
+
+    def _settings(self) -> tuple[str, ...]:
+        return self.problem.settings
+
+    def _grade(self, file: GradedFile, verdict: Verdict) -> None:
+        stage = ["starting"]
+
+        def progress(what: str, detail: str = "") -> None:
+            stage[0] = f"{what} {detail}".rstrip()
+            self._progress(f"{file.path.name}: {what}", detail)
+
+        grading = None
+        try:
+            self.prepare()
+            grading = Grading(self._bench, file, self._options, verdict, progress)
+            self._run_steps(grading)
+        except FoundError as found:
+            verdict.word, verdict.reason = found.args
+        except BadReferenceError as bad:  # for some inputs alone
+            verdict.word, verdict.reason = ERROR, str(bad)
+        except LateError:
+            seconds = f"{self._options.timeout:g} s"
+            verdict.word, verdict.reason = LATE, f"{seconds}, while {stage[0]}"
+        except (EndedError, ForgedError, RaisedError) as error:
+            verdict.word, verdict.reason = outcome(error, stage[0])
+            verdict.details = _details(error)
+        finally:
+            if grading:
+                verdict.details = verdict.details or grading.solution.printed()
+                grading.close()
+                processes.end_orphans()
+
+    def _run_steps(self, grading: Grading) -> None:
+        for step in () if self._options.only_times else STEPS_ONCE:
+            step(grading)
+        if self._options.only_times:
+            grading.import_file()
+        steps = STEPS_OF_A_SWEEP if self._options.only_times else STEPS_PER_SETTING
+        for setting in self._settings():
+            grading.set_precision(setting)
+            for step in steps:
+                step(grading)
+
+
+def _details(error: Exception) -> str:
+    """Return the traceback of a file's exception, or the end of what it printed."""
+    if isinstance(error, RaisedError):
+        return str(error.args[0].get("traceback", ""))[-LONGEST_DETAILS:]
+    return str(error.args[-1])[-LONGEST_DETAILS:] if error.args else ""

@@ -1,0 +1,42 @@
+"""A forward that autograd records, and its backward.
+
+Both sides use this module: a process for the solution, the referee for its reference.
+"""
+
+import torch
+from torch.autograd import grad
+
+
+def is_differentiable(x: object) -> bool:
+    """Return whether x can have a gradient."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 0
+
+
+def recorded(inputs: list) -> list:
+    """Return arguments whose use autograd records."""
+    return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
+
+
+def wanted_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tensor]:
+    """Return what gradients are asked of: recorded arguments, then parameters by name."""
+    return [x for x in arguments if is_differentiable(x)] + [state[name] for name in names]
+
+
+def differentiate(
+    outputs: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Return the gradients of what is wanted; None where no output depends on it.
+
+    Args:
+        outputs: of a recorded forward.
+        wanted: see `wanted_of`.
+        given: the gradients of those outputs that hold floats, in order.
+    """
+    floats = [y for y in outputs if y.is_floating_point()]
+    pairs = [pair for pair in zip(floats, given, strict=True) if pair[0].requires_grad]
+    asked = [x for x in wanted if x.requires_grad]
+    if not pairs or not asked:
+        return [None for _ in wanted]
+    ys, theirs = zip(*pairs, strict=True)
+    found = iter(grad(ys, asked, theirs, allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in wanted]

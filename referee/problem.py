@@ -1,0 +1,452 @@
+"""What solutions are graded against: a reference on a device, and what is right there.
+
+A reference file is graded by this class as it is. A problem that has cases, bounds or yardsticks of
+its own is a subclass, which overrides the methods in the part "what a problem may know better".
+"""
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from referee import cases
+from referee.budget import Operators, Output, RoundedOperands
+from referee.compare import first_mismatch, share_memory
+from referee.gradients_of import differentiate, is_differentiable, recorded, wanted_of
+from referee.memory import LARGEST_SHARE, free_bytes
+from referee.names import COPY
+from referee.reference_file import BadReferenceError, ReferenceFile, generator_states
+from referee.results import flatten
+from referee.shared import dtype_name, flat_bytes, forms_of, pack
+from referee.timing import Names, Rate, Timings
+
+SEEDS = 1 << 30
+DIFFERENT = 1e-2  # relative, from which on two results are not the same but for rounding
+SIGNS, PARTS = "inputs of both signs", "inputs altered in part"
+PART = 16  # a sixteenth of an input is altered
+LARGEST_PART = 1 << 22  # bytes
+# What torch may compute in TF32 by its own settings: cuDNN's operators by default, products not.
+CUDNN_OPERATORS = ("convolution", "rnn", "lstm", "gru")
+PRODUCTS = ("mm", "matmul", "linear", "addmv", "mv")
+# How much memory a grading needs at most, in parts of inputs, outputs and parameters together.
+MEMORY_PARTS = 5
+PIECE = 1 << 24  # elements that are compared at a time
+ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
+
+
+@dataclass
+class Case:
+    """One forward of a problem's own cases.
+
+    Attributes:
+        name: in messages; the part before a comma is the kind, which may be refused.
+        inputs: of the forward.
+        arguments: of the constructor of a new module; None for the module of the case before.
+        state: values for the module's state; None for those that are there, "other" for new ones.
+        setting: the precision of float32 products.
+        required: whether a solution must take the inputs.
+        fill: torch fills new memory with NaN meanwhile.
+    """
+
+    name: str
+    inputs: list
+    arguments: list | None = None
+    state: list[torch.Tensor] | str | None = None
+    setting: str = ""
+    required: bool = True
+    fill: bool = False
+
+
+class Problem:
+    """A reference on a device.
+
+    Args:
+        name: the problem's.
+        file: the reference.
+        device: where solutions compute.
+
+    Attributes:
+        names: of the contestants in reports.
+        rate: the speed that limits the problem.
+        yardsticks: what is timed beside eager, by device.
+        yardstick_file: path of a file with the problem's own yardsticks, or None.
+        structure: of the results, as `results.flatten` says it.
+        tensors: which of the inputs are tensors with elements.
+        floats: which of these hold floats.
+        note: why results are compared with eager's alone, or "".
+        terms: of the longest sum that gives one element of a result.
+        shares: whether results may lie in memory of inputs or earlier results.
+
+    Raises:
+        BadReferenceError: the file is no problem that can be graded.
+    """
+
+    names = Names(solution="ModelNew", eager="eager")
+    yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
+    yardstick_file = None
+    rate = Rate(
+        unit="GB/s",
+        work="moved_bytes",
+        yardstick=COPY,
+        floor="writing its outputs as fast as a copy",
+    )
+    settings: tuple[str, ...] = ("",)
+    some_settings: tuple[str, ...] = ()  # that alone are asked for, by a sweep
+    needs_float64 = True  # False where gradients must have eager's bits
+
+    def __init__(self, name: str, file: ReferenceFile, device: torch.device) -> None:
+        self.name = name
+        self.file = file
+        self.device = device
+        self.setting = ""
+        self.args = file.arguments()
+        file.attempt("pickling its arguments", lambda: pack(self.args))
+        self._draws_on_device = True
+        module, inputs = self.construct(random.randrange(SEEDS)), self._first_draw()
+        self.form = forms_of(inputs)
+        if not file.any_values:
+            self.draw()  # of the same form
+        self.tensors = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
+        if not self.tensors:
+            raise file.bad("get_inputs gives no tensor")
+        wide = [i for i in self.tensors if inputs[i].itemsize > 1]  # float8 can't be drawn
+        self.floats = [i for i in wide if inputs[i].is_floating_point()]
+        shapes = [tuple(inputs[i].shape) for i in self.tensors]
+        self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
+        self.dtype = inputs[self.tensors[0]].dtype
+        self.input_bytes = sum(inputs[i].nbytes for i in self.tensors)
+        self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
+        outputs = self._look(module, inputs)
+        self.output_bytes = sum(x.nbytes for x in outputs)
+        self.output_form = [(list(x.shape), x.dtype) for x in outputs]
+        if any(True for _ in module.parameters()):
+            self.copy(module)  # each time that these change, a copy keeps the old ones
+        del outputs
+        self._check_room()
+        self.note = "" if file.any_values else self._float64_note(module, inputs)
+
+    # ------------------------------------------------------------ what the reference file gives
+
+    def construct(self, seed: int, args: list | None = None) -> nn.Module:
+        """Return the reference's module, with the parameters of a seed."""
+        return self.file.construct(
+            copy.deepcopy(self.args if args is None else args), seed, self.device
+        )
+
+    def copy(self, module: nn.Module) -> nn.Module:
+        """Return a copy of the module."""
+        return self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
+
+    def draw(self) -> list:
+        """Return new arguments of a forward, on the device.
+
+        Raises:
+            BadReferenceError: `get_inputs` raises, or gives another form than before.
+        """
+        if self._draws_on_device:
+            inputs = self.file.draw(self.device)
+        else:
+            inputs = [x.to(self.device) if _is_tensor(x) else x for x in self.file.draw()]
+        if forms_of(inputs) != self.form:
+            raise self.file.bad("get_inputs draws inputs of another form each time")
+        return inputs
+
+    def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Return eager's outputs."""
+        with torch.no_grad():
+            _, outputs = self.file.attempt("forward", lambda: flatten(module(*inputs)))
+            return [y.detach() for y in outputs]
+
+    def derive(
+        self, module: nn.Module, inputs: list, given: list[torch.Tensor], names: list[str]
+    ) -> list[torch.Tensor | None]:
+        """Return eager's outputs, then the gradients of inputs and of parameters by name."""
+        arguments = recorded(inputs)
+        with torch.enable_grad():
+            _, outputs = flatten(module(*arguments))
+            wanted = wanted_of(arguments, module.state_dict(keep_vars=True), names)
+            gradients = differentiate(outputs, wanted, given)
+        return [*(y.detach() for y in outputs), *gradients]
+
+    # ------------------------------------------------------------ what a problem may know better
+
+    def expected(self, module: nn.Module, inputs: list) -> list[Output]:
+        """Return the reference's results, and how far off a solution's may be."""
+        eager = self.run(module, inputs)
+        if self.note:
+            return [Output(x, None, self.terms) for x in eager]
+        exact = self._exact(module, inputs)
+        allowed = self._allowed(module, inputs) or [None] * len(eager)
+        parts = zip(eager, exact, allowed, strict=True)
+        return [Output(x, y, self.terms, allowed=z) for x, y, z in parts]
+
+    def budget(self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int) -> Output:
+        """Return what a result or a gradient of a training step may be."""
+        return Output(eager, exact, terms)
+
+    def clear(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
+        """Return where a gradient surely passes, as a mask of the output; None if not known.
+
+        Where a sum is near zero, rounding decides whether ReLU passes a gradient.
+        """
+        return None
+
+    def cases(self, device_seed: int) -> Iterable[Case]:
+        """Return the problem's own small cases."""
+        return ()
+
+    def backward_inputs(self) -> list[list[list]]:
+        """Return groups of small inputs for which gradients are compared, besides the timed size.
+
+        All inputs of a group have one form: what is wrong must be wrong for all of them.
+        """
+        return []
+
+    def backward_arguments(self) -> list | None:
+        """Return the arguments of the module for `backward_inputs`."""
+        return None
+
+    def guesses(self, module: nn.Module, inputs: list) -> dict[str, torch.Tensor]:
+        """Return wrong results that tell what was done, each with what that is in words."""
+        return {}
+
+    def accuracy(self, relative: float, is_equal: bool, grade: str) -> str:
+        """Return the class of a solution's results at the timed size."""
+        return "exact" if is_equal else grade
+
+    def least_accuracy(self) -> str:
+        """Return the class that the timed size must reach, or "" where the budget decides."""
+        return ""
+
+    @property
+    def work(self) -> int:
+        """The work of one call, in units of the rate."""
+        return self.moved
+
+    @property
+    def moved(self) -> int:
+        """Bytes that a call reads and writes, if it reads all of its inputs."""
+        return self.input_bytes + self.output_bytes
+
+    def fastest(self, timings: Timings) -> float:
+        """Return the seconds of one call's work at the highest rate measured."""
+        copies = timings.seconds.get(COPY)
+        return min(copies) * self.output_bytes / self.moved if copies else 0.0
+
+    @property
+    def precision(self) -> str:
+        """torch's setting for float32 products."""
+        return self.setting or "highest"
+
+    # ------------------------------------------------------------ other inputs
+
+    def unlike(self, name: str, seen: list) -> list:
+        """Return inputs that `get_inputs` would not draw: of both signs, or altered in part.
+
+        Args:
+            name: SIGNS or PARTS.
+            seen: inputs that the solution has seen, which are the ones altered.
+        """
+        inputs = [x.clone() if _is_tensor(x) else x for x in seen]
+        others = self.draw()
+        for i in self.floats:
+            if name == SIGNS:
+                some = torch.empty_like(inputs[i]).uniform_(-1, 1)  # in the place of zeros
+                inputs[i].mul_(some.sign()).add_(some.mul_(inputs[i] == 0))
+                continue
+            x, other = (flat_bytes(y).view(y.dtype) for y in (inputs[i], others[i]))
+            size = max(1, min(len(x) // PART, LARGEST_PART // x.element_size()))
+            start = random.randrange(min(size, len(x) - size), len(x) - size + 1)
+            x[start : start + size] = other[start : start + size]
+        return inputs
+
+    def find_trivial(self, others: list[list]) -> list[str]:
+        """Return which results are constants, or copies of inputs, as far as some inputs tell.
+
+        Args:
+            others: sets of inputs, beside those that are drawn here.
+        """
+        module = self.construct(random.randrange(SEEDS))
+        outputs = self.expected(module, self.draw())
+        constant = [True] * len(outputs)
+        copied = [set(self.tensors) for _ in outputs]
+        for inputs in [self.draw(), self.draw(), *others]:
+            for turn, found in enumerate(self.expected(module, inputs)):
+                constant[turn] &= outputs[turn].allows(found.eager)
+                copied[turn] &= {i for i in self.tensors if found.allows(inputs[i])}
+            if not any(constant) and not any(copied):
+                return []
+        redraw_all(module)
+        changed = self.run(module, self.draw())
+        lines = []
+        for turn, (output, other) in enumerate(zip(outputs, changed, strict=True)):
+            number = f" {turn}" if len(outputs) > 1 else ""
+            what = f"the reference's result{number} is"
+            if constant[turn] and output.numel:
+                all_of = "inputs and parameters" if output.allows(other) else "inputs"
+                lines.append(f"{what} the same for all {all_of}")
+            elif copied[turn] and output.numel:
+                lines.append(f"{what} its input {min(copied[turn])}")
+        return lines
+
+    # ------------------------------------------------------------ behind the constructor
+
+    def _first_draw(self) -> list:
+        """Draw on the device; where `get_inputs` cannot do that, on the CPU."""
+        if self.device.type == "cuda":
+            with suppress(BadReferenceError):
+                return self.file.draw(self.device)
+            self._draws_on_device = False
+        return [x.to(self.device) if _is_tensor(x) else x for x in self.file.draw()]
+
+    def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Run the forward twice; return its outputs, which must be the same tensors."""
+        before = generator_states(self.device)
+        kept = [x.clone() if _is_tensor(x) else x for x in inputs]
+        with torch.no_grad(), Operators() as seen:
+            self.structure, outputs = self.file.attempt("forward", lambda: flatten(module(*inputs)))
+        if generator_states(self.device) != before:
+            raise self.file.bad("Model draws random numbers in forward: no two runs agree")
+        self.operators, self.terms = seen.names, seen.most_terms
+        if not outputs:
+            raise self.file.bad("Model returns no tensor")
+        for x in outputs:
+            if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+                raise self.file.bad(f"Model returns a {type(x).__name__}, not a tensor")
+        outputs = [x.detach() for x in outputs]
+        for x, was in zip(inputs, kept, strict=True):
+            if _is_tensor(x) and first_mismatch(x, was, exact=True):
+                raise self.file.bad("Model changes its inputs")
+        again = self.run(module, inputs)
+        pairs = list(zip(again, outputs, strict=True))
+        if any(difference(*pair) > DIFFERENT for pair in pairs):
+            reason = "Model gives another result for the same inputs each time: it keeps some state"
+            raise self.file.bad(reason)
+        pairs += [(inputs[i], x) for i in self.tensors for x in outputs]
+        self.shares = any(share_memory(*pair) for pair in pairs)
+        return outputs
+
+    def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Return the results in float64."""
+        wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
+        return self.run(wide, _widened(inputs))
+
+    def _allowed(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Return the results with operands rounded to TF32, where torch's settings allow that."""
+        words = self.tf32_operators()
+        if not words:
+            return []
+        with RoundedOperands(words):
+            return self._exact(module, inputs)
+
+    def tf32_operators(self) -> tuple[str, ...]:
+        """Return words for those of the reference's operators that may be computed in TF32."""
+        if self.device.type != "cuda" or self.dtype != torch.float32:
+            return ()
+        words: tuple[str, ...] = ()
+        if torch.backends.cudnn.allow_tf32:
+            words += CUDNN_OPERATORS
+        if torch.get_float32_matmul_precision() != "highest":
+            words += PRODUCTS
+        return tuple(word for word in words if any(word in name for name in self.operators))
+
+    def _float64_note(self, module: nn.Module, inputs: list) -> str:
+        """Return why eager cannot be compared with its result in float64; "" if it can."""
+        note = "compared with eager, for its float64 result"
+        eager = self.run(module, inputs)
+        try:
+            exact = self._exact(module, inputs)
+        except BadReferenceError:
+            return f"{note} cannot be had"
+        for x, y in zip(eager, exact, strict=True):
+            if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
+                return f"{note} is none"
+            if difference(y, x, where_finite=True) > DIFFERENT:  # eager may overflow
+                return f"{note} is another"
+        return ""
+
+    def _check_room(self) -> None:
+        """Raise BadReferenceError where the grading does not fit into the device's memory."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        needed = MEMORY_PARTS * (self.input_bytes + self.output_bytes + self.parameter_bytes)
+        free = LARGEST_SHARE * free_bytes(self.device)
+        if needed > free:
+            raise self.file.bad(
+                f"grading needs about {needed / 2**30:,.1f} GiB of memory on {self.device}, and "
+                f"{free / 2**30:,.1f} GiB can be used"
+            )
+
+
+def attempt_derive(call: Callable[[], list]) -> list | None:
+    """Return the outcome of a reference's backward; None where it has none."""
+    with suppress(*ARITHMETIC):
+        return call()
+    return None
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def _widened(inputs: list) -> list:
+    return [x.double() if is_differentiable(x) else x for x in inputs]
+
+
+def changing_state(module: nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers that get other values in every call.
+
+    They hold floats. One of several names that share memory is enough.
+    """
+    known, names = set(), []
+    for name, x in module.state_dict().items():
+        key = x.data_ptr(), x.shape, x.stride()
+        if x.is_floating_point() and x.numel() and key not in known:
+            known.add(key)
+            names.append(name)
+    return names
+
+
+def redraw_all(module: nn.Module) -> None:
+    """Give a module other parameters and buffers."""
+    state = module.state_dict()
+    for name in changing_state(module):
+        state[name].copy_(redrawn(state[name]))
+
+
+def redrawn(base: torch.Tensor) -> torch.Tensor:
+    """Return other values for a parameter or buffer, see `cases.redraw`."""
+    return cases.redraw(base, random.randrange(SEEDS))
+
+
+def difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = False) -> float:
+    """Return the norm of a difference in parts of the second's; of integers, how many differ.
+
+    Args:
+        x, y: tensors. They are compared in pieces, for lack of room.
+        where_finite: leave out the elements where y is not finite.
+    """
+    if x.shape != y.shape:
+        return float("inf")
+    x, y = x.reshape(-1), y.reshape(-1)
+    if not y.is_floating_point():
+        return int((x != y).sum()) / max(len(x), 1)
+    squares = norm = 0.0
+    for start in range(0, len(x), PIECE):
+        mine, theirs = (t[start : start + PIECE].double() for t in (x, y))
+        if where_finite:
+            mine = torch.where(theirs.isfinite(), mine, theirs)
+        mine, theirs = (t.nan_to_num(0, 0, 0) for t in (mine, theirs))
+        squares += (mine - theirs).square_().sum().item()
+        norm += theirs.square().sum().item()
+    return math.sqrt(squares / norm) if norm else 0.0
+
+
+def form_text(shape: list[int], dtype: torch.dtype) -> str:
+    """Return a form in words: "[3, 4] float32"."""
+    return f"{shape} {dtype_name(dtype)}"

@@ -1,0 +1,189 @@
+"""Reads results where they lie in another process, which is stopped meanwhile.
+
+A process names an address; nothing else that it says is used without a check. What is not in memory
+when the process is stopped cannot get there, so that a result that would be computed when somebody
+reads it is simply wrong, or cannot be read.
+"""
+
+import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as ReadTimeoutError
+
+import torch
+
+from referee import cuda_ipc
+from referee.results import span_of
+
+MOST_AT_ONCE = 1 << 30  # bytes of one call of process_vm_readv
+SECONDS_FOR_A_READ = 30.0  # beyond which a page that should be there does not come
+LARGEST_NUMBER = 1 << 48
+
+
+class UnreadableError(Exception):
+    """The memory that a process named cannot be read; the message says why."""
+
+
+class BadDescriptionError(Exception):
+    """A process described a result in a way that no tensor can be; the message says how."""
+
+
+class _Part(ctypes.Structure):
+    """C's struct iovec."""
+
+    _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = [
+    ctypes.c_int,
+    ctypes.POINTER(_Part),
+    ctypes.c_ulong,
+    ctypes.POINTER(_Part),
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
+
+
+def copy_memory(pid: int, address: int, size: int, target: int) -> None:
+    """Copy bytes of another process's memory to an address of this one.
+
+    Raises:
+        UnreadableError: not all of them can be read.
+    """
+    done = 0
+    while done < size:
+        count = min(size - done, MOST_AT_ONCE)
+        mine, theirs = _Part(target + done, count), _Part(address + done, count)
+        got = _libc.process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
+        if got <= 0:
+            raise UnreadableError(os.strerror(ctypes.get_errno()))
+        done += got
+
+
+def can_read(pid: int, address: int) -> bool:
+    """Return whether the system lets this process read a byte of another's memory."""
+    byte = ctypes.create_string_buffer(1)
+    try:
+        copy_memory(pid, address, 1, ctypes.addressof(byte))
+    except UnreadableError:
+        return False
+    return True
+
+
+def checked(fact: dict) -> dict:
+    """Return a description, once its numbers are what a tensor's numbers can be.
+
+    Raises:
+        BadDescriptionError: they are not.
+    """
+    shape, strides = fact.get("shape"), fact.get("strides")
+    lists = isinstance(shape, list) and isinstance(strides, list) and len(shape) == len(strides)
+    numbers = [*shape, *strides, fact.get("address")] if lists else [None]
+    if not all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers):
+        raise BadDescriptionError("its shape, strides or address are no numbers of a tensor's")
+    if not isinstance(getattr(torch, str(fact.get("dtype")), None), torch.dtype):
+        raise BadDescriptionError("its dtype is none of torch's")
+    return fact
+
+
+class Reader:
+    """Reads the tensors of one process.
+
+    Args:
+        pid: the process.
+        device: where its results lie, and where copies of them are made.
+    """
+
+    def __init__(self, pid: int, device: torch.device) -> None:
+        self._pid = pid
+        self._device = device
+        self._opened: dict[str, int] = {}
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._thread = ThreadPoolExecutor(1)
+
+    def whole(self, fact: dict) -> torch.Tensor:
+        """Return a described tensor: on a CPU a copy that is valid until the next read, on a GPU
+        the process's own memory.
+
+        Raises:
+            BadDescriptionError: the description is not one of a tensor.
+            UnreadableError: the memory is not there.
+        """
+        fact = checked(fact)
+        dtype = getattr(torch, fact["dtype"])
+        size = span_of(fact["shape"], fact["strides"], dtype.itemsize)
+        there = self._on_gpu(fact, size) if "handle" in fact else self._on_cpu(fact, size)
+        made = torch.empty(0, dtype=dtype, device=there.device)
+        return made.set_(there.untyped_storage(), 0, fact["shape"], fact["strides"])
+
+    def elements(self, fact: dict, places: torch.Tensor) -> torch.Tensor:
+        """Return single elements of a described tensor, by their places in its flat order.
+
+        Raises:
+            BadDescriptionError, UnreadableError: as `whole` does.
+        """
+        fact = checked(fact)
+        dtype = getattr(torch, fact["dtype"])
+        if "handle" in fact:
+            size = span_of(fact["shape"], fact["strides"], dtype.itemsize)
+            there = self._on_gpu(fact, size).view(dtype)
+            steps = [_steps(place, fact["shape"], fact["strides"]) for place in places.tolist()]
+            return there[torch.tensor(steps, device=self._device)]
+        found = torch.empty(len(places), dtype=dtype)
+        for turn, place in enumerate(places.tolist()):
+            steps = _steps(place, fact["shape"], fact["strides"])
+            address = fact["address"] + steps * dtype.itemsize
+            target = found.data_ptr() + turn * dtype.itemsize
+            copy_memory(self._pid, address, dtype.itemsize, target)
+        return found
+
+    def forget(self) -> None:
+        """Give back what was opened, so that the process can free it."""
+        for address in self._opened.values():
+            cuda_ipc.close_handle(address)
+        self._opened = {}
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Forget everything; the process has ended or will be ended."""
+        self.forget()
+        self._thread.shutdown(wait=False)
+
+    def _on_cpu(self, fact: dict, size: int) -> torch.Tensor:
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        made = torch.empty(0, dtype=torch.uint8).set_(self._buffer.untyped_storage(), 0, (size,))
+        target = self._buffer.data_ptr()
+        reading = self._thread.submit(copy_memory, self._pid, fact["address"], size, target)
+        try:
+            reading.result(timeout=SECONDS_FOR_A_READ)
+        except ReadTimeoutError:
+            raise UnreadableError(
+                "a page of it does not come while the process is stopped"
+            ) from None
+        return made
+
+    def _on_gpu(self, fact: dict, size: int) -> torch.Tensor:
+        handle, distance = fact["handle"], fact.get("distance")
+        if not isinstance(handle, str) or type(distance) is not int:
+            raise BadDescriptionError("its memory has no handle")
+        try:
+            if handle not in self._opened:
+                self._opened[handle] = cuda_ipc.open_handle(handle)
+            base = self._opened[handle]
+            if distance < 0 or distance + size > cuda_ipc.size_of(base):
+                raise BadDescriptionError("it reaches beyond its allocation")
+        except (cuda_ipc.CudaError, ValueError) as error:
+            raise UnreadableError(str(error)) from None
+        return cuda_ipc.bytes_at(base + distance, size, self._device)
+
+
+def _steps(place: int, shape: list[int], strides: list[int]) -> int:
+    """Return how many elements in memory a place in flat order is from the first."""
+    steps = 0
+    for side, stride in zip(reversed(shape), reversed(strides), strict=True):
+        steps += place % side * stride
+        place //= side
+    return steps

@@ -1,0 +1,73 @@
+"""What a call returns: its nesting, and where each tensor in it lies.
+
+Both sides use this module: the process describes its results, and the referee takes its reference's
+results apart by the same function.
+"""
+
+import torch
+
+from referee import cuda_ipc
+from referee.shared import dtype_name
+
+MOST_LEAVES = 1000  # of an output's nesting
+
+
+def flatten(value: object) -> tuple[str, list]:
+    """Return the nesting of an output as text, and what lies in it, in order.
+
+    Tuples and lists are the same: `(a, [b])` gives `"[*, [*]]"` and `[a, b]`.
+
+    Raises:
+        RecursionError: a list holds itself.
+        ValueError: more than MOST_LEAVES lie in it.
+    """
+    if not isinstance(value, (list, tuple)):
+        return "*", [value]
+    shapes, leaves = [], []
+    for part in value:
+        shape, found = flatten(part)
+        shapes.append(shape)
+        leaves += found
+        if len(leaves) > MOST_LEAVES:
+            raise ValueError(f"more than {MOST_LEAVES} outputs")
+    return f"[{', '.join(shapes)}]", leaves
+
+
+def plain(x: object) -> torch.Tensor | None:
+    """Return a detached tensor whose memory holds its values; None if x is no such tensor."""
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        return None
+    return x.detach().resolve_conj().resolve_neg()
+
+
+def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
+    """Return how many bytes lie between a tensor's first and last element, both included."""
+    if 0 in shape:
+        return 0
+    steps = sum((side - 1) * stride for side, stride in zip(shape, strides, strict=True))
+    return (steps + 1) * item_bytes
+
+
+def describe(x: object) -> dict:
+    """Return what a process tells of a result: its form, and where it lies.
+
+    A result that is no plain tensor has only the name of its type, for the message.
+    """
+    if not isinstance(x, torch.Tensor):
+        return {"type": type(x).__name__}
+    if x.layout != torch.strided:
+        return {"type": "sparse tensor"}
+    fact = {
+        "type": "Tensor",
+        "shape": list(x.shape),
+        "strides": list(x.stride()),
+        "dtype": dtype_name(x.dtype),
+        "device": str(x.device),
+        "address": x.data_ptr(),
+    }
+    if x.device.type == "cuda" and x.numel():
+        try:
+            fact["handle"], fact["distance"] = cuda_ipc.export(x.data_ptr())
+        except cuda_ipc.CudaError:
+            fact["handle"] = None  # the referee asks for a copy instead
+    return fact

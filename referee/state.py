@@ -1,0 +1,170 @@
+"""Parameters and buffers of one contestant, in memory that the referee writes.
+
+A solution's state is matched with the reference's: by names, or else by shapes and by what both
+constructors drew under one seed. What is matched moves into a region, and gets new values there
+before every call; what a solution has beyond that, a reciprocal or a packed table, is its own.
+"""
+
+import torch
+
+from referee.contestant import Contestant
+from referee.problem import Problem, form_text
+from referee.reading import BadDescriptionError, UnreadableError, checked
+from referee.results import span_of
+from referee.shared import Pool, Region, dtype_name, pack
+
+# Of a solution's state: storages may be larger than the tensors in them, within reason.
+MOST_STATE = 4
+STATE_ROOM = 1 << 28  # bytes
+CLOSE = 1e-6  # relative, of values that one constructor's rounding may differ in
+
+
+class StateError(Exception):
+    """The solution's state is not the reference's; the message says how."""
+
+
+class State:
+    """The state of one contestant.
+
+    Args:
+        contestant: whose.
+        pool: where the memory comes from.
+
+    Attributes:
+        names: the contestant's names for the reference's state, by the reference's.
+    """
+
+    def __init__(self, contestant: Contestant, pool: Pool) -> None:
+        self._contestant = contestant
+        self._region = Region(pool)
+        self.names: dict[str, str] = {}
+
+    def construct(
+        self,
+        problem: Problem,
+        seed: int,
+        module: torch.nn.Module,
+        args: list,
+        compare: bool = False,
+    ) -> None:
+        """Have the contestant construct its module, and take its state over.
+
+        Args:
+            problem: names the dtype.
+            seed: of the constructor, that `module` was constructed under, too.
+            module: the reference.
+            args: of the constructor.
+            compare: the values that the constructors drew must be the same.
+
+        Raises:
+            StateError: the states do not match.
+        """
+        dtype = problem.file.dtype
+        name = dtype_name(dtype) if dtype is not None and dtype.is_floating_point else ""
+        reply = self._contestant.ask("construct", arguments=pack(args), seed=seed, dtype=name)
+        described = {str(fact.get("name")): fact for fact in reply["state"]}
+        wanted = module.state_dict()
+        self.names = self._match(described, wanted)
+        if not wanted:
+            return
+        facts = [described[self.names[name]] for name in wanted]
+        if compare:
+            self._compare(facts, wanted)
+        most = MOST_STATE * sum(x.nbytes for x in wanted.values()) + STATE_ROOM
+        self._region.arrange(*_arrangement(facts, most))
+        self.write(list(wanted.values()))
+        self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
+
+    def write(self, values: list[torch.Tensor]) -> None:
+        """Write new values, in the order of the reference's state."""
+        if self.names:
+            self._region.write(values)
+
+    def rewrite(self) -> None:
+        """Write the same values once more."""
+        if self.names:
+            self._region.rewrite()
+
+    def changed(self, buffers: set[str]) -> list[str]:
+        """Return the parameters, by the reference's names, that are not what was written.
+
+        Args:
+            buffers: names that a forward may change.
+        """
+        if not self.names:
+            return []
+        names = list(self.names)
+        return [names[turn] for turn in self._region.changed() if names[turn] not in buffers]
+
+    def _compare(self, facts: list[dict], wanted: dict[str, torch.Tensor]) -> None:
+        """Raise StateError unless the contestant's state starts with the reference's values."""
+        for fact, (name, value) in zip(facts, wanted.items(), strict=True):
+            if not self._holds(fact, value):
+                raise StateError(f"its {name} does not start with the values of the reference's")
+
+    def _match(self, described: dict[str, dict], wanted: dict[str, torch.Tensor]) -> dict[str, str]:
+        """Return the contestant's names by the reference's."""
+        left = dict(described)
+        names = {}
+        for name, value in wanted.items():
+            if name in left and _is_alike(left[name], value):
+                names[name] = name
+                del left[name]
+        for name, value in wanted.items():
+            if name not in names:
+                own = self._find(left, value)
+                if own is None:
+                    form = form_text(list(value.shape), value.dtype)
+                    reason = f"its state is not the reference's: nothing in it is {name}, {form}"
+                    raise StateError(reason)
+                names[name] = own
+                del left[own]
+        return {name: names[name] for name in wanted}
+
+    def _find(self, left: dict[str, dict], value: torch.Tensor) -> str | None:
+        """Return the name of a part of the state that has such values; None if there is none."""
+        for name, fact in left.items():
+            if _is_alike(fact, value) and self._holds(fact, value):
+                return name
+        return None
+
+    def _holds(self, fact: dict, value: torch.Tensor) -> bool:
+        """Return whether a part of the state has these values, but for roundings."""
+        try:
+            found = self._contestant.reader.whole(fact).to(value.device)
+        except (BadDescriptionError, UnreadableError):
+            return False
+        if torch.equal(found, value):
+            return True
+        return torch.allclose(found.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
+
+
+def _is_alike(fact: dict, value: torch.Tensor) -> bool:
+    """Return whether a description has a tensor's shape and dtype."""
+    return fact.get("shape") == list(value.shape) and fact.get("dtype") == dtype_name(value.dtype)
+
+
+def _arrangement(facts: list[dict], most: int) -> tuple[list[int], list[dict]]:
+    """Return sizes of storages and forms for `Region.arrange`: tensors that share memory, as tied
+    weights and a recurrent network's flat ones, share it afterwards.
+    """
+    sizes: list[int] = []
+    known: dict[int, int] = {}
+    forms = []
+    for fact in facts:
+        checked(fact)
+        numbers = [fact.get(key) for key in ("storage", "bytes", "offset")]
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            raise StateError("its state is described by no numbers")
+        storage, size, offset = numbers
+        item = getattr(torch, fact["dtype"]).itemsize
+        if offset * item + span_of(fact["shape"], fact["strides"], item) > size:
+            raise StateError("a tensor of its state reaches beyond its memory")
+        if storage not in known or not size:
+            known[storage] = len(sizes)
+            sizes.append(size)
+        if sum(sizes) > most:
+            raise StateError("its parameters lie in much more memory than they need")
+        form = {key: fact[key] for key in ("offset", "shape", "strides", "dtype")}
+        forms.append({"storage": known[storage], **form})
+    return sizes, forms

@@ -1,0 +1,185 @@
+"""Gradients of inputs and parameters, at small sizes of the problem's own and at the timed one.
+
+A file that gives no gradient, or not all, or whose backward raises, is not wrong: the line says
+"forward only", and no training step is timed.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from referee.contestant import RaisedError
+from referee.forward import check_form, check_intact, read
+from referee.gradients import Quantity, draw_gradients, names_of, reference_gradients
+from referee.grading import Grading, restored_buffers
+from referee.reference_file import LONGEST_LINE
+from referee.steps.values import note_errors
+from referee.verdict import WRONG, FoundError, of_exception
+
+DRAWS = 2
+OWN_DRAWS = 1  # at the timed size, where smaller ones were compared before
+OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
+
+
+def check_gradients(grading: Grading) -> None:
+    """Compare gradients; set `grading.quantities` where the file has them and they are right."""
+    problem = grading.problem
+    grading.quantities = []
+    groups = problem.backward_inputs()
+    if groups:
+        grading.construct(problem.backward_arguments())
+        if not all(_compare(grading, iter(group)) for group in groups):
+            return
+        grading.construct()
+    draws = OWN_DRAWS if groups else DRAWS
+    quantities = _compare(grading, (problem.draw() for _ in range(draws)))
+    if not quantities:
+        return
+    grading.quantities = quantities
+    for quantity in quantities:
+        is_gradient = quantity.what.startswith("gradient")
+        if problem.needs_float64 and problem.file.any_values and is_gradient and quantity.found:
+            name = ", ".join(filter(None, [problem.setting, quantity.what]))
+            note_errors(grading, name, quantity.found, quantity.want.errors)
+
+
+def _compare(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
+    """Return the quantities of a training step, nothing if the file is forward only.
+
+    Raises:
+        FoundError: a gradient is wrong.
+    """
+    grading.progress("checking", "the backward")
+    quantities: list[Quantity] = []
+    for inputs in draws:
+        grading.new_state()
+        if not _compare_one(grading, inputs, quantities):
+            return []
+        grading.verdict.count += 1
+    wrong = {q.what: problem for q in quantities if (problem := q.problem())}
+    of_inputs = {q.what for q in quantities if _is_of_an_input(q.what)}
+    if not wrong:
+        return quantities
+    if wrong.keys() <= of_inputs and grading.relies_on_inputs:
+        grading.verdict.notes.append(f"forward only: another {', another '.join(wrong)}")
+        return []
+    raise FoundError(WRONG, "; ".join(wrong.values())[:LONGEST_LINE])
+
+
+def _is_of_an_input(what: str) -> bool:
+    return what == "gradient of x" or what.startswith("gradient of input ")
+
+
+def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> bool:
+    """Compare one step; return whether the reference and the solution have gradients."""
+    problem, module = grading.problem, grading.module
+    grading.inputs = inputs
+    outputs, given, clear = draw_given(grading, inputs)
+    parameters = grading.parameters()
+    try:
+        with restored_buffers(module):
+            wants = reference_gradients(problem, module, inputs, given, parameters)
+    except torch.OutOfMemoryError:
+        grading.verdict.notes.append("no memory to compare gradients")
+        return False
+    if wants is None:
+        return False
+    if not quantities:
+        quantities += map(Quantity, names_of(inputs, parameters, len(outputs)))
+    for quantity, want in zip(quantities, wants, strict=True):
+        if quantity.want and want and quantity.want.shape != want.shape:
+            return False  # of a size that depends on values
+        quantity.want = want
+    reply = _ask(grading, inputs, given, parameters, quantities)
+    if reply is None:
+        return False
+    check_intact(grading, "the backward", with_gradients=True)
+    facts = reply["calls"][0]["results"]
+    if not _has_all(grading, facts, quantities, len(outputs)):
+        return False
+    _compare_all(grading, quantities, facts, is_strict=clear is not None)
+    grading.solution.ask("release")
+    return True
+
+
+def draw_given(
+    grading: Grading, inputs: list
+) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+    """Return the reference's outputs, new gradients of them, and where these surely pass.
+
+    Where that is known, the gradients are zero everywhere else.
+    """
+    problem, module = grading.problem, grading.module
+    with restored_buffers(module):
+        outputs = problem.run(module, inputs)
+    given = draw_gradients(outputs)
+    clear = problem.clear(module, inputs)
+    if clear is not None:
+        given = [g * clear for g in given]
+    return outputs, given, clear
+
+
+def _compare_all(
+    grading: Grading, quantities: list[Quantity], facts: list, is_strict: bool
+) -> None:
+    """Compare each result and gradient of a step with what it may be."""
+    for turn, (quantity, fact) in enumerate(zip(quantities, facts, strict=True)):
+        if quantity.want:
+            check_form(grading, fact, quantity.want, f"{quantity.what}, recorded: ")
+            got = read(grading, fact, quantity.what, (0, turn))
+            quantity.compare(got, is_strict)
+
+
+def _ask(
+    grading: Grading, inputs: list, given: list, parameters: list[str], quantities: list[Quantity]
+) -> dict | None:
+    """Have the solution do a training step; return None, and say why, if its backward raises."""
+    bench = grading.bench
+    grading.write_inputs([inputs])
+    grading.write_state()
+    bench.given[0].place(given)
+    bench.given[0].write(given)
+    wants = [q.want for q in quantities if q.want]
+    try:
+        return grading.solution.ask(
+            "step",
+            name="module",
+            inputs=bench.forms(1),
+            given=[bench.given[0].form],
+            parameters=[grading.state.names[name] for name in parameters],
+            poison=max(math.prod(want.shape) * want.dtype.itemsize for want in wants),
+            outputs=bench.room(_blanks(quantities, grading), 1) if bench.copies else None,
+        )
+    except RaisedError as raised:
+        if "CUDA error" in str(raised.args[0].get("text")):
+            raise
+        _, line = of_exception(raised, "checking the backward")
+        grading.verdict.notes.append(f"forward only: its backward raises {line}")
+        return None
+
+
+def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:
+    """Return tensors of the forms of a step's results; of one that is not there an empty one."""
+    blanks = []
+    for quantity in quantities:
+        if quantity.want is None:
+            blanks.append(torch.empty(0, device=grading.device))
+            continue
+        shape, dtype = quantity.want.shape, quantity.want.dtype
+        blanks.append(torch.empty(shape, dtype=dtype, device=grading.device))
+    return blanks
+
+
+def _has_all(grading: Grading, facts: list, quantities: list[Quantity], results: int) -> bool:
+    """Return whether no gradient is missing; say which one is."""
+    if len(facts) != len(quantities):
+        raise FoundError(WRONG, "a recorded forward returns another kind of result than before")
+    pairs = list(zip(quantities, facts, strict=True))
+    missing = [q.what for q, fact in pairs if q.want and fact.get("type") == "NoneType"]
+    if not missing:
+        return True
+    every = sum(q.want is not None for q in quantities[results:])
+    none = f": no {', no '.join(missing)}" if len(missing) < every else ""
+    grading.verdict.notes.append(f"forward only{none}"[:LONGEST_LINE])
+    return False

@@ -1,0 +1,40 @@
+"""Inputs that `get_inputs` would not draw: an honest file may rely on what it draws, and then be
+another function. The line says so. A copy of the input is no function of the reference's kind.
+"""
+
+from contextlib import suppress
+
+from referee.forward import DIFFERS, check
+from referee.grading import Grading
+from referee.problem import PARTS, SIGNS
+from referee.verdict import FoundError
+
+
+def check_other_inputs(grading: Grading) -> None:
+    """Compare results for inputs of both signs, and for those that are altered in part."""
+    problem = grading.problem
+    others, seen = [], grading.inputs
+    if not problem.file.any_values and problem.floats:
+        for name in (PARTS, SIGNS):
+            inputs = problem.unlike(name, seen)
+            if _is_finite(grading, inputs):
+                check(grading, name, inputs, required=False, may_differ=True)
+                others.append(inputs)
+    differs = any(note.startswith(DIFFERS) for note in grading.verdict.notes)
+    grading.relies_on_inputs = differs or not (problem.file.any_values or others)
+    if not problem.file.any_values:
+        trivial = problem.find_trivial(others)
+        grading.verdict.notes += [*trivial, *filter(None, [problem.note])]
+
+
+def _is_finite(grading: Grading, inputs: list) -> bool:
+    """Return whether eager gives finite results for inputs.
+
+    Its process is asked, which an assertion on the device may end.
+    """
+    bench = grading.bench
+    bench.start_eager()
+    grading.write_inputs([inputs])
+    with suppress(FoundError):  # eager starts again when it is needed
+        return bench.eager[0].ask("finite", inputs=bench.forms(1))["finite"] is True
+    return False

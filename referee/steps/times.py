@@ -1,0 +1,381 @@
+"""Forwards beside eager's: new inputs and parameters in every call, every result compared.
+
+A round is:
+
+    inputs and parameters are drawn, while all processes are stopped; the reference's results for
+    them are computed here
+    the contestants, eager twice, the yardsticks and the empty call, in random order: what one reads
+    is written anew, it goes on, calls, replies, is stopped; its clock is this process's, see
+    `contestant`
+    the solution's results are compared, whole; its inputs and parameters, too
+
+Short calls share a request: each has its own inputs, and its result is compared.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from referee import timing
+from referee.bench import Bench, write_all
+from referee.contestant import Contestant
+from referee.forward import check_eager_intact, check_forms, check_intact, read
+from referee.grading import Grading
+from referee.names import COMPILED, MODULE, NOTHING
+from referee.reading import BadDescriptionError, UnreadableError
+from referee.reference_file import LONGEST_LINE
+from referee.timing import Sample, Timings, cost_of_nothing, figure, overhead
+from referee.verdict import ERROR, WRONG, FoundError, Run
+
+# A request is to last so long that the spread of an empty one is a small part of it.
+LEAST_SECONDS = {"cpu": 4e-3, "cuda": 8e-3}
+MOST_CALLS = 32  # of a request
+LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
+FLUSH_BYTES = 1 << 29  # several times the largest L2
+# Memory up to so many bytes is written before every call, so that all contestants find the same of
+# it in the caches; larger memory is written once a round.
+CACHED_BYTES = 1 << 26
+LOOKED_AT = 32  # elements of a GPU's result that are read before the clock stops
+EMPTY_REQUESTS = 12  # before the first round
+ALONE_REQUESTS = 5  # of eager, before any solution has started
+# Eager beside a solution may be so many times slower than alone, beyond what it varies by itself.
+SLOWER = 1.5
+COMPARED_TURNS = 9  # of eager's old process and a new one
+
+
+class Entrant(NamedTuple):
+    """What takes part in a round: its name, the process, and what is called there."""
+
+    name: str
+    process: Contestant
+    call: str
+
+
+class Plan(NamedTuple):
+    """How a problem is timed.
+
+    Attributes:
+        calls: of one request.
+        alone: eager's seconds before any solution had started.
+    """
+
+    calls: int
+    alone: list[float]
+
+
+def plan(bench: Bench) -> Plan:
+    """Return how the problem is timed under its setting, from eager's times alone.
+
+    Called before the first solution starts; later calls return what was found then.
+    """
+    key = (bench.problem.setting,)
+    if key not in bench.plans:
+        bench.plans[key] = _make_plan(bench)
+    return bench.plans[key]
+
+
+def _make_plan(bench: Bench) -> Plan:
+    problem = bench.problem
+    bench.start_eager()
+    write_all(bench.inputs, bench.pool, [problem.draw()])
+    bench.prepare(())
+    process = bench.eager[0].contestant
+    eager = Entrant("eager", process, MODULE)
+    flush = make_flush(bench)
+    empty = cost_of_nothing(time_nothing(bench, 1, flush))
+    first = figure([alone(bench, eager, 1, flush) for _ in range(2)][-1], empty)
+    kind = problem.device.type
+    count = min(MOST_CALLS, math.ceil(LEAST_SECONDS[kind] / first))
+    each = max(problem.input_bytes + problem.output_bytes, 1)
+    count = max(1, min(count, LARGEST_REQUEST[kind] // each))
+    write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(count)])
+    empty = cost_of_nothing(time_nothing(bench, count, flush))
+    samples = [alone(bench, eager, count, flush) for _ in range(ALONE_REQUESTS)]
+    return Plan(count, [figure(sample, empty) for sample in samples])
+
+
+def alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None]) -> Sample:
+    """Time one request of eager's whose results nobody looks at."""
+    sample, _ = request(bench, entrant, count, flush)
+    entrant.process.ask("release")
+    return sample
+
+
+def time_nothing(bench: Bench, count: int, flush: Callable[[], None]) -> list[float]:
+    """Return the seconds of some empty requests, by this process's clock."""
+    nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
+    return [alone(bench, nothing, count, flush).outer for _ in range(EMPTY_REQUESTS)]
+
+
+def make_flush(bench: Bench) -> Callable[[], None]:
+    """Return what empties a GPU's L2; a CPU's caches hold what was written last, for all alike."""
+    if bench.problem.device.type == "cpu":
+        return lambda: None
+    buffer = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=bench.problem.device)
+
+    def flush() -> None:
+        buffer.zero_()
+        torch.cuda.synchronize(bench.problem.device)
+
+    return flush
+
+
+def request(
+    bench: Bench,
+    entrant: Entrant,
+    count: int,
+    flush: Callable[[], None],
+    results: list | None = None,
+) -> tuple[Sample, dict]:
+    """Time one request of an entrant's; return the sample and the reply.
+
+    Args:
+        bench: the problem's.
+        entrant: who is asked.
+        count: calls of the request.
+        flush: empties the caches before.
+        results: the reference's of one call, for the forms of copies.
+    """
+    room = None
+    if bench.copies and results:
+        room = bench.room(results, count)
+    flush()
+    look = _looker(bench, entrant.process) if bench.problem.device.type == "cuda" else None
+    process = entrant.process
+    reply = process.ask("call", look, name=entrant.call, inputs=bench.forms(count), outputs=room)
+    own = checked_seconds(reply["seconds"], count)
+    sample = Sample(own, process.seconds)
+    return sample, reply
+
+
+def _looker(bench: Bench, process: Contestant) -> Callable[[dict], None]:
+    """Return what reads some elements of each result, chosen now that the reply is there.
+
+    On a GPU work can be queued behind a false reply: the clock stops when these values are there,
+    and whole results are compared afterwards. A process on a CPU is stopped, which is enough.
+    """
+
+    def look(reply: dict) -> None:
+        calls = reply["calls"]
+        for call in calls:
+            for fact in call.get("results", [])[:1]:
+                size = math.prod(fact.get("shape") or [0])
+                if bench.copies or not size or not fact.get("handle"):
+                    continue
+                places = torch.randint(size, (max(1, LOOKED_AT // len(calls)),))
+                try:
+                    process.reader.elements(fact, places).cpu()
+                except (BadDescriptionError, UnreadableError):
+                    return  # the comparison of the whole says so
+
+    return look
+
+
+def checked_seconds(seconds: object, count: int) -> list[float]:
+    """Return a process's own times, 0 where they are no times; its clock is not needed."""
+    is_list = isinstance(seconds, list) and len(seconds) == count
+    if not is_list or not all(type(s) is float and math.isfinite(s) for s in seconds):
+        return [0.0] * count
+    return seconds
+
+
+def time_forwards(grading: Grading) -> None:
+    """Time forwards under the setting at hand; set `grading.run`."""
+    bench, problem = grading.bench, grading.problem
+    chosen = plan(bench)
+    grading.construct()
+    bench.start_eager()
+    grading.write_inputs([problem.draw()])
+    bench.prepare(_wanted_yardsticks(grading))
+    names = problem.names
+    timings = Timings(problem.device.type, names, problem.rate, problem.work, moved=problem.moved)
+    timings.notes += bench.notes
+    grading.run = Run(problem.setting, timings)
+    grading.verdict.runs.append(grading.run)
+    entrants = entrants_of(grading, bench.yardsticks)
+    timings.start(entrant.name for entrant in entrants)
+    flush = make_flush(bench)
+    nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
+    grading.write_inputs([problem.draw() for _ in range(chosen.calls)])
+    empties = time_nothing(bench, chosen.calls, flush)
+
+    def one_round() -> dict[str, Sample]:
+        new_round(grading, chosen.calls)
+        samples = {}
+        for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
+            write_what_is_small(grading)
+            is_solution = entrant.process is grading.solution
+            results = grading.results if is_solution or entrant.call == MODULE else None
+            sample, reply = request(bench, entrant, chosen.calls, flush, results)
+            samples[entrant.name] = sample
+            if is_solution:
+                compare_calls(grading, reply["calls"])
+            entrant.process.ask("release")
+        empties.append(samples.pop("nothing").outer)
+        return samples
+
+    what = f"the forward{problem.setting and f' at {problem.setting}'}"
+    wanted = grading.options.rounds
+    eagers: list[Sample] = []
+    for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
+        eagers += [samples[names.eager], samples[names.again]]
+        empty = overhead(empties, eagers)
+        timings.add(
+            {
+                name: (figure(sample, empty), sample.outer / len(sample.own))
+                for name, sample in samples.items()
+            }
+        )
+    timings.floor = problem.fastest(timings)
+    check_eager(grading, chosen)
+
+
+def _wanted_yardsticks(grading: Grading) -> tuple[str, ...]:
+    wanted = grading.problem.yardsticks[grading.device.type]
+    if grading.options.compiled:
+        wanted += (COMPILED,)
+    return wanted
+
+
+def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
+    """Return who takes part: the solution, eager, eager again, and yardsticks."""
+    names, eager = grading.problem.names, grading.bench.eager
+    first, last = eager[0].contestant, eager[-1].contestant
+    found = [
+        Entrant(names.solution, grading.solution, MODULE),
+        Entrant(names.eager, first, MODULE),
+        Entrant(names.again, last, MODULE),
+    ]
+    return found + [Entrant(name, first, name) for name in yardsticks]
+
+
+def new_round(grading: Grading, calls: int) -> None:
+    """Draw inputs and parameters, write them, and compute the reference's results."""
+    problem = grading.problem
+    grading.new_state()
+    drawn = [problem.draw() for _ in range(calls)]
+    grading.inputs = drawn[0]
+    grading.expected_calls = [grading.run_reference(inputs) for inputs in drawn]
+    grading.results = grading.expected_calls[0]
+    grading.write_inputs(drawn)
+    values = list(grading.module.state_dict().values())
+    grading.state.write(values)
+    for eager in grading.bench.eager:
+        eager.state.write(values)
+
+
+def write_what_is_small(grading: Grading) -> None:
+    """Write anew what a call reads, so that all contestants find the same in the caches, and the
+    buffers that a forward changes.
+    """
+    problem = grading.problem
+    if problem.input_bytes <= CACHED_BYTES:
+        for region in grading.bench.inputs:
+            region.rewrite()
+    if problem.parameter_bytes <= CACHED_BYTES:
+        grading.state.rewrite()
+        for eager in grading.bench.eager:
+            eager.state.rewrite()
+
+
+def compare_calls(grading: Grading, calls: list) -> None:
+    """Compare the whole results of a timed request, and the inputs and parameters."""
+    if len(calls) != len(grading.expected_calls):
+        raise FoundError(WRONG, "a timed call gives another kind of result than before")
+    check_intact(grading, "a timed call", len(calls))
+    check_eager_intact(grading)
+    for turn, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
+        facts = check_forms(grading, "a timed call", call, eager)
+        for place, (fact, want, budget) in enumerate(
+            zip(facts, eager, grading.budgets, strict=True)
+        ):
+            got = read(grading, fact, "a timed call", (turn, place))
+            found = budget.compare_some(got.reshape(-1), want.reshape(-1))
+            if not found:
+                continue
+            if _is_of_another_call(grading, turn, place, budget, got):
+                reason = "a timed call's result is that of another call"
+                raise FoundError(WRONG, reason)
+            raise FoundError(WRONG, f"a timed call was wrong: {found}"[:LONGEST_LINE])
+
+
+def _is_of_another_call(
+    grading: Grading, turn: int, place: int, budget: object, got: torch.Tensor
+) -> bool:
+    """Return whether a wrong result is right for another call of the request."""
+    others = [c for i, c in enumerate(grading.expected_calls) if i != turn]
+    return any(budget.compare_some(got.reshape(-1), c[place].reshape(-1)) is None for c in others)
+
+
+def check_eager(grading: Grading, chosen: Plan) -> None:
+    """Check that eager was not slower beside the solution than before any had started.
+
+    Other programs slow eager, too, so that this alone blames nobody: see `_is_harmed`.
+    """
+    names, timings = grading.problem.names, grading.run.timings
+    beside = timings.seconds[names.eager] + timings.seconds[names.again]
+    if len(beside) < 2 * timing.LEAST_JUDGED or not _is_slower(beside, chosen.alone):
+        return
+    is_harmed = _is_harmed(grading.bench, chosen.calls)
+    if not is_harmed and grading.device.type == "cuda":
+        is_harmed = _is_faster_without(grading, beside, chosen.calls)
+        if not is_harmed:
+            reason = "the GPU has become slower since eager was timed alone: grade it again"
+            raise FoundError(ERROR, reason)
+    if not is_harmed:
+        timings.notes.append("the machine has become slower since eager was timed alone")
+        return
+    times = f"{median(beside) * 1e3:.3f} ms, {median(chosen.alone) * 1e3:.3f} ms before it started"
+    raise FoundError(ERROR, f"eager was slower beside it: {times}")
+
+
+def _is_slower(beside: list[float], alone: list[float]) -> bool:
+    """Return whether nine of ten times are slower by more than the noise of nine of ten others."""
+    return timing.spread(beside)[0] > SLOWER * timing.spread(alone)[1]
+
+
+def _is_harmed(bench: Bench, calls: int) -> bool:
+    """Return whether eager's process is slower than a new one, in every one of several turns.
+
+    What one process does to another, by its priority, its CPUs or its limits, stays with the old
+    process, and what other programs do meets both in turn.
+    """
+    old = bench.eager
+    bench.eager = []
+    try:
+        bench.start_eager()
+        flush = make_flush(bench)
+        turns = []
+        for _ in range(COMPARED_TURNS):
+            pair = [
+                alone(bench, Entrant("eager", eager[0].contestant, MODULE), calls, flush)
+                for eager in (old, bench.eager)
+            ]
+            turns.append(median(pair[0].own) > SLOWER * median(pair[1].own))
+    finally:
+        for eager in old:
+            eager.contestant.close()
+        bench.unprepare()
+    return all(turns)
+
+
+def _is_faster_without(grading: Grading, beside: list[float], calls: int) -> bool:
+    """Return whether eager is as fast as before once the solution's process has ended.
+
+    What a stopped process has queued on a GPU runs on. Nothing can be asked of it after this.
+    """
+    bench = grading.bench
+    grading.solution.close()
+    flush = make_flush(bench)
+    eager = Entrant("eager", bench.eager[0].contestant, MODULE)
+    after = [alone(bench, eager, calls, flush) for _ in range(COMPARED_TURNS)]
+    return _is_slower(beside, [median(sample.own) for sample in after])
+
+
+def compiled_alone(yardsticks: list[str]) -> list[str]:
+    """Return the yardsticks that training steps have, too."""
+    return [name for name in yardsticks if name == COMPILED]

@@ -1,0 +1,195 @@
+"""Training steps beside eager's: a forward that autograd records, and its backward.
+
+As `times`, with new gradients of the outputs in every step, and all results and gradients compared.
+"""
+
+import random
+from contextlib import suppress
+
+import torch
+
+from referee import timing
+from referee.bench import Bench, write_all
+from referee.contestant import RaisedError
+from referee.forward import check_eager_intact, check_form, check_intact, read
+from referee.gradients import Quantity
+from referee.grading import Grading, restored_buffers
+from referee.names import MODULE, NOTHING
+from referee.steps.gradients import OUT_OF_MEMORY, draw_given
+from referee.steps.times import (
+    EMPTY_REQUESTS,
+    Entrant,
+    checked_seconds,
+    compiled_alone,
+    entrants_of,
+    make_flush,
+    plan,
+    write_what_is_small,
+)
+from referee.timing import Sample, Step, Timings, figure, overhead
+from referee.verdict import WRONG, FoundError
+
+
+def time_training_steps(grading: Grading) -> None:
+    """Time training steps, where the gradients were right."""
+    if not grading.quantities:
+        return
+    try:
+        _time(grading)
+    except (FoundError, RaisedError, torch.OutOfMemoryError) as error:
+        grading.run.step = None
+        if OUT_OF_MEMORY not in f"{type(error).__name__}{error}":
+            raise
+        grading.verdict.notes.append("no memory for the training step")
+
+
+def _time(grading: Grading) -> None:
+    problem, bench = grading.problem, grading.bench
+    names = problem.names
+    about = problem.device.type, names, problem.rate
+    step = grading.run.step = Step(Timings(*about, 0), Timings(*about, 0))
+    _make_room(grading)
+    calls = plan(bench).calls
+    entrants = entrants_of(grading, compiled_alone(bench.yardsticks))
+    for timings in (step.forward, step.backward):
+        timings.start(entrant.name for entrant in entrants)
+    quantities = [quantity.again() for quantity in grading.quantities]
+    nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
+    _new_round(grading, calls)
+    _note_kept(grading, step)
+    empties = [_request(grading, nothing, calls)[0].outer for _ in range(EMPTY_REQUESTS)]
+    flush = make_flush(bench)
+
+    def one_round() -> dict[str, tuple[Sample, dict]]:
+        wants = _new_round(grading, calls)
+        samples = {}
+        for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
+            write_what_is_small(grading)
+            flush()
+            sample, reply = _request(grading, entrant, calls)
+            samples[entrant.name] = sample, reply["seconds"]
+            if entrant.process is grading.solution:
+                _compare(grading, quantities, reply["calls"], wants)
+            entrant.process.ask("release")
+        empties.append(samples.pop("nothing")[0].outer)
+        return samples
+
+    what = f"the training step{problem.setting and f' at {problem.setting}'}"
+    wanted = grading.options.rounds
+    eagers: list[Sample] = []
+    for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
+        eagers += [samples[names.eager][0], samples[names.again][0]]
+        _add(step, samples, overhead(empties, eagers), calls)
+    for quantity in quantities:
+        if found := quantity.problem():
+            raise FoundError(WRONG, f"in timed steps, {found}")
+
+
+def _make_room(grading: Grading) -> None:
+    """Leave to training steps the memory that forwards needed."""
+    bench = grading.bench
+    grading.expected_calls, grading.results = [], []
+    bench.prepare(tuple(compiled_alone(bench.yardsticks)))
+    for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
+        process.reader.forget()
+        process.ask("release", empty_cache=True)
+    if grading.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _new_round(grading: Grading, calls: int) -> list[list]:
+    """Draw and write everything; return the reference's results and gradients of each step."""
+    problem, bench = grading.problem, grading.bench
+    grading.new_state()
+    drawn = [problem.draw() for _ in range(calls)]
+    grading.inputs = drawn[0]
+    wants, gradients = [], []
+    for inputs in drawn:
+        _, given, _ = draw_given(grading, inputs)
+        gradients.append(given)
+        with restored_buffers(grading.module):
+            wants.append(problem.derive(grading.module, inputs, given, grading.parameters()))
+    grading.write_inputs(drawn)
+    write_all(bench.given, bench.pool, gradients)
+    values = list(grading.module.state_dict().values())
+    grading.state.write(values)
+    for eager in bench.eager:
+        eager.state.write(values)
+    grading.results = [x if x is not None else torch.empty(0) for x in wants[0]]
+    return wants
+
+
+def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict]:
+    """Time one request of an entrant's; return the sample and the reply."""
+    bench, names = grading.bench, grading.parameters()
+    if entrant.process is grading.solution:
+        names = [grading.state.names[name] for name in names]
+    is_copied = bench.copies and entrant.call == MODULE
+    reply = entrant.process.ask(
+        "step",
+        name=entrant.call,
+        inputs=bench.forms(calls),
+        given=_given(bench, calls),
+        parameters=names,
+        outputs=bench.room(grading.results, calls) if is_copied else None,
+    )
+    halves = _checked_halves(reply["seconds"], calls)
+    own = [forward + backward for forward, backward in zip(*halves, strict=True)]
+    reply["seconds"] = halves
+    return Sample(own, entrant.process.seconds), reply
+
+
+def _given(bench: Bench, calls: int) -> list[dict]:
+    return [region.form for region in bench.given[:calls]]
+
+
+def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[float]]:
+    halves = seconds if isinstance(seconds, dict) else {}
+    forward, backward = halves.get("forward"), halves.get("backward")
+    return checked_seconds(forward, calls), checked_seconds(backward, calls)
+
+
+def _add(step: Step, samples: dict, empty: float, calls: int) -> None:
+    """Add a round: the step's figure, shared between its halves as the process's clock says."""
+    forward, backward = {}, {}
+    for name, (sample, halves) in samples.items():
+        whole, wall = figure(sample, empty), sample.outer / calls
+        total = sum(sample.own)
+        part = sum(halves[0]) / total if total > 0 else 0.5
+        forward[name] = whole * part, wall * part
+        backward[name] = whole * (1 - part), wall * (1 - part)
+    step.forward.add(forward)
+    step.backward.add(backward)
+
+
+def _compare(grading: Grading, quantities: list[Quantity], calls: list, wants: list[list]) -> None:
+    """Compare all results and gradients of a timed request."""
+    check_intact(grading, "a timed step", len(calls), with_gradients=True)
+    check_eager_intact(grading)
+    if len(calls) != len(wants):
+        raise FoundError(WRONG, "a timed step gives another kind of result than before")
+    for turn, (call, eager) in enumerate(zip(calls, wants, strict=True)):
+        facts = call.get("results", [])
+        if len(facts) != len(quantities):
+            raise FoundError(WRONG, "a timed step gives another kind of result than before")
+        for place, (quantity, fact, want) in enumerate(zip(quantities, facts, eager, strict=True)):
+            if not quantity.want or want is None:
+                continue
+            check_form(grading, fact, quantity.want, f"a timed step's {quantity.what}: ")
+            quantity.compare_timed(read(grading, fact, quantity.what, (turn, place)), want)
+    for quantity in quantities:
+        if quantity.is_wrong_at_once:
+            raise FoundError(WRONG, f"a timed step's {quantity.problem()}")
+
+
+def _note_kept(grading: Grading, step: Step) -> None:
+    """Note the bytes that autograd keeps, where a program admits hooks."""
+    names, bench = grading.problem.names, grading.bench
+    parameters = grading.parameters()
+    own = [grading.state.names[name] for name in parameters]
+    pairs = ((names.solution, grading.solution, own),)
+    pairs += ((names.eager, bench.eager[0].contestant, parameters),)
+    for name, process, theirs in pairs:
+        with suppress(RaisedError):
+            reply = process.ask("kept", inputs=bench.forms(1), parameters=theirs)
+            step.kept[name] = int(reply["bytes"])

@@ -1,0 +1,93 @@
+"""Whole results at the timed size, for several sets of inputs and parameters."""
+
+from referee.budget import Found, grade
+from referee.forward import check, check_forms, read
+from referee.grading import Grading
+from referee.verdict import WRONG, FoundError
+
+DRAWS = 3
+OWN_DRAWS = 2  # of a problem that has cases of its own
+METRICS = ("max", "mean", "relative")
+# Bytes of outputs of which the solution holds two.
+LARGEST_KEPT_TWICE = {"cpu": 1 << 30, "cuda": 1 << 33}
+
+
+def check_values(grading: Grading) -> None:
+    """Compare results at the timed size: as constructed, and with other parameters and inputs."""
+    problem = grading.problem
+    label = f"{list(problem.shape)}" if problem.file.any_values else ""
+    what = ", ".join(filter(None, [label, problem.setting]))
+    grading.relative, grading.is_equal = 0.0, True
+    grading.progress("constructing", "the module")
+    grading.construct(compare=True)
+    draws = OWN_DRAWS if problem.file.any_values else DRAWS
+    for turn in range(draws):
+        # First other parameters for the same inputs: a result that is kept by its input is wrong.
+        is_state_alone = turn == 1 and bool(grading.parameters())
+        inputs = grading.inputs if is_state_alone else problem.draw()
+        if turn:
+            grading.new_state()
+        name = _name(what, turn, bool(problem.parameter_bytes))
+        found = check(grading, name, inputs, fill=turn == draws - 1)
+        for one in found:
+            grading.relative = max(grading.relative, one.relative)
+            grading.is_equal = grading.is_equal and one.equal
+    reached = problem.accuracy(grading.relative, grading.is_equal, grade(grading.relative))
+    grading.verdict.accuracy = grading.verdict.accuracy or reached
+    least = problem.least_accuracy()
+    if least and reached != least:
+        reason = f"lower precision than {least.partition('-')[0]}: {reached}, relative error "
+        raise FoundError(WRONG, f"{reason}{grading.relative:.2g}")
+    if problem.file.any_values and any(grading.budgets[0].errors):
+        note_errors(grading, what, found[0], grading.budgets[0].errors)
+    _check_kept(grading)
+
+
+def _name(what: str, turn: int, has_parameters: bool) -> str:
+    """Return a draw's name in messages."""
+    if turn == 0:
+        how = "as constructed"
+    elif has_parameters:
+        how = "other parameters"
+    else:
+        how = f"draw {turn + 1}"
+    return f"{what}, {how}" if what else how
+
+
+def note_errors(grading: Grading, name: str, found: Found, eagers: tuple) -> None:
+    """Add a row to the table of errors against float64."""
+    values = found.max, found.mean, found.relative, *eagers
+    keys = (f"{who}_{what}" for who in ("solution", "reference") for what in METRICS)
+    row = {"name": name, **dict(zip(keys, values, strict=True))}
+    grading.verdict.errors.append(row)
+
+
+def _check_kept(grading: Grading) -> None:
+    """Check that a result stays what it is when the module is called again, at the same address.
+
+    A module that hands out the same memory each time saves what new memory costs, and overwrites
+    what its caller has.
+    """
+    problem, bench = grading.problem, grading.bench
+    too_large = problem.output_bytes > LARGEST_KEPT_TWICE[grading.device.type]
+    if too_large or problem.shares or bench.copies:
+        return
+    first, second = problem.draw(), problem.draw()
+    replies = []
+    for inputs in (first, second):
+        grading.before, grading.inputs = grading.inputs, inputs
+        grading.write_inputs([inputs])
+        grading.write_state()
+        replies.append(grading.solution.ask("call", name="module", inputs=bench.forms(1)))
+    wanted, later = (grading.run_reference(inputs) for inputs in (first, second))
+    facts = check_forms(grading, "two calls", replies[0]["calls"][0], wanted)
+    for turn, (fact, budget) in enumerate(zip(facts, grading.budgets, strict=True)):
+        got = read(grading, fact, "two calls", (0, turn)).reshape(-1)
+        found = budget.compare_some(got, wanted[turn].reshape(-1))
+        if not found:
+            continue
+        other = later[turn].reshape(-1)
+        if len(other) == len(got) and budget.compare_some(got, other) is None:
+            raise FoundError(WRONG, "a later call overwrites an earlier call's result")
+        raise FoundError(WRONG, f"two calls, the first result: {found}")
+    grading.solution.ask("release")

@@ -1,0 +1,149 @@
+"""Honest files that do unusual things: correct, and nobody is accused.
+
+The seven of the first table were once accused: a library's callback of the garbage collector, a
+file's own number of threads, a missing key, a compiler's flag, a kernel for large inputs alone, a
+reciprocal, a divisor that is kept as a buffer.
+"""
+
+import pytest
+from graded import grade
+from texts import correct, module, reference, wrong
+
+from referee import grading
+
+pytestmark = pytest.mark.slow
+
+DIVIDE = reference(
+    "return torch.relu(self.fc(x)) / 3.0", "[torch.rand(64, 256)]", "self.fc = nn.Linear(256, 192)"
+)
+FC = "self.fc = nn.Linear(256, 192)\n"
+PLAIN = module("return torch.relu(self.fc(x)) / 3.0", FC)
+COLLECTOR = "import gc\ngc.callbacks.append(lambda phase, info: None)\n" + PLAIN
+THREADS = "torch.set_num_threads(1)\n" + PLAIN
+MISSING_KEY = """
+kernels = {}
+def relu(x):
+    try:
+        return kernels["relu"](x)
+    except KeyError:
+        return torch.clamp_min(x, 0)
+"""
+MISSING_KEY += module("return relu(self.fc(x)) / 3.0", FC)
+FLAG = """
+import subprocess, tempfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory() as folder:
+    source = Path(folder, "a.c")
+    source.write_text("int f(int x) { return x + 1; }")
+    for flags in (["-fno-such-flag"], []):
+        command = ["cc", *flags, "-shared", "-fPIC", source, "-o", source.with_suffix(".so")]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+            break
+        except subprocess.CalledProcessError:
+            pass
+"""
+FLAG += PLAIN
+LARGE_ALONE = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        return torch.relu(z) / 3.0
+
+    @staticmethod
+    def backward(ctx, g):
+        raise NotImplementedError("forward only")
+
+"""
+LARGE_ALONE += module("""
+z = self.fc(x)
+return Own.apply(z) if len(x) > 32 else torch.relu(z) / 3.0
+""", FC)  # fmt: skip
+RECIPROCAL = module("return torch.relu(self.fc(x)) * self.scale", FC + "self.scale = 1 / 3.0")
+BUFFER = 'self.register_buffer("divisor", torch.tensor(3.0))'
+BUFFER = module("return torch.relu(self.fc(x)) / self.divisor", FC + BUFFER)
+SEVEN = {
+    "a callback of the collector": correct(COLLECTOR, "training step"),
+    "threads": correct(THREADS, "training step"),
+    "a missing key": correct(MISSING_KEY, "training step"),
+    "a compiler's flag": correct(FLAG, "training step"),
+    "large inputs alone": correct(LARGE_ALONE, "forward only: its backward raises NotImpl"),
+    "a reciprocal": correct(RECIPROCAL, "training step"),
+    "a divisor as a buffer": correct(BUFFER, "training step"),
+}
+OTHER_NAMES = "own = nn.Linear(256, 192)\nself.w, self.b = own.weight, own.bias"
+UNUSUAL = """
+import atexit, gc, logging, multiprocessing, signal, warnings
+from concurrent.futures import ThreadPoolExecutor
+
+gc.disable()
+atexit.register(print, "the end")
+signal.signal(signal.SIGUSR1, lambda *_: None)
+torch.set_default_device("cpu")
+torch.manual_seed(0)
+pool = ThreadPoolExecutor(2)
+assert list(pool.map(abs, [1, -1])) == [1, 1]
+with multiprocessing.get_context("fork").Pool(1) as processes:
+    assert processes.map(abs, [-1]) == [1]
+"""
+UNUSUAL += module(
+    'print("forward")\nwarnings.warn("forward")\nreturn torch.relu(self.fc(x)) / 3.0', FC
+)
+COMPILED = "\nself.compiled = torch.compile(lambda z: torch.relu(z) / 3.0, backend='aot_eager')"
+FIRST_ROW = module("return torch.relu(self.fc(x[:1].expand(x.shape))) / 3.0", FC)
+COLUMNS = "return (torch.relu(self.fc(x)) / 3.0).t().contiguous().t()"
+MORE = {
+    "other names": correct(
+        module("return torch.relu(x @ self.w.t() + self.b) / 3.0", OTHER_NAMES), "training step"
+    ),
+    "unusual": correct(UNUSUAL),
+    "compiled": correct(module("return self.compiled(self.fc(x))", FC + COMPILED)),
+    "columns": correct(module(COLUMNS, FC)),
+    "inference mode": correct(
+        module("with torch.inference_mode():\n    return torch.relu(self.fc(x)) / 3.0", FC)
+    ),
+}
+
+
+@pytest.mark.parametrize("table", [SEVEN, MORE], ids=["seven", "more"])
+def test_honest(table, device, tmp_path):
+    grade(DIVIDE, table, tmp_path, device=device)
+
+
+def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
+    """As where the system forbids to read another process's memory."""
+    monkeypatch.setattr(grading, "can_read", lambda *_: False)
+    table = {"plain": correct(PLAIN, "training step"), "first row": wrong(FIRST_ROW)}
+    grade(DIVIDE, table, tmp_path)
+
+
+# References whose modules are not simple: their own copies are right.
+RNN = "self.rnn = nn.KIND(16, 24, 2, batch_first=True)\nself.fc = nn.Linear(24, 10)"
+RNN_FORWARD = "y, _ = self.rnn(x)\nreturn self.fc(y[:, -1])"
+NORM = "self.conv, self.norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)"
+NORM_FORWARD = "return torch.relu(self.norm(self.conv(x)))"
+MASKED = """
+self.fc = nn.Linear(32, 32)
+self.register_buffer("mask", torch.tril(torch.ones(32, 32)))
+"""
+MASKED_FORWARD = "s = self.fc(x).masked_fill(self.mask == 0, -torch.inf)\nreturn s.softmax(-1)"
+TIED = "self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)\nself.b.weight = self.a.weight"
+DROPOUT = "self.fc, self.drop = nn.Linear(32, 32), nn.Dropout(0.0)"
+KINDS = {
+    "lstm": (RNN_FORWARD, "[torch.rand(4, 12, 16)]", RNN.replace("KIND", "LSTM")),
+    "gru": (RNN_FORWARD, "[torch.rand(4, 12, 16)]", RNN.replace("KIND", "GRU")),
+    "norm": (NORM_FORWARD, "[torch.randn(4, 8, 32, 32)]", NORM),
+    "mask": (MASKED_FORWARD, "[torch.randn(4, 32, 32)]", MASKED),
+    "tied": ("return self.b(torch.tanh(self.a(x)))", "[torch.randn(8, 32)]", TIED),
+    "no dropout": ("return self.drop(self.fc(x))", "[torch.randn(8, 32)]", DROPOUT),
+    "no parameters": ("return x.sum(1), (x * 2, x.argmax(1))", "[torch.randn(8, 32)]", ""),
+    "half": ("return x @ x.t()", "[torch.randn(64, 64).half()]", ""),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_references_own_copy(name, device, tmp_path):
+    forward, inputs, init = KINDS[name]
+    table = {"same": correct(module(forward, init), "training step")}
+    grade(reference(forward, inputs, init), table, tmp_path, device=device)

@@ -1,0 +1,146 @@
+"""The parts that both processes share, alone."""
+
+import mmap
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from referee import processes
+from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.results import describe, flatten
+from referee.shared import Mapping, Pool, Region
+
+CPU = torch.device("cpu")
+VALUES = [
+    torch.arange(12.0).view(3, 4).t(),
+    torch.arange(20)[3:9:2],
+    torch.tensor(2.5, dtype=torch.bfloat16),
+    torch.empty(0, 3),
+    "text",
+]
+
+
+def test_values_arrive_in_their_form():
+    pool = Pool(CPU)
+    region = Region(pool)
+    region.place(VALUES)
+    region.write(VALUES)
+    found = Mapping(pool.descriptor, CPU).tensors(region.form)
+    pool.close()
+    for there, x in zip(found, VALUES, strict=True):
+        if isinstance(x, torch.Tensor):
+            assert torch.equal(there, x)
+            assert (there.stride(), there.storage_offset()) == (x.stride(), x.storage_offset())
+        else:
+            assert there == x
+    assert region.is_unchanged()
+    found[0][1, 1] += 1
+    assert region.changed() == [0]
+    region.rewrite()
+    assert region.is_unchanged()
+
+
+def test_memory_that_is_shared_stays_shared():
+    pool = Pool(CPU)
+    base = torch.arange(10.0)
+    region = Region(pool)
+    region.place([base[:4], base[2:]])
+    region.write([base[:4], base[2:]])
+    first, second = Mapping(pool.descriptor, CPU).tensors(region.form)
+    pool.close()
+    first[3] = 77
+    assert second[1] == 77
+
+
+@pytest.fixture
+def stopped():
+    """A stopped child process, whose memory is this one's at the time of the fork."""
+    made = []
+
+    def fork() -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+        tree = processes.Tree(pid, adopts=False)
+        tree.stop()
+        made.append(tree)
+        return pid
+
+    yield fork
+    for tree in made:
+        tree.end()
+
+
+@pytest.mark.parametrize("x", [VALUES[0], VALUES[1], torch.rand(5).expand(3, 5)], ids=str)
+def test_reading_in_another_process(stopped, x):
+    reader = Reader(stopped(), CPU)
+    fact = describe(x)
+    assert torch.equal(reader.whole(fact), x)
+    places = torch.tensor([0, x.numel() - 1])
+    assert torch.equal(reader.elements(fact, places), x.flatten()[places])
+
+
+def test_what_cannot_be_read(stopped):
+    fact = describe(torch.rand(3))
+    reader = Reader(stopped(), CPU)
+    with pytest.raises(UnreadableError):
+        reader.whole({**fact, "address": 8})
+    for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
+        with pytest.raises(BadDescriptionError):
+            checked({**fact, **wrong})
+
+
+def test_a_stopped_tree_does_nothing():
+    """Nor do processes that it started, in other sessions too."""
+    memory = mmap.mmap(-1, 16)
+    pid = os.fork()
+    if pid == 0:
+        if os.fork() == 0:
+            os.setsid()
+        while True:
+            memory[0] = (memory[0] + 1) % 256
+    tree = processes.Tree(pid, adopts=False)
+    time.sleep(0.1)
+    for _ in range(5):
+        tree.stop()
+        before = memory[0]
+        time.sleep(0.02)
+        assert memory[0] == before
+        tree.go_on()
+        end = time.monotonic() + 10
+        while memory[0] == before and time.monotonic() < end:
+            time.sleep(0.001)
+        assert memory[0] != before
+    children = processes.children_of(pid)
+    tree.end()
+    os.waitpid(pid, 0)
+    for child in children:
+        end = time.monotonic() + 10
+        while processes.state_of(child) not in "XZ" and time.monotonic() < end:
+            time.sleep(0.001)
+        assert processes.state_of(child) in "XZ"
+
+
+def test_orphans_are_found_and_ended():
+    with processes.reaping():
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.setsid()
+                signal.pause()
+            os._exit(0)
+        end = time.monotonic() + 10
+        while not processes._orphans() and time.monotonic() < end:
+            time.sleep(0.001)
+        orphans = processes._orphans()
+        assert orphans
+    assert not any(processes.state_of(pid) in "RSDT" for pid in orphans)
+
+
+def test_flatten():
+    assert flatten((1, [2, (3,)])) == ("[*, [*, [*]]]", [1, 2, 3])
+    assert flatten(4) == ("*", [4])
+    with pytest.raises(ValueError, match="more than"):
+        flatten([0] * 1001)

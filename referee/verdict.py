@@ -1,0 +1,97 @@
+"""The outcome of a file, and how exceptions and crashes read in it."""
+
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from referee.contestant import EndedError, ForgedError, RaisedError, died
+from referee.reference_file import first_error_line
+from referee.timing import LEAST_JUDGED, Step, Timings, speed_up
+
+CORRECT, WRONG, ERROR, LATE = "correct", "wrong", "error", "time limit"
+INTERRUPTED, LEFT_OUT = "interrupted", "left out"
+TIE = "a tie"
+# By how much the ratio of two processes that run the same code is off: which addresses they got.
+PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
+# Ratios of eager to itself beyond which the machine is too noisy to tell anything.
+WIDEST_CONTROL = 1.3
+
+
+class FoundError(Exception):
+    """The verdict is known: its word, and the reason."""
+
+
+@dataclass
+class Run:
+    """The times under one setting, "" where there is only one."""
+
+    setting: str
+    timings: Timings
+    step: Step | None = None
+
+    @property
+    def word(self) -> str:
+        """The ratio of eager's time to the solution's, in a word: see `compared`."""
+        names, seconds = self.timings.names, self.timings.seconds
+        rows = (seconds[name] for name in (names.eager, names.again, names.solution))
+        return compared(*rows, self.timings.device)
+
+
+def compared(eager: list[float], again: list[float], times: list[float], device: str) -> str:
+    """Return "faster", "slower", "a tie" or "too noisy" for times beside eager's.
+
+    It is a tie where the interval includes 1, if moved by as much as processes, or eager's own two
+    times, differ.
+    """
+    control, low, high = speed_up(eager, again)
+    is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
+    if is_noisy or len(eager) < LEAST_JUDGED:
+        return "too noisy"
+    ratio, low, high = speed_up(eager, times)
+    bias = max(control, 1 / control, PLACEMENT[device])
+    if low / bias <= 1 <= high * bias:
+        return TIE
+    return "faster" if ratio > 1 else "slower"
+
+
+@dataclass
+class Verdict:
+    """The outcome of a file."""
+
+    file: Path
+    word: str = CORRECT
+    reason: str = ""
+    accuracy: str = ""  # the class reached, "" if not known
+    count: int = 0  # of cases that were compared
+    import_seconds: float = 0.0
+    refused: list[str] = field(default_factory=list)  # kinds of inputs that need not be taken
+    notes: list[str] = field(default_factory=list)
+    errors: list[dict] = field(default_factory=list)  # of each result and eager's, to float64
+    runs: list[Run] = field(default_factory=list)
+    details: str = ""  # a traceback, or the end of what the file printed
+
+
+def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:
+    """Return the verdict on what a process did instead of answering, in a stage of the grading."""
+    if isinstance(error, RaisedError):
+        return of_exception(error, stage)
+    if isinstance(error, ForgedError):
+        return ERROR, f"sends a reply of its own while {stage}"
+    status, printed = error.args
+    last = [line for line in printed.splitlines() if line.strip()][-1:]
+    said = f": {first_error_line(last[0])}" if last else ""
+    if status >= 0:
+        return ERROR, f"exits with status {status} while {stage}{said}"
+    name = signal.Signals(-status).name
+    reason = "killed, as for want of memory," if died(status) else f"crashes ({name})"
+    return ERROR, f"{reason} while {stage}{said}"
+
+
+def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
+    """Return the verdict on an exception, in a stage of the grading."""
+    about = raised.args[0]
+    if about.get("exits"):
+        return ERROR, f"exits with status 0 while {stage}"
+    name, text = (first_error_line(str(about.get(key))) for key in ("type", "text"))
+    where = f", line {about['line']}" if isinstance(about.get("line"), int) else ""
+    return ERROR, f"{name}: {text}{where}"
