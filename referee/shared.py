@@ -26,6 +26,7 @@ from referee import cuda_ipc
 # The file's size. Only pages that somebody has written to take memory.
 POOL_BYTES = 1 << 40
 ALIGNMENT = 4096  # bytes, of the start of every storage
+LARGEST_COMPARED = 1 << 28  # bytes at a time
 LEAST_REGION = 1 << 20  # bytes, so that small cases seldom need a new region
 
 
@@ -178,9 +179,20 @@ def _is_laid_out_alike(there: torch.Tensor, x: torch.Tensor) -> bool:
 
 def _same_bits(there: torch.Tensor, x: torch.Tensor) -> bool:
     if _is_laid_out_alike(there, x):
-        return torch.equal(flat_bytes(there), flat_bytes(x))
+        return _are_equal_bytes(flat_bytes(there), flat_bytes(x))
     mine, theirs = (t.contiguous().view(-1).view(torch.uint8) for t in (there, x))
-    return torch.equal(mine, theirs)
+    return _are_equal_bytes(mine, theirs)
+
+
+def _are_equal_bytes(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Compare bytes in pieces: `torch.equal` needs as much memory again as what it compares."""
+    if mine.numel() != theirs.numel():
+        return False
+    for start in range(0, mine.numel(), LARGEST_COMPARED):
+        end = start + LARGEST_COMPARED
+        if not torch.equal(mine[start:end], theirs[start:end]):
+            return False
+    return True
 
 
 class _Block:
