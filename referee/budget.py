@@ -88,7 +88,7 @@ class Output:
     def _set_budget(self, terms: int, allowed: Maybe) -> None:
         eps, own = torch.finfo(self.dtype).eps, self.compare([(0, self.eager)])
         if allowed is not None:
-            other = self.compare([(0, allowed.to(self.dtype))])
+            other = self.compare([(0, allowed.to(self.eager))])
             if other.mean > own.mean:
                 own = other
         is_low = own.relative > CLASSES["float32-grade"]
@@ -197,7 +197,7 @@ class Output:
         eager = self.eager[start : start + count].double()
         if self.exact is None:
             return eager
-        exact = self.exact[start : start + count]
+        exact = self.exact[start : start + count].to(eager.device)  # it may be in a CPU's memory
         return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
 
     def _allowed(self, want: torch.Tensor, grown: float = 1.0) -> torch.Tensor:

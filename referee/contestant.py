@@ -32,7 +32,7 @@ from typing import NoReturn
 import torch
 
 from referee import processes
-from referee.memory import free_bytes
+from referee.memory import free_bytes, give_back_unused
 from referee.reading import Reader
 from referee.shared import Pool
 
@@ -199,6 +199,7 @@ class Contestant:
         left = self._write(json.dumps(request).encode() + b"\n")
         if self._device.type == "cuda":  # what was written for it is there, what it wrote is read
             torch.cuda.synchronize(self._device)
+            give_back_unused(self._device)
         start = perf_counter()
         self._tree.go_on()
         try:

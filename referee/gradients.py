@@ -5,7 +5,6 @@ differ there by much. Those places are others for other inputs, so that several 
 the problem knows them, and the outputs' gradients are zero there.
 """
 
-import copy
 import math
 
 import torch
@@ -13,7 +12,14 @@ import torch
 from referee import cases
 from referee.budget import GROSS, Found, Output, RoundedOperands
 from referee.gradients_of import is_differentiable
-from referee.problem import Problem, attempt_derive, difference
+from referee.problem import (
+    Problem,
+    attempt_derive,
+    difference,
+    in_float64,
+    where_there_is_room,
+    widened,
+)
 
 CHANCE = 0.01  # at most, that so many elements are wrong in all draws, and it is no fault
 STRAYS = 0.02  # of elements, that may be wrong in every draw
@@ -134,12 +140,14 @@ def reference_gradients(
         return None
     exact = allowed = [None] * len(eager)
     if problem.needs_float64 and not problem.note:
-        wide = [x.double() if is_differentiable(x) else x for x in inputs]
-        doubled = [g.double() for g in given]
+
+        def derive_on(device: torch.device) -> list:
+            doubled = [g.to(device).double() for g in given]
+            wide = widened(inputs, device)
+            return problem.derive(in_float64(module, device), wide, doubled, parameters)
 
         def derive_exactly() -> list:
-            double = copy.deepcopy(module).double()
-            return problem.derive(double, wide, doubled, parameters)
+            return where_there_is_room(derive_on, problem.device)
 
         exact = attempt_derive(derive_exactly)
         if exact is None:

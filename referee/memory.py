@@ -10,6 +10,7 @@ RING = {"cpu": 1, "cuda": 3}
 # On a CPU the default leaves the machine to its owner; a GPU is taken whole.
 DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
 LARGEST_SHARE = 0.9
+LARGEST_UNUSED = 1 << 32  # bytes that this process's allocator may keep from others on a GPU
 # Files of a control group: its limit, what is used, and others, of which one key counts.
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"
 VERSION_2 = "memory.max", "memory.current", "memory.stat", "inactive_file"
@@ -22,6 +23,13 @@ def free_bytes(device: torch.device) -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return min([int(kilobytes) * 1024, *_cgroup_free()])
+
+
+def give_back_unused(device: torch.device) -> None:
+    """Give back the memory of a GPU that torch keeps for later, if it is much."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if unused > LARGEST_UNUSED:
+        torch.cuda.empty_cache()
 
 
 def choose_rows(

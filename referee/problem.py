@@ -20,7 +20,7 @@ from referee.compare import first_mismatch, share_memory
 from referee.gradients_of import differentiate, is_differentiable, recorded, wanted_of
 from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
-from referee.reference_file import BadReferenceError, ReferenceFile, generator_states
+from referee.reference_file import BadReferenceError, NoRoomError, ReferenceFile, generator_states
 from referee.results import flatten
 from referee.shared import dtype_name, flat_bytes, forms_of, pack
 from referee.timing import Names, Rate, Timings
@@ -33,8 +33,9 @@ LARGEST_PART = 1 << 22  # bytes
 # What torch may compute in TF32 by its own settings: cuDNN's operators by default, products not.
 CUDNN_OPERATORS = ("convolution", "rnn", "lstm", "gru")
 PRODUCTS = ("mm", "matmul", "linear", "addmv", "mv")
-# How much memory a grading needs at most, in parts of inputs, outputs and parameters together.
-MEMORY_PARTS = 5
+# How much memory forwards need, in parts of inputs, outputs and parameters together. Training steps
+# need up to 5, and are left out where they do not fit.
+MEMORY_PARTS = 3
 PIECE = 1 << 24  # elements that are compared at a time
 ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
 
@@ -102,7 +103,7 @@ class Problem:
     def __init__(self, name: str, file: ReferenceFile, device: torch.device) -> None:
         self.name = name
         self.file = file
-        self.device = device
+        self.device = with_index(device)
         self.setting = ""
         self.args = file.arguments()
         file.attempt("pickling its arguments", lambda: pack(self.args))
@@ -333,8 +334,12 @@ class Problem:
 
     def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results in float64."""
-        wide = self.file.attempt("float64", lambda: copy.deepcopy(module).double())
-        return self.run(wide, _widened(inputs))
+
+        def run_on(device: torch.device) -> list[torch.Tensor]:
+            wide = self.file.attempt("float64", lambda: in_float64(module, device))
+            return self.run(wide, widened(inputs, device))
+
+        return where_there_is_room(run_on, self.device)
 
     def _allowed(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results with operands rounded to TF32, where torch's settings allow that."""
@@ -394,8 +399,39 @@ def _is_tensor(x: object) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-def _widened(inputs: list) -> list:
-    return [x.double() if is_differentiable(x) else x for x in inputs]
+def with_index(device: torch.device) -> torch.device:
+    """Return a device with the index that its tensors have."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def in_float64(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a module in float64 on a device."""
+    return copy.deepcopy(module).to(device).double()
+
+
+def widened(inputs: list, device: torch.device) -> list:
+    """Return inputs on a device, those that can have a gradient in float64."""
+    found = []
+    for x in inputs:
+        if _is_tensor(x):
+            there = x.to(device)
+            found.append(there.double() if is_differentiable(x) else there)
+        else:
+            found.append(x)
+    return found
+
+
+def where_there_is_room(compute: Callable[[torch.device], list], device: torch.device) -> list:
+    """Compute in float64 on a device, or on the CPU if the device's memory does not suffice."""
+    try:
+        return compute(device)
+    except (NoRoomError, torch.OutOfMemoryError):
+        if device.type == "cpu":
+            raise
+        torch.cuda.empty_cache()
+    return compute(torch.device("cpu"))
 
 
 def changing_state(module: nn.Module) -> list[str]:

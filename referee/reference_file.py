@@ -27,6 +27,10 @@ class BadReferenceError(Exception):
     """The file is no problem that can be graded; the message says why, in one line."""
 
 
+class NoRoomError(BadReferenceError):
+    """The file's code needs more memory than there is."""
+
+
 @dataclass(frozen=True)
 class ReferenceFile:
     """A problem as a file defines it. Methods raise `BadReferenceError` where the file raises.
@@ -88,6 +92,11 @@ class ReferenceFile:
         """Call what the file defines."""
         try:
             return call()
+        except torch.OutOfMemoryError as error:
+            line = first_error_line(str(error))
+            raise NoRoomError(
+                f"{self.path}: {what} needs more memory than there is: {line}"
+            ) from None
         except (Exception, SystemExit) as error:
             line = first_error_line(f"{type(error).__name__}: {error}")
             raise self.bad(f"{what} raises {line}") from None

@@ -20,7 +20,7 @@ LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
 # The empty call's cost that is subtracted: nine of ten empty calls take less.
 EMPTY_QUANTILE = 0.9
-EAGER_QUANTILE = 0.75
+EAGER_QUANTILE = 0.9
 
 Samples = dict[str, tuple[float, float]]  # of one round: seconds, and the referee's clock
 
@@ -90,7 +90,7 @@ def overhead(empties: list[float], eagers: list[Sample]) -> float:
 
     It is what an empty request takes, or, where that is more, what the referee's clock says of
     eager's requests beyond eager's own clock: to return a large new result costs more than to
-    return one that is there. Three of four of eager's requests need no more.
+    return one that is there. Nine of ten of eager's requests need no more.
 
     Args:
         empties: seconds of empty requests.

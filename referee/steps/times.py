@@ -32,7 +32,7 @@ from referee.timing import Sample, Timings, cost_of_nothing, figure, overhead
 from referee.verdict import ERROR, WRONG, FoundError, Run
 
 # A request is to last so long that the spread of an empty one is a small part of it.
-LEAST_SECONDS = {"cpu": 4e-3, "cuda": 8e-3}
+LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MOST_CALLS = 32  # of a request
 LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
 FLUSH_BYTES = 1 << 29  # several times the largest L2
