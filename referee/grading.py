@@ -183,6 +183,12 @@ class Grading:
         """Write the arguments of calls, one list for each call of the next request."""
         write_all(self.bench.inputs, self.bench.pool, calls)
 
+    def forget_round(self) -> None:
+        """Free what the referee keeps of a round, so that the next one has the memory."""
+        self.expected_calls, self.results, self.inputs, self.before = [], [], [], []
+        for region in (*self.bench.inputs, *self.bench.given):
+            region.forget()
+
     def is_input_intact(self, count: int) -> bool:
         """Return whether the inputs of so many calls still are what was written."""
         return all(region.is_unchanged() for region in self.bench.inputs[:count])

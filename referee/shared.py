@@ -155,8 +155,13 @@ class Region:
                 flat_bytes(x).fill_(0xFF)
 
     def rewrite(self) -> None:
-        """Write the same values once more."""
-        self.write(self._originals)
+        """Write the same values once more, unless they were forgotten."""
+        if self._originals:
+            self.write(self._originals)
+
+    def forget(self) -> None:
+        """Free what `is_unchanged` compares with; the region is to be written before it is asked."""
+        self._originals = []
 
     def is_unchanged(self) -> bool:
         """Return whether the region still holds, to the last bit, what was written."""

@@ -76,6 +76,8 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     problem, module = grading.problem, grading.module
     grading.inputs = inputs
     outputs, given, clear = draw_given(grading, inputs)
+    results = len(outputs)
+    del outputs  # as large as they may be
     parameters = grading.parameters()
     try:
         with restored_buffers(module):
@@ -86,7 +88,7 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     if wants is None:
         return False
     if not quantities:
-        quantities += map(Quantity, names_of(inputs, parameters, len(outputs)))
+        quantities += map(Quantity, names_of(inputs, parameters, results))
     for quantity, want in zip(quantities, wants, strict=True):
         if quantity.want and want and quantity.want.shape != want.shape:
             return False  # of a size that depends on values
@@ -96,7 +98,7 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
         return False
     check_intact(grading, "the backward", with_gradients=True)
     facts = reply["calls"][0]["results"]
-    if not _has_all(grading, facts, quantities, len(outputs)):
+    if not _has_all(grading, facts, quantities, results):
         return False
     _compare_all(grading, quantities, facts, is_strict=clear is not None)
     grading.solution.ask("release")
@@ -116,7 +118,8 @@ def draw_given(
     given = draw_gradients(outputs)
     clear = problem.clear(module, inputs)
     if clear is not None:
-        given = [g * clear for g in given]
+        for g in given:
+            g.mul_(clear)
     return outputs, given, clear
 
 

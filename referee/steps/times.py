@@ -256,6 +256,7 @@ def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
 def new_round(grading: Grading, calls: int) -> None:
     """Draw inputs and parameters, write them, and compute the reference's results."""
     problem = grading.problem
+    grading.forget_round()
     grading.new_state()
     drawn = [problem.draw() for _ in range(calls)]
     grading.inputs = drawn[0]

@@ -15,6 +15,7 @@ from referee.forward import check_eager_intact, check_form, check_intact, read
 from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE, NOTHING
+from referee.reference_file import NoRoomError
 from referee.steps.gradients import OUT_OF_MEMORY, draw_given
 from referee.steps.times import (
     EMPTY_REQUESTS,
@@ -36,11 +37,15 @@ def time_training_steps(grading: Grading) -> None:
         return
     try:
         _time(grading)
-    except (FoundError, RaisedError, torch.OutOfMemoryError) as error:
-        grading.run.step = None
-        if OUT_OF_MEMORY not in f"{type(error).__name__}{error}":
+        return
+    except (NoRoomError, torch.OutOfMemoryError):
+        pass
+    except (FoundError, RaisedError) as error:
+        if OUT_OF_MEMORY not in str(error):
+            grading.run.step = None
             raise
-        grading.verdict.notes.append("no memory for the training step")
+    grading.run.step = None
+    grading.verdict.notes.append("no memory for the training step")
 
 
 def _time(grading: Grading) -> None:
@@ -88,7 +93,7 @@ def _time(grading: Grading) -> None:
 def _make_room(grading: Grading) -> None:
     """Leave to training steps the memory that forwards needed."""
     bench = grading.bench
-    grading.expected_calls, grading.results = [], []
+    grading.forget_round()
     bench.prepare(tuple(compiled_alone(bench.yardsticks)))
     for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
         process.reader.forget()
@@ -100,12 +105,13 @@ def _make_room(grading: Grading) -> None:
 def _new_round(grading: Grading, calls: int) -> list[list]:
     """Draw and write everything; return the reference's results and gradients of each step."""
     problem, bench = grading.problem, grading.bench
+    grading.forget_round()
     grading.new_state()
     drawn = [problem.draw() for _ in range(calls)]
     grading.inputs = drawn[0]
     wants, gradients = [], []
     for inputs in drawn:
-        _, given, _ = draw_given(grading, inputs)
+        given = draw_given(grading, inputs)[1]
         gradients.append(given)
         with restored_buffers(grading.module):
             wants.append(problem.derive(grading.module, inputs, given, grading.parameters()))
@@ -115,7 +121,8 @@ def _new_round(grading: Grading, calls: int) -> list[list]:
     grading.state.write(values)
     for eager in bench.eager:
         eager.state.write(values)
-    grading.results = [x if x is not None else torch.empty(0) for x in wants[0]]
+    if bench.copies:
+        grading.results = [x if x is not None else torch.empty(0) for x in wants[0]]
     return wants
 
 
