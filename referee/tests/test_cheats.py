@@ -246,7 +246,9 @@ KEEPS_G = OWN.replace("HERE", "kept or kept.append(g)\n        g = kept[0]")
 APPLY = module("return Own.apply(x, self.fc.weight, self.fc.bias, self.scale)", OF_LINEAR)
 OF_PARAMETERS = {
     "folds": wrong(
-        module("return nn.functional.linear(x, self.w.to(x), self.fc.bias).relu() * self.scale", FOLDED),
+        module(
+            "return nn.functional.linear(x, self.w.to(x), self.fc.bias).relu() * self.scale", FOLDED
+        ),
         "answers with old parameters|beyond the error budget",
     ),
     "keeps_a_buffer": wrong(module("return self.fc(x).relu() * self.kept.to(x)", KEPT_BUFFER)),
