@@ -22,8 +22,6 @@ RESAMPLES = 2000
 EMPTY_QUANTILE = 0.9
 EAGER_QUANTILE = 0.9
 
-Samples = dict[str, tuple[float, float]]  # of one round: seconds, and the referee's clock
-
 
 class Names(NamedTuple):
     """The names of the contestants that every comparison has."""
@@ -65,18 +63,22 @@ class Sample(NamedTuple):
     outer: float
 
 
-def figure(sample: Sample, empty: float) -> float:
-    """Return the seconds of one call of a request.
+def figures(samples: list[Sample], empty: float) -> list[float]:
+    """Return the seconds of one call, for each of a contestant's requests.
 
-    The process's own clock gives the figure. It is never less than the referee's clock less the
-    cost of an empty request, so that a false clock gains nothing.
+    The process's own clock gives the figures, unless the referee's clock, less the cost of an empty
+    request, says more in the median request. Then the larger of both counts in every request, so
+    that a false clock gains nothing.
 
     Args:
-        sample: of a request.
+        samples: of a contestant's requests.
         empty: seconds of a request whose calls do nothing, by the referee's clock.
     """
-    least = (sample.outer - empty) / len(sample.own)
-    return max(median(sample.own), least, 1e-9)
+    own = [max(median(sample.own), 1e-9) for sample in samples]
+    least = [(sample.outer - empty) / len(sample.own) for sample in samples]
+    if median(least) <= median(own):
+        return own
+    return [max(pair) for pair in zip(own, least, strict=True)]
 
 
 def cost_of_nothing(empties: list[float]) -> float:
@@ -120,11 +122,10 @@ class Timings:
         for name in names:
             self.seconds[name], self.wall[name] = [], []
 
-    def add(self, samples: Samples) -> None:
-        """Append the times of one round."""
-        for name, (seconds, wall) in samples.items():
-            self.seconds[name].append(seconds)
-            self.wall[name].append(wall)
+    def set(self, name: str, seconds: list[float], wall: list[float]) -> None:
+        """Set a contestant's times in all rounds so far."""
+        self.seconds[name] = seconds
+        self.wall[name] = wall
 
 
 def trim(*parts: Timings) -> int:

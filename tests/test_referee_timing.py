@@ -41,9 +41,12 @@ def times_of(device, eager, again, ours=1e-3) -> timing.Timings:
 
 def test_a_false_clock_gains_nothing():
     """The figure is the process's own, but no less than the referee's less the empty call's."""
-    assert timing.figure(Sample([1e-3, 1.1e-3, 1.2e-3], 3.5e-3), 0.3e-3) == 1.1e-3
-    assert timing.figure(Sample([1e-9] * 3, 3.6e-3), 0.3e-3) == pytest.approx(1.1e-3)
-    assert timing.figure(Sample([0.0], 0.1e-3), 0.3e-3) > 0
+    honest = Sample([1e-3, 1.1e-3, 1.2e-3], 3.5e-3)
+    slow_reply = Sample([1e-3, 1.1e-3, 1.2e-3], 9e-3)
+    false = Sample([1e-9] * 3, 3.6e-3)
+    assert timing.figures([honest, slow_reply, honest], 0.3e-3) == [1.1e-3] * 3
+    assert timing.figures([false, false, honest], 0.3e-3) == pytest.approx([1.1e-3] * 3)
+    assert timing.figures([Sample([0.0], 0.1e-3)], 0.3e-3)[0] > 0
 
 
 def test_what_eager_needs_beyond_its_own_clock_counts_where_it_is_more():

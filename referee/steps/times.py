@@ -28,7 +28,7 @@ from referee.grading import Grading
 from referee.names import COMPILED, MODULE, NOTHING
 from referee.reading import BadDescriptionError, UnreadableError
 from referee.reference_file import LONGEST_LINE
-from referee.timing import Sample, Timings, cost_of_nothing, figure, overhead
+from referee.timing import Sample, Timings, cost_of_nothing, figures, overhead
 from referee.verdict import ERROR, WRONG, FoundError, Run
 
 # A request is to last so long that the spread of an empty one is a small part of it.
@@ -87,7 +87,7 @@ def _make_plan(bench: Bench) -> Plan:
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
     empty = cost_of_nothing(time_nothing(bench, 1, flush))
-    first = figure([alone(bench, eager, 1, flush) for _ in range(2)][-1], empty)
+    first = figures([alone(bench, eager, 1, flush) for _ in range(2)], empty)[-1]
     kind = problem.device.type
     count = min(MOST_CALLS, math.ceil(LEAST_SECONDS[kind] / first))
     each = max(problem.input_bytes + problem.output_bytes, 1)
@@ -95,7 +95,7 @@ def _make_plan(bench: Bench) -> Plan:
     write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(count)])
     empty = cost_of_nothing(time_nothing(bench, count, flush))
     samples = [alone(bench, eager, count, flush) for _ in range(ALONE_REQUESTS)]
-    return Plan(count, [figure(sample, empty) for sample in samples])
+    return Plan(count, figures(samples, empty))
 
 
 def alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None]) -> Sample:
@@ -220,16 +220,14 @@ def time_forwards(grading: Grading) -> None:
 
     what = f"the forward{problem.setting and f' at {problem.setting}'}"
     wanted = grading.options.rounds
-    eagers: list[Sample] = []
+    every: dict[str, list[Sample]] = {entrant.name: [] for entrant in entrants}
     for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
-        eagers += [samples[names.eager], samples[names.again]]
-        empty = overhead(empties, eagers)
-        timings.add(
-            {
-                name: (figure(sample, empty), sample.outer / len(sample.own))
-                for name, sample in samples.items()
-            }
-        )
+        for name, sample in samples.items():
+            every[name].append(sample)
+        empty = overhead(empties, every[names.eager] + every[names.again])
+        for name, theirs in every.items():
+            wall = [sample.outer / len(sample.own) for sample in theirs]
+            timings.set(name, figures(theirs, empty), wall)
     timings.floor = problem.fastest(timings)
     check_eager(grading, chosen)
 

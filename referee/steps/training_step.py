@@ -27,7 +27,7 @@ from referee.steps.times import (
     plan,
     write_what_is_small,
 )
-from referee.timing import Sample, Step, Timings, figure, overhead
+from referee.timing import Sample, Step, Timings, figures, overhead
 from referee.verdict import WRONG, FoundError
 
 
@@ -81,10 +81,12 @@ def _time(grading: Grading) -> None:
 
     what = f"the training step{problem.setting and f' at {problem.setting}'}"
     wanted = grading.options.rounds
-    eagers: list[Sample] = []
+    every: dict[str, list[tuple[Sample, tuple]]] = {entrant.name: [] for entrant in entrants}
     for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
-        eagers += [samples[names.eager][0], samples[names.again][0]]
-        _add(step, samples, overhead(empties, eagers), calls)
+        for name, found in samples.items():
+            every[name].append(found)
+        eagers = [sample for sample, _ in every[names.eager] + every[names.again]]
+        _set_all(step, every, overhead(empties, eagers))
     for quantity in quantities:
         if found := quantity.problem():
             raise FoundError(WRONG, f"in timed steps, {found}")
@@ -156,17 +158,28 @@ def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[floa
     return checked_seconds(forward, calls), checked_seconds(backward, calls)
 
 
-def _add(step: Step, samples: dict, empty: float, calls: int) -> None:
-    """Add a round: the step's figure, shared between its halves as the process's clock says."""
-    forward, backward = {}, {}
-    for name, (sample, halves) in samples.items():
-        whole, wall = figure(sample, empty), sample.outer / calls
-        total = sum(sample.own)
-        part = sum(halves[0]) / total if total > 0 else 0.5
-        forward[name] = whole * part, wall * part
-        backward[name] = whole * (1 - part), wall * (1 - part)
-    step.forward.add(forward)
-    step.backward.add(backward)
+def _set_all(step: Step, every: dict[str, list[tuple[Sample, tuple]]], empty: float) -> None:
+    """Set all times so far: a step's figure, shared between its halves as the process's clock says.
+
+    Args:
+        step: the times.
+        every: by name, for each round: the sample, and the seconds of its forwards and backwards.
+        empty: seconds of an empty request.
+    """
+    for name, rounds in every.items():
+        wholes = figures([sample for sample, _ in rounds], empty)
+        walls = [sample.outer / len(sample.own) for sample, _ in rounds]
+        parts = [_share_of_forwards(*halves) for _, halves in rounds]
+        for half, share_of_half in ((step.forward, parts), (step.backward, [1 - p for p in parts])):
+            seconds = [whole * part for whole, part in zip(wholes, share_of_half, strict=True)]
+            wall = [whole * part for whole, part in zip(walls, share_of_half, strict=True)]
+            half.set(name, seconds, wall)
+
+
+def _share_of_forwards(forwards: list[float], backwards: list[float]) -> float:
+    """Return which part of a request's steps were forwards, by the process's clock."""
+    total = sum(forwards) + sum(backwards)
+    return sum(forwards) / total if total > 0 else 0.5
 
 
 def _compare(grading: Grading, quantities: list[Quantity], calls: list, wants: list[list]) -> None:
