@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
@@ -18,10 +17,9 @@ def is_relu_intercepted(x: object) -> bool:
     """
     if is_dynamo_compiling() or torch.relu is not TORCH_RELU:
         return True
-    # The short way for most calls. The second condition is false while a function mode is active.
-    if type(x) is Tensor and not has_torch_function_unary(x):
-        return False
-    return is_intercepted(x)
+    # The first condition is false in most calls. It is true if x is of a subclass, and also while a
+    # function mode is active.
+    return has_torch_function_unary(x) and is_intercepted(x)
 
 
 def relu_slow_path(x: object, relu: Callable) -> object:
