@@ -1,6 +1,6 @@
 """The sources of the kernels, as text, and the Python that calls them.
 
-launchers.h      the seam between torch and the kernels: raw pointers, sizes and a stream
+launchers.h      declares the functions that run the kernels, on raw pointers, sizes and a stream
 torch_support/   C++ that both problems use to talk to torch: tensors, operators, autograd
 relu/            ReLU: CUDA and CPU kernels, and the operator that calls them
 linear/          Linear -> ReLU -> divide, likewise

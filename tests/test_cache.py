@@ -184,7 +184,7 @@ def builders(tmp_path):
     return (tmp_path / "builds").read_text().split()
 
 
-def slow(load_inline, seconds, flag):
+def delayed(load_inline, seconds, flag):
     """Return a load_inline that takes `seconds` longer and first makes the file `flag`."""
 
     def slow(**arguments):
@@ -209,7 +209,7 @@ def kill_builders(count, root, start, load, host):
             load(host(draw))
 
 
-def on_host(name):
+def pretend_host(name):
     """Return a function that lets a process believe that it is on this host."""
 
     def set_host():
@@ -229,12 +229,12 @@ def test_builders_may_be_killed_at_any_moment(root, start, load):
 @pytest.mark.parametrize("lock", ["fails", "grants everybody everything"])
 def test_fifty_kills_on_three_hosts(root, start, load, monkeypatch, lock):
     """Hosts that share a folder remove left-overs of their own processes, and of no other host."""
-    monkeypatch.setattr("fcntl.flock", no_locks if lock == "fails" else lambda *_: None)
-    kill_builders(50, root, start, load, lambda draw: on_host(draw.choice(HOSTS)))
-    children = [start(on_host(name)) for name in HOSTS * 2]
+    monkeypatch.setattr("fcntl.flock", fail_to_lock if lock == "fails" else lambda *_: None)
+    kill_builders(50, root, start, load, lambda draw: pretend_host(draw.choice(HOSTS)))
+    children = [start(pretend_host(name)) for name in HOSTS * 2]
     assert {child.wait()[0] for child in children} == {0}
     for name in HOSTS:
-        load(on_host(name))
+        load(pretend_host(name))
     load()
     builds = folders_of_builds(root)
     assert builds
@@ -244,7 +244,7 @@ def test_fifty_kills_on_three_hosts(root, start, load, monkeypatch, lock):
 def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load_inline):
     """Its age and its lock do not matter. Only that host itself may find its process dead."""
     flag = tmp_path / "builds here"
-    other = start(on_host(HOSTS[0]), load_inline=slow(load_inline, 1, flag))
+    other = start(pretend_host(HOSTS[0]), load_inline=delayed(load_inline, 1, flag))
     wait_for(flag.exists)
     (folder,) = folders_of_builds(root)
     for path in (folder, *folder.parent.iterdir()):
@@ -254,9 +254,9 @@ def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load
     library = load()
     assert library.parent != folder
     other.kill()
-    load(on_host(HOSTS[1]), sources=OTHER)
+    load(pretend_host(HOSTS[1]), sources=OTHER)
     assert folder.is_dir()
-    load(on_host(HOSTS[0]), sources={**OTHER, "a": ""})
+    load(pretend_host(HOSTS[0]), sources={**OTHER, "a": ""})
     assert not unfinished(root)
     assert load() == library
 
@@ -280,7 +280,7 @@ def test_a_host_without_a_name_removes_no_unfinished_build(root, load):
     folders = [library.parent.with_name(name) for name in names]
     for folder in folders:
         folder.mkdir()
-    load(on_host(""), sources=OTHER)
+    load(pretend_host(""), sources=OTHER)
     assert all(folder.is_dir() for folder in folders)
 
 
@@ -305,7 +305,7 @@ def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_pa
 
 
 def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
-    build_slowly = slow(load_inline, 0.5, tmp_path / "builds here")
+    build_slowly = delayed(load_inline, 0.5, tmp_path / "builds here")
     children = [start(load_inline=build_slowly) for _ in range(16)]
     statuses, outputs = zip(*(child.wait() for child in children), strict=True)
     assert {*statuses} == {0}
@@ -321,7 +321,7 @@ def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
 def test_waiting_ends_when_the_builder_ends(root, start, tmp_path, load_inline, end):
     flag = tmp_path / "builds here"
     seconds = 0.5 if end == "published" else 60
-    builder = start(load_inline=slow(load_inline, seconds, flag))
+    builder = start(load_inline=delayed(load_inline, seconds, flag))
     wait_for(flag.exists)
     waiter = start()
     wait_for(lambda: "waiting for another process" in waiter.output.read_text())
@@ -348,7 +348,7 @@ def test_two_threads_build_once(root, start, load_inline, tmp_path):
 def test_a_stopped_builder_blocks_nobody(root, start, load, tmp_path, load_inline, monkeypatch):
     """Others build by themselves after a while. The stopped builder may continue afterwards."""
     flag = tmp_path / "builds here"
-    stopped = start(load_inline=slow(load_inline, 0, flag))
+    stopped = start(load_inline=delayed(load_inline, 0, flag))
     wait_for(flag.exists)
     os.kill(stopped.pid, signal.SIGSTOP)
     monkeypatch.setattr(cache, "PATIENCE_S", 0.3)
@@ -366,7 +366,7 @@ def test_fork_while_a_thread_builds(root, start, load, tmp_path, load_inline, is
     flag, loaded = tmp_path / "builds here", tmp_path / "loaded"
 
     def run():
-        arguments = ({"tiny": SOURCES}, slow(load_inline, 0.3, flag))
+        arguments = ({"tiny": SOURCES}, delayed(load_inline, 0.3, flag))
         thread = threading.Thread(target=load_extensions, args=arguments)
         thread.start()
         wait_for(flag.exists)
@@ -388,7 +388,7 @@ def test_fork_while_a_thread_builds(root, start, load, tmp_path, load_inline, is
     wait_for(loaded.exists)
 
 
-def no_locks(*_):
+def fail_to_lock(*_):
     raise OSError(38, "Function not implemented")
 
 
@@ -429,7 +429,7 @@ def change_a_bit(library):
 
 
 # By name, a function that damages a finished build.
-SPOILS = {
+DAMAGES = {
     "shortened": shorten,
     "a bit changed": change_a_bit,
     "missing": Path.unlink,
@@ -438,10 +438,10 @@ SPOILS = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
-def test_a_damaged_build_is_built_again(root, load, spoil, tmp_path):
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_build_is_built_again(root, load, damage, tmp_path):
     library = load()
-    spoil(library)
+    damage(library)
     again = load()
     assert folders_of_builds(root) == [again.parent]
     assert len(builders(tmp_path)) == 2

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from beside_torch import step
+from beside_torch import output_and_gradients
 from compare import assert_same_bits
-from tensors import linear_modules, recording, slow, targets_of
+from tensors import graph_recorder, linear_modules, slow, targets_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -63,7 +63,7 @@ def test_steps_of_training(compile, device, dynamic):
     shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,), (0, 6))
     for shape in shapes if dynamic else shapes[:2]:
         x = torch.randn(shape, device=device)
-        assert_same_step(step(compiled, x), step(theirs, x))
+        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), theirs(x))
 
@@ -71,8 +71,8 @@ def test_steps_of_training(compile, device, dynamic):
 def test_graphs_of_a_larger_model(device):
     """The linear module's forward and gradients are one operator each, and ReLU is torch's."""
     graphs = []
-    compiled = torch.compile(networks(device)[0], fullgraph=True, backend=recording(graphs))
-    step(compiled, torch.randn(4, 6, device=device))
+    compiled = torch.compile(networks(device)[0], fullgraph=True, backend=graph_recorder(graphs))
+    output_and_gradients(compiled, torch.randn(4, 6, device=device))
     forward, backward = map(targets_of, graphs)
     assert {f"{OWN}_with_mask.default", "aten.relu.default"} <= forward
     assert f"{OWN}_gradients.default" in backward
@@ -95,7 +95,7 @@ def test_strides_of_x(compile, device, view):
     x = view(torch.randn(12, 12, device=device))
     mine, theirs = linear_modules(x.shape[-1], 8, 3.0, device=device)
     compiled = compile(mine)
-    assert_same_step(step(compiled, x), step(theirs, x))
+    assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), theirs(x))
     relu = compile(ModelNew())(x)
@@ -116,8 +116,8 @@ def test_a_number_of_rows_that_depends_on_data(compile, device):
         return lambda x: module(x[keep].transpose(0, 1))
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        got = step(mine, x, compile(of_kept_rows(mine)))
-        assert_same_step(got, step(theirs, x, of_kept_rows(theirs)))
+        got = output_and_gradients(mine, x, compile(of_kept_rows(mine)))
+        assert_same_step(got, output_and_gradients(theirs, x, of_kept_rows(theirs)))
 
 
 @pytest.mark.slow
@@ -129,12 +129,14 @@ def test_training_with_reduce_overhead(device):
     for _ in range(6):
         x = torch.randn(8, 6, device=device)
         torch.compiler.cudagraph_mark_step_begin()
-        assert_same_step([t.clone() for t in step(compiled, x)], step(theirs, x))
+        assert_same_step(
+            [t.clone() for t in output_and_gradients(compiled, x)], output_and_gradients(theirs, x)
+        )
         for module, optimizer in zip((compiled, theirs), optimizers, strict=True):
             optimizer.zero_grad()
             torch.compiler.cudagraph_mark_step_begin()
             module(x).square().sum().backward()
-            optimizer.step()
+            optimizer.output_and_gradients()
 
 
 @pytest.mark.parametrize("is_module_compiled", [False, True])
@@ -142,7 +144,7 @@ def test_activation_checkpointing(device, is_module_compiled):
     """Inside a compiled function, the backward's graph computes the forward again."""
     mine, theirs = networks(device)
     x, graphs = torch.randn(4, 6, device=device), []
-    compile = partial(torch.compile, fullgraph=True, backend=recording(graphs))
+    compile = partial(torch.compile, fullgraph=True, backend=graph_recorder(graphs))
 
     def run(module):
         return lambda x: checkpoint(module, x, use_reentrant=False)
@@ -151,7 +153,7 @@ def test_activation_checkpointing(device, is_module_compiled):
     leaf = x.clone().requires_grad_()
     out = compiled(leaf)
     got = torch.autograd.grad(out.square().sum(), [leaf, *mine.parameters()])
-    assert_same_step((out, *got), step(theirs, x))
+    assert_same_step((out, *got), output_and_gradients(theirs, x))
     again = f"{OWN}_with_mask.default" in targets_of(graphs[-1])
     assert again != is_module_compiled
     assert f"{OWN}_gradients.default" in targets_of(graphs[-1])
@@ -232,7 +234,7 @@ def test_a_divisor_that_changes_between_steps(compile, device, number, dtype):
     x = torch.randn(4, 6, device=device, dtype=dtype)
     for divisor in (2, -3, 5, 0, 7):
         mine.divisor = theirs.divisor = number(divisor)
-        assert_same_step(step(compiled, x), step(theirs, x))
+        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
     for divisor in (float("inf"), float("nan")):
         mine.divisor = theirs.divisor = divisor
         torch.testing.assert_close(compiled(x), theirs(x), equal_nan=True)
@@ -243,7 +245,7 @@ def test_integers_that_are_no_floats(is_symbolic):
     """The graph does what an eager call does: from 2^53 on, torch's ops compute everything."""
     mine, theirs = linear_modules(6, 8, 3)
     graphs = []
-    compiled = torch.compile(mine, fullgraph=True, backend=recording(graphs))
+    compiled = torch.compile(mine, fullgraph=True, backend=graph_recorder(graphs))
     x = torch.randn(4, 6)
     with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=is_symbolic), torch.no_grad():
         for divisor in (3, 5, 2**53 - 1, 2**53, -(2**53) - 1):

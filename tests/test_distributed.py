@@ -66,7 +66,7 @@ def check_dtensor(device, mesh):
     assert torch.equal(ModelNew()(sum_of_parts).full_tensor(), torch.zeros(4, device=device))
 
 
-class Recorded(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Records the names of operators that are called on shards, and of communication."""
 
     def __init__(self):
@@ -84,7 +84,7 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def same_gradients(mine, theirs):
+def assert_same_gradients(mine, theirs):
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(whole(a.grad), whole(b.grad))
 
@@ -146,10 +146,10 @@ def check_placements_of_linear(device, mesh, shape, weight, x_placement, feature
     with torch.inference_mode():
         torch.testing.assert_close(whole(mine(sharded)), theirs(x))
     sharded.requires_grad_()
-    with Recorded() as recorded:
+    with OperatorRecorder() as recorder:
         out = mine(sharded)
-    assert (f"{OPERATOR}_with_mask.default" in recorded.names) == is_ours, case
-    communicates = any("c10d" in name for name in recorded.names)
+    assert (f"{OPERATOR}_with_mask.default" in recorder.names) == is_ours, case
+    communicates = any("c10d" in name for name in recorder.names)
     assert not (is_ours and communicates), case
     torch.testing.assert_close(whole(out), theirs(x))
     runs = [gradients, gradients_of_gradients]
@@ -198,7 +198,7 @@ def check_tensor_parallel(device, mesh):
             for module, out in ((mine, got), (theirs, want)):
                 module.zero_grad()
                 out.square().sum().backward()
-            same_gradients(mine, theirs)
+            assert_same_gradients(mine, theirs)
 
 
 def networks(device):
@@ -224,7 +224,7 @@ def check_wrapped(device, mesh):
         x = torch.randn(5, 6, device=device) + dist.get_rank()
         for module in (mine, theirs):
             module(x).pow(2).sum().backward()
-        same_gradients(mine, theirs)
+        assert_same_gradients(mine, theirs)
 
 
 CHECKS = [check_dtensor, check_linear_dtensor, check_compiled_dtensor]

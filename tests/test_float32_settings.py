@@ -20,7 +20,7 @@ from tensors import OPERATORS, linear_modules, step
 OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 
-def child(function, tmp_path, **environment):
+def run_in_child(function, tmp_path, **environment):
     """Call a function of this file in a new process."""
     code = f"from test_float32_settings import {function.__name__} as f; f()"
     printed(code, tmp_path, path=(ROOT, SUPPORT, Path(__file__).parent), **environment)
@@ -51,7 +51,7 @@ def settings(on_cpu=False):
     return accepted
 
 
-def make(calls, *names):
+def apply_settings(calls, *names):
     """Make these settings, in this order, and no others."""
     calls["highest"]()
     for name in [name for name in calls if name.endswith("none")] + list(names):
@@ -61,7 +61,7 @@ def make(calls, *names):
 def combinations(calls, repeat):
     """Make `repeat` settings one after the other, in all combinations; yield their names."""
     for names in itertools.product(calls, repeat=repeat):
-        make(calls, *names)
+        apply_settings(calls, *names)
         yield names
 
 
@@ -84,7 +84,7 @@ def check_products():
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_the_precision_is_the_one_that_torch_derives_from_its_settings(override, tmp_path):
     """Old and new settings may be mixed without an error."""
-    child(check_products, tmp_path, NVIDIA_TF32_OVERRIDE=override)
+    run_in_child(check_products, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_cpu():
@@ -100,7 +100,7 @@ def check_cpu():
 @pytest.mark.slow
 def test_results_on_a_cpu_are_torchs_for_every_setting(tmp_path):
     """This includes CPUs with TF32 or bfloat16 products."""
-    child(check_cpu, tmp_path)
+    run_in_child(check_cpu, tmp_path)
 
 
 # A size for which the sm90 kernels compute the products at `high` and at `highest`.
@@ -114,7 +114,7 @@ def arithmetic(got, exact):
     return "TF32" if error > 1e-5 else "float32"
 
 
-def arithmetic_of(run, *arguments):
+def result_or_error_type(run, *arguments):
     """Return what `run` returns, or the type of its error."""
     try:
         return run(*arguments)
@@ -131,7 +131,7 @@ def assert_same_arithmetic(ours, eager, context):
     assert ours == eager or (is_error and ours == "float32"), (context, ours, eager)
 
 
-def drawn():
+def draw_forward():
     """Return both modules, x, and the exact result."""
     modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
     weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
@@ -139,11 +139,11 @@ def drawn():
 
 
 def check_forward():
-    modules, x, exact = drawn()
+    modules, x, exact = draw_forward()
     seen = set()
     for names in combinations(settings(), 2):
         with torch.no_grad():
-            kinds = [arithmetic_of(lambda m=m: arithmetic(m(x), exact)) for m in modules]
+            kinds = [result_or_error_type(lambda m=m: arithmetic(m(x), exact)) for m in modules]
         assert_same_arithmetic(*kinds, names)
         seen.add(kinds[1])
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
@@ -153,7 +153,7 @@ def check_forward():
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1", "2"])
 def test_the_forward_uses_torchs_arithmetic_after_any_two_settings(override, tmp_path):
-    child(check_forward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
+    run_in_child(check_forward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_backward():
@@ -172,8 +172,8 @@ def check_backward():
     for first, second in itertools.product(calls, repeat=2):
         results = []
         for module in modules:
-            make(calls, first)
-            found = arithmetic_of(kinds, module, calls[second])
+            apply_settings(calls, first)
+            found = result_or_error_type(kinds, module, calls[second])
             results.append([found, found] if isinstance(found, type) else found)
         for name, ours, eager in zip(("x", "weight"), *results, strict=True):
             assert_same_arithmetic(ours, eager, (first, second, name))
@@ -182,11 +182,11 @@ def check_backward():
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1"])
 def test_gradients_use_the_precision_that_is_set_during_backward(override, tmp_path):
-    child(check_backward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
+    run_in_child(check_backward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_autocast():
-    modules, x, exact = drawn()
+    modules, x, exact = draw_forward()
     for names in combinations(settings(), 2):
         for dtype in (torch.float16, torch.bfloat16):
             with torch.no_grad(), torch.autocast("cuda", dtype):
@@ -198,4 +198,4 @@ def check_autocast():
 
 @pytest.mark.gpu
 def test_products_under_autocast_do_not_depend_on_float32_settings(tmp_path):
-    child(check_autocast, tmp_path)
+    run_in_child(check_autocast, tmp_path)

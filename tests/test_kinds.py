@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from beside_torch import both, samples, step
+from beside_torch import assert_same_results, output_and_gradients, samples
 from compare import assert_same_bits, outcome
 from tensors import linear_modules
 from torch import nn
@@ -134,7 +134,7 @@ def test_changes_of_linear_change_the_result(device, modules, change, is_compile
     if is_compiled:
         torch._dynamo.reset()
         mine = torch.compile(mine, backend="aot_eager")
-    out, *_ = both((mine, theirs), lambda module: step(module, x))
+    out, *_ = assert_same_results((mine, theirs), lambda module: output_and_gradients(module, x))
     assert not torch.equal(out, plain)
 
 
@@ -146,7 +146,7 @@ def test_the_class_of_an_object_may_change(device, modules):
     own = property(lambda self: lambda x: self._modules["linear"](x) + 9)
     for module in modules:
         module.__class__ = type("Subclass", (type(module),), {"linear": own})
-    assert both(modules, lambda module: module(x)).min() > 0
+    assert assert_same_results(modules, lambda module: module(x)).min() > 0
 
 
 @pytest.mark.parametrize("name", ["bias", "weight"])
@@ -306,7 +306,7 @@ def test_a_sparse_x_has_torchs_gradient():
     def run(module):
         return torch.autograd.grad(module(x).to_dense().sum(), x)[0].to_dense()
 
-    both((ModelNew(), Model()), run)
+    assert_same_results((ModelNew(), Model()), run)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -317,4 +317,4 @@ def test_a_sparse_weight_gives_torchs_result():
             module.linear.weight.detach().to_sparse_csr(), requires_grad=False
         )
     x = samples()
-    both(modules, lambda module: module(x))
+    assert_same_results(modules, lambda module: module(x))

@@ -43,7 +43,7 @@ def odd_shapes(count):
     return sorted(shapes)
 
 
-def exactly(module, x):
+def exact_result(module, x):
     """Return the result in float64, for the divisor rounded to the dtype in which torch divides."""
     weight, bias = module.linear.weight.double(), module.linear.bias
     z = linear(x.double(), weight, None if bias is None else bias.double())
@@ -79,7 +79,7 @@ def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
         allowance = 0.0
         if is_ours:
             allowance = rounding_errors(x, *mine.linear.parameters()) / abs(mine.divisor)
-        assert_as_accurate(got, want, exactly(mine, x), slack, allowance)
+        assert_as_accurate(got, want, exact_result(mine, x), slack, allowance)
     else:
         assert_same_bits(got, want)
 
@@ -181,7 +181,7 @@ def test_special_values(case):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_conversions_of_half_types(device, dtype):
-    """Every bit pattern is multiplied by 1, and divided exactly or with rounding."""
+    """Every bit pattern is multiplied by 1, and divided exact_result or with rounding."""
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
     for divisor in (1.0, 3.0, 2.0**-20, 2.0**20):
         mine, _ = linear_modules(1, 1, divisor, dtype, device, bias=False)
@@ -213,7 +213,7 @@ def test_parameters_and_divisor_are_read_in_each_call(device):
     assert first.shape == (4, 5)
 
 
-def replace(**attributes):
+def set_attributes(**attributes):
     """Return a function that sets attributes of a module, and parameters of its `linear`."""
 
     def change(module):
@@ -241,12 +241,12 @@ def rows():
         (None, lambda: [1.0] * 6),
         (None, lambda: None),
         (lambda m: m.to(torch.complex64), lambda: torch.ones(3, 6, dtype=torch.complex64)),
-        (replace(bias=torch.randn(4)), rows),
-        (replace(bias=torch.randn(5).double()), rows),
-        (replace(weight=torch.randn(5, 7)), rows),
-        (replace(divisor="two"), rows),
-        (replace(divisor=2**70), rows),
-        (replace(divisor=None), rows),
+        (set_attributes(bias=torch.randn(4)), rows),
+        (set_attributes(bias=torch.randn(5).double()), rows),
+        (set_attributes(weight=torch.randn(5, 7)), rows),
+        (set_attributes(divisor="two"), rows),
+        (set_attributes(divisor=2**70), rows),
+        (set_attributes(divisor=None), rows),
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])

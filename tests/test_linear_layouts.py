@@ -199,10 +199,12 @@ def test_the_kernels_compute_large_aligned_products_and_torch_all_others(dtype):
             assert ("aten::mm" not in ops) == is_ours
 
 
-WRITTEN = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [(torch.float32, "high")]
+SM90_PRODUCTS = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [
+    (torch.float32, "high")
+]
 
 
-@pytest.mark.parametrize(("dtype", "precision"), WRITTEN, indirect=["precision"], ids=str)
+@pytest.mark.parametrize(("dtype", "precision"), SM90_PRODUCTS, indirect=["precision"], ids=str)
 def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transposed):
     """Our kernels start before the kernel in front of them on the stream has ended."""
     x, weight = laid_out(integers((520, 1024), dtype), transposed[0]), integers((776, 1024), dtype)

@@ -225,12 +225,12 @@ int main() {
 def test_wide_and_narrow_tiles_cover_all_rows_in_turn(tmp_path):
     numbers = list(map(int, compiled(tmp_path, ROWS, "nvcc")()))
     tiles = list(zip(numbers[::2], numbers[1::2], strict=True))
-    of_weight_tile = [tiles[:6], tiles[6:12], tiles[12:]]
+    tiles_of_weight_tile = [tiles[:6], tiles[6:12], tiles[12:]]
     # The pattern of wide and narrow tiles moves on from one tile of weight to the next.
-    assert [size for _, size in of_weight_tile[0]] == [WIDE] * 4 + [NARROW] * 2
-    assert [size for _, size in of_weight_tile[1]] == [NARROW] * 2 + [WIDE] * 4
-    assert [size for _, size in of_weight_tile[2]] == [WIDE] * 2 + [NARROW] * 2 + [WIDE] * 2
-    for row_tiles in of_weight_tile:
+    assert [size for _, size in tiles_of_weight_tile[0]] == [WIDE] * 4 + [NARROW] * 2
+    assert [size for _, size in tiles_of_weight_tile[1]] == [NARROW] * 2 + [WIDE] * 4
+    assert [size for _, size in tiles_of_weight_tile[2]] == [WIDE] * 2 + [NARROW] * 2 + [WIDE] * 2
+    for row_tiles in tiles_of_weight_tile:
         assert row_tiles[0][0] == 0
         assert all(begin + size == after for (begin, size), (after, _) in pairwise(row_tiles))
         assert sum(size for _, size in row_tiles) == 1024

@@ -5,11 +5,19 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 
-import properties as drawn
+import properties
 import pytest
 import torch
 from compare import checked_call, exact_gradients, outcome
-from properties import Drawn, assert_same, assert_same_layout, assume, given, one_of, st
+from properties import (
+    TensorDescription,
+    assert_same,
+    assert_same_layout,
+    assume,
+    choice_of,
+    given,
+    st,
+)
 from tensors import FLOATING, float32_precision, linear_modules, step
 from torch import nn
 from torch.nn.functional import linear
@@ -23,7 +31,7 @@ SPECIAL_DIVISORS = (2.0, 3.0, -1.5, 0.0, -0.0, math.inf, math.nan)
 SMALL = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 33, 64, 65, 129, 257)
 # On a GPU, torch multiplies small operands, and our kernels large ones.
 SIZES = {"cpu": SMALL, "cuda": (*SMALL, 513, 1024, 1025, 2049)}
-MOST = {"cpu": 1 << 16, "cuda": 1 << 27}  # the most products: M * N * K
+MAX_PRODUCTS = {"cpu": 1 << 16, "cuda": 1 << 27}  # the most products: M * N * K
 DENSE = torch.contiguous_format
 EXACT = (1.0, 2.0, -0.5)  # divisors for which quotients of small integers are exact
 PRECISIONS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
@@ -39,9 +47,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Operands:
     """Descriptions of x, weight and bias, of one dtype, and the divisor."""
 
-    x: Drawn
-    weight: Drawn
-    bias: Drawn | None
+    x: TensorDescription
+    weight: TensorDescription
+    bias: TensorDescription | None
     divisor: float
 
     def modules(self, device):
@@ -61,21 +69,25 @@ class Operands:
 @st.composite
 def operands(draw, device, values, divisors, dtypes=FLOATING):
     """Draw operands that fit together, in any layouts; now and then K or N is 0."""
-    limits = {"sizes": SIZES[device], "most_dims": 3}
-    k, n = draw(one_of(SIZES[device])), draw(one_of(SIZES[device]))
-    rows = drawn.draw_shape(draw, most=max(MOST[device] // (n * k), 1), **limits)
-    if draw(drawn.integers(0, 29)) == 29:
-        k, n = draw(one_of(((0, n), (k, 0))))
-    x = drawn.draw_tensor(draw, dtypes, values, drawn.draw_layout(draw, (*rows, k)))
-    weight = drawn.draw_tensor(draw, (x.dtype,), values, drawn.draw_layout(draw, (n, k)))
-    bias = drawn.draw_tensor(draw, (x.dtype,), values, drawn.draw_layout(draw, (n,)))
-    return Operands(x, weight, bias if draw(drawn.booleans) else None, draw(one_of(divisors)))
+    limits = {"sizes": SIZES[device], "max_dims": 3}
+    k, n = draw(choice_of(SIZES[device])), draw(choice_of(SIZES[device]))
+    rows = properties.draw_shape(
+        draw, max_elements=max(MAX_PRODUCTS[device] // (n * k), 1), **limits
+    )
+    if draw(properties.integers(0, 29)) == 29:
+        k, n = draw(choice_of(((0, n), (k, 0))))
+    x = properties.draw_tensor(draw, dtypes, values, properties.draw_layout(draw, (*rows, k)))
+    weight = properties.draw_tensor(draw, (x.dtype,), values, properties.draw_layout(draw, (n, k)))
+    bias = properties.draw_tensor(draw, (x.dtype,), values, properties.draw_layout(draw, (n,)))
+    return Operands(
+        x, weight, bias if draw(properties.booleans) else None, draw(choice_of(divisors))
+    )
 
 
 @st.composite
 def like(draw, shape, dtype, values):
     """Draw tensors of one shape, in any layout."""
-    return drawn.draw_tensor(draw, (dtype,), (values,), drawn.draw_layout(draw, shape))
+    return properties.draw_tensor(draw, (dtype,), (values,), properties.draw_layout(draw, shape))
 
 
 def measured(got, exact, sizes, terms, setting="highest", is_product=True):
@@ -158,7 +170,7 @@ def check_forward(device, data, values, divisors):
     mine, theirs = case.modules(device)
     x, n = case.x.make(device), len(mine.linear.weight)
     size = math.prod((*x.shape[:-1], n)) * x.element_size()
-    setting = data.draw(one_of(PRECISIONS[device]))
+    setting = data.draw(choice_of(PRECISIONS[device]))
     with torch.no_grad(), float32_precision(setting):
         got = checked_call(lambda: mine(x), [x, *mine.parameters()], size)
         want = theirs(x)
@@ -195,7 +207,7 @@ def test_gradients(device, data):
     assume(n > 0)  # otherwise there is nothing to compare
     mine, theirs = case.modules(device)
     x, (weight, *bias) = case.x.make(device), (p.detach() for p in theirs.parameters())
-    setting = data.draw(one_of(PRECISIONS[device]))
+    setting = data.draw(choice_of(PRECISIONS[device]))
     z, magnitude = exact_sums(theirs.linear, x)
     near = U_TF32 * 4 if x.dtype == torch.float32 and setting != "highest" else U32 * 64
     if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
@@ -257,9 +269,9 @@ def test_any_of_the_gradients(device, data):
 @st.composite
 def misfits(draw):
     """Draw x, weight and bias of any shapes and dtypes, which need not fit together."""
-    sizes = {"sizes": (1, 2, 3), "most_dims": 3}
+    sizes = {"sizes": (1, 2, 3), "max_dims": 3}
     dtypes = (torch.float32, torch.float64, torch.float16, torch.int64, torch.bool)
-    return [draw(drawn.tensors(dtypes, ("integers",), **sizes)) for _ in range(3)]
+    return [draw(properties.tensors(dtypes, ("integers",), **sizes)) for _ in range(3)]
 
 
 @given(misfits())

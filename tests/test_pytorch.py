@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from beside_torch import assert_same, both, samples, step
+from beside_torch import assert_same, assert_same_results, output_and_gradients, samples
 from compare import assert_same_bits
 from processes import printed
 from tensors import FLOATING, OPERATORS, captured, linear_modules, linear_path, targets_of
@@ -45,7 +45,7 @@ def modules(kind, device):
     return modules_of(kind, device)
 
 
-def recording(seen, kind):
+def recording_mode(seen, kind):
     """Return a mode of this kind that appends the functions that are called."""
 
     def record(self, function, types, args=(), kwargs=None):
@@ -105,7 +105,7 @@ def opcheck_gradients(grad_output, mask, x, weight):
 )
 def test_transforms_of_torch_func(device, modules, transform):
     x = samples(device)
-    both(modules, lambda module: transform(module, x))
+    assert_same_results(modules, lambda module: transform(module, x))
 
 
 def test_vmap_over_parameters(device):
@@ -125,7 +125,7 @@ def test_vmap_over_parameters(device):
         grads = torch.func.vmap(per_sample, in_dims=(None, 0))(detached, x)
         return torch.func.vmap(call, in_dims=(0, None))(stacked, x), grads["linear.weight"]
 
-    both(list(zip(*pairs, strict=True)), run)
+    assert_same_results(list(zip(*pairs, strict=True)), run)
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -188,10 +188,10 @@ def test_scripted_relu(inplace):
 def test_scripted_linear(divisor, bias):
     modules = linear_modules(6, 10, divisor, bias=bias)
     x = samples()
-    both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
+    assert_same_results((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
     for module in modules:
         module.linear = nn.Sequential(module.linear, nn.Tanh())
-    both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
+    assert_same_results((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
 
 
 def test_meta_and_fake_tensors_have_the_right_shapes_and_devices(kind):
@@ -218,7 +218,7 @@ def test_a_function_mode_sees_the_references_calls(kind):
     seen = []
     mine, theirs = modules_of(kind)
     x = samples()
-    with recording(seen, torch.overrides.TorchFunctionMode):
+    with recording_mode(seen, torch.overrides.TorchFunctionMode):
         got = mine(x)
         calls = seen.copy()
         seen.clear()
@@ -233,7 +233,7 @@ def test_a_dispatch_mode_sees_the_operators(kind, grad):
     seen = []
     mine, theirs = modules_of(kind)
     x = samples().requires_grad_(grad)
-    with torch.set_grad_enabled(grad), recording(seen, TorchDispatchMode):
+    with torch.set_grad_enabled(grad), recording_mode(seen, TorchDispatchMode):
         got = mine(x)
     own = TARGET[kind]
     if kind == "linear" and grad:
@@ -296,11 +296,13 @@ def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatc
     modules, x, before = modules_of(kind, device), samples(device), getattr(owner, name)
     plain = modules[1](x)
     monkeypatch.setattr(owner, name, lambda *args: before(*args) + 1)
-    changed = both(modules, lambda module: module(x))
+    changed = assert_same_results(modules, lambda module: module(x))
     is_unaffected = kind == "relu" and owner is not torch
     assert torch.equal(changed, plain) == is_unaffected
     torch._dynamo.reset()
-    both([torch.compile(m, backend="eager") for m in modules], lambda module: module(x))
+    assert_same_results(
+        [torch.compile(m, backend="eager") for m in modules], lambda module: module(x)
+    )
 
 
 def test_a_profiler_sees_the_operator(device, kind, modules):
@@ -309,7 +311,7 @@ def test_a_profiler_sees_the_operator(device, kind, modules):
     x = samples(device)
     for default in (device, "meta"):
         with torch.device(default), torch.profiler.profile() as profile:
-            both(modules, lambda module: module(x))
+            assert_same_results(modules, lambda module: module(x))
         events = {event.key for event in profile.key_averages()}
         assert f"{NAMESPACES[kind]}::{name}" in events
 
@@ -317,8 +319,10 @@ def test_a_profiler_sees_the_operator(device, kind, modules):
 def test_results_in_inference_mode_are_inference_tensors(device, modules):
     x = samples(device).requires_grad_()
     with torch.inference_mode():
-        assert both(modules, lambda module: module(x)).is_inference()
-        assert both(modules, lambda module: module(samples(device) * 0 + 1)).is_inference()
+        assert assert_same_results(modules, lambda module: module(x)).is_inference()
+        assert assert_same_results(
+            modules, lambda module: module(samples(device) * 0 + 1)
+        ).is_inference()
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
@@ -327,9 +331,11 @@ def test_autocast(device, kind, dtype, to):
     x = samples(device, dtype)
     modules = modules_of(kind, device, dtype)
     autocast = torch.autocast(device, dtype=to)
-    both(modules, lambda module: step(module, x, autocast(module.forward)))
+    assert_same_results(
+        modules, lambda module: output_and_gradients(module, x, autocast(module.forward))
+    )
     with torch.no_grad(), torch.autocast(device, dtype=to):
-        out = both(modules, lambda module: module(x))
+        out = assert_same_results(modules, lambda module: module(x))
     assert out.dtype == (to if kind == "linear" and dtype != torch.float64 else dtype)
 
 
@@ -337,7 +343,7 @@ def test_autocast_with_mixed_dtypes(device):
     modules = linear_modules(6, 10, 3.0, device=device)
     x = samples(device).half()
     with torch.autocast(device, dtype=torch.bfloat16):
-        both(modules, lambda module: module(x))
+        assert_same_results(modules, lambda module: module(x))
     with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
         modules[0](x.double())
 
@@ -347,7 +353,7 @@ def test_deterministic_and_anomaly_mode(device, modules):
     torch.use_deterministic_algorithms(mode=True)
     try:
         with torch.autograd.detect_anomaly(check_nan=True):
-            both(modules, lambda module: step(module, x))
+            assert_same_results(modules, lambda module: output_and_gradients(module, x))
     finally:
         torch.use_deterministic_algorithms(mode=False)
 
@@ -443,7 +449,7 @@ def test_activation_checkpointing(device, modules, use_reentrant):
         checkpoint(module, leaf, use_reentrant=use_reentrant).pow(2).sum().backward()
         return leaf.grad
 
-    both(modules, run)
+    assert_same_results(modules, run)
 
 
 # By name, hooks that change how saved tensors are stored.
@@ -458,7 +464,7 @@ SAVED = {
 def test_saved_tensor_hooks(device, modules, hooks):
     x = samples(device)
     with hooks():
-        both(modules, lambda module: step(module, x))
+        assert_same_results(modules, lambda module: output_and_gradients(module, x))
 
 
 def test_a_hook_that_returns_another_mask_raises(device, modules):

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from compare import assert_same_bits, checked_call, unpacked
+from compare import assert_same_bits, checked_call, unpack_mask
 from tensors import FLOATING, draw, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -108,7 +108,7 @@ def test_one_bit_for_each_element_is_saved(device):
     with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         ModelNew()(x)
     assert [(t.dtype, t.numel()) for t in saved] == [(torch.uint8, x.numel() // 8)]
-    assert torch.equal(unpacked(saved[0]), x.flatten() > 0)
+    assert torch.equal(unpack_mask(saved[0]), x.flatten() > 0)
 
 
 def test_nothing_is_saved_without_a_gradient(device):

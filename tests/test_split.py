@@ -16,7 +16,14 @@ from adversary import hunt
 from compare import assert_same_bits
 from compositions import operands
 from families import CASES, named
-from ranges import FEW_TERMS, ONE_PRODUCT_SLACK, SLACK, Reference, broken_promises, of_bound
+from ranges import (
+    FEW_TERMS_ERROR,
+    ONE_PRODUCT_SLACK,
+    SLACK,
+    Reference,
+    bound_ratio,
+    broken_promises,
+)
 from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product, single_product
 from tensors import slow
 
@@ -43,32 +50,36 @@ EXACT = [
 ]
 
 
-def judge(x, weight, bias, kernel, allowance=FEW_TERMS):
+def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
     """Return a message for each promise that the twin breaks."""
     reference = Reference(x, weight, bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, kernel)
     trusted = cublas(x, weight, bias, DIVISOR)
     broken = broken_promises(out, trusted, reference, SLACK, allowance)
-    if not of_bound(out, reference).max() <= 1:
+    if not bound_ratio(out, reference).max() <= 1:
         broken.append("the bound")
     return broken
 
 
-def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=ranges.few_terms):
+def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=ranges.allowance_of_long_sums):
     return judge(*named(name, *sizes), kernel, allowance(name))
 
 
 @EACH_KERNEL
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_keeps_the_promises(name, kernel):
-    allowance = ranges.few_terms_in_all if kernel.cores == twin.AMPERE else ranges.few_terms
+    allowance = (
+        ranges.allowance_of_short_sums
+        if kernel.cores == twin.AMPERE
+        else ranges.allowance_of_long_sums
+    )
     assert judge_named(name, kernel, allowance=allowance) == []
 
 
 @EACH_KERNEL
 @pytest.mark.parametrize("name", CASES)
 def test_promises_hold_for_sizes_that_are_no_multiples_of_anything(name, kernel):
-    assert judge_named(name, kernel, (17, 301, 29), ranges.few_terms_in_all) == []
+    assert judge_named(name, kernel, (17, 301, 29), ranges.allowance_of_short_sums) == []
 
 
 @EACH_KERNEL
@@ -134,7 +145,7 @@ def test_an_interval_of_64_on_ampere_breaks_the_bound():
     x[0, 0] = weight[0, 0] = 1 + 2.0**-11 - 2.0**-22
     reference = Reference(x, weight, torch.zeros(1), 1.0)
     too_long, right = (
-        of_bound(linear(x, weight, torch.zeros(1), 1.0, kernel), reference).item()
+        bound_ratio(linear(x, weight, torch.zeros(1), 1.0, kernel), reference).item()
         for kernel in (replace(SM80, interval=64), SM80)
     )
     assert too_long > 1 > right > 0.5
@@ -150,7 +161,9 @@ def test_a_hunt_finds_operands_that_break_the_bound_of_a_broken_kernel(k, broken
     assert hunt(call, count=32, k=k, rounds=15, seed=0) > 1
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ranges.NOT_AS_TF32])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ranges.LESS_ACCURATE_THAN_TF32]
+)
 def test_one_product_errs_no_more_than_tf32(name):
     """This holds even if only the results of rows that need TF32 are computed again, not tiles."""
     kernel = replace(SINGLE_PRODUCT, tile=1)
@@ -365,5 +378,5 @@ def test_broken_promises_allows_larger_errors_of_few_terms(reference_and_result)
     reference, trusted = reference_and_result
     for units, count in ((5, 0), (20, 3), (70, 3)):
         out = (reference.out + units * UNIT * reference.magnitude).float()
-        assert len(broken_promises(out, trusted, reference, SLACK, FEW_TERMS)) == count
-        assert (of_bound(out, reference).max() > 1) == (units == 70)
+        assert len(broken_promises(out, trusted, reference, SLACK, FEW_TERMS_ERROR)) == count
+        assert (bound_ratio(out, reference).max() > 1) == (units == 70)
