@@ -51,7 +51,8 @@ CPU_SUBSET = "relu_forward relu_backward linear_forward linear_backward"
 CPU_SUBSET += " properties_relu properties_linear"
 # Tests of all bit patterns of a dtype are left out: they add no memory accesses of another kind.
 CPU_NAMES = "not patterns"
-# Without torch's cache of memory each tensor is an allocation of its own, whose bounds a tool knows.
+# Without torch's cache of memory, each tensor is an allocation of its own, and a tool knows its
+# bounds.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 # By the name of a tool: the environment variables of its runs.
 TOOLS = {

@@ -107,7 +107,7 @@ def targets_of(*graphs):
 
 
 def graph_recorder(graphs):
-    """Return a backend of torch.compile that appends the graphs of forward and backward to a list."""
+    """Return a backend of torch.compile that adds the graphs of forward and backward to a list."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
