@@ -354,7 +354,7 @@ def test_waiting_ends_when_the_builder_ends(root, start, tmp_path, load_inline, 
     assert len(folders_of_builds(root)) == 1
 
 
-def test_two_threads_build_once(root, start, load_inline, tmp_path):
+def test_four_threads_build_once(root, start, load_inline, tmp_path):
     """Threads of one process wait for each other as processes do."""
 
     def run():
@@ -518,7 +518,7 @@ def test_another_compiler_builds_again_but_another_name_of_it_does_not(monkeypat
     assert load() in (library, again)
 
 
-# A library has more than 12 KiB, so the disk is full at different moments of a build.
+# A library has about 15 KiB, so these disks are full at different moments of a build.
 @pytest.mark.parametrize("size", [4, 8, 12, 16])
 def test_a_full_disk_gives_an_error_and_leaves_nothing(root, load, fail, size):
     root.mkdir()

@@ -19,7 +19,7 @@ STABLE = "relu_divide_kernels.linear_relu_divide"  # what exported programs hold
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def without_earlier_graphs():
     torch._dynamo.reset()
 
 
@@ -57,7 +57,7 @@ def assert_same_step(got, want):
 
 
 @pytest.mark.parametrize("dynamic", [None, *slow([True, False])])
-def test_steps_of_training(compile, device, dynamic):
+def test_a_compiled_network_has_the_references_outputs_and_gradients(compile, device, dynamic):
     mine, theirs = networks(device)
     compiled = compile(mine, dynamic=dynamic)
     shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,), (0, 6))
@@ -68,8 +68,8 @@ def test_steps_of_training(compile, device, dynamic):
             torch.testing.assert_close(compiled(x), theirs(x))
 
 
-def test_graphs_of_a_larger_model(device):
-    """The linear module's forward and gradients are one operator each, and ReLU is torch's."""
+def test_a_graph_of_a_larger_model_has_our_operators_for_linear_and_torchs_for_relu(device):
+    """The linear module's forward is one operator, and so are its gradients."""
     graphs = []
     compiled = torch.compile(networks(device)[0], fullgraph=True, backend=graph_recorder(graphs))
     output_and_gradients(compiled, torch.randn(4, 6, device=device))
@@ -79,7 +79,7 @@ def test_graphs_of_a_larger_model(device):
     ours = {name for name in forward | backward if name.startswith("relu_divide_kernels")}
     assert ours == {f"{OWN}_with_mask.default", f"{OWN}_gradients.default"}
     products = [n for n in graphs[1].graph.nodes if str(n.target) == "aten.mm.default"]
-    assert len(products) == 2  # of `first`, which is an nn.Linear
+    assert len(products) == 2  # the gradients of `first`, which is an nn.Linear
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_graphs_of_a_larger_model(device):
         lambda x: x[:1].expand(12, 12),
     ],
 )
-def test_strides_of_x(compile, device, view):
+def test_x_may_have_any_strides(compile, device, view):
     x = view(torch.randn(12, 12, device=device))
     mine, theirs = linear_modules(x.shape[-1], 8, 3.0, device=device)
     compiled = compile(mine)
@@ -107,8 +107,8 @@ def test_strides_of_x(compile, device, view):
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
     reason="torch 2.9's own meta functions compare sizes that data decide",
 )
-def test_a_number_of_rows_that_depends_on_data(compile, device):
-    """The compiler has no guard for this number."""
+def test_the_number_of_rows_may_depend_on_data(compile, device):
+    """The compiler then cannot assume anything about this number."""
     mine, theirs = linear_modules(6, 8, 3.0, device=device)
     x, keep = torch.randn(8, 4, 6, device=device), torch.arange(8, device=device) > 2
 
@@ -121,7 +121,7 @@ def test_a_number_of_rows_that_depends_on_data(compile, device):
 
 
 @pytest.mark.slow
-def test_training_with_reduce_overhead(device):
+def test_training_with_reduce_overhead_gives_the_references_results(device):
     """On a GPU, CUDA graphs are recorded in the second step and replayed from the third."""
     mine, theirs = networks(device)
     compiled = torch.compile(mine, fullgraph=True, mode="reduce-overhead")
@@ -140,8 +140,8 @@ def test_training_with_reduce_overhead(device):
 
 
 @pytest.mark.parametrize("is_module_compiled", [False, True])
-def test_activation_checkpointing(device, is_module_compiled):
-    """Inside a compiled function, the backward's graph computes the forward again."""
+def test_activation_checkpointing_gives_the_references_gradients(device, is_module_compiled):
+    """If a compiled function contains the checkpoint, the backward's graph repeats the forward."""
     mine, theirs = networks(device)
     x, graphs = torch.randn(4, 6, device=device), []
     compile = partial(torch.compile, fullgraph=True, backend=graph_recorder(graphs))
@@ -154,13 +154,14 @@ def test_activation_checkpointing(device, is_module_compiled):
     out = compiled(leaf)
     got = torch.autograd.grad(out.square().sum(), [leaf, *mine.parameters()])
     assert_same_step((out, *got), output_and_gradients(theirs, x))
-    again = f"{OWN}_with_mask.default" in targets_of(graphs[-1])
-    assert again != is_module_compiled
+    repeats_forward = f"{OWN}_with_mask.default" in targets_of(graphs[-1])
+    assert repeats_forward != is_module_compiled
     assert f"{OWN}_gradients.default" in targets_of(graphs[-1])
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast(compile, device, inside):
+def test_results_under_autocast_are_close_to_the_references(compile, device, inside):
+    """Autocast may be inside the compiled function, or around it."""
     mine, theirs = networks(device)
     x = torch.randn(4, 6, device=device)
 
@@ -177,7 +178,7 @@ def test_autocast(compile, device, inside):
     torch.testing.assert_close(*results, atol=5e-2, rtol=5e-2)
 
 
-def test_backward_under_autocast(compile, device):
+def test_autocast_during_the_backward_changes_nothing(compile, device):
     """A graph that was made without autocast does not change its dtypes under autocast."""
     mine, _ = linear_modules(6, 8, 3.0, device=device)
     compiled = compile(mine)
@@ -197,7 +198,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transforms_of_torch_func_inside_a_compiled_function(compile, transform):
+def test_transforms_of_torch_func_in_a_graph_give_the_references_results(compile, transform):
     """Second gradients come from torch's formulas."""
     mine, theirs = linear_modules(6, 8, 3.0)
     x = torch.randn(4, 6)
@@ -206,7 +207,10 @@ def test_transforms_of_torch_func_inside_a_compiled_function(compile, transform)
 
 
 def count_graphs(module, change, calls):
-    """Return how many graphs are compiled for so many calls, each after a change."""
+    """Return how many graphs are compiled for `calls` calls, each after a change.
+
+    `change` takes the module and the number of the call, and returns the call's x.
+    """
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     for i in range(calls):
@@ -227,8 +231,8 @@ def test_no_more_graphs_are_compiled_than_for_the_reference(change):
 
 @pytest.mark.parametrize("number", [float, int])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_divisor_that_changes_between_steps(compile, device, number, dtype):
-    """It is symbolic from the second value on. Results and gradients are right for each value."""
+def test_the_divisor_may_change_between_steps(compile, device, number, dtype):
+    """From its second value on it is a symbol. Results and gradients are right for each value."""
     mine, theirs = linear_modules(6, 8, 3.0, dtype, device)
     compiled = compile(mine)
     x = torch.randn(4, 6, device=device, dtype=dtype)
@@ -241,7 +245,7 @@ def test_a_divisor_that_changes_between_steps(compile, device, number, dtype):
 
 
 @pytest.mark.parametrize("is_symbolic", [False, True])
-def test_integers_that_are_no_floats(is_symbolic):
+def test_an_integer_that_may_not_be_exact_as_a_float_goes_to_torchs_ops(is_symbolic):
     """The graph does what an eager call does: from 2^53 on, torch's ops compute everything."""
     mine, theirs = linear_modules(6, 8, 3)
     graphs = []
@@ -256,7 +260,7 @@ def test_integers_that_are_no_floats(is_symbolic):
 
 
 def test_layers_with_different_divisors_share_two_graphs():
-    """Large models compile layer by layer. From the second divisor on, it is symbolic."""
+    """Large models are compiled layer by layer. From the second divisor on, it is a symbol."""
     backend = CompileCounterWithBackend("aot_eager")
     layers = nn.Sequential(*(LinearReluDivideNew(6, 6, 2.0 + i) for i in range(12)))
     want = layers(torch.ones(4, 6))
@@ -268,7 +272,7 @@ def test_layers_with_different_divisors_share_two_graphs():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_program_that_was_exported_and_saved_can_be_trained(device, strict, tmp_path):
-    """The batch may have any size."""
+    """The batch may have another size than when the program was exported."""
     mine, theirs = networks(device)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(

@@ -16,7 +16,7 @@ from compare import assert_same_bits, outcome
 from processes import ROOT, SUPPORT, printed
 from tensors import OPERATORS, linear_modules, step
 
-# Values of NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
+# Values of the environment variable NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 
@@ -52,20 +52,21 @@ def settings(on_cpu=False):
 
 
 def apply_settings(calls, *names):
-    """Make these settings, in this order, and no others."""
+    """Undo all earlier settings, and make these, in this order."""
     calls["highest"]()
     for name in [name for name in calls if name.endswith("none")] + list(names):
         calls[name]()
 
 
 def combinations(calls, repeat):
-    """Make `repeat` settings one after the other, in all combinations; yield their names."""
+    """Make any `repeat` settings one after the other, for all combinations; yield their names."""
     for names in itertools.product(calls, repeat=repeat):
         apply_settings(calls, *names)
         yield names
 
 
 def check_products():
+    """Assert that our operator's precision is torch's after any three settings."""
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     mixed = 0
     for names in combinations(settings(), 3):
@@ -88,6 +89,7 @@ def test_the_precision_is_the_one_that_torch_derives_from_its_settings(override,
 
 
 def check_cpu():
+    """Assert that a step has the bits of the reference's after any two settings."""
     modules, x, grad_output = linear_modules(64, 72), torch.randn(80, 64), torch.randn(80, 72)
     for names in combinations(settings(on_cpu=True), 2):
         got, want = (outcome(step, module, x, grad_output) for module in modules)
@@ -99,7 +101,7 @@ def check_cpu():
 
 @pytest.mark.slow
 def test_results_on_a_cpu_are_torchs_for_every_setting(tmp_path):
-    """This includes CPUs with TF32 or bfloat16 products."""
+    """The bits are the same, also on CPUs with TF32 or bfloat16 products."""
     run_in_child(check_cpu, tmp_path)
 
 
@@ -115,7 +117,7 @@ def arithmetic(got, exact):
 
 
 def result_or_error_type(run, *arguments):
-    """Return what `run` returns, or the type of its error."""
+    """Return the function's result, or the type of its error."""
     try:
         return run(*arguments)
     except RuntimeError as error:
@@ -123,7 +125,7 @@ def result_or_error_type(run, *arguments):
 
 
 def assert_same_arithmetic(ours, eager, context):
-    """Assert that both are the same.
+    """Assert that our arithmetic is eager's.
 
     Ours may be float32 where torch raises, as it does for "bfx9" on some GPUs.
     """
@@ -132,13 +134,14 @@ def assert_same_arithmetic(ours, eager, context):
 
 
 def draw_forward():
-    """Return both modules, x, and the exact result."""
+    """Return both modules, x, and the exact result of their forward."""
     modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
     weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
     return modules, x, torch.relu(x.double() @ weight.t() + bias) / 3.0
 
 
 def check_forward():
+    """Assert that the forward has the reference's arithmetic after any two settings."""
     modules, x, exact = draw_forward()
     seen = set()
     for names in combinations(settings(), 2):
@@ -153,10 +156,12 @@ def check_forward():
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1", "2"])
 def test_the_forward_uses_torchs_arithmetic_after_any_two_settings(override, tmp_path):
+    """The error tells whether a product was float32 or TF32."""
     run_in_child(check_forward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_backward():
+    """Assert the same for the gradients, where the second setting comes after the forward."""
     modules, x = linear_modules(K, N, 2.0, device="cuda"), torch.randn(M, K, device="cuda")
     grad_output, calls = torch.randn(M, N, device="cuda"), settings()
 
@@ -182,10 +187,12 @@ def check_backward():
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1"])
 def test_gradients_use_the_precision_that_is_set_during_backward(override, tmp_path):
+    """It may differ from that of the forward."""
     run_in_child(check_backward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_autocast():
+    """Assert that errors under autocast are the reference's after any two settings."""
     modules, x, exact = draw_forward()
     for names in combinations(settings(), 2):
         for dtype in (torch.float16, torch.bfloat16):

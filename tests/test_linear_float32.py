@@ -41,6 +41,7 @@ def path(request):
 
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_promise_of_the_forward(path, precision, shape):
+    """Errors are at most torch's times the slack. The mask is right, and making it changes no bit."""
     mine, _, x, _ = draw_step(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
@@ -53,12 +54,13 @@ def test_promise_of_the_forward(path, precision, shape):
         assert_same_bits(mine(x), out)
 
 
+# M around multiples of the tiles' rows, and K for which the tiles differ.
 TILE_SHAPES = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
 
 
 @pytest.mark.parametrize("shape", TILE_SHAPES + SHARED, ids=str)
 def test_tiles_of_x_meet(path, precision, shape):
-    """Tiles cover all rows of x once.
+    """Tiles cover all rows of x once: the results of integers have no error.
 
     On Hopper a tile has 64 rows for a short K or few rows, otherwise 176, or 160 for a long K.
     """
@@ -86,6 +88,10 @@ def test_chunks_of_x_meet(path, precision):
 @pytest.mark.parametrize("shape", [(65536, 1024, 8192), (4096, 1024, 8192)], ids=str)
 @WORKSPACE_PATHS
 def test_memory_beside_the_result_is_limited(path, precision, shape):
+    """A forward allocates at most 256 MiB beside its result.
+
+    It also allocates half of x or 128 MiB, which shows that the path has a workspace.
+    """
     mine, _, x, _ = draw_step(*shape)
     with torch.no_grad():
         mine(x)
@@ -105,6 +111,7 @@ def products_of(module, x, grad_output, results):
 
 @pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"], indirect=True)
 def test_promise_of_the_gradients(path, precision):
+    """Their maximum and mean errors are at most torch's, times the slack."""
     mine, _, x, grad_output = draw_step(*TRAINING)
     results = step(mine, x, grad_output)
     for got, a, b in products_of(mine, x, grad_output, results):
@@ -127,6 +134,8 @@ def test_short_sums_err_as_torchs_or_by_a_few_roundings(path, precision, shape):
         assert_as_accurate(got, a @ b, a.double() @ b.double(), allowance=allowance)
 
 
+# A shape, the path that should be best, and the results for which it should: 0 is the output, 1 the
+# gradient of x, 2 the gradient of weight.
 BEST_PATHS = [
     ((2050, 4101, 2053), "sm90", [0, 1, 2]),
     ((1000, 3072, 768), "sm90", [0, 1, 2]),
@@ -142,7 +151,7 @@ BEST_PATHS = [
 
 @pytest.mark.parametrize(("shape", "best", "results"), BEST_PATHS, ids=str)
 def test_the_best_path_is_chosen_on_hopper(shape, best, results):
-    """The output and gradients have the bits of the best path; torch's only if torch's is best."""
+    """Results have the bits of the best path, and those of torch's path only if that is best."""
     mine, _, x, grad_output = draw_step(*shape)
     names = ("auto", "sm90", "skinny", "torch")
     found = {}
@@ -159,6 +168,7 @@ def test_the_best_path_is_chosen_on_hopper(shape, best, results):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
+    """This holds for the layout of x, weight and the output's gradient."""
     mine, _, x, grad_output = draw_step(*shape)
     want = step(mine, x, grad_output)
     assert_same_bits(step(mine, layout(x), grad_output), want)
@@ -179,7 +189,7 @@ def test_x_may_have_more_dimensions_and_an_expanded_row(path):
 
 
 def spoil(x):
-    """Put special values into rows: inf, NaN, both infinities, or one that dwarfs all others."""
+    """Put special values into rows: an infinity, NaN, both infinities, or 1e30."""
     x = x.clone()
     for row, value in enumerate([INF, -INF, NAN, 1e30]):
         x[row::11, row + 2] = value
@@ -227,6 +237,7 @@ def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
 
 
 def test_the_host_never_waits(path):
+    """A step returns while the GPU still works, also if special values are computed again."""
     mine, _, x, grad_output = draw_step(65, 1001, 1030)
     x, grad_output = spoil(x), spoil(grad_output)
     step(mine, x, grad_output)  # later steps find memory in torch's cache
@@ -242,7 +253,7 @@ def test_the_host_never_waits(path):
 
 
 def test_all_work_is_on_the_current_stream(path):
-    """Memory that is freed between two steps is not overwritten too early."""
+    """Two steps on a delayed stream are right: neither overwrites the other's memory too early."""
     mine, _, x, grad_output = draw_step(65, 1001, 1030)
     want = step(mine, x, grad_output)
     moving = torch.zeros_like(x)
@@ -258,6 +269,7 @@ def test_all_work_is_on_the_current_stream(path):
 
 
 def test_operands_on_a_device_that_is_not_current(path):
+    """Results are there, with the bits of the current device's."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     for shape in ((3, 1001, 1030), (65, 1001, 1030), (257, 1024, 1024)):

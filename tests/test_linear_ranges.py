@@ -46,6 +46,7 @@ def path(request):
 
 
 def module_of(module_class, weight, bias, divisor):
+    """Return a module of this class with this weight and bias."""
     with torch.device("meta"):
         module = module_class(weight.shape[1], weight.shape[0], divisor)
     module.linear.weight = torch.nn.Parameter(weight)
@@ -58,11 +59,13 @@ def module_of(module_class, weight, bias, divisor):
 
 
 def forward(module_class, x, weight, bias, divisor=DIVISOR):
+    """Return relu(x weight^T + bias) / divisor."""
     with torch.no_grad():
         return module_of(module_class, weight, bias, divisor)(x)
 
 
 def gradient_of_x(module_class, x, weight, bias):
+    """Return x weight^T as the gradient of a module's input."""
     k, device = x.shape[1], x.device
     module = module_of(module_class, weight.t().contiguous(), torch.ones(k, device=device), 1.0)
     leaf = torch.zeros(len(x), len(weight), device=device, requires_grad=True)
@@ -70,6 +73,7 @@ def gradient_of_x(module_class, x, weight, bias):
 
 
 def gradient_of_weight(module_class, x, weight, bias):
+    """Return x weight^T as the gradient of a module's weight."""
     m, n, device = len(x), len(weight), x.device
     zeros, ones = torch.zeros(m, n, device=device), torch.ones(m, device=device)
     module = module_of(module_class, zeros, ones, 1.0)
@@ -82,20 +86,29 @@ PRODUCTS = pytest.mark.parametrize("product", [forward, *GRADIENTS], ids=lambda 
 
 
 def reference_of(product, x, weight, bias):
+    """Return the exact result of one of these products."""
     if product is forward:
         return Reference(x, weight, bias, DIVISOR)
     return Reference(x, weight, torch.zeros_like(bias), 1.0, relu=False)
 
 
 def results(product, *drawn):
-    """Return our product, torch's, and the reference."""
+    """Return our product of x, weight and bias (`drawn`), torch's, and the reference."""
     out = product(LinearReluDivideNew, *drawn)
     trusted = product(LinearReluDivide, *drawn)
     return out, trusted, reference_of(product, *drawn)
 
 
 def judge(*drawn, slack, allowance=0.0, has_bound=False, product=forward):
-    """Return a message for each promise that our product breaks."""
+    """Return a message for each promise that our product of x, weight and bias breaks.
+
+    Args:
+        *drawn: x, weight and bias.
+        slack: the factor of torch's errors that is promised.
+        allowance: the relative error that is always allowed.
+        has_bound: whether the bound of docs/SPLIT.md is promised too.
+        product: `forward`, or one of the gradients.
+    """
     out, trusted, reference = results(product, *drawn)
     broken = broken_promises(out, trusted, reference, slack, allowance)
     if has_bound and not bound_ratio(out, reference).max() <= 1:
@@ -172,7 +185,10 @@ def test_random_compositions_keep_the_promises_of_highest(path):
 @PRODUCTS
 @FP16X3_PATHS
 def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
-    """The hunt changes 25,600 pairs of rows for each K, and multiplies a million pairs a round."""
+    """The hunt changes 25,600 pairs of rows for each K, and multiplies a million pairs a round.
+
+    Its worst error is more than 0.03 of the bound, which shows that the hunt works.
+    """
     settings = {"count": 1024, "k": k, "rounds": 25, "seed": k, "device": "cuda"}
     if product is forward:
         worst = hunt(partial(forward, LinearReluDivideNew, divisor=1.0), **settings)
@@ -215,6 +231,7 @@ def test_products_at_high_err_no_more_than_tf32(name, path, product, size):
 )
 @PRODUCTS
 def test_results_are_the_same_bits_every_time(product, name, size, precision, path):
+    """This includes tiles that are computed again, and special values."""
     drawn = named(name, *size, device="cuda")
     first = product(LinearReluDivideNew, *drawn)
     for _ in range(5):

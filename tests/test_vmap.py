@@ -1,8 +1,9 @@
-"""A backward under vmap whose forward was outside it: torch computes all gradients at once.
+"""A backward under vmap whose forward was outside it: all gradients are computed at once.
 
 Such calls come from `torch.autograd.grad(is_grads_batched=True)` and `jacobian(vectorize=True)`,
 which use torch's older vmap, and from `torch.func.vmap` over a function that calls
-`torch.autograd.grad`.
+`torch.autograd.grad`. Each test asserts that the results are the reference's, and that our operators
+are called for the whole batch.
 """
 
 import warnings
@@ -28,7 +29,7 @@ def modules(request, device):
 
 @contextmanager
 def no_fallback_of_ours():
-    """Fail if vmap calls an operator of this project once for each element of the batch."""
+    """Fail if vmap falls back to calling an operator of ours once for each element of the batch."""
     set_fallback_warnings = torch._C._debug_only_display_vmap_fallback_warnings
     set_fallback_warnings(True)
     try:
@@ -148,7 +149,7 @@ def random_batch(shape, dim):
 def test_the_gradients_operator_takes_batches_of_any_operands(
     device, mask_dim, grad_dim, x_dim, weight_dim
 ):
-    """The result is that of a loop over the batch."""
+    """The result is that of a loop over the batch. A dim of None means no batch."""
     in_dims = (grad_dim, mask_dim, x_dim, weight_dim)
     grad_output = random_batch((4, 10), grad_dim).to(device)
     mask = random_batch((4, 2), mask_dim).mul(100).to(device, torch.uint8)

@@ -202,7 +202,8 @@ def cpu_runs(folder: Path) -> list[Run]:
         "TORCH_EXTENSIONS_DIR": str(folder),
         "CUDA_VISIBLE_DEVICES": "",
         "LD_PRELOAD": " ".join(libraries),  # python itself is built without sanitizers
-        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={ERROR_STATUS}",  # python frees little when it ends
+        # Python frees little when it ends.
+        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={ERROR_STATUS}",
         "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={ERROR_STATUS}",
     }
     return [Run("address, undefined", "cpu", pytest(CPU_SUBSET, "-k", CPU_NAMES), environment)]
