@@ -41,7 +41,7 @@ def path(request):
 
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_promise_of_the_forward(path, precision, shape):
-    """Errors are at most torch's times the slack. The mask is right, and making it changes no bit."""
+    """Errors are at most torch's times the slack. The mask is right; making it changes no bit."""
     mine, _, x, _ = draw_step(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)

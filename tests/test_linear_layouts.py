@@ -209,7 +209,7 @@ SM90_PRODUCTS = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [
 
 @pytest.mark.parametrize(("dtype", "precision"), SM90_PRODUCTS, indirect=["precision"], ids=str)
 def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transposed):
-    """Our kernels start before the kernel in front of them has ended, and still read its results."""
+    """Our kernels start before the kernel in front of them has ended, but wait for its results."""
     x, weight = laid_out(integers((520, 1024), dtype), transposed[0]), integers((776, 1024), dtype)
     weight = laid_out(weight, transposed[1])
     module = module_of(weight, None, 2.0)

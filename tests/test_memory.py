@@ -1,7 +1,7 @@
 """The pool of a CPU's large outputs, and calls for which memory runs out.
 
-The pool keeps the memory of freed outputs for the next ones. Each test runs in a child process, whose
-address space it measures or limits.
+The pool keeps the memory of freed outputs for the next ones. Most tests run in a child process,
+whose address space they measure or limit.
 """
 
 import shutil
@@ -131,7 +131,7 @@ cases = {
 
 
 def test_out_of_memory_is_torchs_error_and_the_next_call_works(tmp_path):
-    """This holds for the forward, with and without a mask, and for the backward. No memory leaks."""
+    """This holds for the forward, with and without a mask, and the backward. No memory leaks."""
     code = """
 for name, case in cases.items():
     held = case()  # so the pool is empty

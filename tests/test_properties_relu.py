@@ -31,6 +31,7 @@ def check_forward(x):
 
 @given(properties.tensors(DTYPES, VALUES), st.sampled_from(MODES))
 def test_forward(device, x, mode):
+    """Results are torch's for any layout, dtype and values, and in every grad mode."""
     with mode():
         check_forward(x.make(device))
 
@@ -38,6 +39,7 @@ def test_forward(device, x, mode):
 @FEW
 @given(properties.tensors(DTYPES, VALUES, **properties.LARGE))
 def test_forward_of_large_tensors(device, x):
+    """Results are torch's also where several threads compute them."""
     check_forward(x.make(device))
 
 
@@ -59,12 +61,14 @@ def check_gradients(x, grad_output):
 
 @given(differentiated())
 def test_gradients(device, pair):
+    """First and second gradients are torch's for any layouts and values."""
     check_gradients(*(x.make(device) for x in pair))
 
 
 @FEW
 @given(differentiated(**properties.LARGE))
 def test_gradients_of_large_tensors(device, pair):
+    """Gradients are torch's also where several threads compute them."""
     check_gradients(*(x.make(device) for x in pair))
 
 

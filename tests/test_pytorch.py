@@ -21,7 +21,7 @@ from model_new import LinearReluDivideNew, ModelNew, namespaces
 
 # The namespaces of this build's operators.
 NAMESPACES = {"relu": namespaces["relu"], "linear": namespaces["linear_relu_divide"]}
-# The operator in a graph of the module.
+# The operator by which each module appears in a graph.
 TARGET = {
     "relu": "aten.relu.default",
     "linear": f"{NAMESPACES['linear']}.linear_relu_divide.default",
@@ -46,7 +46,7 @@ def modules(kind, device):
 
 
 def recording_mode(seen, kind):
-    """Return a mode of this kind that appends the functions that are called."""
+    """Return a mode of this class that appends the functions that are called to `seen`."""
 
     def record(self, function, types, args=(), kwargs=None):
         seen.append(function)
@@ -56,6 +56,7 @@ def recording_mode(seen, kind):
 
 
 def test_opcheck_of_relu(device):
+    """`torch.library.opcheck` finds no fault, for any strides and an empty x."""
     for x in (samples(device), samples(device).t(), samples(device)[:, ::2], samples(device)[:0]):
         for leaf in (x, x.clone().requires_grad_()):
             torch.library.opcheck(OPERATORS.relu, (leaf,))
@@ -64,6 +65,7 @@ def test_opcheck_of_relu(device):
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck_of_linear(device, bias):
+    """`torch.library.opcheck` finds no fault in the three operators of Linear."""
     weight = torch.randn(10, 6, device=device)
     b = torch.randn(10, device=device) if bias else None
     for x in (samples(device), samples(device).unflatten(0, (2, 2)), samples(device)[:0]):
@@ -103,13 +105,13 @@ def opcheck_gradients(grad_output, mask, x, weight):
         lambda f, x: torch.func.functional_call(f, {}, (x,)),
     ],
 )
-def test_transforms_of_torch_func(device, modules, transform):
+def test_transforms_of_torch_func_give_the_references_results(device, modules, transform):
     x = samples(device)
     assert_same_results(modules, lambda module: transform(module, x))
 
 
-def test_vmap_over_parameters(device):
-    """This gives the gradients of each sample, and the outputs of an ensemble."""
+def test_vmap_over_parameters_gives_the_references_results(device):
+    """It computes the gradients of each sample, and the outputs of an ensemble."""
     x = samples(device)
     pairs = [linear_modules(6, 10, 3.0, device=device) for _ in range(3)]
 
@@ -160,7 +162,8 @@ def test_results_are_not_views_and_may_be_changed_in_place(device, kind):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_traced_modules(kind):
+def test_traced_modules_give_the_references_results(kind):
+    """The graph of ReLU has torch's op, so the program needs no kernels."""
     mine, theirs = modules_of(kind)
     traced = torch.jit.trace(mine, samples())
     assert kind == "linear" or "aten::relu" in str(traced.graph)
@@ -170,7 +173,7 @@ def test_traced_modules(kind):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("inplace", [False, True])
-def test_scripted_relu(inplace):
+def test_scripted_relu_gives_torchs_results_and_gradients(inplace):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 6), ModelNew(inplace)))
     x, layer = samples(), scripted[0]
     got = torch.autograd.grad(scripted(x).sum(), layer.weight)
@@ -185,7 +188,8 @@ def test_scripted_relu(inplace):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("divisor", [3.0, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_scripted_linear(divisor, bias):
+def test_scripted_linear_gives_the_references_results(divisor, bias):
+    """This holds for any module in the place of `linear`."""
     modules = linear_modules(6, 10, divisor, bias=bias)
     x = samples()
     assert_same_results((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
@@ -271,8 +275,8 @@ def test_flops_are_counted_by_a_counter_that_is_imported_later(tmp_path):
     assert printed(code, tmp_path).split() == [str(2 * 4 * 8 * 16)]
 
 
-def test_reentrant_dispatch(kind):
-    """A dispatch mode may call the modules for an operator's argument."""
+def test_a_dispatch_mode_may_call_the_modules(kind):
+    """Then the modules run inside the call of another operator."""
     x = samples()
     modules = modules_of(kind)
     results = []
@@ -292,10 +296,10 @@ def test_reentrant_dispatch(kind):
     ("owner", "name"), [(torch, "relu"), (nn.functional, "linear"), (nn.Linear, "forward")]
 )
 def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatch, device):
-    """Low-rank adapters and other precisions change all modules in this way."""
-    modules, x, before = modules_of(kind, device), samples(device), getattr(owner, name)
+    """Libraries for low-rank adapters or other precisions change all modules in this way."""
+    modules, x, torchs = modules_of(kind, device), samples(device), getattr(owner, name)
     plain = modules[1](x)
-    monkeypatch.setattr(owner, name, lambda *args: before(*args) + 1)
+    monkeypatch.setattr(owner, name, lambda *args: torchs(*args) + 1)
     changed = assert_same_results(modules, lambda module: module(x))
     is_unaffected = kind == "relu" and owner is not torch
     assert torch.equal(changed, plain) == is_unaffected
@@ -306,7 +310,7 @@ def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatc
 
 
 def test_a_profiler_sees_the_operator(device, kind, modules):
-    """This holds under a default device too, whose mode changes functions that make tensors."""
+    """This also holds under `with torch.device(...)`, which is a mode, but changes no results."""
     name = {"relu": "relu", "linear": "linear_relu_divide"}[kind]
     x = samples(device)
     for default in (device, "meta"):
@@ -327,7 +331,7 @@ def test_results_in_inference_mode_are_inference_tensors(device, modules):
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(device, kind, dtype, to):
+def test_results_and_dtypes_under_autocast_are_the_references(device, kind, dtype, to):
     x = samples(device, dtype)
     modules = modules_of(kind, device, dtype)
     autocast = torch.autocast(device, dtype=to)
@@ -339,7 +343,7 @@ def test_autocast(device, kind, dtype, to):
     assert out.dtype == (to if kind == "linear" and dtype != torch.float64 else dtype)
 
 
-def test_autocast_with_mixed_dtypes(device):
+def test_autocast_converts_operands_of_mixed_dtypes_but_not_float64(device):
     modules = linear_modules(6, 10, 3.0, device=device)
     x = samples(device).half()
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -348,7 +352,7 @@ def test_autocast_with_mixed_dtypes(device):
         modules[0](x.double())
 
 
-def test_deterministic_and_anomaly_mode(device, modules):
+def test_results_under_deterministic_and_anomaly_mode_are_the_references(device, modules):
     x = samples(device)
     torch.use_deterministic_algorithms(mode=True)
     try:
@@ -362,6 +366,7 @@ def test_deterministic_and_anomaly_mode(device, modules):
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("path", ["auto", "torch"])
 def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
+    """A replay with other operands gives the results of a call with them."""
     mine, _ = modules_of(kind, "cuda", dtype)
     x = torch.randn(4096, 6, device="cuda", dtype=dtype, requires_grad=True)
     grad_output = torch.randn_like(mine(x))
@@ -411,8 +416,8 @@ def test_construction_is_the_references(kind):
 
 def test_every_result_has_new_memory(device, modules):
     x = samples(device)
-    kept = [x, modules[0](x), modules[0](x), *modules[0].parameters()]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in kept}) == len(kept)
+    tensors = [x, modules[0](x), modules[0](x), *modules[0].parameters()]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
 
 
 def test_second_backward_raises_as_torch_does(device, modules):
@@ -441,7 +446,7 @@ def test_hooks_are_called_in_order(device, modules):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing(device, modules, use_reentrant):
+def test_activation_checkpointing_gives_the_references_gradient(device, modules, use_reentrant):
     x = samples(device)
 
     def run(module):
@@ -461,7 +466,7 @@ SAVED = {
 
 
 @pytest.mark.parametrize("hooks", SAVED.values(), ids=SAVED)
-def test_saved_tensor_hooks(device, modules, hooks):
+def test_hooks_that_store_saved_tensors_in_another_way_change_no_result(device, modules, hooks):
     x = samples(device)
     with hooks():
         assert_same_results(modules, lambda module: output_and_gradients(module, x))
@@ -474,7 +479,7 @@ def test_a_hook_that_returns_another_mask_raises(device, modules):
         out.sum().backward()
 
 
-def test_threads_share_the_module(kind):
+def test_threads_that_share_a_module_get_right_results(kind):
     mine, theirs = modules_of(kind)
     x = torch.randn(30_000, 6)
     with ThreadPoolExecutor(8) as pool:

@@ -100,7 +100,7 @@ def test_special_values(device, dtype):
 
 
 def test_gradient_is_written_to_new_memory(device):
-    """x and the output's gradient do not change."""
+    """The gradient has no memory of x or of the output's gradient, which do not change."""
     x, grad_output = torch.randn(2, 1000, device=device)
     checked_call(lambda: step(ModelNew(), x, grad_output), [x, grad_output], x.nbytes)
 

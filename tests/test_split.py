@@ -1,8 +1,9 @@
 """The arithmetic of the float32 GEMMs, on their CPU twin: its steps, and the promises.
 
-Tests also show that a twin without one of the steps breaks a promise. The yardstick is a float32
-sum as cuBLAS computes it, in one accumulator along all of K. The CPU's own product is no yardstick:
-it adds several partial sums and errs up to five times less.
+The names of the steps are those of docs/SPLIT.md. Tests also show that a twin without one of the
+steps breaks a promise. Errors are compared with those of a float32 sum as cuBLAS computes it, in
+one accumulator along all of K. The CPU's own product is not used for that: it adds several partial
+sums and errs up to five times less.
 """
 
 from dataclasses import replace
@@ -51,7 +52,7 @@ EXACT = [
 
 
 def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
-    """Return a message for each promise that the twin breaks."""
+    """Return a message for each promise that the twin of a kernel breaks."""
     reference = Reference(x, weight, bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, kernel)
     trusted = cublas(x, weight, bias, DIVISOR)
@@ -62,6 +63,7 @@ def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
 
 
 def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=ranges.allowance_of_long_sums):
+    """Return the broken promises of a named case with these sizes: M, K and N."""
     return judge(*named(name, *sizes), kernel, allowance(name))
 
 
@@ -124,6 +126,7 @@ def test_derived_bound_is_within_the_promise(kernel):
     assert all(derived_bound(k, kernel) <= 64 + k / 64 for k in range(1, 1 << 16))
 
 
+# K and the kernel of each hunt. The intervals of sm90 are those of longer K.
 HUNTED = [(64, SM80), (64, SM80_ON_HOPPER)]
 HUNTED += [(k, replace(SM90, interval=p)) for k, p in ((128, 32), (128, 64), (192, 128))]
 
@@ -137,7 +140,7 @@ def test_a_hunt_finds_no_operands_that_break_the_bound(k, kernel, rounds):
 
 
 def test_an_interval_of_64_on_ampere_breaks_the_bound():
-    """To a first product near 1, 63 products are added that are just below half its last place.
+    """63 products are added to a first one near 1. Each is just below half of the sum's last place.
 
     Truncation drops each of them. The product of the first elements' lo halves is missing as well.
     """
@@ -151,6 +154,7 @@ def test_an_interval_of_64_on_ampere_breaks_the_bound():
     assert too_long > 1 > right > 0.5
 
 
+# K, and the change that breaks a kernel.
 BROKEN = [(16, {"lo_exponent": 0}), (64, {"products": 1})]
 BROKEN += [(64, {"half": torch.bfloat16}), (512, {"promotes": False})]
 
@@ -165,7 +169,7 @@ def test_a_hunt_finds_operands_that_break_the_bound_of_a_broken_kernel(k, broken
     "name", [name for name in CASES if name not in ranges.LESS_ACCURATE_THAN_TF32]
 )
 def test_one_product_errs_no_more_than_tf32(name):
-    """This holds even if only the results of rows that need TF32 are computed again, not tiles."""
+    """This holds even if results are computed again alone, not with their tile."""
     kernel = replace(SINGLE_PRODUCT, tile=1)
     x, weight, bias = named(name, 32, 1024, 48)
     trusted = twin.epilogue(twin.tf32_product(x, weight, kernel), bias, DIVISOR)
@@ -175,7 +179,7 @@ def test_one_product_errs_no_more_than_tf32(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cases_measure_something(name):
+def test_cases_have_finite_results_and_errors(name):
     """Results are finite except in cases named otherwise; float32 errs except in exact cases."""
     x, weight, bias = named(name, 24, 1024, 32)
     trusted = cublas(x, weight, bias, DIVISOR)
@@ -211,10 +215,11 @@ def test_a_kernel_that_samples_and_does_not_recompute_breaks_a_promise():
 
 
 def lognormal(rows, k, sigma):
+    """Draw values of both signs whose logarithms have this standard deviation."""
     return torch.randn(rows, k).sign() * (torch.randn(rows, k) * sigma).exp()
 
 
-# By name, a function of the rows and K that draws rows that fit into fp16.
+# By name, a function of the number of rows and of K that draws rows that fit into fp16.
 ORDINARY_ROWS = {
     "normal": torch.randn,
     "uniform": lambda n, k: 2 * torch.rand(n, k) - 1,
@@ -248,6 +253,7 @@ def test_ordinary_rows_do_not_need_tf32(name, k):
 
 
 def graded(k):
+    """Return k values from 2^-20 to 2^20."""
     return torch.linspace(-20, 20, k).exp2()
 
 
@@ -285,6 +291,7 @@ def test_a_row_with_an_outlier_that_overflows_needs_tf32():
 
 
 def test_tiles_are_computed_again_as_a_whole():
+    """They have TF32's bits, also in rows without a special value. Other tiles do not change."""
     x, weight = torch.randn(10, 256), torch.randn(9, 256)
     want = product(x, weight, SINGLE_PRODUCT)
     x[1, 7] = NAN
@@ -299,7 +306,7 @@ def test_tiles_are_computed_again_as_a_whole():
 
 
 def test_a_weight_that_overflows_makes_all_its_results_infinite_or_nan():
-    """So the product shows which results must be computed again, for any x, even for zeros."""
+    """So the results show which must be computed again. It holds for any x, even for zeros."""
     x = torch.randn(8, 256)
     x[0] = 0
     x[1] = x[1].abs()
@@ -327,6 +334,7 @@ def test_scaled_maxima_are_just_below_a_power_of_two_and_scaling_is_exact():
 
 
 def test_hi_and_lo_keep_23_bits():
+    """The error of hi + lo is at most 2^-23 of the value, or 2^-36 for small ones."""
     scaled = (torch.randn(1 << 18) * torch.randint(-24, 13, (1 << 18,)).float().exp2()).double()
     hi, lo = twin.split(scaled)
     error = (scaled - hi - lo * 2.0**-11).abs()
@@ -349,6 +357,7 @@ def reference_and_result():
 
 
 def test_broken_promises_names_misplaced_values_and_errors(reference_and_result):
+    """An infinity that torch's sum has may be finite in ours, but only if the exact result is."""
     reference, trusted = reference_and_result
 
     def broken(change, trusted=trusted):

@@ -2,8 +2,8 @@
 
 Such calls come from `torch.autograd.grad(is_grads_batched=True)` and `jacobian(vectorize=True)`,
 which use torch's older vmap, and from `torch.func.vmap` over a function that calls
-`torch.autograd.grad`. Each test asserts that the results are the reference's, and that our operators
-are called for the whole batch.
+`torch.autograd.grad`. Each test asserts that the results are the reference's, and that our
+operators are called for the whole batch.
 """
 
 import warnings
