@@ -110,4 +110,5 @@ def _origin_of_model() -> str | None:
 
 
 def _is_same_file(a: str | None, b: str | None) -> bool:
+    """Return whether both are paths, and lead to the same file."""
     return a is not None and b is not None and os.path.realpath(a) == os.path.realpath(b)

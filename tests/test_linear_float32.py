@@ -18,7 +18,7 @@ from float32_on_gpu import (
     summed_at_once,
 )
 from ranges import Reference, broken_promises
-from tensors import OPERATORS, captured, linear_path, step
+from tensors import OPERATORS, capture_graph, linear_path, step
 from torch import nn
 
 pytestmark = pytest.mark.gpu
@@ -227,7 +227,7 @@ def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
         out = mine(x)
         return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
 
-    graph, results = captured(run)
+    graph, results = capture_graph(run)
     for change in (torch.randn_like, lambda t: spoil(torch.randn_like(t))):
         with torch.no_grad():
             for t in (x, grad_output, mine.linear.weight):

@@ -9,7 +9,7 @@ import torch
 from beside_torch import assert_same, assert_same_results, output_and_gradients, samples
 from compare import assert_same_bits
 from processes import printed
-from tensors import FLOATING, OPERATORS, captured, linear_modules, linear_path, targets_of
+from tensors import FLOATING, OPERATORS, capture_graph, linear_modules, linear_path, targets_of
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -376,7 +376,7 @@ def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
         return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
 
     with linear_path(path):
-        graph, results = captured(run)
+        graph, results = capture_graph(run)
         with torch.no_grad():
             for tensor in (x, grad_output, *mine.parameters()):
                 tensor.copy_(torch.randn_like(tensor))

@@ -25,7 +25,7 @@ from ranges import (
     bound_ratio,
     broken_promises,
 )
-from split_twin import KERNELS, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product, single_product
+from split_twin import KERNELS, SINGLE_PRODUCT, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product
 from tensors import slow
 
 from problems.operands import INF, NAN
@@ -34,7 +34,6 @@ EACH_KERNEL = pytest.mark.parametrize(
     "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get
 )
 pytestmark = pytest.mark.usefixtures("one_thread")
-SINGLE_PRODUCT = single_product(SM90)
 DIVISOR = 2.0
 UNIT = 2.0**-24
 

@@ -78,12 +78,8 @@ class Kernel:
 SM80 = Kernel(compensates=True, cores=AMPERE)
 SM90 = Kernel(hi_first=64, weight_top=10, samples_weight=True)
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
+SINGLE_PRODUCT = replace(SM90, products=1, weight_top=3)  # sm90's kernel with TF32's accuracy
 KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
-
-
-def single_product(kernel: Kernel) -> Kernel:
-    """Return sm90's kernel with TF32's accuracy."""
-    return replace(kernel, products=1, weight_top=3)
 
 
 def promotion_interval(k: int, kernel: Kernel) -> int:

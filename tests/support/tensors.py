@@ -84,7 +84,7 @@ def step(module, x, grad_output, direction=None):
     return out.detach(), *grads
 
 
-def captured(run):
+def capture_graph(run):
     """Capture the call in a CUDA graph; return the graph and the tensors of its results.
 
     The first call, on a stream of its own, makes what must not be made during the capture.
