@@ -27,8 +27,7 @@ COMPOSITION_ALLOWANCE = 24 * 2.0**-24
 LONG_INTERVAL_ALLOWANCE = 48 * 2.0**-24  # for a promotion interval of 128
 
 # Cases whose results come from elements that are more than 2^24 times smaller than the largest
-# element of their row, because that one meets a zero. The only promise for these is the bound of
-# docs/SPLIT.md.
+# element of their row. The only promise for these is the bound of docs/SPLIT.md.
 BOUND_ONLY_CASES = [
     "graded and inversely graded, shuffled",
     "1e30 meets a zero column",
@@ -65,7 +64,7 @@ LESS_ACCURATE_THAN_TF32 = [
 ]
 # Cases without the promise about the relative error at `high`. In these each result is one element
 # of weight. fp16 has fewer bits of an element that is 2^17 times smaller than the largest of its
-# row. Compared with that largest element, the error is as small as TF32's.
+# row. Relative to that largest element, the error is as small as TF32's.
 NO_RELATIVE_PROMISE = ["one-hot x"]
 
 
