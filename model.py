@@ -68,10 +68,12 @@ def get_linear_init_inputs() -> list:
 
 
 def _relu_inputs(rows: int) -> list[torch.Tensor]:
+    """Draw x `[rows, dim]`."""
     return [torch.rand(rows, dim)]
 
 
 def _linear_inputs(rows: int) -> list[torch.Tensor]:
+    """Draw x `[rows, in_features]`."""
     return [torch.rand(rows, in_features)]
 
 

@@ -1,6 +1,6 @@
 """The sources of the kernels, as text, and the Python that calls them.
 
-launchers.h      the seam between torch and the kernels: raw pointers, sizes and a stream
+launchers.h      declares the functions that run the kernels, on raw pointers, sizes and a stream
 torch_support/   C++ that both problems use to talk to torch: tensors, operators, autograd
 relu/            ReLU: CUDA and CPU kernels, and the operator that calls them
 linear/          Linear -> ReLU -> divide, likewise
@@ -110,4 +110,5 @@ def _origin_of_model() -> str | None:
 
 
 def _is_same_file(a: str | None, b: str | None) -> bool:
+    """Return whether both are paths, and lead to the same file."""
     return a is not None and b is not None and os.path.realpath(a) == os.path.realpath(b)

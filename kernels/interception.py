@@ -115,7 +115,7 @@ def is_linear_replaced() -> bool:
     It makes no difference whether the replacement came before or after this module was imported.
     A function that was put back counts as torch's own again.
     """
-    global _verified_methods  # noqa: PLW0603 - a cache of one value, and each call is hot
+    global _verified_methods  # noqa: PLW0603 - the fastest cache of one value
     if (
         torch.relu is not TORCH_RELU
         or functional.linear is not TORCH_LINEAR

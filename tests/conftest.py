@@ -4,6 +4,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ if torch.version.cuda:
 with suppress(ImportError):  # properties.py skips what needs hypothesis
     from hypothesis import HealthCheck, Phase, settings
 
-    # The fixtures of these tests are constants, so that all examples may share them. The first
-    # example may build the kernels, so that a time limit for an example makes no sense.
+    # All examples of a test may share its fixtures, because no example changes them. There is no
+    # time limit, because the first example may build the kernels.
     options = {
         "deadline": None,
         "database": None,
@@ -32,7 +33,8 @@ with suppress(ImportError):  # properties.py skips what needs hypothesis
     settings.register_profile("long", max_examples=5000, **options)
     settings.load_profile("short")
 
-SERVERS = {}  # of `one_server`, by their environment
+# The servers that `one_server` has started, by the environment and the folder they run with.
+SERVERS = {}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -51,7 +53,8 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    # There are thousands of GPU tests, and skipping one takes a millisecond.
+    # Without a GPU its tests are deselected, not skipped: there are thousands of them, and skipping
+    # one takes a millisecond.
     if not torch.cuda.is_available():
         left_out = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=left_out)
@@ -80,33 +83,49 @@ def skip_unsupported_precision(request):
         pytest.skip("sm80 supports `highest` alone")
 
 
+@cache
+def folder_of_builds():
+    """Return the folder in which the graded files of all tests build their extensions."""
+    return tempfile.mkdtemp()
+
+
 @pytest.fixture(autouse=True)
 def one_server(monkeypatch):
-    """Commands in this process share a server for each environment: it imports torch."""
+    """Let all tests that grade solutions in this process share the referee's server.
+
+    The server is a process that has imported torch and that forks the graded solutions. A new one
+    would take seconds for each test. A test with other environment variables gets another server.
+    """
     from referee import engine
 
-    def start(folder="", start_one=engine.Server):
-        if folder:  # graded files build there
-            folder = str(SERVERS.setdefault("folder", tempfile.mkdtemp()))
+    new_server = engine.Server
+
+    def shared_server(folder=""):
+        if folder:  # graded files build there; one folder is enough for all tests
+            folder = folder_of_builds()
         environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
         server = SERVERS.get(environment)
         if server is None:
-            server = SERVERS[environment] = start_one(folder)
-            server.close = lambda: None
+            server = SERVERS[environment] = new_server(folder)
+            server.close = lambda: None  # the next test uses it again
         server.adopt()
         return server
 
-    monkeypatch.setattr(engine, "Server", start)
+    monkeypatch.setattr(engine, "Server", shared_server)
 
 
 @pytest.fixture
 def three_threads(one_thread):
+    """Use three threads; `one_thread` restores the number afterwards."""
     torch.set_num_threads(3)
 
 
 @pytest.fixture
 def one_thread():
-    """Use one thread: with small tensors, threads wait for each other longer than they work."""
+    """Use one thread.
+
+    With small tensors, several threads wait for each other longer than they work.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -115,12 +134,13 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def seed():
+    """Give every test the same random numbers, in any order of the tests."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def open_path():
-    """A folder that other users may enter, as they may not pytest's own."""
+    """Return a new folder that other users may enter; pytest's `tmp_path` is closed to them."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder).resolve()
@@ -128,7 +148,10 @@ def open_path():
 
 @pytest.fixture
 def small(monkeypatch, request):
-    """Linear of 96 by 80; on a CPU, ReLU of rows a third as long."""
+    """Make the problems small: a Linear with weight [80, 96], and on a CPU a ReLU of short rows.
+
+    The rows of ReLU's x then have 2^17 elements, a third of those of the headline size.
+    """
     import model
 
     linear = replace(model.PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
@@ -140,7 +163,10 @@ def small(monkeypatch, request):
 
 @pytest.fixture
 def place(monkeypatch, tmp_path):
-    """Puts a text where run.py takes this project's solution from."""
+    """Return a function that makes a text the `model_new.py` that run.py takes as ours.
+
+    The text comes after `import torch` and `import model`.
+    """
     import run
 
     def write(text: str) -> None:

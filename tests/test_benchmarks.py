@@ -16,7 +16,7 @@ from referee.report import tables
 from referee.timing import speed_up
 
 RAW = {path.name: json.loads(path.read_text()) for path in benchmark.RESULTS.glob("*.json")}
-# The output of a command of these tests, and the table that a page shows for it.
+# The output of the commands that these tests run, and the part of a page with its table.
 PRINTED = "a CPU, torch 2\n\nhost time  ours ns  eager ns\nReLU  {}  9.50"
 PAGE = """<!-- table: {name}.json -->
 a CPU, torch 2; `{command}`
@@ -29,6 +29,8 @@ a CPU, torch 2; `{command}`
 
 
 class Wrong(LinearReluDivide):
+    """A solution whose error is far above rounding."""
+
     def forward(self, x):
         return super().forward(x) + 1e-3
 
@@ -59,14 +61,14 @@ def test_each_table_has_positive_times_and_operands_have_errors(
 
 
 def program(value: str, status: int = 0) -> str:
-    """Return a command that prints PRINTED with a value, and exits with a status."""
+    """Return a command that prints PRINTED with this value, and exits with this status."""
     code = f"print({PRINTED.format(value)!r}); exit({status})"
     return f"python -c {shlex.quote(code)}"
 
 
 @pytest.fixture
 def project(monkeypatch, tmp_path):
-    """Return a function that writes results of a CPU and of a GPU, and their page."""
+    """Return a function that writes results of a CPU and of a GPU, and a page with their tables."""
     for name in ("BENCHMARKS", "README", "PICTURE"):
         monkeypatch.setattr(benchmark, name, tmp_path / f"{name}.svg")
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
@@ -90,6 +92,7 @@ def project(monkeypatch, tmp_path):
 def test_report_measures_this_device_anew_unless_the_command_fails(
     project, status, value, tmp_path
 ):
+    """The results of the other device do not change."""
     command = program("6.00", status)
     old = project(command)
     assert benchmark.measure("cpu", "") == ([command] if status else [])
@@ -170,7 +173,7 @@ def test_every_table_of_benchmarks_is_made_from_the_results_and_all_results_are_
 
 
 def test_readmes_times_and_ratios_are_those_of_the_results():
-    """Every number of README's table with three digits behind the point."""
+    """Every number with three digits behind the point in README's table is in the results."""
     [(head, _, command)] = benchmark.BLOCK.findall(benchmark.README.read_text())
     [results] = [results for results in RAW.values() if results["command"] == command]
     cells = " ".join(
@@ -185,6 +188,7 @@ def test_readmes_times_and_ratios_are_those_of_the_results():
 @pytest.mark.gpu
 @pytest.mark.slow  # by default two tests share the GPU
 def test_identical_code_takes_the_same_time_after_memory_was_freed():
+    """The measured ratio of torch.relu to itself is within 0.5% of 1."""
     x = torch.rand(2**29, device="cuda")
     for _ in range(2):
         torch.empty(2**33, dtype=torch.uint8, device="cuda").fill_(1)  # slows what comes next

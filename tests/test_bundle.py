@@ -11,8 +11,9 @@ from kernels.build.bundle import bundle
 
 PROBLEMS = ["relu", "linear_relu_divide"]
 
-# KernelBench's static checker removes comments, then rejects these or warns of them. It also warns
-# of torch's own ops; bundles have them for calls that our kernels do not support.
+# The patterns of KernelBench's static checker, which removes comments, and then rejects a text with
+# one of these or warns of it. It also warns of torch's own ops. Those are not listed here: bundles
+# have them, for calls that our kernels do not support.
 REJECTED = [
     r"\btry\s*:",
     r"\bexcept\s*:",
@@ -30,7 +31,8 @@ REJECTED = [
     r"with\s+torch\.cuda\.stream",
     r"\.(wait|record)_stream\s*\(",
 ]
-# It warns of these if a problem is float32. Linear has them, as `highest` splits float32 into fp16.
+# It warns of these if a problem is float32. The bundle of Linear has them, because its kernel for
+# `highest` splits float32 into fp16.
 DOWNGRADES = [
     r"__float2half(_rn)?\s*\(",
     r"\(\s*__half\s*\)\s*[\w\->.]+",
@@ -56,8 +58,8 @@ def test_static_checkers_accept_the_bundle(problem):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_the_text_is_that_of_a_plain_solution(problem):
-    """It has two strings of sources, one load_inline call and the class, and is always the same."""
+def test_a_bundle_has_all_sources_one_load_inline_call_and_one_class(problem):
+    """Each source file is in it once, without includes of ours; two calls return the same text."""
     text = bundle(problem)
     assert text == bundle(problem)
     tree = ast.parse(text)
@@ -81,7 +83,7 @@ def test_the_text_is_that_of_a_plain_solution(problem):
 
 
 def test_a_bundle_of_other_sources_has_another_name(monkeypatch):
-    """Two versions in one process each have a library and operators of their own."""
+    """So two versions in one process each have a library and operators of their own."""
     name = re.search('^NAME = "(.+)"$', bundle("relu"), re.MULTILINE)[1]
     assert re.fullmatch("relu_divide_kernels_[0-9a-f]{16}", name)
     sources = read_sources("relu")
@@ -104,7 +106,8 @@ def test_the_bundle_has_no_import_of_ours_and_no_name_of_a_problem_file(problem)
     assert not defined & {*names.split("|")}
 
 
-RELU = """
+# Programs that compare a bundle's ModelNew with torch, forward and backward.
+RELU_CHECK = """
 for dtype in (torch.float32, torch.float16, torch.int32):
     x = torch.linspace(-9, 9, 1001).to(device, dtype)
     assert torch.equal(ModelNew()(x), torch.relu(x))
@@ -113,7 +116,7 @@ ModelNew()(x).sum().backward()
 assert torch.equal(x.grad, (x > 0).float())
 assert torch.equal(copy.deepcopy(ModelNew())(x), torch.relu(x))
 """
-LINEAR_RELU_DIVIDE = """
+LINEAR_RELU_DIVIDE_CHECK = """
 for dtype in (torch.float32, torch.float16, torch.float64):
     module = ModelNew(33, 17, -2.0).to(device, dtype)
     assert list(module.state_dict()) == ["linear.weight", "linear.bias"] and module.divisor == -2.0
@@ -131,12 +134,13 @@ torch.manual_seed(0)
 theirs = torch.nn.Linear(33, 17)
 assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters()))
 """
+CHECKS = {"relu": RELU_CHECK, "linear_relu_divide": LINEAR_RELU_DIVIDE_CHECK}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_runs_alone(problem, tmp_path):
-    """In an empty folder, by exec, with nothing of the project importable."""
+def test_a_bundle_runs_alone(problem, tmp_path):
+    """It is executed as text in an empty folder, where nothing of the project can be imported."""
     file = tmp_path / "solution.txt"
     file.write_text(bundle(problem))
     code = (
@@ -146,7 +150,7 @@ def test_runs_alone(problem, tmp_path):
         "import copy\n"
         "ModelNew = namespace['ModelNew']\n"
         "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
-        f"{ {'relu': RELU, 'linear_relu_divide': LINEAR_RELU_DIVIDE}[problem] }"
+        f"{CHECKS[problem]}"
         "assert 'kernels' not in sys.modules and 'model' not in sys.modules\n"
         # With 16 such processes at once, torch's own Linear aborts at exit in 9 of 64 ("terminate
         # called without an active exception", H200, torch 2.11, Python 3.12).

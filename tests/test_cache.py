@@ -1,7 +1,7 @@
 """The cache of builds under faults: kills, forks, other hosts, full disks, other users.
 
-A build in these tests is quick: it writes a library of one function, which is compiled once. The
-processes are forked from this one, which has imported torch already.
+A build in these tests is quick: it writes a library of one function, which is compiled once for all
+tests. The processes that build are forked from this one, which has imported torch already.
 """
 
 import atexit
@@ -29,10 +29,12 @@ from processes import mounted, printed
 from kernels.build import cache, toolchain
 from kernels.build.extension import load_extensions
 
+# The sources of two extensions.
 SOURCES = {"tiny/tiny.cpp": 'extern "C" int answer() { return 42; }\n'}
 OTHER = {"tiny/other.cpp": ""}
 BUILD_S = 0.06  # the duration of a build
-STRANGER = 12345  # a user id
+STRANGER = 12345  # the id of another user
+# Names of hosts, as `cache.HOST` has.
 HOSTS = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
@@ -40,7 +42,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """Return the bytes of a library of one function."""
+    """Return the bytes of a shared library with one function."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "tiny.cpp").write_text(SOURCES["tiny/tiny.cpp"])
     subprocess.run(["c++", "-shared", "-fPIC", "tiny.cpp", "-o", "tiny.so"], cwd=folder, check=True)
@@ -163,6 +165,7 @@ def fail(start):
 
 
 def wait_for(condition):
+    """Wait until a condition is true, for at most 30 seconds."""
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
@@ -175,6 +178,7 @@ def folders_of_builds(root):
 
 
 def unfinished(root):
+    """Return the folders of unfinished builds."""
     return sorted(root.glob("kernels-*/unfinished-*"))
 
 
@@ -184,19 +188,29 @@ def builders(tmp_path):
     return (tmp_path / "builds").read_text().split()
 
 
-def slow(load_inline, seconds, flag):
+def delayed(load_inline, seconds, flag):
     """Return a load_inline that takes `seconds` longer and first makes the file `flag`."""
 
-    def slow(**arguments):
+    def load_later(**arguments):
         flag.touch()
         time.sleep(seconds)
         load_inline(**arguments)
 
-    return slow
+    return load_later
 
 
 def kill_builders(count, root, start, load, host):
-    """Kill that many builders at random moments; `host` draws what each does first."""
+    """Start builders one after the other, and kill each at a random moment.
+
+    No finished build is left for the next builder. Now and then a builder may finish.
+
+    Args:
+        count: how many builders are killed.
+        root: the folder of the caches.
+        start: the fixture.
+        load: the fixture.
+        host: a function of random numbers. It returns the function that a builder calls first.
+    """
     load()
     draw = random.Random(count)
     for _ in range(count):
@@ -209,8 +223,8 @@ def kill_builders(count, root, start, load, host):
             load(host(draw))
 
 
-def on_host(name):
-    """Return a function that lets a process believe that it is on this host."""
+def pretend_host(name):
+    """Return a function after which a process believes that it is on the host of this name."""
 
     def set_host():
         cache.HOST = name
@@ -218,7 +232,7 @@ def on_host(name):
     return set_host
 
 
-def test_builders_may_be_killed_at_any_moment(root, start, load):
+def test_after_kills_at_any_moment_one_build_is_left_and_loads(root, start, load):
     kill_builders(12, root, start, load, lambda draw: lambda: None)
     library = load()
     assert folders_of_builds(root) == [library.parent]
@@ -227,14 +241,16 @@ def test_builders_may_be_killed_at_any_moment(root, start, load):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lock", ["fails", "grants everybody everything"])
-def test_fifty_kills_on_three_hosts(root, start, load, monkeypatch, lock):
-    """Hosts that share a folder remove left-overs of their own processes, and of no other host."""
-    monkeypatch.setattr("fcntl.flock", no_locks if lock == "fails" else lambda *_: None)
-    kill_builders(50, root, start, load, lambda draw: on_host(draw.choice(HOSTS)))
-    children = [start(on_host(name)) for name in HOSTS * 2]
+def test_three_hosts_that_share_a_folder_remove_what_their_killed_builders_leave(
+    root, start, load, monkeypatch, lock
+):
+    """This holds although the file system's locks do not work. 50 builders are killed."""
+    monkeypatch.setattr("fcntl.flock", fail_to_lock if lock == "fails" else lambda *_: None)
+    kill_builders(50, root, start, load, lambda draw: pretend_host(draw.choice(HOSTS)))
+    children = [start(pretend_host(name)) for name in HOSTS * 2]
     assert {child.wait()[0] for child in children} == {0}
     for name in HOSTS:
-        load(on_host(name))
+        load(pretend_host(name))
     load()
     builds = folders_of_builds(root)
     assert builds
@@ -242,9 +258,9 @@ def test_fifty_kills_on_three_hosts(root, start, load, monkeypatch, lock):
 
 
 def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load_inline):
-    """Its age and its lock do not matter. Only that host itself may find its process dead."""
+    """Its age and its lock do not matter. Only that host can see that its process is dead."""
     flag = tmp_path / "builds here"
-    other = start(on_host(HOSTS[0]), load_inline=slow(load_inline, 1, flag))
+    other = start(pretend_host(HOSTS[0]), load_inline=delayed(load_inline, 1, flag))
     wait_for(flag.exists)
     (folder,) = folders_of_builds(root)
     for path in (folder, *folder.parent.iterdir()):
@@ -254,15 +270,15 @@ def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load
     library = load()
     assert library.parent != folder
     other.kill()
-    load(on_host(HOSTS[1]), sources=OTHER)
+    load(pretend_host(HOSTS[1]), sources=OTHER)
     assert folder.is_dir()
-    load(on_host(HOSTS[0]), sources={**OTHER, "a": ""})
+    load(pretend_host(HOSTS[0]), sources={**OTHER, "a": ""})
     assert not unfinished(root)
     assert load() == library
 
 
-def test_a_left_over_is_removed_if_its_process_number_is_used_again(root, load):
-    """The start time distinguishes the left-over's process from the living one."""
+def test_a_leftover_is_removed_if_another_process_has_the_id_of_its_builder(root, load):
+    """The start time distinguishes the builder from the living process with its id."""
     host, number, start_time = cache.process_name().split("-")
     library = load()
     names = f"{host}-{number}-{start_time}", f"{host}-{number}-5", f"{'0' * 12}-1-5"
@@ -280,11 +296,12 @@ def test_a_host_without_a_name_removes_no_unfinished_build(root, load):
     folders = [library.parent.with_name(name) for name in names]
     for folder in folders:
         folder.mkdir()
-    load(on_host(""), sources=OTHER)
+    load(pretend_host(""), sources=OTHER)
     assert all(folder.is_dir() for folder in folders)
 
 
 def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_path):
+    """The import ends with KeyboardInterrupt within seconds, and the next one succeeds."""
     flag = tmp_path / "compiles"
 
     def compile_for_long(**_):
@@ -305,7 +322,8 @@ def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_pa
 
 
 def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
-    build_slowly = slow(load_inline, 0.5, tmp_path / "builds here")
+    """All others wait, and say so and where."""
+    build_slowly = delayed(load_inline, 0.5, tmp_path / "builds here")
     children = [start(load_inline=build_slowly) for _ in range(16)]
     statuses, outputs = zip(*(child.wait() for child in children), strict=True)
     assert {*statuses} == {0}
@@ -321,7 +339,7 @@ def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
 def test_waiting_ends_when_the_builder_ends(root, start, tmp_path, load_inline, end):
     flag = tmp_path / "builds here"
     seconds = 0.5 if end == "published" else 60
-    builder = start(load_inline=slow(load_inline, seconds, flag))
+    builder = start(load_inline=delayed(load_inline, seconds, flag))
     wait_for(flag.exists)
     waiter = start()
     wait_for(lambda: "waiting for another process" in waiter.output.read_text())
@@ -336,7 +354,9 @@ def test_waiting_ends_when_the_builder_ends(root, start, tmp_path, load_inline, 
     assert len(folders_of_builds(root)) == 1
 
 
-def test_two_threads_build_once(root, start, load_inline, tmp_path):
+def test_four_threads_build_once(root, start, load_inline, tmp_path):
+    """Threads of one process wait for each other as processes do."""
+
     def run():
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: load_extensions({"tiny": SOURCES}, load_inline), range(4)))
@@ -348,7 +368,7 @@ def test_two_threads_build_once(root, start, load_inline, tmp_path):
 def test_a_stopped_builder_blocks_nobody(root, start, load, tmp_path, load_inline, monkeypatch):
     """Others build by themselves after a while. The stopped builder may continue afterwards."""
     flag = tmp_path / "builds here"
-    stopped = start(load_inline=slow(load_inline, 0, flag))
+    stopped = start(load_inline=delayed(load_inline, 0, flag))
     wait_for(flag.exists)
     os.kill(stopped.pid, signal.SIGSTOP)
     monkeypatch.setattr(cache, "PATIENCE_S", 0.3)
@@ -361,12 +381,14 @@ def test_a_stopped_builder_blocks_nobody(root, start, load, tmp_path, load_inlin
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_fork_while_a_thread_builds(root, start, load, tmp_path, load_inline, is_killed):
-    """The forked process holds no lock, also if its parent is killed, and can import as well."""
+def test_a_process_forked_while_a_thread_builds_can_import(
+    root, start, load, tmp_path, load_inline, is_killed
+):
+    """It holds no lock of its parent, so others can import too, even if the parent is killed."""
     flag, loaded = tmp_path / "builds here", tmp_path / "loaded"
 
     def run():
-        arguments = ({"tiny": SOURCES}, slow(load_inline, 0.3, flag))
+        arguments = ({"tiny": SOURCES}, delayed(load_inline, 0.3, flag))
         thread = threading.Thread(target=load_extensions, args=arguments)
         thread.start()
         wait_for(flag.exists)
@@ -388,15 +410,16 @@ def test_fork_while_a_thread_builds(root, start, load, tmp_path, load_inline, is
     wait_for(loaded.exists)
 
 
-def no_locks(*_):
+def fail_to_lock(*_):
+    """Fail as flock does on a file system without locks."""
     raise OSError(38, "Function not implemented")
 
 
 @pytest.mark.parametrize(
     "code", ["errno = ENOSYS; return -1", pytest.param("return 0", marks=pytest.mark.slow)]
 )
-def test_file_systems_without_locks(root, tmp_path, tiny, code):
-    """Two processes build at once, with an flock that always fails or always succeeds."""
+def test_two_processes_can_build_at_once_on_a_file_system_without_locks(root, tmp_path, tiny, code):
+    """There flock always fails, or always succeeds."""
     (tmp_path / "shim.c").write_text(f"#include <errno.h>\nint flock(int f, int o) {{ {code}; }}")
     (tmp_path / "tiny.so").write_bytes(tiny)
     subprocess.run(["cc", "-shared", "-fPIC", "shim.c", "-o", "shim.so"], cwd=tmp_path, check=True)
@@ -428,8 +451,8 @@ def change_a_bit(library):
     library.write_bytes(content)
 
 
-# By name, a function that damages a finished build.
-SPOILS = {
+# By name, a function of a library's path that damages its finished build.
+DAMAGES = {
     "shortened": shorten,
     "a bit changed": change_a_bit,
     "missing": Path.unlink,
@@ -438,10 +461,10 @@ SPOILS = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
-def test_a_damaged_build_is_built_again(root, load, spoil, tmp_path):
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_build_is_built_again(root, load, damage, tmp_path):
     library = load()
-    spoil(library)
+    damage(library)
     again = load()
     assert folders_of_builds(root) == [again.parent]
     assert len(builders(tmp_path)) == 2
@@ -450,7 +473,7 @@ def test_a_damaged_build_is_built_again(root, load, spoil, tmp_path):
 
 
 def test_a_build_that_does_not_load_here_is_kept_for_other_machines(root, load):
-    """An example is a library that was linked against a newer glibc."""
+    """A library that was linked to a newer glibc is an example."""
     library = load()
     library.write_bytes(b"foreign")
     manifest = json.loads((library.parent / "manifest.json").read_text())
@@ -495,6 +518,7 @@ def test_another_compiler_builds_again_but_another_name_of_it_does_not(monkeypat
     assert load() in (library, again)
 
 
+# A library has about 15 KiB, so these disks are full at different moments of a build.
 @pytest.mark.parametrize("size", [4, 8, 12, 16])
 def test_a_full_disk_gives_an_error_and_leaves_nothing(root, load, fail, size):
     root.mkdir()
@@ -574,6 +598,7 @@ def test_paths_may_have_any_characters_or_be_relative(monkeypatch, tmp_path, loa
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
 def test_nobody_else_may_enter_the_folder(root, load, mask):
+    """The mode does not depend on the umask."""
     library = load(lambda: os.umask(mask))
     assert load() == library
     assert library.parent.parent.stat().st_mode & 0o777 == 0o700
@@ -581,7 +606,7 @@ def test_nobody_else_may_enter_the_folder(root, load, mask):
 
 
 def test_a_folder_that_others_may_enter_is_closed(root, load):
-    """Some file systems have no modes, as network drives; the next test is about them."""
+    """The next test is about file systems without modes, such as network drives."""
     library = load()
     folder = library.parent.parent
     folder.chmod(0o777)
@@ -589,8 +614,8 @@ def test_a_folder_that_others_may_enter_is_closed(root, load):
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_file_systems_without_modes(root, load, monkeypatch):
-    """Builds are loaded and made even if chmod fails."""
+def test_builds_are_loaded_and_made_on_a_file_system_without_modes(root, load, monkeypatch):
+    """There chmod may fail."""
     library = load()
     library.parent.parent.chmod(0o775)
 
@@ -605,6 +630,7 @@ def test_file_systems_without_modes(root, load, monkeypatch):
 
 
 def give_to_stranger(path):
+    """Give a folder and everything in it to another user."""
     for place in (path, *path.rglob("*")):
         os.chown(place, STRANGER, STRANGER, follow_symlinks=False)
 
@@ -612,7 +638,7 @@ def give_to_stranger(path):
 @needs_root
 @pytest.mark.parametrize("kind", ["folder", "link"])
 def test_a_folder_of_another_user_is_refused(root, load, start, open_path, kind):
-    """Another user may make it first in a folder as /tmp, where everybody can make folders."""
+    """In a folder such as /tmp, where everybody can make folders, another user may be first."""
     folder = load().parent.parent
     if kind == "folder":
         give_to_stranger(folder)
@@ -638,6 +664,7 @@ def test_a_library_of_another_user_is_not_loaded(root, load, tmp_path):
 
 @needs_root
 def test_users_have_folders_of_their_own(root, load):
+    """Two users can share a folder that everybody may write to."""
     root.mkdir(mode=0o777)
     root.chmod(0o1777)
     libraries = [load(), load(lambda: os.setuid(STRANGER))]
@@ -666,16 +693,19 @@ def test_parent_folders_may_have_any_owner_and_mode(root, load, open_path, mode,
 
 @needs_root
 def test_any_user_id_with_group_root(root, load):
-    """OpenShift starts containers with a user id that is in no list of users."""
+    """Such a user can build in a folder of root's group.
+
+    OpenShift starts containers with user ids that are in no list of users.
+    """
     root.mkdir()
     os.chown(root, 0, 0)
     root.chmod(0o775)
 
-    def become():
+    def become_user_without_a_name():
         os.setgroups([])
         os.setgid(0)
         os.setuid(1000690000)
 
-    library = load(become)
+    library = load(become_user_without_a_name)
     assert library.is_relative_to(root)
-    assert load(become) == library
+    assert load(become_user_without_a_name) == library

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from beside_torch import step
+from beside_torch import output_and_gradients
 from compare import assert_same_bits
-from tensors import linear_modules, recording, slow, targets_of
+from tensors import graph_recorder, linear_modules, slow, targets_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +19,7 @@ STABLE = "relu_divide_kernels.linear_relu_divide"  # what exported programs hold
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def without_earlier_graphs():
     torch._dynamo.reset()
 
 
@@ -57,29 +57,29 @@ def assert_same_step(got, want):
 
 
 @pytest.mark.parametrize("dynamic", [None, *slow([True, False])])
-def test_steps_of_training(compile, device, dynamic):
+def test_a_compiled_network_has_the_references_outputs_and_gradients(compile, device, dynamic):
     mine, theirs = networks(device)
     compiled = compile(mine, dynamic=dynamic)
     shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,), (0, 6))
     for shape in shapes if dynamic else shapes[:2]:
         x = torch.randn(shape, device=device)
-        assert_same_step(step(compiled, x), step(theirs, x))
+        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), theirs(x))
 
 
-def test_graphs_of_a_larger_model(device):
-    """The linear module's forward and gradients are one operator each, and ReLU is torch's."""
+def test_a_graph_of_a_larger_model_has_our_operators_for_linear_and_torchs_for_relu(device):
+    """The linear module's forward is one operator, and so are its gradients."""
     graphs = []
-    compiled = torch.compile(networks(device)[0], fullgraph=True, backend=recording(graphs))
-    step(compiled, torch.randn(4, 6, device=device))
+    compiled = torch.compile(networks(device)[0], fullgraph=True, backend=graph_recorder(graphs))
+    output_and_gradients(compiled, torch.randn(4, 6, device=device))
     forward, backward = map(targets_of, graphs)
     assert {f"{OWN}_with_mask.default", "aten.relu.default"} <= forward
     assert f"{OWN}_gradients.default" in backward
     ours = {name for name in forward | backward if name.startswith("relu_divide_kernels")}
     assert ours == {f"{OWN}_with_mask.default", f"{OWN}_gradients.default"}
     products = [n for n in graphs[1].graph.nodes if str(n.target) == "aten.mm.default"]
-    assert len(products) == 2  # of `first`, which is an nn.Linear
+    assert len(products) == 2  # the gradients of `first`, which is an nn.Linear
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_graphs_of_a_larger_model(device):
         lambda x: x[:1].expand(12, 12),
     ],
 )
-def test_strides_of_x(compile, device, view):
+def test_x_may_have_any_strides(compile, device, view):
     x = view(torch.randn(12, 12, device=device))
     mine, theirs = linear_modules(x.shape[-1], 8, 3.0, device=device)
     compiled = compile(mine)
-    assert_same_step(step(compiled, x), step(theirs, x))
+    assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), theirs(x))
     relu = compile(ModelNew())(x)
@@ -107,8 +107,8 @@ def test_strides_of_x(compile, device, view):
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
     reason="torch 2.9's own meta functions compare sizes that data decide",
 )
-def test_a_number_of_rows_that_depends_on_data(compile, device):
-    """The compiler has no guard for this number."""
+def test_the_number_of_rows_may_depend_on_data(compile, device):
+    """The compiler then cannot assume anything about this number."""
     mine, theirs = linear_modules(6, 8, 3.0, device=device)
     x, keep = torch.randn(8, 4, 6, device=device), torch.arange(8, device=device) > 2
 
@@ -116,12 +116,12 @@ def test_a_number_of_rows_that_depends_on_data(compile, device):
         return lambda x: module(x[keep].transpose(0, 1))
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        got = step(mine, x, compile(of_kept_rows(mine)))
-        assert_same_step(got, step(theirs, x, of_kept_rows(theirs)))
+        got = output_and_gradients(mine, x, compile(of_kept_rows(mine)))
+        assert_same_step(got, output_and_gradients(theirs, x, of_kept_rows(theirs)))
 
 
 @pytest.mark.slow
-def test_training_with_reduce_overhead(device):
+def test_training_with_reduce_overhead_gives_the_references_results(device):
     """On a GPU, CUDA graphs are recorded in the second step and replayed from the third."""
     mine, theirs = networks(device)
     compiled = torch.compile(mine, fullgraph=True, mode="reduce-overhead")
@@ -129,20 +129,22 @@ def test_training_with_reduce_overhead(device):
     for _ in range(6):
         x = torch.randn(8, 6, device=device)
         torch.compiler.cudagraph_mark_step_begin()
-        assert_same_step([t.clone() for t in step(compiled, x)], step(theirs, x))
+        assert_same_step(
+            [t.clone() for t in output_and_gradients(compiled, x)], output_and_gradients(theirs, x)
+        )
         for module, optimizer in zip((compiled, theirs), optimizers, strict=True):
             optimizer.zero_grad()
             torch.compiler.cudagraph_mark_step_begin()
             module(x).square().sum().backward()
-            optimizer.step()
+            optimizer.output_and_gradients()
 
 
 @pytest.mark.parametrize("is_module_compiled", [False, True])
-def test_activation_checkpointing(device, is_module_compiled):
-    """Inside a compiled function, the backward's graph computes the forward again."""
+def test_activation_checkpointing_gives_the_references_gradients(device, is_module_compiled):
+    """If a compiled function contains the checkpoint, the backward's graph repeats the forward."""
     mine, theirs = networks(device)
     x, graphs = torch.randn(4, 6, device=device), []
-    compile = partial(torch.compile, fullgraph=True, backend=recording(graphs))
+    compile = partial(torch.compile, fullgraph=True, backend=graph_recorder(graphs))
 
     def run(module):
         return lambda x: checkpoint(module, x, use_reentrant=False)
@@ -151,14 +153,15 @@ def test_activation_checkpointing(device, is_module_compiled):
     leaf = x.clone().requires_grad_()
     out = compiled(leaf)
     got = torch.autograd.grad(out.square().sum(), [leaf, *mine.parameters()])
-    assert_same_step((out, *got), step(theirs, x))
-    again = f"{OWN}_with_mask.default" in targets_of(graphs[-1])
-    assert again != is_module_compiled
+    assert_same_step((out, *got), output_and_gradients(theirs, x))
+    repeats_forward = f"{OWN}_with_mask.default" in targets_of(graphs[-1])
+    assert repeats_forward != is_module_compiled
     assert f"{OWN}_gradients.default" in targets_of(graphs[-1])
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast(compile, device, inside):
+def test_results_under_autocast_are_close_to_the_references(compile, device, inside):
+    """Autocast may be inside the compiled function, or around it."""
     mine, theirs = networks(device)
     x = torch.randn(4, 6, device=device)
 
@@ -175,7 +178,7 @@ def test_autocast(compile, device, inside):
     torch.testing.assert_close(*results, atol=5e-2, rtol=5e-2)
 
 
-def test_backward_under_autocast(compile, device):
+def test_autocast_during_the_backward_changes_nothing(compile, device):
     """A graph that was made without autocast does not change its dtypes under autocast."""
     mine, _ = linear_modules(6, 8, 3.0, device=device)
     compiled = compile(mine)
@@ -195,7 +198,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transforms_of_torch_func_inside_a_compiled_function(compile, transform):
+def test_transforms_of_torch_func_in_a_graph_give_the_references_results(compile, transform):
     """Second gradients come from torch's formulas."""
     mine, theirs = linear_modules(6, 8, 3.0)
     x = torch.randn(4, 6)
@@ -204,7 +207,10 @@ def test_transforms_of_torch_func_inside_a_compiled_function(compile, transform)
 
 
 def count_graphs(module, change, calls):
-    """Return how many graphs are compiled for so many calls, each after a change."""
+    """Return how many graphs are compiled for `calls` calls, each after a change.
+
+    `change` takes the module and the number of the call, and returns the call's x.
+    """
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     for i in range(calls):
@@ -213,37 +219,45 @@ def count_graphs(module, change, calls):
 
 
 def new_divisor(module, i):
-    module.divisor = (2.0, -0.5, 7.0, float(i))[min(i, 3)]
+    """Give the module another divisor for each call, and return an x of always the same shape."""
+    first_divisors = [2.0, -0.5, 7.0]
+    module.divisor = first_divisors[i] if i < len(first_divisors) else float(i)
     return torch.ones(4, 6)
 
 
-@pytest.mark.parametrize("change", [new_divisor, lambda _, i: torch.ones(i + 2, 6)])
+def new_rows(_, i):
+    """Return an x with another number of rows for each call."""
+    return torch.ones(i + 2, 6)
+
+
+@pytest.mark.parametrize("change", [new_divisor, new_rows])
 def test_no_more_graphs_are_compiled_than_for_the_reference(change):
+    """A divisor or a number of rows becomes a symbol instead of a reason for another graph."""
     mine, theirs = linear_modules(6, 8, 3.0)
     assert count_graphs(mine, change, 12) <= count_graphs(theirs, change, 12) <= 3
 
 
 @pytest.mark.parametrize("number", [float, int])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_divisor_that_changes_between_steps(compile, device, number, dtype):
-    """It is symbolic from the second value on. Results and gradients are right for each value."""
+def test_the_divisor_may_change_between_steps(compile, device, number, dtype):
+    """From its second value on it is a symbol. Results and gradients are right for each value."""
     mine, theirs = linear_modules(6, 8, 3.0, dtype, device)
     compiled = compile(mine)
     x = torch.randn(4, 6, device=device, dtype=dtype)
     for divisor in (2, -3, 5, 0, 7):
         mine.divisor = theirs.divisor = number(divisor)
-        assert_same_step(step(compiled, x), step(theirs, x))
+        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
     for divisor in (float("inf"), float("nan")):
         mine.divisor = theirs.divisor = divisor
         torch.testing.assert_close(compiled(x), theirs(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("is_symbolic", [False, True])
-def test_integers_that_are_no_floats(is_symbolic):
+def test_an_integer_that_may_not_be_exact_as_a_float_goes_to_torchs_ops(is_symbolic):
     """The graph does what an eager call does: from 2^53 on, torch's ops compute everything."""
     mine, theirs = linear_modules(6, 8, 3)
     graphs = []
-    compiled = torch.compile(mine, fullgraph=True, backend=recording(graphs))
+    compiled = torch.compile(mine, fullgraph=True, backend=graph_recorder(graphs))
     x = torch.randn(4, 6)
     with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=is_symbolic), torch.no_grad():
         for divisor in (3, 5, 2**53 - 1, 2**53, -(2**53) - 1):
@@ -254,7 +268,7 @@ def test_integers_that_are_no_floats(is_symbolic):
 
 
 def test_layers_with_different_divisors_share_two_graphs():
-    """Large models compile layer by layer. From the second divisor on, it is symbolic."""
+    """Large models are compiled layer by layer. From the second divisor on, it is a symbol."""
     backend = CompileCounterWithBackend("aot_eager")
     layers = nn.Sequential(*(LinearReluDivideNew(6, 6, 2.0 + i) for i in range(12)))
     want = layers(torch.ones(4, 6))
@@ -266,7 +280,7 @@ def test_layers_with_different_divisors_share_two_graphs():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_program_that_was_exported_and_saved_can_be_trained(device, strict, tmp_path):
-    """The batch may have any size."""
+    """The batch may have another size than when the program was exported."""
     mine, theirs = networks(device)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(

@@ -1,4 +1,7 @@
-"""Both modules in several processes: DTensor, DistributedDataParallel and FSDP2."""
+"""Both modules in two processes: DTensor, DistributedDataParallel and FSDP2.
+
+Each check runs in both processes and compares the whole results with the references'.
+"""
 
 import copy
 import os
@@ -34,6 +37,7 @@ def spawn(check, device, folder):
 
 
 def worker(rank, check, device, rendezvous):
+    """Run a check in one of the processes."""
     dist.init_process_group(BACKENDS[device], rendezvous, rank=rank, world_size=WORLD)
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -46,18 +50,19 @@ def worker(rank, check, device, rendezvous):
 
 
 def check_dtensor(device, mesh):
+    """ReLU of a DTensor is computed by our operator, keeps the placement, and has gradients."""
     for shape in ((4, 6), (5, 7), (1, 3)):
-        whole, grad_output = torch.randn(shape, device=device), torch.randn(shape, device=device)
-        want = whole.clone().requires_grad_()
+        values, grad_output = torch.randn(shape, device=device), torch.randn(shape, device=device)
+        want = values.clone().requires_grad_()
         torch.relu(want).backward(grad_output)
         for placement in (Replicate(), Shard(0), Shard(1)):
-            x = distribute_tensor(whole, mesh, [placement])
+            x = distribute_tensor(values, mesh, [placement])
             with torch.no_grad(), torch.profiler.profile() as profile:
                 out = ModelNew()(x)
             assert f"{namespaces['relu']}::relu" in {event.key for event in profile.key_averages()}
             if min(shape) >= WORLD:  # otherwise a process would have no rows or columns
                 assert out.placements == (placement,)
-            assert torch.equal(out.full_tensor(), torch.relu(whole))
+            assert torch.equal(out.full_tensor(), torch.relu(values))
             x.requires_grad_()
             ModelNew()(x).backward(distribute_tensor(grad_output, mesh, [placement]))
             assert torch.equal(x.grad.full_tensor(), want.grad)
@@ -66,7 +71,7 @@ def check_dtensor(device, mesh):
     assert torch.equal(ModelNew()(sum_of_parts).full_tensor(), torch.zeros(4, device=device))
 
 
-class Recorded(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Records the names of operators that are called on shards, and of communication."""
 
     def __init__(self):
@@ -81,26 +86,31 @@ class Recorded(TorchDispatchMode):
 
 
 def whole(tensor):
+    """Return the whole tensor of a DTensor, or any other tensor unchanged."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def same_gradients(mine, theirs):
+def assert_same_gradients(mine, theirs):
+    """Assert that the parameters of both modules have close gradients."""
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(whole(a.grad), whole(b.grad))
 
 
 def gradients(module, x, **options):
+    """Return the gradients of x and the parameters, for the sum of the output's squares."""
     leaves = [x, *module.parameters()]
     return torch.autograd.grad(whole(module(x).square().sum()), leaves, **options)
 
 
 def gradients_of_gradients(module, x):
+    """Return the gradients of the sum of all squared gradients."""
     grads = gradients(module, x, create_graph=True)
     norm = sum(whole(grad.square().sum()) for grad in grads)
     return torch.autograd.grad(norm, [x, *module.parameters()])
 
 
 def shard(module, mesh, weight, bias):
+    """Replace the parameters by DTensors with these placements."""
     for name, placement in (("weight", weight), ("bias", bias)):
         parameter = getattr(module.linear, name).detach()
         sharded = distribute_tensor(parameter, mesh, [placement])
@@ -127,12 +137,14 @@ def placements_of_linear(shape):
 
 
 def check_linear_dtensor(device, mesh):
+    """Results and gradients of Linear are right for all placements that torch supports."""
     for shape in ((4, 6), (5, 6), (2, 4, 6), (6,)):
         for weight, x, features, is_ours in placements_of_linear(shape):
             check_placements_of_linear(device, mesh, shape, weight, x, features, is_ours)
 
 
 def check_placements_of_linear(device, mesh, shape, weight, x_placement, features, is_ours):
+    """Compare one combination of placements with the reference, and with torch's DTensors."""
     case = f"{shape} {x_placement} x {features} features {weight}"
     mine, theirs = linear_modules(6, features, -3.0, device=device)
     torchs = copy.deepcopy(theirs)
@@ -146,10 +158,10 @@ def check_placements_of_linear(device, mesh, shape, weight, x_placement, feature
     with torch.inference_mode():
         torch.testing.assert_close(whole(mine(sharded)), theirs(x))
     sharded.requires_grad_()
-    with Recorded() as recorded:
+    with OperatorRecorder() as recorder:
         out = mine(sharded)
-    assert (f"{OPERATOR}_with_mask.default" in recorded.names) == is_ours, case
-    communicates = any("c10d" in name for name in recorded.names)
+    assert (f"{OPERATOR}_with_mask.default" in recorder.names) == is_ours, case
+    communicates = any("c10d" in name for name in recorder.names)
     assert not (is_ours and communicates), case
     torch.testing.assert_close(whole(out), theirs(x))
     runs = [gradients, gradients_of_gradients]
@@ -164,7 +176,7 @@ def check_placements_of_linear(device, mesh, shape, weight, x_placement, feature
 
 
 def check_compiled_dtensor(device, mesh):
-    """Compiled graphs contain torch's ops."""
+    """Compiled modules have the right gradients; their graphs contain torch's ops."""
     for weight, bias, x_placement in (
         (Shard(0), Shard(0), Replicate()),
         (Replicate(), Replicate(), Shard(0)),
@@ -182,7 +194,10 @@ def check_compiled_dtensor(device, mesh):
 
 
 def check_tensor_parallel(device, mesh):
-    """A column-wise layer feeds a row-wise one, on plain inputs."""
+    """A layer sharded by columns, then one sharded by rows, train as the references do.
+
+    Their x is a plain tensor.
+    """
     for is_compiled in (False, True):
         pairs = [linear_modules(*sizes, 2.0, device=device) for sizes in ((6, 16), (16, 4))]
         mine, theirs = (nn.Sequential(*layers) for layers in zip(*pairs, strict=True))
@@ -198,7 +213,7 @@ def check_tensor_parallel(device, mesh):
             for module, out in ((mine, got), (theirs, want)):
                 module.zero_grad()
                 out.square().sum().backward()
-            same_gradients(mine, theirs)
+            assert_same_gradients(mine, theirs)
 
 
 def networks(device):
@@ -209,7 +224,7 @@ def networks(device):
 
 
 def check_wrapped(device, mesh):
-    """DistributedDataParallel and FSDP2."""
+    """In DistributedDataParallel and in FSDP2, gradients are those of the wrapped references."""
     ids = [dist.get_rank()] if device == "cuda" else None
 
     def shard_fully(module):
@@ -224,7 +239,7 @@ def check_wrapped(device, mesh):
         x = torch.randn(5, 6, device=device) + dist.get_rank()
         for module in (mine, theirs):
             module(x).pow(2).sum().backward()
-        same_gradients(mine, theirs)
+        assert_same_gradients(mine, theirs)
 
 
 CHECKS = [check_dtensor, check_linear_dtensor, check_compiled_dtensor]

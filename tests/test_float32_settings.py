@@ -16,11 +16,11 @@ from compare import assert_same_bits, outcome
 from processes import ROOT, SUPPORT, printed
 from tensors import OPERATORS, linear_modules, step
 
-# Values of NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
+# Values of the environment variable NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 
-def child(function, tmp_path, **environment):
+def run_in_child(function, tmp_path, **environment):
     """Call a function of this file in a new process."""
     code = f"from test_float32_settings import {function.__name__} as f; f()"
     printed(code, tmp_path, path=(ROOT, SUPPORT, Path(__file__).parent), **environment)
@@ -51,21 +51,22 @@ def settings(on_cpu=False):
     return accepted
 
 
-def make(calls, *names):
-    """Make these settings, in this order, and no others."""
+def apply_settings(calls, *names):
+    """Undo all earlier settings, and make these, in this order."""
     calls["highest"]()
     for name in [name for name in calls if name.endswith("none")] + list(names):
         calls[name]()
 
 
 def combinations(calls, repeat):
-    """Make `repeat` settings one after the other, in all combinations; yield their names."""
+    """Make any `repeat` settings one after the other, for all combinations; yield their names."""
     for names in itertools.product(calls, repeat=repeat):
-        make(calls, *names)
+        apply_settings(calls, *names)
         yield names
 
 
 def check_products():
+    """Assert that our operator's precision is torch's after any three settings."""
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     mixed = 0
     for names in combinations(settings(), 3):
@@ -84,10 +85,11 @@ def check_products():
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_the_precision_is_the_one_that_torch_derives_from_its_settings(override, tmp_path):
     """Old and new settings may be mixed without an error."""
-    child(check_products, tmp_path, NVIDIA_TF32_OVERRIDE=override)
+    run_in_child(check_products, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_cpu():
+    """Assert that a step has the bits of the reference's after any two settings."""
     modules, x, grad_output = linear_modules(64, 72), torch.randn(80, 64), torch.randn(80, 72)
     for names in combinations(settings(on_cpu=True), 2):
         got, want = (outcome(step, module, x, grad_output) for module in modules)
@@ -99,8 +101,8 @@ def check_cpu():
 
 @pytest.mark.slow
 def test_results_on_a_cpu_are_torchs_for_every_setting(tmp_path):
-    """This includes CPUs with TF32 or bfloat16 products."""
-    child(check_cpu, tmp_path)
+    """The bits are the same, also on CPUs with TF32 or bfloat16 products."""
+    run_in_child(check_cpu, tmp_path)
 
 
 # A size for which the sm90 kernels compute the products at `high` and at `highest`.
@@ -114,8 +116,8 @@ def arithmetic(got, exact):
     return "TF32" if error > 1e-5 else "float32"
 
 
-def arithmetic_of(run, *arguments):
-    """Return what `run` returns, or the type of its error."""
+def result_or_error_type(run, *arguments):
+    """Return the function's result, or the type of its error."""
     try:
         return run(*arguments)
     except RuntimeError as error:
@@ -123,7 +125,7 @@ def arithmetic_of(run, *arguments):
 
 
 def assert_same_arithmetic(ours, eager, context):
-    """Assert that both are the same.
+    """Assert that our arithmetic is eager's.
 
     Ours may be float32 where torch raises, as it does for "bfx9" on some GPUs.
     """
@@ -131,19 +133,20 @@ def assert_same_arithmetic(ours, eager, context):
     assert ours == eager or (is_error and ours == "float32"), (context, ours, eager)
 
 
-def drawn():
-    """Return both modules, x, and the exact result."""
+def draw_forward():
+    """Return both modules, x, and the exact result of their forward."""
     modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
     weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
     return modules, x, torch.relu(x.double() @ weight.t() + bias) / 3.0
 
 
 def check_forward():
-    modules, x, exact = drawn()
+    """Assert that the forward has the reference's arithmetic after any two settings."""
+    modules, x, exact = draw_forward()
     seen = set()
     for names in combinations(settings(), 2):
         with torch.no_grad():
-            kinds = [arithmetic_of(lambda m=m: arithmetic(m(x), exact)) for m in modules]
+            kinds = [result_or_error_type(lambda m=m: arithmetic(m(x), exact)) for m in modules]
         assert_same_arithmetic(*kinds, names)
         seen.add(kinds[1])
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
@@ -153,10 +156,12 @@ def check_forward():
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1", "2"])
 def test_the_forward_uses_torchs_arithmetic_after_any_two_settings(override, tmp_path):
-    child(check_forward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
+    """The error tells whether a product was float32 or TF32."""
+    run_in_child(check_forward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_backward():
+    """Assert the same for the gradients, where the second setting comes after the forward."""
     modules, x = linear_modules(K, N, 2.0, device="cuda"), torch.randn(M, K, device="cuda")
     grad_output, calls = torch.randn(M, N, device="cuda"), settings()
 
@@ -172,8 +177,8 @@ def check_backward():
     for first, second in itertools.product(calls, repeat=2):
         results = []
         for module in modules:
-            make(calls, first)
-            found = arithmetic_of(kinds, module, calls[second])
+            apply_settings(calls, first)
+            found = result_or_error_type(kinds, module, calls[second])
             results.append([found, found] if isinstance(found, type) else found)
         for name, ours, eager in zip(("x", "weight"), *results, strict=True):
             assert_same_arithmetic(ours, eager, (first, second, name))
@@ -182,11 +187,13 @@ def check_backward():
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1"])
 def test_gradients_use_the_precision_that_is_set_during_backward(override, tmp_path):
-    child(check_backward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
+    """It may differ from that of the forward."""
+    run_in_child(check_backward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_autocast():
-    modules, x, exact = drawn()
+    """Assert that errors under autocast are the reference's after any two settings."""
+    modules, x, exact = draw_forward()
     for names in combinations(settings(), 2):
         for dtype in (torch.float16, torch.bfloat16):
             with torch.no_grad(), torch.autocast("cuda", dtype):
@@ -198,4 +205,4 @@ def check_autocast():
 
 @pytest.mark.gpu
 def test_products_under_autocast_do_not_depend_on_float32_settings(tmp_path):
-    child(check_autocast, tmp_path)
+    run_in_child(check_autocast, tmp_path)

@@ -11,6 +11,7 @@ from kernels import interception
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew, ModelNew, namespaces
 
+# Functions that other code replaces: by name, the object and the attribute.
 PLACES = {
     "torch.relu": (torch, "relu"),
     "functional.linear": (functional, "linear"),
@@ -23,6 +24,7 @@ PLACES = {
 
 
 def operators_called(function):
+    """Return the names of the operators that a function calls."""
     with torch.profiler.profile() as profile:
         function()
     return {event.key for event in profile.key_averages()}
@@ -30,7 +32,7 @@ def operators_called(function):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_replacement_is_called_as_often_as_by_the_reference(monkeypatch, place):
-    """Once it is gone, our operator runs again."""
+    """Once the replacement is gone, our operator runs again."""
     owner, name = PLACES[place]
     torchs = getattr(owner, name)
     calls = []
@@ -54,7 +56,7 @@ def test_a_replacement_is_called_as_often_as_by_the_reference(monkeypatch, place
     assert operator in operators_called(lambda: modules[1](x))
 
 
-def test_a_replaced_call_may_change_the_result(monkeypatch):
+def test_a_replacement_may_change_the_result(monkeypatch):
     torchs = nn.Linear.__call__
     monkeypatch.setattr(nn.Linear, "__call__", lambda self, x: torchs(self, x) + 1)
     module = LinearReluDivideNew(4, 4, 2.0)
@@ -63,8 +65,8 @@ def test_a_replaced_call_may_change_the_result(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["torch.relu", "functional.linear", "nn.Linear.forward"])
-def test_replaced_before_the_import(place, tmp_path):
-    """It is called while it is there, and our operators run after torch's own was put back."""
+def test_a_replacement_from_before_the_import_is_called_until_it_is_gone(place, tmp_path):
+    """Our operators run once torch's own function was put back."""
     owner, name = place.rsplit(".", 1)
     code = f"""
         import torch
@@ -106,6 +108,7 @@ def test_a_wrapper_that_looks_like_torchs_function_is_found(monkeypatch):
 
 
 def test_relu_in_a_graph_is_torchs_own():
+    """A direct call of our operator still works."""
     targets = []
 
     def backend(graph, _):

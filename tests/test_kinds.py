@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from beside_torch import both, samples, step
+from beside_torch import assert_same_results, output_and_gradients, samples
 from compare import assert_same_bits, outcome
 from tensors import linear_modules
 from torch import nn
@@ -24,13 +24,16 @@ class Doubled(nn.Linear):
 
 
 def move(module, name, put):
-    """Put a parameter, plus 1, in another place, as wrappers that shard, tie or freeze do."""
+    """Delete a parameter of `linear`, and let `put` store the parameter plus 1 in another place.
+
+    Wrappers that shard, tie or freeze parameters do that. `put` takes `linear`, name and tensor.
+    """
     tensor = getattr(module.linear, name).detach() + 1
     delattr(module.linear, name)
     put(module.linear, name, tensor)
 
 
-# Changes of a module that its forward must respect.
+# Changes of a module, each a function of it. Its forward must respect them.
 
 
 def pre_hook(module):
@@ -134,11 +137,11 @@ def test_changes_of_linear_change_the_result(device, modules, change, is_compile
     if is_compiled:
         torch._dynamo.reset()
         mine = torch.compile(mine, backend="aot_eager")
-    out, *_ = both((mine, theirs), lambda module: step(module, x))
+    out, *_ = assert_same_results((mine, theirs), lambda module: output_and_gradients(module, x))
     assert not torch.equal(out, plain)
 
 
-def test_the_class_of_an_object_may_change(device, modules):
+def test_an_object_whose_class_was_replaced_uses_the_new_class(device, modules):
     """A `Model` may become a ModelNew, and a subclass may define its own `linear`."""
     x, module = samples(device), Model()
     module.__class__ = ModelNew
@@ -146,7 +149,7 @@ def test_the_class_of_an_object_may_change(device, modules):
     own = property(lambda self: lambda x: self._modules["linear"](x) + 9)
     for module in modules:
         module.__class__ = type("Subclass", (type(module),), {"linear": own})
-    assert both(modules, lambda module: module(x)).min() > 0
+    assert assert_same_results(modules, lambda module: module(x)).min() > 0
 
 
 @pytest.mark.parametrize("name", ["bias", "weight"])
@@ -177,7 +180,7 @@ def test_backward_hooks_and_global_hooks_are_called(device, modules):
 
 
 def pairs(device="cpu"):
-    """Return our module and the reference, for both problems."""
+    """Return a pair for each problem, ReLU first: our module and the reference."""
     return [(ModelNew(), Model()), linear_modules(6, 10, 3.0, device=device)]
 
 
@@ -196,12 +199,13 @@ class Logged(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_subclasses_are_kept_and_see_linear():
+def test_results_keep_the_subclass_of_x_and_a_weights_subclass_sees_the_product():
     x = samples()
     for mine, theirs in pairs():
         got, want = (module(x.as_subclass(Named)) for module in (mine, theirs))
         assert type(got) is type(want) is Named
         assert_same_bits(*(t.detach().as_subclass(torch.Tensor) for t in (got, want)))
+    # `mine` is the linear module, which comes last.
     mine.linear.weight = nn.Parameter(mine.linear.weight.detach().as_subclass(Logged))
     mine(x)
     assert nn.functional.linear in Logged.seen
@@ -240,7 +244,10 @@ def test_a_wrapper_subclass_has_gradients():
 
 
 class Table(torch.Tensor):
-    """A subclass that defines a few of torch's functions, and no others."""
+    """A subclass that defines three of torch's functions, and no others.
+
+    The product is a Table. ReLU of a Table is the number 6, and ReLU in place is 7.
+    """
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -256,14 +263,15 @@ class TableOfOperators(torch.Tensor):
         return {torch.ops.aten.relu.default: cls()}.get(function, NotImplemented)
 
 
-def test_subclasses_that_define_torchs_functions_alone():
+def test_the_modules_call_torchs_functions_on_a_subclass_that_defines_no_others():
     x = samples().as_subclass(Table)
     assert [module(x) for module in pairs()[0]] == [6.0, 6.0]
     assert ModelNew(inplace=True)(x) == 7.0
-    assert [module(x) for module in pairs()[1]] == [2.0, 2.0]
+    assert [module(x) for module in pairs()[1]] == [2.0, 2.0]  # 6 divided by 3
     assert type(ModelNew()(samples().as_subclass(TableOfOperators))) is TableOfOperators
 
 
+# By name, a function that turns a float32 tensor into one of another kind.
 KINDS = {
     "parameter": nn.Parameter,
     "negative": lambda x: torch.imag(torch.complex(x, x).conj()),
@@ -306,7 +314,7 @@ def test_a_sparse_x_has_torchs_gradient():
     def run(module):
         return torch.autograd.grad(module(x).to_dense().sum(), x)[0].to_dense()
 
-    both((ModelNew(), Model()), run)
+    assert_same_results((ModelNew(), Model()), run)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -317,4 +325,4 @@ def test_a_sparse_weight_gives_torchs_result():
             module.linear.weight.detach().to_sparse_csr(), requires_grad=False
         )
     x = samples()
-    both(modules, lambda module: module(x))
+    assert_same_results(modules, lambda module: module(x))

@@ -38,21 +38,24 @@ def assert_right(mine, theirs, x, grad_output):
         assert torch.equal(keep, want[0] != 0)
         own = want[1:]
     exact = exact_gradients(x, mine.linear.weight, grad_z)
-    for mine_, torchs, true in zip(got[1:3], own[:2], exact[:2], strict=True):
-        assert_as_accurate(mine_, torchs.detach(), true.detach())
+    for gradient, torchs, right in zip(got[1:3], own[:2], exact[:2], strict=True):
+        assert_as_accurate(gradient, torchs.detach(), right.detach())
     if mine.linear.bias is not None:
         assert_sum(got[3], as_matrix(grad_z))
 
 
 def assert_sum(got, terms):
-    """Assert that `got` has the columns' sums, within the bound of sums of 64 and one rounding."""
+    """Assert that `got` has the sum of each column of `terms`, within our bound.
+
+    The bound is that of sums of 64 terms that are then added, and of one rounding to the dtype.
+    """
     m = terms.shape[0]
     unit = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32).eps / 2
     bound = (64 + m / 64) * unit * terms.double().abs().sum(0)
     exact = terms.double().sum(0)
     if got.dtype in (torch.float16, torch.bfloat16):
-        of_dtype = torch.finfo(got.dtype)
-        bound += (exact.abs() + bound + of_dtype.smallest_normal) * of_dtype.eps / 2
+        limits = torch.finfo(got.dtype)
+        bound += (exact.abs() + bound + limits.smallest_normal) * limits.eps / 2
     assert got.shape == exact.shape
     assert bool(((got.double() - exact).abs() <= bound).all())
 
@@ -75,13 +78,16 @@ def test_each_element_of_the_biass_gradient_errs_at_most_as_eagers(dtype, gradie
         assert bool((error <= eagers).all()), (m, n, float(error.max()), float(eagers.max()))
 
 
+# Shapes of x with any number of dimensions, and empty ones.
 SHAPES = [(7,), (2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)]
+# M and N with many rows or columns, for the sums of the bias's gradient.
 LONG = [(4097, 3), (20_001, 8), (300, 2049), (65, 4096), (1001, 24), (1001, 100), (1001, 264)]
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(device, dtype):
+    """Gradients are right for any M, N and K, any number of dimensions, and empty tensors."""
     choose = random.Random(1)
     shapes = [(shape, 9) for shape in SHAPES] + [((m, 2), n) for m, n in LONG]
     for _ in range(60):
@@ -99,7 +105,7 @@ def test_shapes(device, dtype):
 @pytest.mark.parametrize("name", ["columns", "rows", "offset", "transposed", "one row", "reversed"])
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_strides(device, name, dtype):
-    """x, weight and the output's gradient may each be a view of any strides."""
+    """Gradients are right if x, weight or the output's gradient is a view of any strides."""
     view = VIEWS[name]
     x = view(draw((12, 20), dtype, device))
     mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
@@ -118,7 +124,10 @@ def test_strides(device, name, dtype):
 
 @pytest.mark.parametrize("divisor", [2.0, -0.3, 0.0, float("inf"), float("nan")])
 def test_special_values(device, divisor):
-    """Where ReLU is flat the gradient is 0, also if the output's gradient is infinite or NaN."""
+    """The gradient of x is the reference's for special values of x and of the output's gradient.
+
+    Where ReLU is flat it is 0, also if the output's gradient is infinite or NaN.
+    """
     values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 2.0, -3.0]
     x = torch.tensor(values, device=device).unsqueeze(1)
     mine, theirs = linear_modules(1, 1, divisor, device=device, bias=False)
@@ -136,7 +145,7 @@ def test_special_values(device, divisor):
 @pytest.mark.parametrize("x_is_transposed", [False, True])
 @pytest.mark.parametrize("weight_is_transposed", [False, True])
 def test_gradients_of_transposed_operands(device, dtype, x_is_transposed, weight_is_transposed):
-    """On a CPU they also have autograd's strides, which show how it computes its products."""
+    """They are right. On a CPU they also have the strides that autograd's products give them."""
     x = draw((16, 24), dtype, device)
     weight = draw((40, 24), dtype, device)
     if x_is_transposed:
@@ -194,8 +203,8 @@ def test_only_the_mask_and_needed_operands_are_saved(device):
         assert mine(leaf).grad_fn is None
 
 
-def test_changes_after_the_forward(device):
-    """The output may change, because it is not saved. x and weight may not, as in torch."""
+def test_after_the_forward_the_output_may_change_but_not_x_or_weight(device):
+    """The output is not saved. A change of x or weight raises, as in torch."""
     mine, theirs = linear_modules(6, 17, device=device)
     x = torch.randn(4, 6, device=device).requires_grad_()
     want = step(theirs, x, torch.ones(4, 17, device=device))[1]
@@ -234,6 +243,7 @@ def test_x_that_is_no_matrix_may_change_after_the_forward(device):
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (6,)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradcheck(device, shape, bias):
+    """First and second gradients agree with finite differences, also batched and forward-mode."""
     weight = torch.randn(4, 6, dtype=torch.float64, device=device, requires_grad=True)
     x = torch.randn(shape, dtype=torch.float64, device=device)
     while linear(x, weight).abs().min() < 0.05:  # stay away from the kink
@@ -254,7 +264,7 @@ def test_gradcheck(device, shape, bias):
 
 @pytest.mark.parametrize("where", ["x", "linear.weight", "linear.bias", "grad_output", "nowhere"])
 def test_second_gradients_with_nan_are_the_references(device, where):
-    """The reference multiplies zeros by NaN. The second gradients of all inputs are compared."""
+    """The second gradients of all inputs are compared. The reference multiplies zeros by NaN."""
     modules = linear_modules(6, 17, dtype=torch.float64, device=device)
     drawn = {"x": draw((4, 6), torch.float64, device), "grad_output": torch.ones(4, 17).double()}
     results = []
@@ -296,6 +306,7 @@ def test_results_have_the_same_bits_every_time(device):
     ],
 )
 def test_the_gradients_operator_checks_its_arguments(name, change, message):
+    """Each change of an argument raises with a message that names the argument or the misfit."""
     arguments = {
         "grad_output": torch.rand(4, 9),
         "mask": torch.zeros(4, 2, dtype=torch.uint8),

@@ -6,6 +6,8 @@ from processes import compiled
 MIB = 1 << 20
 MAX_WORKSPACE, MIN_FOR_ROWS = 254 * MIB, 64 * MIB  # as in chunks.h
 
+TILE_ROWS = 176  # rows of x in a tile, as in fp16x3
+
 # Addresses of the whole x, out and mask in the program. It never reads what they point to.
 X, OUT, MASK = 1 << 40, 1 << 41, 1 << 42
 
@@ -46,8 +48,9 @@ int main(int, char** arguments) {
 }
 """
 
-# Prints where each slice, and a part of it, begins in a workspace, and the bytes of all; then how
-# many pointers are not null where there is no workspace, and the bytes again.
+# Makes slices of a workspace, and the same slices without a workspace. Prints where each slice, and
+# a part of it, begins in the workspace, and the bytes of all. Then it prints how many pointers are
+# not null without a workspace, and again the bytes of all.
 SLICES_PROGRAM = r"""
 #include <cstdio>
 #include <vector>
@@ -113,7 +116,7 @@ def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
     per_row = 4 + 4 * k
     mask_of_all = MASK if has_mask else 0
     rows, chunks = chunks_of(
-        element_size, m, n, stride, fixed, per_row, 176, 1, 1, mask=mask_of_all
+        element_size, m, n, stride, fixed, per_row, TILE_ROWS, 1, 1, mask=mask_of_all
     )
     begin = 0
     for x, out, mask, count, is_first in chunks:
@@ -125,26 +128,29 @@ def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
         assert count == min(rows, m - begin)
         begin += count
     assert begin == m
-    assert rows == m or rows % 176 == 0
+    assert rows == m or rows % TILE_ROWS == 0
 
     limit = max(MAX_WORKSPACE, fixed + MIN_FOR_ROWS)
-    least = fixed + per_row * 176  # the memory of a chunk of one tile
-    assert fixed + per_row * rows <= max(limit, least) + 512
+    least = fixed + per_row * TILE_ROWS  # the memory of a chunk of one tile
+    alignment_of_two_slices = 512
+    assert fixed + per_row * rows <= max(limit, least) + alignment_of_two_slices
     # There are as few chunks as possible, and their sizes differ by at most a tile for each chunk.
-    tiles_of_chunk = max((limit - fixed) // (per_row * 176), 1)
-    assert len(chunks) == divide_up(divide_up(m, 176), tiles_of_chunk)
-    assert chunks[0][3] - chunks[-1][3] < 176 * len(chunks)
+    tiles_of_chunk = max((limit - fixed) // (per_row * TILE_ROWS), 1)
+    assert len(chunks) == divide_up(divide_up(m, TILE_ROWS), tiles_of_chunk)
+    assert chunks[0][3] - chunks[-1][3] < TILE_ROWS * len(chunks)
 
 
-# gemm_single on an H200. From N = 8192 on, the weight's slices leave too little memory for a chunk
-# of whole waves.
+# The tiles of gemm_single on an H200. From N = 8192 on, the weight's slices leave too little memory
+# for a chunk of whole waves.
 @pytest.mark.parametrize("m", [65_536, 100_000])
 @pytest.mark.parametrize("n", [512, 1024, 1536, 4096])
 def test_chunks_are_whole_waves_of_tiles(chunks_of, m, n):
+    """All chunks take at most one wave, or 1%, more than a GEMM of all rows at once."""
     k = 8192
     tile = 256
     tiles_of_a_wave = 66
     weight_tiles = divide_up(n, tile)
+    # weight as fp16; and for each row of x its fp16 and 12 bytes more.
     fixed = 2 * n * k
     per_row = 2 * k + 12
     _, chunks = chunks_of(4, m, n, k, fixed, per_row, tile, weight_tiles, tiles_of_a_wave, mask=0)

@@ -8,17 +8,17 @@ from float32_on_gpu import (
     INF,
     LAYOUTS,
     NAN,
-    assert_exact,
-    assert_promise,
+    assert_integers_are_exact,
+    assert_max_and_mean_error,
     assert_special_values,
-    draw,
+    draw_step,
     forward_summed_at_once,
     grad_of_product,
     slack,
     summed_at_once,
 )
 from ranges import Reference, broken_promises
-from tensors import OPERATORS, captured, linear_path, step
+from tensors import OPERATORS, capture_graph, linear_path, step
 from torch import nn
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,8 @@ def path(request):
 
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_promise_of_the_forward(path, precision, shape):
-    mine, _, x, _ = draw(*shape)
+    """Errors are at most torch's times the slack. The mask is right; making it changes no bit."""
+    mine, _, x, _ = draw_step(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
     trusted = forward_summed_at_once(x, weight, bias)
@@ -53,16 +54,17 @@ def test_promise_of_the_forward(path, precision, shape):
         assert_same_bits(mine(x), out)
 
 
-MEETING = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
+# M around multiples of the tiles' rows, and K for which the tiles differ.
+TILE_SHAPES = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
 
 
-@pytest.mark.parametrize("shape", MEETING + SHARED, ids=str)
+@pytest.mark.parametrize("shape", TILE_SHAPES + SHARED, ids=str)
 def test_tiles_of_x_meet(path, precision, shape):
-    """Tiles cover all rows of x once.
+    """Tiles cover all rows of x once: the results of integers have no error.
 
     On Hopper a tile has 64 rows for a short K or few rows, otherwise 176, or 160 for a long K.
     """
-    assert_exact(*shape)
+    assert_integers_are_exact(*shape)
 
 
 # x has so many rows that they need several chunks with a workspace of 256 MiB.
@@ -73,8 +75,8 @@ WORKSPACE_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=Tru
 @WORKSPACE_PATHS
 def test_chunks_of_x_meet(path, precision):
     """Chunks cover all rows once: integers are exact, and special values stay in their rows."""
-    assert_exact(*CHUNKED)
-    mine, theirs, x, _ = draw(*CHUNKED)
+    assert_integers_are_exact(*CHUNKED)
+    mine, theirs, x, _ = draw_step(*CHUNKED)
     with torch.no_grad():
         out, last = mine(x), mine(x[-70_000:])
         # The number of rows decides which tiles the clusters of Hopper share along K.
@@ -86,7 +88,11 @@ def test_chunks_of_x_meet(path, precision):
 @pytest.mark.parametrize("shape", [(65536, 1024, 8192), (4096, 1024, 8192)], ids=str)
 @WORKSPACE_PATHS
 def test_memory_beside_the_result_is_limited(path, precision, shape):
-    mine, _, x, _ = draw(*shape)
+    """A forward allocates at most 256 MiB beside its result.
+
+    It also allocates half of x or 128 MiB, which shows that the path has a workspace.
+    """
+    mine, _, x, _ = draw_step(*shape)
     with torch.no_grad():
         mine(x)
         before = torch.cuda.memory_allocated()
@@ -105,18 +111,19 @@ def products_of(module, x, grad_output, results):
 
 @pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"], indirect=True)
 def test_promise_of_the_gradients(path, precision):
-    mine, _, x, grad_output = draw(*TRAINING)
+    """Their maximum and mean errors are at most torch's, times the slack."""
+    mine, _, x, grad_output = draw_step(*TRAINING)
     results = step(mine, x, grad_output)
     for got, a, b in products_of(mine, x, grad_output, results):
         assert got.is_contiguous()
         exact = a.double() @ b.double()
-        assert_promise(got, summed_at_once(a, b), exact, slack(precision))
+        assert_max_and_mean_error(got, summed_at_once(a, b), exact, slack(precision))
 
 
 @pytest.mark.parametrize("shape", SHORT, ids=str)
 def test_short_sums_err_as_torchs_or_by_a_few_roundings(path, precision, shape):
     unit = 2.0**-24 if precision == "highest" else 2.0**-12
-    mine, theirs, x, grad_output = draw(*shape)
+    mine, theirs, x, grad_output = draw_step(*shape)
     weight, bias = (p.detach() for p in mine.linear.parameters())
     results = step(mine, x, grad_output)
     exact = Reference(x, weight, bias, DIVISOR).out
@@ -127,7 +134,9 @@ def test_short_sums_err_as_torchs_or_by_a_few_roundings(path, precision, shape):
         assert_as_accurate(got, a @ b, a.double() @ b.double(), allowance=allowance)
 
 
-CHOSEN = [
+# A shape, the path that should be best, and the results for which it should: 0 is the output, 1 the
+# gradient of x, 2 the gradient of weight.
+BEST_PATHS = [
     ((2050, 4101, 2053), "sm90", [0, 1, 2]),
     ((1000, 3072, 768), "sm90", [0, 1, 2]),
     ((4096, 8192, 16), "sm90", [0]),
@@ -140,10 +149,10 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "best", "results"), CHOSEN, ids=str)
+@pytest.mark.parametrize(("shape", "best", "results"), BEST_PATHS, ids=str)
 def test_the_best_path_is_chosen_on_hopper(shape, best, results):
-    """The output and gradients have the bits of the best path; torch's only if torch's is best."""
-    mine, _, x, grad_output = draw(*shape)
+    """Results have the bits of the best path, and those of torch's path only if that is best."""
+    mine, _, x, grad_output = draw_step(*shape)
     names = ("auto", "sm90", "skinny", "torch")
     found = {}
     for name in names:
@@ -159,7 +168,8 @@ def test_the_best_path_is_chosen_on_hopper(shape, best, results):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
-    mine, _, x, grad_output = draw(*shape)
+    """This holds for the layout of x, weight and the output's gradient."""
+    mine, _, x, grad_output = draw_step(*shape)
     want = step(mine, x, grad_output)
     assert_same_bits(step(mine, layout(x), grad_output), want)
     assert_same_bits(step(mine, x, layout(grad_output)), want)
@@ -169,7 +179,7 @@ def test_the_layout_changes_no_bit(path, layout, shape):
 
 
 def test_x_may_have_more_dimensions_and_an_expanded_row(path):
-    mine, _, x, grad_output = draw(60, 130, 1027)
+    mine, _, x, grad_output = draw_step(60, 130, 1027)
     want = step(mine, x, grad_output)
     deep = step(mine, x.view(3, 4, 5, -1), grad_output.view(3, 4, 5, -1))
     assert_same_bits([a.view(b.shape) for a, b in zip(deep, want, strict=True)], want)
@@ -179,7 +189,7 @@ def test_x_may_have_more_dimensions_and_an_expanded_row(path):
 
 
 def spoil(x):
-    """Put special values into rows: inf, NaN, both infinities, or one that dwarfs all others."""
+    """Put special values into rows: an infinity, NaN, both infinities, or 1e30."""
     x = x.clone()
     for row, value in enumerate([INF, -INF, NAN, 1e30]):
         x[row::11, row + 2] = value
@@ -191,7 +201,7 @@ def spoil(x):
 @pytest.mark.parametrize("spoiled", ["x", "weight", "grad_output"])
 @pytest.mark.parametrize("shape", [(65, 1001, 1030), (33, 70, 20)], ids=str)
 def test_special_values_come_out_where_torch_has_them(path, precision, shape, spoiled):
-    mine, theirs, x, grad_output = draw(*shape)
+    mine, theirs, x, grad_output = draw_step(*shape)
     if spoiled == "x":
         x = spoil(x)
     elif spoiled == "grad_output":
@@ -210,14 +220,14 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
 
 def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
     """The graph is captured with plain operands, and replayed with plain and special ones."""
-    mine, _, x, grad_output = draw(65, 1001, 1030)
+    mine, _, x, grad_output = draw_step(65, 1001, 1030)
     x.requires_grad_()
 
     def run():
         out = mine(x)
         return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
 
-    graph, results = captured(run)
+    graph, results = capture_graph(run)
     for change in (torch.randn_like, lambda t: spoil(torch.randn_like(t))):
         with torch.no_grad():
             for t in (x, grad_output, mine.linear.weight):
@@ -227,7 +237,8 @@ def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
 
 
 def test_the_host_never_waits(path):
-    mine, _, x, grad_output = draw(65, 1001, 1030)
+    """A step returns while the GPU still works, also if special values are computed again."""
+    mine, _, x, grad_output = draw_step(65, 1001, 1030)
     x, grad_output = spoil(x), spoil(grad_output)
     step(mine, x, grad_output)  # later steps find memory in torch's cache
     torch.cuda.synchronize()
@@ -242,8 +253,8 @@ def test_the_host_never_waits(path):
 
 
 def test_all_work_is_on_the_current_stream(path):
-    """Memory that is freed between two steps is not overwritten too early."""
-    mine, _, x, grad_output = draw(65, 1001, 1030)
+    """Two steps on a delayed stream are right: neither overwrites the other's memory too early."""
+    mine, _, x, grad_output = draw_step(65, 1001, 1030)
     want = step(mine, x, grad_output)
     moving = torch.zeros_like(x)
     torch.cuda.synchronize()
@@ -258,10 +269,11 @@ def test_all_work_is_on_the_current_stream(path):
 
 
 def test_operands_on_a_device_that_is_not_current(path):
+    """Results are there, with the bits of the current device's."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     for shape in ((3, 1001, 1030), (65, 1001, 1030), (257, 1024, 1024)):
-        mine, _, x, grad_output = draw(*shape)
+        mine, _, x, grad_output = draw_step(*shape)
         want = step(mine, x, grad_output)
         got = step(mine.to("cuda:1"), x.to("cuda:1"), grad_output.to("cuda:1"))
         assert {result.device.index for result in got} == {1}
@@ -271,7 +283,7 @@ def test_operands_on_a_device_that_is_not_current(path):
 
 def test_two_streams_at_once_do_not_deadlock(path):
     """Blocks may wait for partial sums although not all blocks fit on the GPU at once."""
-    mine, _, x, _ = draw(*SHARED[1])
+    mine, _, x, _ = draw_step(*SHARED[1])
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     with torch.no_grad():

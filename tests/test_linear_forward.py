@@ -15,9 +15,12 @@ from torch.nn.functional import linear
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097]
 HALF = (torch.float16, torch.bfloat16)
 INF, NAN = float("inf"), float("nan")
+# Powers of two and others, integers, a bool, zeros, infinities and NaN. Then numbers that are
+# subnormal, very small or very large, in float32 or even in float64.
 DIVISORS = [2.0, 3.0, -3.0, 0.7, 5, -4, True, 0.0, -0.0, INF, -INF, NAN]
 DIVISORS += [1e-40, -(2.0**-128), -1e-300, 5e-324, 2.0**-126, 3e38, 1e39, 1e300]
-# A device, the path of its products, and a dtype that the path supports in any shape and layout.
+# Each case: a device, the path of its products, and a dtype that the path supports in any shape and
+# layout.
 CASES = [("cpu", "auto", dtype) for dtype in FLOATING]
 ON_GPU = [("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
 ON_GPU += [("cuda", path, torch.float32) for path in ("skinny", "sm90", "sm80")]
@@ -26,7 +29,10 @@ CASES += [pytest.param(case, marks=pytest.mark.gpu) for case in ON_GPU]
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
 def case(request):
-    """Return a device, a dtype, and whether our kernels may compute the product in float32."""
+    """Select the case's path; return the device, the dtype, and whether ours may be the product.
+
+    Our kernels compute float32 products on a GPU, unless the path is torch's.
+    """
     device, path, dtype = request.param
     is_ours = device == "cuda" and path != "torch" and dtype == torch.float32
     with linear_path(path):
@@ -34,6 +40,7 @@ def case(request):
 
 
 def odd_shapes(count):
+    """Draw that many different M, N and K, of SIZES, whose product is not too large."""
     choose = random.Random(0)
     shapes = set()
     while len(shapes) < count:
@@ -43,8 +50,8 @@ def odd_shapes(count):
     return sorted(shapes)
 
 
-def exactly(module, x):
-    """Return the result in float64, for the divisor rounded to the dtype in which torch divides."""
+def exact_result(module, x):
+    """Return the exact result in float64, for the divisor as torch rounds it before it divides."""
     weight, bias = module.linear.weight.double(), module.linear.bias
     z = linear(x.double(), weight, None if bias is None else bias.double())
     divisor = torch.tensor(float(module.divisor), device=x.device)
@@ -67,8 +74,8 @@ def torchs_own(module, x):
 def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
     """Assert that mine(x) is contiguous, has the right values, and leaves x unchanged.
 
-    On a CPU the bits are the reference's. On a GPU the error is at most torch's, and a few
-    roundings more if `is_ours`.
+    On a CPU the bits are the reference's. On a GPU the error is at most `slack` times torch's, and
+    a few roundings more if our kernels may compute the product (`is_ours`).
     """
     before = x.clone()
     with torch.no_grad():
@@ -79,14 +86,14 @@ def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
         allowance = 0.0
         if is_ours:
             allowance = rounding_errors(x, *mine.linear.parameters()) / abs(mine.divisor)
-        assert_as_accurate(got, want, exactly(mine, x), slack, allowance)
+        assert_as_accurate(got, want, exact_result(mine, x), slack, allowance)
     else:
         assert_same_bits(got, want)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(case):
-    """Odd sizes, any number of dimensions, empty tensors, and sizes for several threads."""
+    """Results are right for any sizes and dimensions, empty tensors, and for several threads."""
     device, dtype, is_ours = case
     shapes = [((m, k), n) for m, n, k in odd_shapes(80 if dtype == torch.float32 else 40)]
     if not is_ours:
@@ -102,6 +109,7 @@ def test_shapes(case):
         assert mine(x).shape == (*shape[:-1], n)
 
 
+# By name, a function that returns a view of a matrix: views with any strides, and overlaps.
 VIEWS = {
     "rows": lambda x: x[::2],
     "columns": lambda x: x[:, ::2],
@@ -119,7 +127,7 @@ VIEWS = {
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
 def test_strides(case, view, size):
-    """x, weight and bias may each be a view of any strides."""
+    """Results are right if x, weight or bias is a view of any strides."""
     device, dtype, is_ours = case
     x = view(draw(size, dtype, device))
     mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
@@ -137,6 +145,10 @@ def test_strides(case, view, size):
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
 def test_divisors(case, divisor):
+    """On a CPU results have the reference's bits.
+
+    On a GPU NaN, infinities, zeros and signs are where the reference has them.
+    """
     device, dtype, _ = case
     for n in (3, 64, 129):
         mine, theirs = linear_modules(16, n, divisor, dtype, device)
@@ -155,7 +167,7 @@ def test_divisors(case, divisor):
 
 
 @pytest.mark.parametrize("divisor", [2**53 + 1, torch.tensor(2.0), torch.rand(9) + 1])
-def test_tensors_and_large_integers_as_divisors(divisor):
+def test_divisors_that_are_tensors_or_large_integers_give_the_references_bits(divisor):
     mine, theirs = linear_modules(7, 9, divisor)
     x = torch.randn(5, 7)
     assert_same_bits(mine(x), theirs(x))
@@ -181,7 +193,10 @@ def test_special_values(case):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_conversions_of_half_types(device, dtype):
-    """Every bit pattern is multiplied by 1, and divided exactly or with rounding."""
+    """Results are right for every bit pattern, where the division is exact and where it rounds.
+
+    The product multiplies each pattern by 1.
+    """
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
     for divisor in (1.0, 3.0, 2.0**-20, 2.0**20):
         mine, _ = linear_modules(1, 1, divisor, dtype, device, bias=False)
@@ -213,7 +228,7 @@ def test_parameters_and_divisor_are_read_in_each_call(device):
     assert first.shape == (4, 5)
 
 
-def replace(**attributes):
+def set_attributes(**attributes):
     """Return a function that sets attributes of a module, and parameters of its `linear`."""
 
     def change(module):
@@ -227,7 +242,11 @@ def replace(**attributes):
 
 
 def rows():
+    """Return an x that fits the modules."""
     return torch.randn(3, 6)
+
+
+# Each pair: a change of the modules that makes a call fail, or None, and a function that makes x.
 
 
 @pytest.mark.parametrize(
@@ -241,16 +260,17 @@ def rows():
         (None, lambda: [1.0] * 6),
         (None, lambda: None),
         (lambda m: m.to(torch.complex64), lambda: torch.ones(3, 6, dtype=torch.complex64)),
-        (replace(bias=torch.randn(4)), rows),
-        (replace(bias=torch.randn(5).double()), rows),
-        (replace(weight=torch.randn(5, 7)), rows),
-        (replace(divisor="two"), rows),
-        (replace(divisor=2**70), rows),
-        (replace(divisor=None), rows),
+        (set_attributes(bias=torch.randn(4)), rows),
+        (set_attributes(bias=torch.randn(5).double()), rows),
+        (set_attributes(weight=torch.randn(5, 7)), rows),
+        (set_attributes(divisor="two"), rows),
+        (set_attributes(divisor=2**70), rows),
+        (set_attributes(divisor=None), rows),
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])
 def test_errors_are_torchs(device, change, make, grad):
+    """A call that fails raises the type and message of the reference's error."""
     x = make()
     x = x.to(device) if isinstance(x, torch.Tensor) and not x.is_meta else x
     modules = linear_modules(6, 5)

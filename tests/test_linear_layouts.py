@@ -70,6 +70,7 @@ def integers(shape, dtype, most=4):
 
 
 def module_of(weight, bias, divisor):
+    """Return our module with this weight and bias."""
     mine, _ = linear_modules(weight.shape[1], weight.shape[0], divisor, weight.dtype, "cuda")
     mine.linear.weight = nn.Parameter(weight)
     mine.linear.bias = None if bias is None else nn.Parameter(bias)
@@ -157,6 +158,7 @@ def test_x_may_have_three_dimensions_and_be_stored_by_columns(dtype):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_not_finite_stay_in_their_row(dtype, transposed, value):
+    """The other rows have no error."""
     x, weight = integers((300, 200), dtype), integers((264, 200), dtype)
     want = (x.double() @ weight.double().t()).relu() / 2
     x[7, 199] = value
@@ -185,7 +187,7 @@ def test_no_operand_is_copied(dtype, transposed):
 
 
 def test_the_kernels_compute_large_aligned_products_and_torch_all_others(dtype):
-    """The gradients follow the same rule as the forward."""
+    """This holds for the gradients as for the forward. In a step torch's op is aten::mm."""
     large = (8192, 8192, 8192)
     small = (256, 512, 1024)
     unaligned = (8192, 8192, 8191)
@@ -199,12 +201,15 @@ def test_the_kernels_compute_large_aligned_products_and_torch_all_others(dtype):
             assert ("aten::mm" not in ops) == is_ours
 
 
-WRITTEN = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [(torch.float32, "high")]
+# The dtype and the precision of each kind of product that the sm90 kernels compute.
+SM90_PRODUCTS = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [
+    (torch.float32, "high")
+]
 
 
-@pytest.mark.parametrize(("dtype", "precision"), WRITTEN, indirect=["precision"], ids=str)
+@pytest.mark.parametrize(("dtype", "precision"), SM90_PRODUCTS, indirect=["precision"], ids=str)
 def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transposed):
-    """Our kernels start before the kernel in front of them on the stream has ended."""
+    """Our kernels start before the kernel in front of them has ended, but wait for its results."""
     x, weight = laid_out(integers((520, 1024), dtype), transposed[0]), integers((776, 1024), dtype)
     weight = laid_out(weight, transposed[1])
     module = module_of(weight, None, 2.0)
@@ -236,6 +241,7 @@ def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transpo
 )
 @pytest.mark.parametrize("precision", ["high", "highest"])
 def test_the_layout_changes_no_bit_in_float32(precision, name, shape, transposed):
+    """Operands stored by rows and by columns give a step the same bits."""
     m, n, k = shape
     x, weight, bias = named(name, m, k, n, device="cuda")
     grad_output = torch.randn(m, n, device="cuda")

@@ -192,6 +192,7 @@ def chosen_tiles(tmp_path_factory):
 
 
 def test_few_tiles_are_small_and_shared_by_few_clusters(chosen_tiles):
+    """So no cluster adds the partial sums of many others."""
     # As one tile of 160 rows that 53 clusters share, it takes 230 us on an H200; torch 118.
     rows, count, used = chosen_tiles(160, 256, 13592)
     assert (rows, count) == (64, 3)
@@ -223,14 +224,15 @@ int main() {
 
 
 def test_wide_and_narrow_tiles_cover_all_rows_in_turn(tmp_path):
+    """1024 rows are four wide tiles and two narrow ones: 4 * 176 + 2 * 160."""
     numbers = list(map(int, compiled(tmp_path, ROWS, "nvcc")()))
     tiles = list(zip(numbers[::2], numbers[1::2], strict=True))
-    of_weight_tile = [tiles[:6], tiles[6:12], tiles[12:]]
+    x_tiles = [tiles[:6], tiles[6:12], tiles[12:]]  # for weight tiles 0, 1 and 2
     # The pattern of wide and narrow tiles moves on from one tile of weight to the next.
-    assert [size for _, size in of_weight_tile[0]] == [WIDE] * 4 + [NARROW] * 2
-    assert [size for _, size in of_weight_tile[1]] == [NARROW] * 2 + [WIDE] * 4
-    assert [size for _, size in of_weight_tile[2]] == [WIDE] * 2 + [NARROW] * 2 + [WIDE] * 2
-    for row_tiles in of_weight_tile:
+    assert [size for _, size in x_tiles[0]] == [WIDE] * 4 + [NARROW] * 2
+    assert [size for _, size in x_tiles[1]] == [NARROW] * 2 + [WIDE] * 4
+    assert [size for _, size in x_tiles[2]] == [WIDE] * 2 + [NARROW] * 2 + [WIDE] * 2
+    for row_tiles in x_tiles:
         assert row_tiles[0][0] == 0
         assert all(begin + size == after for (begin, size), (after, _) in pairwise(row_tiles))
         assert sum(size for _, size in row_tiles) == 1024

@@ -1,4 +1,8 @@
-"""The pool of a CPU's large outputs, and calls for which memory runs out."""
+"""The pool of a CPU's large outputs, and calls for which memory runs out.
+
+The pool keeps the memory of freed outputs for the next ones. Most tests run in a child process,
+whose address space they measure or limit.
+"""
 
 import shutil
 import subprocess
@@ -12,7 +16,7 @@ from model_new import ModelNew
 
 pytestmark = pytest.mark.slow
 
-# The code of each child starts with this. Outputs of n float32 have 64 MiB.
+# The code of each child starts with this. An output of n float32 elements has 64 MiB.
 START = """
 import os, resource, signal, threading, time
 import torch
@@ -35,6 +39,7 @@ def run(code, tmp_path, **environment):
 
 
 def test_an_environment_variable_switches_the_pool_off(tmp_path):
+    """With KERNELS_CPU_POOL=0 the memory of a freed output goes back to the system."""
     code = """
 before = address_space()
 for _ in range(3):
@@ -95,6 +100,7 @@ print(address_space() - before)
     ],
 )
 def test_the_pool_returns_its_memory_before_an_allocation_fails(call, tmp_path):
+    """The call succeeds, although there is no more memory than the pool has."""
     code = f"""
 ones, leaf = torch.ones(9 << 20), torch.randn(9 << 20).requires_grad_()
 {call}
@@ -107,6 +113,7 @@ limit_address_space(0)
     run(code, tmp_path)
 
 
+# By name, calls of both modules; "torch" is torch's own ReLU, for comparison. The child sets k.
 CALLS = """
 x, leaf = torch.randn(n), torch.randn(n, requires_grad=True)
 linear, rows = LinearReluDivideNew(k, 2048, 2.0), torch.randn(n // 1024, k)
@@ -124,7 +131,7 @@ cases = {
 
 
 def test_out_of_memory_is_torchs_error_and_the_next_call_works(tmp_path):
-    """This holds for forward, with and without a mask, and backward. No memory leaks."""
+    """This holds for the forward, with and without a mask, and the backward. No memory leaks."""
     code = """
 for name, case in cases.items():
     held = case()  # so the pool is empty
@@ -215,11 +222,11 @@ int posix_memalign(void** memory, size_t alignment, size_t bytes) {
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_outputs_of_an_allocator_that_aligns_to_16_bytes(dtype, tmp_path):
-    """If the pool has no memory, outputs, masks and gradients are right in another allocator's.
+def test_results_are_right_in_memory_that_is_aligned_to_16_bytes_only(dtype, tmp_path):
+    """Such memory may come from another allocator, where the pool has none.
 
-    The limited address space has room for an output and its mask, but not for the additional huge
-    page of a block of the pool.
+    Here the address space is limited: it has room for an output and its mask, but not for the
+    additional huge page of a block of the pool.
     """
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
@@ -245,8 +252,8 @@ assert torch.equal(grad, (x > 0).to(x.dtype))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_fork_while_other_threads_use_the_pool(tmp_path):
-    """The child computes, with its own blocks, even if a thread was in the pool's code."""
+def test_a_process_forked_while_threads_use_the_pool_gives_right_results(tmp_path):
+    """It has blocks of its own, even if a thread was in the pool's code at the fork."""
     code = """
 torch.set_num_threads(1)
 x = torch.randn(n // 2)
@@ -273,7 +280,8 @@ assert torch.equal(relu(x), want)
     run(code, tmp_path)
 
 
-def test_copy_on_write_clones_of_large_outputs():
+def test_copy_on_write_clones_of_large_outputs_keep_their_values():
+    """A change of the clone does not change the output, whose memory is from the pool."""
     x = torch.randn(9 << 20)
     out, want = ModelNew()(x), relu_by_definition(x)
     clone = out._lazy_clone()

@@ -31,6 +31,7 @@ def expanded(x):
     return x.new_ones(()).expand([2**20] * (3 if x.dim() % 2 else 1))
 
 
+# Functions that change a random tensor into another view, device, layout or dtype.
 CHANGES = [
     expanded,
     lambda x: expanded(x).unsqueeze(0)[:0],
@@ -46,6 +47,7 @@ CHANGES = [
 
 
 def random_tensor(choose):
+    """Draw a tensor of ones: any small shape and dtype, and mostly with one of CHANGES."""
     dtype = choose.choice([torch.float32, torch.float32, torch.uint8, *DTYPES, torch.bool])
     shape = [choose.choice([0, 1, 1, 2, 3, 4, 8, 9, 17]) for _ in range(choose.randint(0, 4))]
     x = torch.ones(shape, dtype=dtype)
@@ -56,6 +58,7 @@ def random_tensor(choose):
 
 
 def random_argument(choose, kind, tensors):
+    """Draw an argument of a kind in the operator's schema; 1 in 100 is of a wrong type."""
     if choose.random() < 0.01:
         return choose.choice([None, "text", 2**70, [1.5], object()])
     if kind == "Tensor":
@@ -71,7 +74,7 @@ def random_argument(choose, kind, tensors):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(3))
 def test_random_arguments_give_results_or_errors(seed):
-    """A call never crashes. Results of ReLU have the shape of the argument."""
+    """The process never crashes. A result of ReLU has the shape of its argument."""
     choose = random.Random(seed)
     calls_with_results = 0
     for _ in range(1000):

@@ -3,6 +3,7 @@
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -13,14 +14,41 @@ pytestmark = pytest.mark.slow  # each fault needs a build
 
 # From these numbers of rows on, kernels work as at the headline's size.
 ROWS = {"cpu": "24", "cuda": "1024"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault in a copy of the kernels.
+
+    Attributes:
+        file: the file, relative to `kernels/`.
+        old: a text that occurs in it once.
+        new: the text that replaces it.
+        verdict: the referee's verdict.
+        reason: a pattern of the reason that the referee gives.
+    """
+
+    file: str
+    old: str
+    new: str
+    verdict: str
+    reason: str
+
+
 RELU_CPU = "relu/relu_cpu.cpp"
-BLOCK, BITS = "relu_block<E>(from, made);", "mask_of_block(made)"
-TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
-NAN = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
-LINEAR_CPU, RUNS = "linear/fused_pass_cpu.cpp", "sum_rows(sums, runs"
-RELU, LAUNCH = "relu/relu.cu", "return launch<relu_kernel"
+RELU_GPU = "relu/relu.cu"
+LINEAR_CPU = "linear/fused_pass_cpu.cpp"
+LINEAR_GPU = "linear/fused_pass.cu"
+FP16X3 = "linear/sm90/gemm_fp16x3.cuh"
+FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
+
+# Copies the incomplete block at the end of a thread's part, without ReLU.
+CALL_OF_BLOCK = "relu_block<E>(from, made);"
+COPY_OF_TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
+NAN_TO_ZERO = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
 # Launches on another stream, which waits for the timed one; the timed stream does not wait for it.
-STREAM = """if constexpr (Config::kIsLarge && !kMask) {
+LAUNCH = "return launch<relu_kernel"
+CHANGE_OF_STREAM = """if constexpr (Config::kIsLarge && !kMask) {
   static cudaStream_t other;
   static cudaEvent_t before;
   if (!other) {
@@ -32,24 +60,63 @@ STREAM = """if constexpr (Config::kIsLarge && !kMask) {
   stream = other;
 }
 """
-SM90, FEW = "linear/sm90/gemm_fp16x3", "(j > 0 || threadIdx.x % 128 > 0)"
-DIFFER, NO_NAN = "wrong: .* elements differ", "wrong: .*got 0, expected nan"
-STEP = "cheating: a timed step's gradient of x was wrong: .* elements differ"
-X, BIAS = (f"wrong: gradient of {x}: .* beyond the error budget" for x in ("x", "linear.bias"))
-UNSEEN = "cheating: .*(another stream|outside the timed call|not credible)"
-# By name: a file, a text in it, the text that replaces it, and a pattern of the verdict and reason.
+DIFFER = ".* elements differ"
+NO_NAN = ".*got 0, expected nan"
+WRONG_IN_A_TIMED_STEP = "a timed step's gradient of x was wrong: .* elements differ"
+WRONG_BIAS = "gradient of linear.bias: .* beyond the error budget"
+
+# By name; the faults whose names begin with "gpu_" need a GPU.
 FAULTS = {
-    "tail": (RELU_CPU, BLOCK, TAIL + BLOCK, DIFFER),
-    "nan": (RELU_CPU, BLOCK, BLOCK + NAN, NO_NAN),
-    "large_mask": (RELU_CPU, BITS, f"{BITS} & ~(uint64_t{{bypasses_caches}} << 63)", STEP),
-    "bias": (LINEAR_CPU, RUNS, f"{RUNS} - 1", BIAS),
-    "gpu_tail": (RELU, "= relu_of(rest_value)", "= rest_value", DIFFER),
-    "gpu_nan": (RELU, "relu_of(v.value[j])", "v.value[j] > T{} ? v.value[j] : T{}", NO_NAN),
-    "gpu_large_mask": (RELU, "8, bits, policy", "8, i % 128 ? bits : bits & 254, policy", STEP),
-    "gpu_stream": (RELU, LAUNCH, STREAM + LAUNCH, UNSEEN),
-    "gpu_linear_mask": (f"{SM90}_epilogue.cuh", "mask_bit(z)", f"mask_bit(z) && {FEW}", X),
-    "gpu_bias": ("linear/fused_pass.cu", "row < count;", "row < count - 1;", BIAS),
-    "gpu_tf32": (f"{SM90}.cuh", "1 / fp16x3::kLoScale", "0.0f", "wrong: lower precision .*TF32"),
+    # The last elements of a thread's part do not get ReLU.
+    "tail": Fault(RELU_CPU, CALL_OF_BLOCK, COPY_OF_TAIL + CALL_OF_BLOCK, "wrong", DIFFER),
+    "gpu_tail": Fault(RELU_GPU, "= relu_of(rest_value)", "= rest_value", "wrong", DIFFER),
+    # NaN becomes 0.
+    "nan": Fault(RELU_CPU, CALL_OF_BLOCK, CALL_OF_BLOCK + NAN_TO_ZERO, "wrong", NO_NAN),
+    "gpu_nan": Fault(
+        RELU_GPU,
+        "relu_of(v.value[j])",
+        "v.value[j] > T{} ? v.value[j] : T{}",
+        "wrong",
+        NO_NAN,
+    ),
+    # A bit of the mask is missing, in large outputs only.
+    "large_mask": Fault(
+        RELU_CPU,
+        "mask_of_block(made)",
+        "mask_of_block(made) & ~(uint64_t{bypasses_caches} << 63)",
+        "cheating",
+        WRONG_IN_A_TIMED_STEP,
+    ),
+    "gpu_large_mask": Fault(
+        RELU_GPU,
+        "8, bits, policy",
+        "8, i % 128 ? bits : bits & 254, policy",
+        "cheating",
+        WRONG_IN_A_TIMED_STEP,
+    ),
+    # Some rows are missing in the bias's gradient.
+    "bias": Fault(
+        LINEAR_CPU, "sum_rows(sums, runs", "sum_rows(sums, runs - 1", "wrong", WRONG_BIAS
+    ),
+    "gpu_bias": Fault(LINEAR_GPU, "row < count;", "row < count - 1;", "wrong", WRONG_BIAS),
+    # A timed call returns before its work is done.
+    "gpu_stream": Fault(
+        RELU_GPU,
+        LAUNCH,
+        CHANGE_OF_STREAM + LAUNCH,
+        "cheating",
+        ".*(another stream|outside the timed call|not credible)",
+    ),
+    # A few bits of the mask are missing.
+    "gpu_linear_mask": Fault(
+        FP16X3_EPILOGUE,
+        "mask_bit(z)",
+        "mask_bit(z) && (j > 0 || threadIdx.x % 128 > 0)",
+        "wrong",
+        "gradient of x: .* beyond the error budget",
+    ),
+    # The products with lo are dropped, which leaves about TF32's accuracy.
+    "gpu_tf32": Fault(FP16X3, "1 / fp16x3::kLoScale", "0.0f", "wrong", "lower precision .*TF32"),
 }
 
 
@@ -62,14 +129,15 @@ def environment(folder):
 def plant(root, name):
     """Make a copy of the project with a fault, and build its kernels."""
     folder = root / name
-    file, old, new, _ = FAULTS[name]
+    fault = FAULTS[name]
     copy_project(folder)
-    path = folder / "kernels" / file
-    parts = path.read_text().split(old)
-    assert len(parts) == 2, f"{file} has {old!r} {len(parts) - 1} times"
-    path.write_text(new.join(parts))
+    path = folder / "kernels" / fault.file
+    text = path.read_text()
+    count = text.count(fault.old)
+    assert count == 1, f"{fault.file} has {fault.old!r} {count} times"
+    path.write_text(text.replace(fault.old, fault.new))
     code = "import model_new"
-    if file.startswith("linear"):
+    if fault.file.startswith("linear"):
         code += "; model_new.LinearReluDivideNew"
     printed(code, folder, path=(), **environment(folder))
     return folder
@@ -91,14 +159,17 @@ GPU_FAULTS = [pytest.param(n, marks=pytest.mark.gpu) for n in FAULTS if n.starts
 
 @pytest.mark.parametrize("name", [*CPU_FAULTS, *GPU_FAULTS])
 def test_faults_are_found_and_named(name, planted):
+    """The last line of output has verdict and reason, for our own solution and for a file."""
     device = "cuda" if name.startswith("gpu_") else "cpu"
-    file, *_, verdict = FAULTS[name]
-    problem = "relu" if file.startswith("relu") else "linear_relu_divide"
+    fault = FAULTS[name]
+    problem = "relu" if fault.file.startswith("relu") else "linear_relu_divide"
     options = [problem, "--rows", ROWS[device], "--trials", "3", "--device", device]
     folder = planted[name]
-    word, reason = verdict.split(": ", 1)
-    ways = {f"{word.upper()}  ": [], rf"model_new.py: {word} \(": ["--solution", "model_new.py"]}
-    for start, more in ways.items():
+    starts_of_last_line = {
+        f"{fault.verdict.upper()}  ": [],
+        rf"model_new.py: {fault.verdict} \(": ["--solution", "model_new.py"],
+    }
+    for start, more in starts_of_last_line.items():
         done = run_it(*options, *more, folder=folder, cwd=folder, **environment(folder))
         assert done.returncode == 1, done.stdout + done.stderr
-        assert re.match(start + reason, done.stdout.splitlines()[-1]), done.stdout
+        assert re.match(start + fault.reason, done.stdout.splitlines()[-1]), done.stdout

@@ -1,9 +1,9 @@
 """ReLU of random tensors is torch's: hypothesis draws the layouts, dtypes and values."""
 
-import properties as drawn
+import properties
 import torch
 from compare import BITS, checked_call, outcome, relu_by_definition
-from properties import MOST, Drawn, assert_same, given, settings, st
+from properties import MAX_ELEMENTS, TensorDescription, assert_same, given, settings, st
 from tensors import DTYPES, FLOATING, step
 
 from model import Model
@@ -29,24 +29,26 @@ def check_forward(x):
     assert any(torch.equal(got, bits) for bits in allowed)
 
 
-@given(drawn.tensors(DTYPES, VALUES), st.sampled_from(MODES))
+@given(properties.tensors(DTYPES, VALUES), st.sampled_from(MODES))
 def test_forward(device, x, mode):
+    """Results are torch's for any layout, dtype and values, and in every grad mode."""
     with mode():
         check_forward(x.make(device))
 
 
 @FEW
-@given(drawn.tensors(DTYPES, VALUES, **drawn.LARGE))
+@given(properties.tensors(DTYPES, VALUES, **properties.LARGE))
 def test_forward_of_large_tensors(device, x):
+    """Results are torch's also where several threads compute them."""
     check_forward(x.make(device))
 
 
 @st.composite
 def differentiated(draw, **limits):
     """Draw x and the output's gradient, of one dtype and shape."""
-    x = draw(drawn.tensors(FLOATING, VALUES, **limits))
-    layout = drawn.draw_layout(draw, x.layout.shape, limits.get("most", MOST))
-    return x, drawn.draw_tensor(draw, (x.dtype,), VALUES, layout)
+    x = draw(properties.tensors(FLOATING, VALUES, **limits))
+    layout = properties.draw_layout(draw, x.layout.shape, limits.get("max_elements", MAX_ELEMENTS))
+    return x, properties.draw_tensor(draw, (x.dtype,), VALUES, layout)
 
 
 def check_gradients(x, grad_output):
@@ -59,17 +61,19 @@ def check_gradients(x, grad_output):
 
 @given(differentiated())
 def test_gradients(device, pair):
+    """First and second gradients are torch's for any layouts and values."""
     check_gradients(*(x.make(device) for x in pair))
 
 
 @FEW
-@given(differentiated(**drawn.LARGE))
+@given(differentiated(**properties.LARGE))
 def test_gradients_of_large_tensors(device, pair):
+    """Gradients are torch's also where several threads compute them."""
     check_gradients(*(x.make(device) for x in pair))
 
 
-@given(drawn.layouts(), st.sampled_from(REFUSED))
+@given(properties.layouts(), st.sampled_from(REFUSED))
 def test_other_dtypes_give_torchs_error_or_result(device, layout, dtype):
     """The error depends on torch: from 2.15 on, its CPU supports uint16, uint32 and uint64."""
-    x = Drawn(layout, torch.int64, "integers", 0).make(device).to(dtype)
+    x = TensorDescription(layout, torch.int64, "integers", 0).make(device).to(dtype)
     assert_same(*(outcome(module, x.clone()) for module in (ModelNew(), Model())))

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from beside_torch import assert_same, both, samples, step
+from beside_torch import assert_same, assert_same_results, output_and_gradients, samples
 from compare import assert_same_bits
 from processes import printed
-from tensors import FLOATING, OPERATORS, captured, linear_modules, linear_path, targets_of
+from tensors import FLOATING, OPERATORS, capture_graph, linear_modules, linear_path, targets_of
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +21,7 @@ from model_new import LinearReluDivideNew, ModelNew, namespaces
 
 # The namespaces of this build's operators.
 NAMESPACES = {"relu": namespaces["relu"], "linear": namespaces["linear_relu_divide"]}
-# The operator in a graph of the module.
+# The operator by which each module appears in a graph.
 TARGET = {
     "relu": "aten.relu.default",
     "linear": f"{NAMESPACES['linear']}.linear_relu_divide.default",
@@ -45,8 +45,8 @@ def modules(kind, device):
     return modules_of(kind, device)
 
 
-def recording(seen, kind):
-    """Return a mode of this kind that appends the functions that are called."""
+def recording_mode(seen, kind):
+    """Return a mode of this class that appends the functions that are called to `seen`."""
 
     def record(self, function, types, args=(), kwargs=None):
         seen.append(function)
@@ -56,6 +56,7 @@ def recording(seen, kind):
 
 
 def test_opcheck_of_relu(device):
+    """`torch.library.opcheck` finds no fault, for any strides and an empty x."""
     for x in (samples(device), samples(device).t(), samples(device)[:, ::2], samples(device)[:0]):
         for leaf in (x, x.clone().requires_grad_()):
             torch.library.opcheck(OPERATORS.relu, (leaf,))
@@ -64,6 +65,7 @@ def test_opcheck_of_relu(device):
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck_of_linear(device, bias):
+    """`torch.library.opcheck` finds no fault in the three operators of Linear."""
     weight = torch.randn(10, 6, device=device)
     b = torch.randn(10, device=device) if bias else None
     for x in (samples(device), samples(device).unflatten(0, (2, 2)), samples(device)[:0]):
@@ -103,13 +105,13 @@ def opcheck_gradients(grad_output, mask, x, weight):
         lambda f, x: torch.func.functional_call(f, {}, (x,)),
     ],
 )
-def test_transforms_of_torch_func(device, modules, transform):
+def test_transforms_of_torch_func_give_the_references_results(device, modules, transform):
     x = samples(device)
-    both(modules, lambda module: transform(module, x))
+    assert_same_results(modules, lambda module: transform(module, x))
 
 
-def test_vmap_over_parameters(device):
-    """This gives the gradients of each sample, and the outputs of an ensemble."""
+def test_vmap_over_parameters_gives_the_references_results(device):
+    """It computes the gradients of each sample, and the outputs of an ensemble."""
     x = samples(device)
     pairs = [linear_modules(6, 10, 3.0, device=device) for _ in range(3)]
 
@@ -125,7 +127,7 @@ def test_vmap_over_parameters(device):
         grads = torch.func.vmap(per_sample, in_dims=(None, 0))(detached, x)
         return torch.func.vmap(call, in_dims=(0, None))(stacked, x), grads["linear.weight"]
 
-    both(list(zip(*pairs, strict=True)), run)
+    assert_same_results(list(zip(*pairs, strict=True)), run)
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -160,7 +162,8 @@ def test_results_are_not_views_and_may_be_changed_in_place(device, kind):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_traced_modules(kind):
+def test_traced_modules_give_the_references_results(kind):
+    """The graph of ReLU has torch's op, so the program needs no kernels."""
     mine, theirs = modules_of(kind)
     traced = torch.jit.trace(mine, samples())
     assert kind == "linear" or "aten::relu" in str(traced.graph)
@@ -170,7 +173,7 @@ def test_traced_modules(kind):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("inplace", [False, True])
-def test_scripted_relu(inplace):
+def test_scripted_relu_gives_torchs_results_and_gradients(inplace):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 6), ModelNew(inplace)))
     x, layer = samples(), scripted[0]
     got = torch.autograd.grad(scripted(x).sum(), layer.weight)
@@ -185,13 +188,14 @@ def test_scripted_relu(inplace):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("divisor", [3.0, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_scripted_linear(divisor, bias):
+def test_scripted_linear_gives_the_references_results(divisor, bias):
+    """This holds for any module in the place of `linear`."""
     modules = linear_modules(6, 10, divisor, bias=bias)
     x = samples()
-    both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
+    assert_same_results((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
     for module in modules:
         module.linear = nn.Sequential(module.linear, nn.Tanh())
-    both((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
+    assert_same_results((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
 
 
 def test_meta_and_fake_tensors_have_the_right_shapes_and_devices(kind):
@@ -218,7 +222,7 @@ def test_a_function_mode_sees_the_references_calls(kind):
     seen = []
     mine, theirs = modules_of(kind)
     x = samples()
-    with recording(seen, torch.overrides.TorchFunctionMode):
+    with recording_mode(seen, torch.overrides.TorchFunctionMode):
         got = mine(x)
         calls = seen.copy()
         seen.clear()
@@ -233,7 +237,7 @@ def test_a_dispatch_mode_sees_the_operators(kind, grad):
     seen = []
     mine, theirs = modules_of(kind)
     x = samples().requires_grad_(grad)
-    with torch.set_grad_enabled(grad), recording(seen, TorchDispatchMode):
+    with torch.set_grad_enabled(grad), recording_mode(seen, TorchDispatchMode):
         got = mine(x)
     own = TARGET[kind]
     if kind == "linear" and grad:
@@ -271,8 +275,8 @@ def test_flops_are_counted_by_a_counter_that_is_imported_later(tmp_path):
     assert printed(code, tmp_path).split() == [str(2 * 4 * 8 * 16)]
 
 
-def test_reentrant_dispatch(kind):
-    """A dispatch mode may call the modules for an operator's argument."""
+def test_a_dispatch_mode_may_call_the_modules(kind):
+    """Then the modules run inside the call of another operator."""
     x = samples()
     modules = modules_of(kind)
     results = []
@@ -292,24 +296,26 @@ def test_reentrant_dispatch(kind):
     ("owner", "name"), [(torch, "relu"), (nn.functional, "linear"), (nn.Linear, "forward")]
 )
 def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatch, device):
-    """Low-rank adapters and other precisions change all modules in this way."""
-    modules, x, before = modules_of(kind, device), samples(device), getattr(owner, name)
+    """Libraries for low-rank adapters or other precisions change all modules in this way."""
+    modules, x, torchs = modules_of(kind, device), samples(device), getattr(owner, name)
     plain = modules[1](x)
-    monkeypatch.setattr(owner, name, lambda *args: before(*args) + 1)
-    changed = both(modules, lambda module: module(x))
+    monkeypatch.setattr(owner, name, lambda *args: torchs(*args) + 1)
+    changed = assert_same_results(modules, lambda module: module(x))
     is_unaffected = kind == "relu" and owner is not torch
     assert torch.equal(changed, plain) == is_unaffected
     torch._dynamo.reset()
-    both([torch.compile(m, backend="eager") for m in modules], lambda module: module(x))
+    assert_same_results(
+        [torch.compile(m, backend="eager") for m in modules], lambda module: module(x)
+    )
 
 
 def test_a_profiler_sees_the_operator(device, kind, modules):
-    """This holds under a default device too, whose mode changes functions that make tensors."""
+    """This also holds under `with torch.device(...)`, which is a mode, but changes no results."""
     name = {"relu": "relu", "linear": "linear_relu_divide"}[kind]
     x = samples(device)
     for default in (device, "meta"):
         with torch.device(default), torch.profiler.profile() as profile:
-            both(modules, lambda module: module(x))
+            assert_same_results(modules, lambda module: module(x))
         events = {event.key for event in profile.key_averages()}
         assert f"{NAMESPACES[kind]}::{name}" in events
 
@@ -317,37 +323,41 @@ def test_a_profiler_sees_the_operator(device, kind, modules):
 def test_results_in_inference_mode_are_inference_tensors(device, modules):
     x = samples(device).requires_grad_()
     with torch.inference_mode():
-        assert both(modules, lambda module: module(x)).is_inference()
-        assert both(modules, lambda module: module(samples(device) * 0 + 1)).is_inference()
+        assert assert_same_results(modules, lambda module: module(x)).is_inference()
+        assert assert_same_results(
+            modules, lambda module: module(samples(device) * 0 + 1)
+        ).is_inference()
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(device, kind, dtype, to):
+def test_results_and_dtypes_under_autocast_are_the_references(device, kind, dtype, to):
     x = samples(device, dtype)
     modules = modules_of(kind, device, dtype)
     autocast = torch.autocast(device, dtype=to)
-    both(modules, lambda module: step(module, x, autocast(module.forward)))
+    assert_same_results(
+        modules, lambda module: output_and_gradients(module, x, autocast(module.forward))
+    )
     with torch.no_grad(), torch.autocast(device, dtype=to):
-        out = both(modules, lambda module: module(x))
+        out = assert_same_results(modules, lambda module: module(x))
     assert out.dtype == (to if kind == "linear" and dtype != torch.float64 else dtype)
 
 
-def test_autocast_with_mixed_dtypes(device):
+def test_autocast_converts_operands_of_mixed_dtypes_but_not_float64(device):
     modules = linear_modules(6, 10, 3.0, device=device)
     x = samples(device).half()
     with torch.autocast(device, dtype=torch.bfloat16):
-        both(modules, lambda module: module(x))
+        assert_same_results(modules, lambda module: module(x))
     with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
         modules[0](x.double())
 
 
-def test_deterministic_and_anomaly_mode(device, modules):
+def test_results_under_deterministic_and_anomaly_mode_are_the_references(device, modules):
     x = samples(device)
     torch.use_deterministic_algorithms(mode=True)
     try:
         with torch.autograd.detect_anomaly(check_nan=True):
-            both(modules, lambda module: step(module, x))
+            assert_same_results(modules, lambda module: output_and_gradients(module, x))
     finally:
         torch.use_deterministic_algorithms(mode=False)
 
@@ -356,6 +366,7 @@ def test_deterministic_and_anomaly_mode(device, modules):
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("path", ["auto", "torch"])
 def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
+    """A replay with other operands gives the results of a call with them."""
     mine, _ = modules_of(kind, "cuda", dtype)
     x = torch.randn(4096, 6, device="cuda", dtype=dtype, requires_grad=True)
     grad_output = torch.randn_like(mine(x))
@@ -365,7 +376,7 @@ def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
         return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
 
     with linear_path(path):
-        graph, results = captured(run)
+        graph, results = capture_graph(run)
         with torch.no_grad():
             for tensor in (x, grad_output, *mine.parameters()):
                 tensor.copy_(torch.randn_like(tensor))
@@ -405,8 +416,8 @@ def test_construction_is_the_references(kind):
 
 def test_every_result_has_new_memory(device, modules):
     x = samples(device)
-    kept = [x, modules[0](x), modules[0](x), *modules[0].parameters()]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in kept}) == len(kept)
+    tensors = [x, modules[0](x), modules[0](x), *modules[0].parameters()]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
 
 
 def test_second_backward_raises_as_torch_does(device, modules):
@@ -435,7 +446,7 @@ def test_hooks_are_called_in_order(device, modules):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing(device, modules, use_reentrant):
+def test_activation_checkpointing_gives_the_references_gradient(device, modules, use_reentrant):
     x = samples(device)
 
     def run(module):
@@ -443,7 +454,7 @@ def test_activation_checkpointing(device, modules, use_reentrant):
         checkpoint(module, leaf, use_reentrant=use_reentrant).pow(2).sum().backward()
         return leaf.grad
 
-    both(modules, run)
+    assert_same_results(modules, run)
 
 
 # By name, hooks that change how saved tensors are stored.
@@ -455,10 +466,10 @@ SAVED = {
 
 
 @pytest.mark.parametrize("hooks", SAVED.values(), ids=SAVED)
-def test_saved_tensor_hooks(device, modules, hooks):
+def test_hooks_that_store_saved_tensors_in_another_way_change_no_result(device, modules, hooks):
     x = samples(device)
     with hooks():
-        both(modules, lambda module: step(module, x))
+        assert_same_results(modules, lambda module: output_and_gradients(module, x))
 
 
 def test_a_hook_that_returns_another_mask_raises(device, modules):
@@ -468,7 +479,7 @@ def test_a_hook_that_returns_another_mask_raises(device, modules):
         out.sum().backward()
 
 
-def test_threads_share_the_module(kind):
+def test_threads_that_share_a_module_get_right_results(kind):
     mine, theirs = modules_of(kind)
     x = torch.randn(30_000, 6)
     with ThreadPoolExecutor(8) as pool:

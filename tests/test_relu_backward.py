@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from compare import assert_same_bits, checked_call, unpacked
+from compare import assert_same_bits, checked_call, unpack_mask
 from tensors import FLOATING, draw, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -16,6 +16,7 @@ from referee.cases import special_values
 
 
 def assert_same_gradient(x, grad_output):
+    """Assert that x's gradient has the bits and the strides of torch's."""
     got, want = (step(module, x, grad_output)[1] for module in (ModelNew(), Model()))
     assert_same_bits(got, want)
     assert got.stride() == want.stride()
@@ -23,6 +24,7 @@ def assert_same_gradient(x, grad_output):
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_sizes(device, dtype):
+    """Gradients are torch's for any size, also for an expanded gradient of the output."""
     for size in [0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 127, 128, 129, 1000, 4097, 70001, 300007]:
         x = draw((size,), dtype, device)
         assert_same_gradient(x, draw((size,), dtype, device))
@@ -32,7 +34,10 @@ def test_sizes(device, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_layouts(device, dtype):
-    """For each layout of x, the gradient is dense, expanded, with gaps, misaligned or permuted."""
+    """Gradients are torch's for any layouts of x and of the output's gradient.
+
+    For each x, the latter is dense, expanded, with gaps, misaligned or permuted.
+    """
     for name, x in views(dtype, device):
         print(name, tuple(x.shape), x.stride())
         assert_same_gradient(x, draw(x.shape, dtype, device))
@@ -48,21 +53,22 @@ def test_layouts(device, dtype):
 def test_strides_of_dimensions_of_size_1_do_not_matter(device, shape):
     """Such a stride is the dense one, 1 or 5, in every order of dimensions.
 
-    The gradient may also be expanded, with strides of 0.
+    The output's gradient may also be expanded, with strides of 0.
     """
-    every = []
+    strides = []
     for order, odd in product(permutations(range(len(shape))), [None, 1, 5]):
         dense = [prod(shape[d] for d in order[: order.index(i)]) for i in range(len(shape))]
         pairs = zip(dense, shape, strict=True)
-        every.append([odd if odd and size == 1 else stride for stride, size in pairs])
+        strides.append([odd if odd and size == 1 else stride for stride, size in pairs])
     values = draw((99,), torch.float32, device)
     grad_output = draw((99,), torch.float32, device)
-    for x_stride, grad_stride in product(every, [*every, [0] * len(shape)]):
+    for x_stride, grad_stride in product(strides, [*strides, [0] * len(shape)]):
         x = values.as_strided(shape, x_stride)
         assert_same_gradient(x, grad_output.as_strided(shape, grad_stride))
 
 
 def test_several_threads_and_huge_pages(three_threads):
+    """Gradients are torch's where several threads write to large outputs."""
     x, grad_output = (draw((3, 3_000_011), torch.float32) for _ in range(2))
     assert_same_gradient(x, grad_output)
     assert_same_gradient(x.t(), grad_output.t())
@@ -86,13 +92,15 @@ def test_more_than_2_to_the_31_elements():
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_special_values(device, dtype):
+    """Gradients are torch's for each pair of special values of x and of the output's gradient."""
     values = special_values(dtype).to(device)
     x, grad_output = torch.meshgrid(values, values, indexing="ij")
     for repeat in (1, 9):
         assert_same_gradient(x.repeat(repeat, 1).contiguous(), grad_output.repeat(repeat, 1))
 
 
-def test_gradient_is_written_to_fresh_memory(device):
+def test_gradient_is_written_to_new_memory(device):
+    """The gradient has no memory of x or of the output's gradient, which do not change."""
     x, grad_output = torch.randn(2, 1000, device=device)
     checked_call(lambda: step(ModelNew(), x, grad_output), [x, grad_output], x.nbytes)
 
@@ -108,7 +116,7 @@ def test_one_bit_for_each_element_is_saved(device):
     with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         ModelNew()(x)
     assert [(t.dtype, t.numel()) for t in saved] == [(torch.uint8, x.numel() // 8)]
-    assert torch.equal(unpacked(saved[0]), x.flatten() > 0)
+    assert torch.equal(unpack_mask(saved[0]), x.flatten() > 0)
 
 
 def test_nothing_is_saved_without_a_gradient(device):
@@ -154,6 +162,7 @@ def test_second_gradients_by_x_are_zeros(device, inplace):
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x.transpose(0, 1), lambda x: x[:, ::2]])
 def test_gradcheck(device, make):
+    """First and second gradients agree with finite differences, also batched and forward-mode."""
     x = torch.randn(5, 4, 3, dtype=torch.float64, device=device)
     x = torch.where(x.abs() < 0.1, x.sign(), x).requires_grad_()  # away from the kink
     checks = {"check_batched_grad": True, "check_forward_ad": True}
@@ -163,6 +172,7 @@ def test_gradcheck(device, make):
 
 
 def test_opinfo_samples_with_gradients(device):
+    """Gradients are torch's for the samples with which torch tests its ReLU."""
     # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 

@@ -19,6 +19,7 @@ SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sizes_and_layouts(device, dtype):
+    """Results are torch.relu's for any size and layout, and x does not change."""
     cases = [(str(size), draw((size,), dtype, device)) for size in SIZES]
     for name, x in [*cases, *views(dtype, device)]:
         print(name, tuple(x.shape), x.stride())
@@ -29,6 +30,7 @@ def test_sizes_and_layouts(device, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_special_values(device, dtype):
+    """Results are right for NaN, infinities, zeros, subnormals and the ends of integers."""
     values = special_values(dtype).to(device)
     for repeat in (1, 40):  # too short for vectors, and long enough
         x = values.repeat(repeat)
@@ -38,13 +40,14 @@ def test_special_values(device, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_16_bit_patterns(device, dtype):
+    """Results are right for every value of the half types."""
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).to(device)
     x = patterns.view(dtype)
     assert_is_relu(ModelNew()(x), x)
 
 
 def test_float32_patterns(device):
-    """Every bit pattern on a GPU, every 641st on a CPU."""
+    """Results are right for every bit pattern on a GPU, and for every 641st on a CPU."""
     model = ModelNew()
     step = 1 if device == "cuda" else 641
     for start in range(-(2**31), 2**31, 2**28):
@@ -59,7 +62,7 @@ def test_float32_patterns(device):
 
 @pytest.mark.slow
 def test_several_threads_and_huge_pages(three_threads):
-    """Outputs have more than 32 MiB, and two threads write to different parts of a page."""
+    """Results are right in outputs of more than 32 MiB, where two threads write to one page."""
     x = draw((3, 12_500_003), torch.float32)
     for view in (x, x.t(), x[:, ::2]):
         assert_is_relu(ModelNew()(view), view)
@@ -73,7 +76,7 @@ def lazily_freed():
 
 
 def test_memory_of_large_outputs_is_used_again():
-    """It is not used while a tensor holds it. Meanwhile the system may take free memory back."""
+    """It is used once no tensor holds it. Until then the system may take free memory back."""
     x = draw((20_000_003,), torch.float32)
     relu = ModelNew()
     first, second = relu(x), relu(-x)
@@ -92,6 +95,7 @@ def test_memory_of_large_outputs_is_used_again():
 
 
 def test_large_outputs_can_be_resized_shared_and_profiled():
+    """Their memory is from our pool, but behaves as torch's."""
     x = draw((20_000_003,), torch.float32)
     out = ModelNew()(x)
     storage = out.untyped_storage()
@@ -113,6 +117,7 @@ def test_large_outputs_can_be_resized_shared_and_profiled():
 
 @pytest.mark.gpu
 def test_more_than_2_to_the_31_elements():
+    """Results are right where an index does not fit into 32 bits."""
     x = torch.empty(2**31 + 12345, dtype=torch.float16, device="cuda")
     for part in x.split(2**28):
         part.copy_(draw((part.numel(),), torch.int8, "cuda"))
@@ -123,6 +128,7 @@ def test_more_than_2_to_the_31_elements():
 
 @pytest.mark.gpu
 def test_all_work_is_on_the_current_stream():
+    """A result on a delayed stream has the values that x gets there."""
     x = draw((1 << 24,), torch.float32, "cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -136,6 +142,7 @@ def test_all_work_is_on_the_current_stream():
 
 @pytest.mark.gpu
 def test_x_on_a_device_that_is_not_current():
+    """The result is right, and the current device stays current."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     x = draw((1000,), torch.float32, "cuda:1")
@@ -158,7 +165,7 @@ def test_x_on_a_device_that_is_not_current():
     ],
 )
 def test_x_without_a_kernel_gives_torchs_error_or_result(device, make):
-    """A newer torch has results for some of these."""
+    """Newer versions of torch have results for some of these."""
     x = make()
     x = x.to(device) if type(x) is torch.Tensor else x
     got, want = outcome(ModelNew(), x), outcome(torch.relu, x)
@@ -169,6 +176,7 @@ def test_x_without_a_kernel_gives_torchs_error_or_result(device, make):
 
 
 def test_opinfo_samples(device):
+    """Results are right for the samples with which torch tests its own ReLU."""
     # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 
@@ -196,7 +204,7 @@ def test_cuda_tensors_raise_if_the_build_has_no_cuda_kernels(tmp_path):
 
 
 def test_in_place(device):
-    """The op of torch overwrites x."""
+    """`ModelNew(inplace=True)` overwrites x and returns it, as torch's op does."""
     assert f"{ModelNew()} {ModelNew(inplace=True)}" == "ModelNew() ModelNew(inplace=True)"
     x = draw((7, 9), torch.float32, device)[:, ::2]
     want, address, version = relu_by_definition(x), x.data_ptr(), x._version

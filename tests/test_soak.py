@@ -28,9 +28,10 @@ SECONDS = float(os.environ.get("KERNELS_SOAK_SECONDS", "5"))
 THREADS = 4
 # float32 tensors of the last size have more than 32 MiB. On a CPU their memory comes from our pool.
 SIZES = [0, 1, 7, 1000, 40_000, 300_000, 9_000_000]
+# How often each size is drawn.
 WEIGHTS = [100, 100, 100, 100, 100, 30, 1]
 SHAPES = [(1, 1), (7, 33), (64, 64), (65, 129), (33, 1024), (300, 257)]  # n, k
-ROWS = [0, 1, 5, 64, 129]
+ROWS = [0, 1, 5, 64, 129]  # of x for Linear
 # RSS varies by about this: buffers of torch and malloc for each thread, code that is loaded late.
 SLACK = 128 << 20
 
@@ -108,7 +109,10 @@ def call_for(callers, seconds):
 
 
 def memory(device):
-    """Return bytes by name; those that the system may take back from the pool do not count."""
+    """Return the sizes of this process's memory by name, in bytes.
+
+    Free memory of the pool does not count, as the system may take it back.
+    """
     gc.collect()
     with suppress(AttributeError):  # glibc returns freed blocks to the system
         ctypes.CDLL(None).malloc_trim(0)

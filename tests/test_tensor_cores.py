@@ -1,4 +1,4 @@
-"""The twin adds as tensor cores do: against known sums, and against a GPU's bits."""
+"""The CPU twin of the float32 GEMMs adds as tensor cores do: by known sums, and by a GPU's bits."""
 
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ def add(total, products, alignment):
 
 
 def test_an_accumulation_truncates_toward_zero():
+    """A term counts down to the last bit that the alignment keeps."""
     unit = 2.0**-23  # the last place of 1
     for alignment in (None, 0, 1, 2, 3):
         assert add(1.0, [1.5 * unit], alignment) == 1 + unit
@@ -44,7 +45,7 @@ def test_an_accumulation_truncates_toward_zero():
 @pytest.mark.parametrize("k", [300, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize(("path", "kernel"), [("sm80", SM80_ON_HOPPER), ("sm90", SM90)])
 def test_kernels_have_the_bits_of_the_twin(path, kernel, k):
-    """The twin does not cut tiles along K, and on 132 multiprocessors sm90 does not either."""
+    """The twin does not cut tiles along K, and sm90 does not on 132 multiprocessors."""
     if torch.cuda.get_device_properties(0).multi_processor_count != 132:
         pytest.skip("tiles may be cut")
     x, weight, bias = named("normal", 1024, k, 2816)

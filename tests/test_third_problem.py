@@ -21,6 +21,7 @@ EXTENDED = {  # files of the project, and what is appended to them
     "kernels/build/bundle.py": "kernels_build_bundle.py",
 }
 HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n"
+# The forwards of two wrong solutions of GELU: its approximation, and a copy.
 GRADED = {"tanh": 'return nn.functional.gelu(x, approximate="tanh")', "copies": "return x.clone()"}
 
 
@@ -44,6 +45,7 @@ def run(folder, *arguments, status=0):
 
 
 def test_a_third_problem_is_compared_and_its_solutions_are_graded(project, device):
+    """Our solution and its bundle are correct, and two wrong files are found to be wrong."""
     size = ["--rows", "3", "--trials", "3", "--device", device]
     output = run(project, *size)
     assert "5 cases compared with the reference, none wrong" in output

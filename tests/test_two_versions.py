@@ -21,7 +21,8 @@ OPERATORS = [
     "linear_relu_divide_gradients",
 ]
 
-# In the faulty version the first element of every output and gradient is 0.
+# Each fault: a file, a line of it, and the line that the faulty version has after that one. In the
+# faulty version the first element of every output and gradient is 0.
 FAULTS = [
     (
         "relu/relu_op.cpp",
@@ -110,6 +111,7 @@ PROGRAM = """
 
 @pytest.mark.slow
 def test_each_version_runs_its_own_kernels(tmp_path):
+    """This holds in any order of the imports, and for eager, compiled and autocast calls."""
     for name, copy in (("right", copy_project), ("faulty", copy_faulty_project)):
         (tmp_path / name).mkdir()
         copy(tmp_path / name)
@@ -126,6 +128,7 @@ def registered_keys(operator):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_both_names_of_an_operator_have_the_same_functions(name):
+    """An operator has a name of its build, and the stable name."""
     own_name = re.compile(rf"{STABLE}_\w+::{name}")
     own = [full for full in torch._C._dispatch_get_all_op_names() if own_name.fullmatch(full)]
     assert own, "this build has no namespace of its own"
@@ -138,6 +141,7 @@ def test_both_names_of_an_operator_have_the_same_functions(name):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traced_and_exported_programs_contain_the_stable_name():
+    """So another build can run a saved program."""
     module, x = LinearReluDivideNew(6, 9, 3.0), torch.randn(4, 6)
     traced = torch.jit.trace(module, x, check_trace=False)
     assert f" {STABLE}::linear_relu_divide(" in str(traced.graph)

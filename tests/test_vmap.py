@@ -1,8 +1,9 @@
-"""A backward under vmap whose forward was outside it: torch computes all gradients at once.
+"""A backward under vmap whose forward was outside it: all gradients are computed at once.
 
 Such calls come from `torch.autograd.grad(is_grads_batched=True)` and `jacobian(vectorize=True)`,
 which use torch's older vmap, and from `torch.func.vmap` over a function that calls
-`torch.autograd.grad`.
+`torch.autograd.grad`. Each test asserts that the results are the reference's, and that our
+operators are called for the whole batch.
 """
 
 import warnings
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from beside_torch import both, samples
+from beside_torch import assert_same_results, samples
 from tensors import OPERATORS, linear_modules
 
 from model import Model
@@ -28,7 +29,7 @@ def modules(request, device):
 
 @contextmanager
 def no_fallback_of_ours():
-    """Fail if vmap calls an operator of this project once for each element of the batch."""
+    """Fail if vmap falls back to calling an operator of ours once for each element of the batch."""
     set_fallback_warnings = torch._C._debug_only_display_vmap_fallback_warnings
     set_fallback_warnings(True)
     try:
@@ -66,7 +67,7 @@ def test_gradients_of_x_and_parameters(device, modules, batched_grad, shape):
         return batched_grad(module(leaf), [leaf, *module.parameters()], grad_outputs)
 
     with no_fallback_of_ours():
-        both(modules, run)
+        assert_same_results(modules, run)
 
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
@@ -80,7 +81,7 @@ def test_only_the_wanted_gradients_of_linear(device, batched_grad, wanted):
         return batched_grad(module(leaf), [leaves[i] for i in wanted], grad_outputs)
 
     with no_fallback_of_ours():
-        both(linear_modules(6, 10, 3.0, device=device), run)
+        assert_same_results(linear_modules(6, 10, 3.0, device=device), run)
 
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
@@ -92,7 +93,7 @@ def test_transposed_x_and_no_bias(device, batched_grad):
         return batched_grad(module(leaf), [leaf, module.linear.weight], grad_outputs)
 
     with no_fallback_of_ours():
-        both(linear_modules(4, 10, 3.0, device=device, bias=False), run)
+        assert_same_results(linear_modules(4, 10, 3.0, device=device, bias=False), run)
 
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
@@ -106,7 +107,7 @@ def test_gradients_of_batched_gradients(device, modules, batched_grad):
         return torch.autograd.grad(grad_x.square().sum(), grads)
 
     with no_fallback_of_ours():
-        both(modules, run)
+        assert_same_results(modules, run)
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
@@ -119,7 +120,7 @@ def test_vectorized_jacobian(device, modules, create_graph):
         )
 
     with no_fallback_of_ours():
-        both(modules, run)
+        assert_same_results(modules, run)
 
 
 def test_vectorized_hessian(device, modules):
@@ -132,7 +133,7 @@ def test_vectorized_hessian(device, modules):
         return torch.autograd.functional.hessian(sum_of_cubes, x, vectorize=True)
 
     with no_fallback_of_ours():
-        both(modules, run)
+        assert_same_results(modules, run)
 
 
 def random_batch(shape, dim):
@@ -142,18 +143,18 @@ def random_batch(shape, dim):
     return torch.randn(*shape[:dim], BATCH, *shape[dim:])
 
 
-@pytest.mark.parametrize("of_mask", [None, 0, 1])
-@pytest.mark.parametrize("of_grad", [None, 0, 1, 2])
-@pytest.mark.parametrize("of_x, of_weight", [(0, None), (None, 1)])
+@pytest.mark.parametrize("mask_dim", [None, 0, 1])
+@pytest.mark.parametrize("grad_dim", [None, 0, 1, 2])
+@pytest.mark.parametrize("x_dim, weight_dim", [(0, None), (None, 1)])
 def test_the_gradients_operator_takes_batches_of_any_operands(
-    device, of_mask, of_grad, of_x, of_weight
+    device, mask_dim, grad_dim, x_dim, weight_dim
 ):
-    """The result is that of a loop over the batch."""
-    in_dims = (of_grad, of_mask, of_x, of_weight)
-    grad_output = random_batch((4, 10), of_grad).to(device)
-    mask = random_batch((4, 2), of_mask).mul(100).to(device, torch.uint8)
-    x = random_batch((4, 6), of_x).to(device)
-    weight = random_batch((10, 6), of_weight).to(device)
+    """The result is that of a loop over the batch. A dim of None means no batch."""
+    in_dims = (grad_dim, mask_dim, x_dim, weight_dim)
+    grad_output = random_batch((4, 10), grad_dim).to(device)
+    mask = random_batch((4, 2), mask_dim).mul(100).to(device, torch.uint8)
+    x = random_batch((4, 6), x_dim).to(device)
+    weight = random_batch((10, 6), weight_dim).to(device)
     operands = (grad_output, mask, x, weight)
 
     def gradients(*operands):

@@ -174,6 +174,7 @@ def publish(unfinished: Path, build: Build) -> None:
 
 
 def _digest(file: Path) -> str:
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
@@ -286,6 +287,7 @@ def turn_to_build(folder: Path, name: str) -> Iterator[None]:
 
 
 def _acquire(lock: BinaryIO, folder: Path) -> None:
+    """Lock a file as soon as no other process has locked it; give up as `turn_to_build` says."""
     end = time.monotonic() + PATIENCE_S
     is_waiting = False
     while time.monotonic() < end:

@@ -228,7 +228,7 @@ def _announced(extensions: list[Extension], folder: Path) -> Iterator[None]:
         QUIET_S,
         say,
         [
-            f"compiling {problems}. This happens once, and takes about a minute on two cores. The "
+            f"compiling {problems}. This happens once, and usually takes under two minutes. The "
             f"result is kept in {folder}"
         ],
     )

@@ -51,6 +51,7 @@ def register_flops(*namespaces: str) -> None:
 
 
 def _register(namespaces: Sequence[str]) -> None:
+    """Register the formulas with the FLOP counter, which is imported by now."""
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
     for namespace in namespaces:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 from compositions import operands
-from ranges import Reference, of_bound
+from ranges import Reference, bound_ratio
 from torch import Tensor
 
 from problems.operands import Draw
@@ -32,7 +32,7 @@ def hunt(
     x, weight = _beginning(count, k, seed, device)
     bias = draw.zeros(count)
     for _ in range(rounds):
-        parts = of_bound(product(x, weight, bias), Reference(x, weight, bias, 1.0, relu))
+        parts = bound_ratio(product(x, weight, bias), Reference(x, weight, bias, 1.0, relu))
         best, partner = parts.max(1)
         largest = max(largest, best.max().item())
         kept = best.topk(count // 4).indices

@@ -1,4 +1,4 @@
-"""Comparisons of a module of ours with its reference, on small inputs."""
+"""Compare a module of ours with its reference, on small inputs."""
 
 import torch
 from compare import assert_same_bits
@@ -7,11 +7,12 @@ from model_new import ModelNew
 
 
 def samples(device="cpu", dtype=torch.float32):
+    """Return the x of most comparisons, [4, 6]."""
     return torch.randn(4, 6, device=device, dtype=dtype)
 
 
 def assert_same(got, want, is_relu):
-    """Assert that ReLU's results have the same bits, and others are close.
+    """Assert that a result of ReLU has the same bits, and a result of Linear is close.
 
     On a GPU the reference multiplies by the reciprocal of the divisor, so bits may differ.
     """
@@ -22,10 +23,12 @@ def assert_same(got, want, is_relu):
     torch.testing.assert_close(got, want)
 
 
-def both(modules, run):
+def assert_same_results(modules, run):
     """Run both modules, assert that the results are the same, and return ours.
 
-    `run` takes a module and returns a tensor or several.
+    Args:
+        modules: our module and the reference.
+        run: a function that takes a module and returns a tensor or several.
     """
     got, want = (run(module) for module in modules)
     pairs = [(got, want)] if isinstance(want, torch.Tensor) else zip(got, want, strict=True)
@@ -34,8 +37,12 @@ def both(modules, run):
     return got
 
 
-def step(module, x, call=None):
-    """Return the output of `call`, or of the module, and the gradients of x and the parameters."""
+def output_and_gradients(module, x, call=None):
+    """Return a module's output, and the gradients of x and of its parameters.
+
+    The loss is the sum of the output's squares. If there is a `call`, it computes the output from
+    x in place of the module, for example as a compiled form of the module.
+    """
     leaf = x.detach().clone().requires_grad_()
     out = (call or module)(leaf)
     return out, *torch.autograd.grad(out.square().sum(), [leaf, *module.parameters()])

@@ -24,7 +24,10 @@ def relu_by_definition(x):
 
 
 def assert_same_bits(got, want):
-    """Assert that two tensors, or each two of several, have the same dtype, shape and bits."""
+    """Assert that two tensors have the same dtype, device, shape and bits.
+
+    If `got` and `want` are sequences of tensors, their tensors are compared in pairs.
+    """
     if not isinstance(want, torch.Tensor):
         for pair in zip(got, want, strict=True):
             assert_same_bits(*pair)
@@ -53,12 +56,18 @@ def assert_is_relu(got, x):
 
 
 def checked_call(call, tensors, size):
-    """Return the results of the call; assert that they have new memory and change no tensor.
+    """Return the results of a call; assert that they have new memory, and no tensor has changed.
 
-    The memory of a tensor is compared as a whole, so between the elements of a strided view too.
-    Before the call, free blocks of about `size` bytes are filled with 0xff, which is NaN in every
-    float dtype, so that an element that is not written shows. There are several blocks, because the
-    C library may return any of its small ones.
+    The whole memory of each tensor is compared, so also the gaps of a strided view.
+
+    Before the call, free memory is filled with 0xff, which is NaN in every float dtype. If the call
+    leaves an element of its result unwritten, the caller's comparison finds a NaN there. Several
+    blocks are filled, because the C library may return any of its small ones.
+
+    Args:
+        call: a function without arguments; it returns a tensor, or several.
+        tensors: the tensors that the call must not change.
+        size: about the number of bytes of a result.
     """
 
     def geometry(x):
@@ -80,8 +89,8 @@ def checked_call(call, tensors, size):
     results = call()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    for x, (form, memory, values) in zip(tensors, before, strict=True):
-        assert geometry(x) == form
+    for x, (old_geometry, memory, values) in zip(tensors, before, strict=True):
+        assert geometry(x) == old_geometry
         assert_same_bits(memory, values)
         assert not any(share_memory(result, x) for result in tree_leaves(results))
     return results
@@ -95,35 +104,48 @@ def outcome(function, *arguments):
         return type(error), str(error).partition("\n")[0]
 
 
-def unpacked(mask):
-    """Return the bits of a mask as booleans, eight for each byte of its last dimension."""
+def unpack_mask(mask):
+    """Return the bits of a mask as booleans: eight for each byte, the lowest bit first."""
     places = torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (mask.unsqueeze(-1) >> places & 1).bool().flatten(-2)
 
 
 def assert_mask_of(out, mask):
-    """Assert that the mask has a bit for each element of out, and zeros after the last of a row."""
-    bits = unpacked(mask)
+    """Assert that the mask's bits are `out > 0`, and that each row ends with bits of zero."""
+    bits = unpack_mask(mask)
     assert torch.equal(bits[:, : out.shape[1]], out > 0)
     assert not bits[:, out.shape[1] :].any()
 
 
 def as_matrix(x):
+    """Return x as a matrix: all dimensions but the last become one."""
     return torch.atleast_2d(x).flatten(0, -2)
 
 
 def exact_gradients(x, weight, grad_z):
-    """Return the gradients of x, weight and bias for the gradient of the product, in float64."""
+    """Return the gradients of x, weight and bias in float64.
+
+    `grad_z` is the gradient of z = x weight^T + bias.
+    """
     rows, grads = as_matrix(x.double()), as_matrix(grad_z.double())
     return (grads @ weight.double()).view(x.shape), grads.t() @ rows, grads.sum(0)
 
 
 def rounding_errors(x, weight, bias=None, unit=2.0**-24):
-    """Return the error of 16 roundings, or sqrt(K) / 4, of a sum of terms with random signs.
+    """Return an allowance for sums that are too short for a promise.
 
-    A float32 product may exceed torch's error by this much where it promises nothing. There the
-    sums are so short, or the results so few, that chance and cuBLAS's partial sums decide which
-    product errs less.
+    In such a sum, or with few results, chance and cuBLAS's partial sums decide whether our product
+    or torch's errs less. So ours may err by a few roundings more: by 16 of them, or sqrt(K) / 4 if
+    that is more.
+
+    Args:
+        x: the product's first operand; in all operands, NaN and infinities count as zeros.
+        weight: the second one.
+        bias: the bias, or None.
+        unit: the largest relative error of one rounding.
+
+    Returns:
+        The largest error that so many roundings of a sum may cause if its terms have random signs.
     """
     x, weight = (t.double().nan_to_num(0, 0, 0).flatten(0, -2) for t in (x, weight))
     squares = x.square() @ weight.square().t()
@@ -132,22 +154,28 @@ def rounding_errors(x, weight, bias=None, unit=2.0**-24):
     return max(16.0, x.size(-1) ** 0.5 / 4) * unit * squares.max().sqrt().item()
 
 
-def assert_as_accurate(got, own, exact, slack=1.0, allowance=0.0):
-    """Assert that `got` errs at most as much as `own`, torch's result; `exact` is in float64.
+def assert_as_accurate(got, torchs, exact, slack=1.0, allowance=0.0):
+    """Assert that the largest error of `got` is at most `slack` times torch's plus `allowance`.
 
-    NaN and infinity must be in the same places. Half types may err by one rounding more. The error
-    may be `slack` times torch's, plus `allowance`.
+    Half types may err by one rounding more. NaN and infinities must be those of `exact`.
+
+    Args:
+        got: our result.
+        torchs: torch's result.
+        exact: the result in float64.
+        slack: a factor.
+        allowance: an absolute error.
     """
-    assert (got.dtype, got.shape, got.device) == (own.dtype, own.shape, own.device)
+    assert (got.dtype, got.shape, got.device) == (torchs.dtype, torchs.shape, torchs.device)
     if got.numel() == 0:
         return
     special = ~exact.to(got.dtype).isfinite()
     assert_same_bits(got[special], exact.to(got.dtype)[special])
     error, allowed = (
-        (t.double() - exact).masked_fill(special, 0).abs().max().item() for t in (got, own)
+        (t.double() - exact).masked_fill(special, 0).abs().max().item() for t in (got, torchs)
     )
     if got.dtype in (torch.float16, torch.bfloat16):
         largest = exact.masked_fill(special, 0).abs().max().item()
         allowed += max(torch.finfo(got.dtype).eps * largest, torch.finfo(got.dtype).tiny) / 2
     allowed = slack * allowed + allowance
-    assert error <= allowed, f"error {error:.3e}, torch's own {allowed:.3e}"
+    assert error <= allowed, f"error {error:.3e}, allowed {allowed:.3e}"

@@ -1,14 +1,18 @@
-"""Random compositions of operands: distributions, structured zeros, scales and value grids."""
+"""Random compositions of operands: distributions, structured zeros, scales and value grids.
+
+In the tables below, d is the `Draw` with the random numbers, r the number of rows, and k is K.
+"""
 
 import random
 from collections.abc import Callable
 
 import torch
-from families import in_range, student
+from families import flush_tiny, student
 from torch import Tensor
 
 from problems.operands import Draw, blocks, few, whole
 
+# Where the values of x or weight come from.
 DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "normal": lambda d, r, k: d.normal(r, k),
     "uniform": lambda d, r, k: d.uniform(r, k),
@@ -24,7 +28,7 @@ DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "powers of 2": lambda d, r, k: d.powers(-8, 8, r, k) * d.normal(r, k).sign(),
 }
 
-
+# Which elements are kept; all others become zeros.
 KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "1/2 kept": lambda d, r, k: d.choice(0.5, r, k),
     "1/10 kept": lambda d, r, k: d.choice(0.1, r, k),
@@ -40,6 +44,7 @@ KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "some rows": lambda d, r, k: d.choice(0.7, r, 1),
 }
 
+# Factors for the columns of x and weight, that is, along K.
 COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
     "one column large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(1, k), 1e4),
     "last column large": lambda d, k: torch.where(d.index(k) == k - 1, 1e4, 1.0),
@@ -48,11 +53,13 @@ COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
     "columns scaled": lambda d, k: d.powers(-6, 6, k) ** 2,
 }
 
+# Factors for the rows of x or weight.
 ROW_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
     "rows scaled": lambda d, r: d.powers(-2, 2, r, 1) ** 15,
     "some rows large": lambda d, r: torch.where(d.choice(0.3, r, 1), 1e4, 1.0),
 }
 
+# Roundings to the few values that a narrower dtype has.
 GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
     "float16": lambda rows: rows.clamp(-6e4, 6e4).half().float(),
     "bfloat16": lambda rows: rows.bfloat16().float(),
@@ -64,17 +71,18 @@ GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
 def operands(
     seed: int, m: int, k: int, n: int, device: str = "cpu"
 ) -> tuple[str, Tensor, Tensor, Tensor]:
-    """Return the name, x, weight and bias of one composition.
+    """Return the name, x [M, K], weight [N, K] and bias [N] of one composition.
 
-    x and weight each have a distribution or a mixture of two, and at random a grid of values,
-    zeros, and scaled rows. Columns may be scaled in x, in weight, in both, or inversely to each
-    other. The seed alone decides what is composed; the values depend on the device too.
+    x and weight each have a distribution or a mixture of two. Chance adds a grid of values, zeros,
+    and scaled rows to either. It also scales the columns of x, of weight, of both, or of one
+    inversely to the other. The seed alone decides what is composed; the values depend on the device
+    too.
     """
     choose = random.Random(seed)
     draw = Draw(seed, device)
     names, sides = [], []
     for rows in (m, n):
-        parts, values = _values(choose, draw, rows, k)
+        parts, values = _unscaled_values(choose, draw, rows, k)
         names.append(parts)
         sides.append(values)
     if choose.random() < 0.4:
@@ -89,7 +97,7 @@ def operands(
             name = choose.choice(list(ROW_SCALES))
             sides[i] = sides[i] * ROW_SCALES[name](draw, rows)
             names[i].append(name)
-    x, weight = (in_range(side) for side in sides)
+    x, weight = (flush_tiny(side) for side in sides)
     if choose.random() < 0.1:  # the second half of x repeats the first, that of weight undoes it
         half = k // 2
         x[:, half : 2 * half] = x[:, :half]
@@ -99,8 +107,10 @@ def operands(
     return "; ".join(", ".join(parts) for parts in names), x, weight, bias
 
 
-def _values(choose: random.Random, draw: Draw, rows: int, k: int) -> tuple[list[str], Tensor]:
-    """Return the names of the parts of x or weight, and its values before scaling."""
+def _unscaled_values(
+    choose: random.Random, draw: Draw, rows: int, k: int
+) -> tuple[list[str], Tensor]:
+    """Return x or weight before its rows and columns are scaled, after the names of its parts."""
     name = choose.choice(list(DISTRIBUTIONS))
     parts = [name]
     values = DISTRIBUTIONS[name](draw, rows, k)

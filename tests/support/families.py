@@ -1,7 +1,8 @@
 """Named operands of a float32 product: the referee's, and others that are aimed at these kernels.
 
-The others are hard for the sample of the weight, for hi and lo and their scales, for sums between
-two promotions, or they are at the ends of float32's range.
+The others are hard for one step of the kernels: the sample of a weight row that decides its scale,
+the split into hi and lo, or the sums between two promotions (docs/SPLIT.md has these steps). Or
+they are at the ends of float32's range.
 """
 
 from functools import partial
@@ -35,8 +36,8 @@ def student(d: Draw, *shape: int) -> Tensor:
     return d.normal(*shape) / d.normal(2, *shape).square().mean(0).sqrt()
 
 
-def in_range(rows: Tensor) -> Tensor:
-    """Replace elements below 2^-24 of their row's largest by zeros."""
+def flush_tiny(rows: Tensor) -> Tensor:
+    """Return rows in which elements below 2^-24 of their row's largest are zeros."""
     return rows * (rows.abs() >= rows.abs().amax(1, keepdim=True) * 2.0**-24)
 
 
@@ -46,8 +47,11 @@ def sampled_columns(k: int) -> Tensor:
     return chunk[chunk < k].unique()
 
 
-def _sample(*factors: float) -> Side:
-    """Multiply the sampled columns of normal numbers by these factors, row by row in turn."""
+def _scale_sampled_columns(*factors: float) -> Side:
+    """Draw normal numbers, and multiply the sampled columns of each row by one of the factors.
+
+    The rows take the factors in turn.
+    """
 
     def factor_of_each(d, rows, k):
         ones = d.zeros(rows, k) + 1
@@ -56,23 +60,27 @@ def _sample(*factors: float) -> Side:
     return times(factor_of_each)
 
 
-def _inverse(span, x, weight, d, m, k, n):
-    """Scale the columns of x by 2^-span to 2^span, those of weight inversely, in random order."""
+def _inversely_graded(span, x, weight, d, m, k, n):
+    """Scale the columns of x by 2^-span to 2^span in random order, and those of weight inversely.
+
+    `x` and `weight` are the functions that draw the two before they are scaled.
+    """
     grades = d.grades(span, k, shuffled=True)
     return x(d, m, k) * grades, weight(d, n, k) / grades, d.zeros(n)
 
 
 def _large_values_meet_zeros(d, m, k, n):
-    """Let all large elements of x meet zeros of weight, so that only small elements count."""
+    """Put zeros into weight where x is large, so that only small elements of x count."""
     x, weight = N(d, m, k), N(d, n, k)
     kept = d.choice(0.02, k)
     return torch.where(kept, x, x * 2.0**24), weight * kept, d.zeros(n)
 
 
-def _shared(count, factor, d, m, k, n):
-    """Let x and weight be nonzero in `count` common columns, and each in half of the others.
+def _sharing_columns(count, factor, d, m, k, n):
+    """Draw x and weight that are both nonzero in `count` columns only.
 
-    The common columns are multiplied by the factor. If the count is 0, it is K / 16.
+    Half of the other columns are nonzero in x alone, and half in weight alone. The shared columns
+    are multiplied by the factor. A count of 0 means K / 16.
     """
     order = d.columns(k, k)
     count = count or k // 16
@@ -88,26 +96,30 @@ def _shared(count, factor, d, m, k, n):
 
 CASES: dict[str, Case] = operands.CASES | {
     "student weight": of(N, student),
-    "sampled weights are zero": of(N, times(1e-6, _sample(0.0))),
-    "sampled weights are tiny": of(N, _sample(0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-20)),
-    "sampled weights are huge": of(N, _sample(10.0, 1e2, 1e3, 1e4, 1e6, 1e20)),
-    "huge sampled weights meet zeros": of(_sample(0.0), _sample(10.0, 1e2, 1e3, 1e4, 1e6, 1e20)),
+    "sampled weights are zero": of(N, times(1e-6, _scale_sampled_columns(0.0))),
+    "sampled weights are tiny": of(N, _scale_sampled_columns(0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-20)),
+    "sampled weights are huge": of(N, _scale_sampled_columns(10.0, 1e2, 1e3, 1e4, 1e6, 1e20)),
+    "huge sampled weights meet zeros": of(
+        _scale_sampled_columns(0.0), _scale_sampled_columns(10.0, 1e2, 1e3, 1e4, 1e6, 1e20)
+    ),
     "integers, larger ones in the sample": of(
         integers, lambda d, r, k: integers(d, r, k) + put(d.zeros(k), sampled_columns(k), 2.0**-11)
     ),
     "one-hot x, scaled columns of the weight": of(
         lambda d, r, k: few(d, r, k, 1) * N(d, r, 1),
-        lambda d, r, k: in_range(N(d, r, k) * d.grades(10, k, shuffled=True)),
+        lambda d, r, k: flush_tiny(N(d, r, k) * d.grades(10, k, shuffled=True)),
     ),
     "one-hot x meets a tiny column": of(  # the weight gradient where a row of x is tiny
         lambda d, *s: put(d.zeros(*s), (ALL, COLUMN), 1),
         times(lambda d, r, k: put(d.zeros(k) + 1, COLUMN, 1e-10)),
     ),
-    "2^10 .. 2^24 meet a zero column": of(  # on both sides of every threshold
+    # In each row of x, one element is 2^10 to 2^24 times larger than the others, on both sides of
+    # every threshold of the kernels. It meets a zero, so that only the others count.
+    "2^10 .. 2^24 meet a zero column": of(
         lambda d, r, k: put(N(d, r, k), (ALL, COLUMN), d.powers(10, 24, r)), column(0)
     ),
     "large values meet zeros": _large_values_meet_zeros,
-    # subnormal, or so large that sums may overflow
+    # Operands or results are subnormal, or so large that sums may overflow.
     "subnormal results": of(times(2.0**-70)),
     "subnormals in x": of(times(2.0**-132), times(2.0**40)),
     "subnormals in the weight": of(times(2.0**40), times(2.0**-132)),
@@ -116,17 +128,17 @@ CASES: dict[str, Case] = operands.CASES | {
     "overflow": of(  # in every second column
         times(2.0**100, plus(0.5)), times(cycle(-(2.0**40), 1.0, 2.0**40, 1.0), plus(0.5))
     ),
-    "graded and inversely graded, shuffled": partial(_inverse, 20, N, N),
-    # within the range in which hi and lo keep their bits
-    "mildly graded and inversely graded": partial(_inverse, 8, N, N),
-    "graded by 2^22 and inversely graded": partial(_inverse, 11, U, plus(-0.5)),
-    "1/16 of the columns shared": partial(_shared, 0, 1.0),
-    "16 columns shared": partial(_shared, 16, 1.0),
-    "1 column shared": partial(_shared, 1, 1.0),
-    "tiny shared columns": partial(_shared, 0, 2.0**-30),
+    "graded and inversely graded, shuffled": partial(_inversely_graded, 20, N, N),
+    # The next two stay within the range in which hi and lo keep their bits.
+    "mildly graded and inversely graded": partial(_inversely_graded, 8, N, N),
+    "graded by 2^22 and inversely graded": partial(_inversely_graded, 11, U, plus(-0.5)),
+    "1/16 of the columns shared": partial(_sharing_columns, 0, 1.0),
+    "16 columns shared": partial(_sharing_columns, 16, 1.0),
+    "1 column shared": partial(_sharing_columns, 1, 1.0),
+    "tiny shared columns": partial(_sharing_columns, 0, 2.0**-30),
 }
 
 
 def named(name: str, m: int, k: int, n: int, device: str = "cpu") -> Operands:
-    """Return x, weight and bias of a case."""
+    """Return x [M, K], weight [N, K] and bias [N] of a case."""
     return CASES[name](Draw(0, device), m, k, n)

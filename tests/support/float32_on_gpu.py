@@ -11,16 +11,18 @@ DIVISOR = 2.0
 
 
 def slack(precision):
+    """Return the factor of torch's error that our product may have at this precision."""
     return 1.0 if precision == "highest" else ONE_PRODUCT_SLACK
 
 
-def draw(m, n, k):
-    """Return a module and its reference, x, and the gradient of the output."""
+def draw_step(m, n, k):
+    """Return our module and its reference, x [m, k], and the gradient of the output [m, n]."""
     modules = linear_modules(k, n, DIVISOR, device="cuda")
     return (*modules, torch.randn(m, k, device="cuda"), torch.randn(m, n, device="cuda"))
 
 
 def grad_of_product(out, grad_output):
+    """Return the gradient of x weight^T + bias for the gradient of the output."""
     return torch.where(out > 0, grad_output / DIVISOR, 0.0)
 
 
@@ -40,12 +42,16 @@ def summed_at_once(a, b):
 
 
 def forward_summed_at_once(x, weight, bias):
+    """Return torch's forward, computed as part of a large result for the same reason."""
     z = linear(repeated(x, 1024), repeated(weight, 4096), repeated(bias, 4096))
     return torch.relu(z[: x.shape[0], : weight.shape[0]]) / DIVISOR
 
 
-def assert_promise(got, trusted, exact, slack):
-    """Assert that the maximum and the mean error are at most `slack` times torch's."""
+def assert_max_and_mean_error(got, trusted, exact, slack):
+    """Assert that the maximum and the mean error are at most `slack` times torch's.
+
+    `trusted` is torch's result, and `exact` is in float64.
+    """
     assert got.shape == exact.shape
     for reduce in (torch.max, torch.mean):
         error, allowed = (reduce((t.double() - exact).abs()).item() for t in (got, trusted))
@@ -59,7 +65,7 @@ def assert_special_values(got, want):
 
 
 def unaligned(x):
-    """Return the same values in memory that begins one element after a multiple of 16 bytes."""
+    """Return the same values in memory that begins 4 bytes after a multiple of 16."""
     moved = torch.empty(x.numel() + 1, device=x.device)[1:].view(x.shape)
     return moved.copy_(x)
 
@@ -72,18 +78,24 @@ def with_gaps(x):
 
 
 def by_columns(x):
+    """Return the same values, stored by columns."""
     return x.t().contiguous().t()
 
 
 def every_other_column(x):
+    """Return the same values as every second column of a wider matrix."""
     return x.repeat_interleave(2, 1)[:, ::2]
 
 
+# Functions that return the same matrix in another layout than rows without gaps.
 LAYOUTS = [unaligned, with_gaps, by_columns, every_other_column]
 
 
-def assert_exact(m, n, k):
-    """Assert that sums of small integers are exact, with a mask and without."""
+def assert_integers_are_exact(m, n, k):
+    """Assert that our forward of small integers has no error, with a mask and without.
+
+    All products and sums of such integers are exact in float32.
+    """
     x, weight, bias = (
         torch.randint(-8, 9, size, device="cuda").float() for size in ((m, k), (n, k), (n,))
     )

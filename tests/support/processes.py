@@ -24,12 +24,19 @@ def copy_project(folder):
 
 
 def python(code, folder, path=(ROOT,), **environment):
-    """Run code in a new process that starts in `folder`; unset variables whose value is None."""
-    full = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **environment}
+    """Run Python code in a new process, and return the completed process with its output.
+
+    Args:
+        code: the text of the program; its indentation is removed.
+        folder: the folder in which the process starts.
+        path: the folders from which it imports.
+        **environment: environment variables to set, or to unset if the value is None.
+    """
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **environment}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=folder,
-        env={name: value for name, value in full.items() if value is not None},
+        env={name: value for name, value in variables.items() if value is not None},
         capture_output=True,
         text=True,
         check=False,
@@ -44,7 +51,17 @@ def printed(code, folder, **options):
 
 
 def compiled(folder, text, compiler="c++", *flags):
-    """Compile a program; return a function that runs it and returns the words that it prints."""
+    """Compile a program that includes headers of `kernels/`, and return a function that runs it.
+
+    The function takes the program's arguments, which are integers, and the text of its standard
+    input. It returns the words that the program prints.
+
+    Args:
+        folder: where the source and the program are written.
+        text: the source.
+        compiler: a C++ compiler or nvcc; without it the test is skipped.
+        *flags: more flags of the compiler.
+    """
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
     source = folder / ("main.cu" if compiler == "nvcc" else "main.cpp")
@@ -53,16 +70,19 @@ def compiled(folder, text, compiler="c++", *flags):
     command = [compiler, "-std=c++17", f"-I{KERNELS}", *flags, source, "-o", program]
     subprocess.run(command, check=True)
 
-    def call(*arguments, text=None):
+    def words_of_run(*arguments, text=None):
         command = [program, *(str(int(argument)) for argument in arguments)]
         return subprocess.check_output(command, input=text, text=True).split()
 
-    return call
+    return words_of_run
 
 
 @contextmanager
 def mounted(*arguments):
-    """Mount a file system for a while; skip the test if this process may not mount."""
+    """Mount a file system, and unmount it at the end; skip the test if that is not allowed.
+
+    The arguments are those of the command `mount`. The last one is the folder.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs the right to mount")
     done = subprocess.run(["mount", *arguments], capture_output=True, check=False)

@@ -1,4 +1,7 @@
-"""Strategies of the property-based tests: tensors of any layout, described by a few numbers."""
+"""Strategies of the property-based tests: tensors of any layout, described by a few numbers.
+
+Hypothesis draws descriptions, not tensors: it makes one that fails simpler, and prints it.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,12 +20,13 @@ st = hypothesis.strategies
 
 # Sizes around the widths of vectors, masks, blocks and strips.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 513, 1000, 4097)
-# The most elements of a view, and of the memory under it. An example takes a few milliseconds.
-MOST = 1 << 13
+# Limits the elements of a view, and roughly the memory under it. An example then takes a few
+# milliseconds.
+MAX_ELEMENTS = 1 << 13
 # Sizes for several threads, and for outputs of 32 MiB, which a CPU's kernels store past the caches.
 LARGE_SIZES = (1, 2, 3, 5, 64, 1000, 70001, (1 << 20) + 5, (1 << 23) + 77)
-LARGE_MOST = 9 << 20
-LARGE = {"sizes": LARGE_SIZES, "most": LARGE_MOST, "most_dims": 3}
+LARGE_MAX_ELEMENTS = 9 << 20
+LARGE = {"sizes": LARGE_SIZES, "max_elements": LARGE_MAX_ELEMENTS, "max_dims": 3}
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,19 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class TensorDescription:
     """The description of a tensor. `make` makes the same tensor every time.
 
     Attributes:
-        values: "bits": random bits, among them NaN payloads and subnormals. "special": values at
-            the edges of the dtype. "normal": normal numbers. "integers": -3 to 3, whose sums are
-            exact in floating dtypes. "sprinkled": integers, some infinities and NaN.
+        layout: shape, strides and offset.
+        dtype: the dtype.
+        values: the kind of values, one of
+            "bits": random bits, among them NaN payloads and subnormals;
+            "special": values at the edges of the dtype;
+            "normal": normal numbers;
+            "integers": -3 to 3, whose sums are exact in floating dtypes;
+            "sprinkled": such integers, and at up to four places infinities, NaN and 0.
+        seed: the seed of the values.
     """
 
     layout: Layout
@@ -85,11 +95,18 @@ class Drawn:
         return self.view(self.make_memory(device))
 
 
-# Ways to lay out a dimension around the inner ones. The simplest is first.
+# The stride of a dimension, relative to the dimensions inside it. A failing example is made
+# simpler towards the first one. It is listed three times so that it is drawn more often.
+#
+#   dense         the stride is the size of everything inside
+#   gaps          two or three times that
+#   padded        dense, and a few unused elements follow the whole dimension
+#   expanded      the stride is 0
+#   overlapping   the stride is 1 to 7, so that elements may share memory
 ARRANGEMENTS = ("dense", "dense", "dense", "gaps", "padded", "expanded", "overlapping")
 
-# One strategy for each choice: hypothesis takes longer to inspect a new one than to draw from it.
-one_of = cache(st.sampled_from)
+# Strategies are cached: hypothesis takes longer to inspect a new one than to draw from it.
+choice_of = cache(st.sampled_from)
 integers = cache(st.integers)
 booleans = st.booleans()
 
@@ -100,55 +117,64 @@ def orders(dims: int) -> tuple[tuple[int, ...], ...]:
     return tuple(permutations(range(dims)))
 
 
-def draw_shape(draw, sizes=SIZES, most=MOST, most_dims=5) -> tuple[int, ...]:
-    """Draw a shape with sizes of `sizes` and at most `most` elements; now and then with none."""
+def draw_shape(draw, sizes=SIZES, max_elements=MAX_ELEMENTS, max_dims=5) -> tuple[int, ...]:
+    """Draw a shape. One in 30 shapes has a size of 0.
+
+    Args:
+        draw: hypothesis's function.
+        sizes: the sizes of which each dimension gets one.
+        max_elements: the most elements; where a size would exceed it, 1 takes its place.
+        max_dims: the most dimensions.
+    """
     shape = []
     count = 1
-    for _ in range(draw(integers(0, most_dims))):
-        size = draw(one_of(sizes))
-        shape.append(size if size * count <= most else 1)
+    for _ in range(draw(integers(0, max_dims))):
+        size = draw(choice_of(sizes))
+        shape.append(size if size * count <= max_elements else 1)
         count *= shape[-1]
     if shape and draw(integers(0, 29)) == 29:
         shape[draw(integers(0, len(shape) - 1))] = 0
     return tuple(shape)
 
 
-def draw_layout(draw, shape: tuple[int, ...], most=MOST) -> Layout:
-    """Draw a layout: any order of dimensions, overlaps, expansions, and gaps.
+def draw_layout(draw, shape: tuple[int, ...], max_elements=MAX_ELEMENTS) -> Layout:
+    """Draw a layout of a shape: dimensions in any order, each with one of ARRANGEMENTS.
 
-    The gaps add no more than about `most` elements of memory.
+    No gap is added where the memory has `max_elements` elements already.
     """
     stride = [0] * len(shape)
     step = 1
-    for d in draw(one_of(orders(len(shape)))):
-        arrangement = draw(one_of(ARRANGEMENTS))
+    for d in draw(choice_of(orders(len(shape)))):
+        arrangement = draw(choice_of(ARRANGEMENTS))
         if arrangement == "expanded":
             continue
-        if arrangement == "gaps" and step * shape[d] <= most:
+        if arrangement == "gaps" and step * shape[d] <= max_elements:
             step *= draw(integers(2, 3))
         stride[d] = draw(integers(1, 7)) if arrangement == "overlapping" else step
         step *= max(shape[d], 1)
-        if arrangement == "padded" and step <= most:
+        if arrangement == "padded" and step <= max_elements:
             step += draw(integers(1, 5))
     return Layout(shape, tuple(stride), draw(integers(0, 17)))
 
 
-def draw_tensor(draw, dtypes, values, layout: Layout) -> Drawn:
-    """Draw a tensor of one of the dtypes and of one kind of values."""
-    return Drawn(layout, draw(one_of(dtypes)), draw(one_of(values)), draw(integers(0, 2**31)))
+def draw_tensor(draw, dtypes, values, layout: Layout) -> TensorDescription:
+    """Draw the description of a tensor with one of the dtypes and one of the kinds of values."""
+    return TensorDescription(
+        layout, draw(choice_of(dtypes)), draw(choice_of(values)), draw(integers(0, 2**31))
+    )
 
 
 @cache
 @st.composite
 def layouts(draw, **limits) -> Layout:
-    """Draw layouts of any shape."""
-    return draw_layout(draw, draw_shape(draw, **limits), limits.get("most", MOST))
+    """Draw layouts of any shape; the limits are those of `draw_shape`."""
+    return draw_layout(draw, draw_shape(draw, **limits), limits.get("max_elements", MAX_ELEMENTS))
 
 
 @cache
 @st.composite
-def tensors(draw, dtypes, values, **limits) -> Drawn:
-    """Draw tensors of any shape."""
+def tensors(draw, dtypes, values, **limits) -> TensorDescription:
+    """Draw descriptions of tensors of any shape; the limits are those of `draw_shape`."""
     return draw_tensor(draw, dtypes, values, draw(layouts(**limits)))
 
 
@@ -160,7 +186,10 @@ def assert_same_layout(got, want):
 
 
 def assert_same(got, want):
-    """Assert that two outcomes are the same: tensors of the same layout and bits, or errors."""
+    """Assert that two results of `outcome` are the same.
+
+    They are tensors of the same layout and bits, or errors with the same type and message.
+    """
     if isinstance(want, torch.Tensor):
         assert_same_layout(got, want)
         problem = first_mismatch(got, want)

@@ -1,4 +1,10 @@
-"""The promises about the error of a float32 product x weight^T, on any operands."""
+"""The promises about the error of a float32 product x weight^T, on any operands.
+
+Errors are compared with those of torch's own product. An error is called relative if it is divided
+by |x| |weight|^T + |bias|, which is the sum of the magnitudes of the result's terms. An "allowance"
+is a relative error that a result may have even if torch's is smaller. The unit u is 2^-24, the
+largest relative error of rounding to float32.
+"""
 
 from dataclasses import dataclass
 
@@ -10,20 +16,19 @@ from torch import Tensor
 ONE_PRODUCT_SLACK = 1.02
 # fp16x3 may err this many times as much as torch's float32 product.
 SLACK = 1.05
-# A case passes as well if its largest error is at most this much of |x| |weight|^T + |bias|, even
-# if torch's errors are smaller: with few terms torch's sum may be exact.
-FEW_TERMS = 12 * 2.0**-24
-# FEW_TERMS is multiplied by this if K < 256. 12.7 u were found.
-SHORT_SUMS = 1.25
+# The allowance of sums with few terms, where torch's sum may be exact.
+FEW_TERMS_ERROR = 12 * 2.0**-24
+# The allowance is multiplied by this if K < 256. There, an error of 12.7 u was found.
+SHORT_SUMS_FACTOR = 1.25
 
-# The limit, relative to the same, for the error of a random composition where torch errs less.
-# docs/SPLIT.md says how many err by more than FEW_TERMS.
-COMPOSED = 24 * 2.0**-24
-COMPOSED_OF_LONG_INTERVALS = 48 * 2.0**-24  # for a promotion interval of 128
+# The allowance of random compositions. docs/SPLIT.md says how many err by more than
+# FEW_TERMS_ERROR.
+COMPOSITION_ALLOWANCE = 24 * 2.0**-24
+LONG_INTERVAL_ALLOWANCE = 48 * 2.0**-24  # for a promotion interval of 128
 
-# Cases in which results consist of elements more than 2^24 times smaller than the largest of their
-# row. Only the bound of docs/SPLIT.md is promised for these.
-WIDE = [
+# Cases whose results come from elements that are more than 2^24 times smaller than the largest
+# element of their row. The only promise for these is the bound of docs/SPLIT.md.
+BOUND_ONLY_CASES = [
     "graded and inversely graded, shuffled",
     "1e30 meets a zero column",
     "weight of 1e30 meets a zero column",
@@ -31,8 +36,9 @@ WIDE = [
     "tiny shared columns",
     "one-hot x meets a tiny column",
 ]
-# Cases whose sums have so few terms that the rounding of each term counts: FEW_TERMS is promised.
-SHORT = [
+# Cases whose sums have so few terms that the rounding of each term counts. They have the allowance
+# FEW_TERMS_ERROR.
+FEW_TERM_CASES = [
     "weight that selects",
     "sparse x, 1 in 100",
     "sparse weight, 1 in 100",
@@ -48,35 +54,36 @@ SHORT = [
     "128 wide rows of the weight",
     "one-hot x, scaled columns of the weight",
 ]
-# Cases in which one fp16 product may err more than TF32: it rounds operands that are exact in TF32,
-# or fp16 does not have the range of a row.
-NOT_AS_TF32 = [
+# Cases in which one fp16 product may err more than TF32's, because fp16 rounds operands that are
+# exact in TF32, or because fp16 does not have the range of a row.
+LESS_ACCURATE_THAN_TF32 = [
     "12-bit integers",
     "integers, larger ones in the sample",
     "one-hot x meets a tiny column",
     "huge sampled weights meet zeros",
 ]
-# Cases in which each result is one element of weight. Relative to the largest of its row, the
-# result is as accurate as TF32's; but fp16 has fewer bits of an element that is 2^17 smaller.
-NOT_RELATIVE_TO_ITSELF = ["one-hot x"]
+# Cases without the promise about the relative error at `high`. In these each result is one element
+# of weight. fp16 has fewer bits of an element that is 2^17 times smaller than the largest of its
+# row. Relative to that largest element, the error is as small as TF32's.
+NO_RELATIVE_PROMISE = ["one-hot x"]
 
 
-def few_terms(name: str) -> float:
-    """Return the argument `few_terms` of `broken_promises` for a named case with K >= 1024."""
-    if name in WIDE:
+def allowance_of_long_sums(name: str) -> float:
+    """Return the allowance of a named case with K >= 1024; infinite if it has the bound alone."""
+    if name in BOUND_ONLY_CASES:
         return float("inf")
-    return FEW_TERMS if name in SHORT else 0.0
+    return FEW_TERMS_ERROR if name in FEW_TERM_CASES else 0.0
 
 
-def few_terms_in_all(name: str) -> float:
-    """Return the same for shorter K, where the sums of every case may have few terms.
+def allowance_of_short_sums(name: str) -> float:
+    """Return the allowance of a named case with K < 1024, where every sum may have few terms.
 
     In "large values meet zeros" 1 in 50 columns counts. With a short K, all terms of a sum may be
     more than 2^24 times smaller than the largest element of their row.
     """
     if name == "large values meet zeros":
         return float("inf")
-    return max(few_terms(name), FEW_TERMS)
+    return max(allowance_of_long_sums(name), FEW_TERMS_ERROR)
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,9 @@ class Errors:
     """The errors of the finite results.
 
     Attributes:
-        max, mean: the maximum and the mean error.
-        relative: the maximum error relative to |x| |weight|^T + |bias|.
+        max: the largest error.
+        mean: the mean error.
+        relative: the largest relative error.
     """
 
     max: float
@@ -110,8 +118,8 @@ class Reference:
         self.out = (torch.relu(z) if relu else z) / divisor
         self.magnitude = (x.abs() @ weight.abs().t() + bias.abs()) / abs(divisor)
         k = x.shape[1]
-        # The second line of the bound: hi and lo lose up to 2^-40 of the largest product for each
-        # of k terms, and two subnormal results are rounded.
+        # The bound's second part: hi and lo lose up to 2^-40 of the largest product for each of k
+        # terms, and two subnormal results are rounded.
         largest = x.abs().amax(1)[:, None] * weight.abs().amax(1)
         self.bound = (64 + k / 64) * 2.0**-24 * self.magnitude
         self.bound += 2.0**-40 * k * largest / abs(divisor) + 2.0**-149
@@ -128,10 +136,16 @@ class Reference:
         return Errors(error.max().item(), error.mean().item(), relative.max().item())
 
 
-def same_place(out: Tensor, trusted: Tensor, reference: Tensor) -> Tensor:
-    """Return where out is finite, inf or NaN as trusted is.
+def has_right_kind(out: Tensor, trusted: Tensor, reference: Tensor) -> Tensor:
+    """Return for each element whether out is finite, inf, -inf or NaN where torch's result is.
 
-    Where trusted overflowed, but the exact result is a finite float32, out may be finite too.
+    Where torch's result overflowed, but the exact result is a finite float32, out may also be
+    finite.
+
+    Args:
+        out: our result.
+        trusted: torch's result.
+        reference: the exact result in float64.
     """
     same = (out == trusted) | (out.isnan() & trusted.isnan())
     overflowed = ~torch.isfinite(trusted) & torch.isfinite(reference.float())
@@ -140,24 +154,30 @@ def same_place(out: Tensor, trusted: Tensor, reference: Tensor) -> Tensor:
     return is_right | (overflowed & same)
 
 
-def of_bound(out: Tensor, reference: Reference) -> Tensor:
+def bound_ratio(out: Tensor, reference: Reference) -> Tensor:
     """Return error / bound; 0 where operands are not finite or the sum may overflow."""
-    parts = (out.double() - reference.out).abs() / reference.bound
-    parts = torch.where(torch.isfinite(out), parts, float("inf"))
-    return torch.where(reference.magnitude < 2.0**127, parts, 0)
+    ratio = (out.double() - reference.out).abs() / reference.bound
+    ratio = torch.where(torch.isfinite(out), ratio, float("inf"))
+    return torch.where(reference.magnitude < 2.0**127, ratio, 0)
 
 
 def broken_promises(
-    out: Tensor, trusted: Tensor, reference: Reference, slack: float = 1.0, few_terms: float = 0.0
+    out: Tensor, trusted: Tensor, reference: Reference, slack: float = 1.0, allowance: float = 0.0
 ) -> list[str]:
-    """Return a message for each promise that out breaks; empty if it keeps all of them.
+    """Return a message for each promise that our result breaks; empty if it keeps all of them.
 
-    The maximum, mean and relative error of out are at most `slack` times those of trusted, torch's
-    result, unless the relative error is at most `few_terms`. Infinities and NaN are where they are
-    in trusted.
+    The promises: infinities and NaN are where they are in torch's result. The maximum, mean and
+    relative errors are at most `slack` times torch's, or the relative error is at most `allowance`.
+
+    Args:
+        out: our result.
+        trusted: torch's result.
+        reference: the exact result.
+        slack: a factor.
+        allowance: a relative error.
     """
     broken = []
-    wrong = ~same_place(out, trusted, reference.out)
+    wrong = ~has_right_kind(out, trusted, reference.out)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         broken.append(
@@ -165,7 +185,7 @@ def broken_promises(
             f"{out[at].item()}, expected {trusted[at].item()}"
         )
     got, allowed = reference.errors(out), reference.errors(trusted)
-    if got.relative <= few_terms:
+    if got.relative <= allowance:
         return broken
     for name in ("max", "mean", "relative"):
         error, bound = getattr(got, name), slack * getattr(allowed, name)

@@ -3,7 +3,7 @@
 On a GPU the sanitizers are compute-sanitizer's memcheck, racecheck, initcheck and synccheck. With
 `--cpu` they are GCC's AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are
 built once more. The program prints a line for each run. Its exit status is 0 if no run has errors,
-1 if one has, and 2 if the tools are missing.
+1 if a run has some, and 2 if a tool is missing or the kernels cannot be built.
 """
 
 import argparse
@@ -20,20 +20,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOUND = 86  # the exit status of a sanitizer that has found an error
+ERROR_STATUS = 86  # the exit status that sanitizers are told to use if they find an error
 
-# Tests that reach every kernel and every tail. Under a sanitizer a kernel takes 10 to 100 times as
-# long, so large tensors and repetitions at other precisions and sizes are left out, and one dtype
-# of each width is tested. By the name of a subset: the files, and the argument of pytest's -k.
+# Under a sanitizer a kernel takes 10 to 100 times as long. So the runs have only the tests that are
+# needed to reach every kernel and the ends of its loops. Large tensors are left out, as are most
+# repetitions at other precisions and sizes. For each width of a dtype, one dtype is tested.
 ONE_OF_A_WIDTH = "(torch.float32 or torch.float64 or torch.float16)"
+# 353 and 1001 are sizes among the parameters of these tests.
 FLOAT32 = "(short_sums or tiles_of_x_meet and 353 or layout_changes or special_values and 1001)"
+# By the name of a subset: the test files, and the argument of pytest's -k.
 SUBSETS = {
     "linear": (  # torch's products and the passes beside them
         "linear_forward linear_backward",
         f"(shapes or strides and columns and not size1) and {ONE_OF_A_WIDTH}"
         " and (backward or cuda-auto or cuda-torch-torch.float32)",
     ),
-    "sm90": (  # several tiles a cluster: 4000, any_tiles, 2048
+    "sm90": (  # with 4000, any_tiles and 2048, each cluster computes several tiles
         "linear_float32 linear_single linear_layouts",
         f"not (skinny or sm80 or medium or bfloat16 or no_bit_in or -3.0) and ({FLOAT32}"
         " or tiles_of_x_meet and 4000 or test_promise and highest and 2053"
@@ -47,33 +49,54 @@ SUBSETS = {
 }
 CPU_SUBSET = "relu_forward relu_backward linear_forward linear_backward"
 CPU_SUBSET += " properties_relu properties_linear"
-# Tests of all values of a dtype add no memory accesses.
+# Tests of all bit patterns of a dtype are left out: they add no memory accesses of another kind.
 CPU_NAMES = "not patterns"
-# Each tool's environment. Without torch's cache of memory each tensor is an allocation of its own,
-# so that the tool knows its bounds.
+# Without torch's cache of memory, each tensor is an allocation of its own, and a tool knows its
+# bounds.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+# By the name of a tool: the environment variables of its runs.
 TOOLS = {
     "memcheck": UNCACHED,
     "racecheck": {"NVCC_APPEND_FLAGS": "-DKERNELS_RACECHECK"},
     "initcheck": UNCACHED,
     "synccheck": {},
 }
-OPTIONS = ["--report-api-errors", "no", "--error-exitcode", str(FOUND)]
+OPTIONS = ["--report-api-errors", "no", "--error-exitcode", str(ERROR_STATUS)]
 # Only our kernels are checked, but initcheck also has to see what torch and cuBLAS write.
-OURS = ["--kernel-name", "kernel_substring=7kernels"]
-# Tests that are left out for one tool. racecheck (2025.3) ends in an internal error at cuBLAS's
-# kernels for half types unless it checks them, which takes minutes; the subset "sm90" has ours.
-# initcheck does not see that TMA stores results of half types. Large products, and ReLU of two
-# widths, are left out to save time.
+OUR_KERNELS = ["--kernel-name", "kernel_substring=7kernels"]
+# Tests that are left out for one tool.
+#
+# racecheck (2025.3) ends in an internal error at cuBLAS's kernels for half types. It does not if it
+# checks them, but that takes minutes. Our own kernels for half types are in the subset "sm90".
+#
+# initcheck does not see that TMA stores results of half types.
+#
+# All other conditions save time: they leave out large products, and ReLU of two widths.
 LEFT_OUT = {
     "racecheck": "(linear_forward or linear_backward) and float16 or sm80 and (1028 or 4096)",
     "initcheck": "float16 or float64 or 4000 or 2053 or any_tiles",
 }
 
 
+class UnavailableError(Exception):
+    """No sanitizer can run here; the message says why."""
+
+
 @dataclass
 class Run:
-    """One process with a sanitizer, and its result."""
+    """A process that runs tests under a sanitizer, and what it found.
+
+    Attributes:
+        tool: the sanitizer.
+        subset: the name of the tests.
+        command: the command, with the sanitizer's.
+        environment: variables to set.
+        tests: how many tests passed, as pytest prints it; "none" if pytest printed no number.
+        errors: how many errors the sanitizer found.
+        seconds: how long the process took.
+        output: its output.
+        passed: whether some tests ran, all of them passed, and no error was found.
+    """
 
     tool: str
     subset: str
@@ -85,8 +108,8 @@ class Run:
     output: str = ""
     passed: bool = False
 
-    def start(self, limit: float) -> "Run":
-        """Run the process for at most `limit` seconds and fill in the result."""
+    def finish(self, limit: float | None) -> "Run":
+        """Run the process to its end, or for `limit` seconds, and set the result; return self."""
         began = time.perf_counter()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(
@@ -121,26 +144,28 @@ def pytest(files: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
 
 
-def gpu_runs(tools: list[str]) -> list[Run] | str:
-    """Return the runs, or a message that says why there are none."""
+def gpu_runs(tools: list[str]) -> list[Run]:
+    """Build the kernels for these tools, and return a run for each subset and tool."""
     import torch
 
     if not torch.cuda.is_available():
-        return "expected a CUDA device, found none; --cpu checks the CPU kernels"
+        raise UnavailableError("expected a CUDA device, found none; --cpu checks the CPU kernels")
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")
     sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:{toolkit}")
     if sanitizer is None:
-        return "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
+        raise UnavailableError(
+            "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
+        )
     # The kernels are built before the runs, so that the tools do not check the compilers.
     build = pytest("relu_forward", "-k", "in_place")
     builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **TOOLS[t]}) for t in tools]
     statuses = [process.wait() for process in builds]
     if any(statuses):
-        return "the kernels cannot be built"
+        raise UnavailableError("the kernels cannot be built")
     runs = []
     for subset, (files, names) in SUBSETS.items():
         for tool in tools:
-            checked = [] if tool == "initcheck" else OURS
+            checked = [] if tool == "initcheck" else OUR_KERNELS
             left_out = f" and not ({LEFT_OUT[tool]})" if tool in LEFT_OUT else ""
             tests = pytest(files, "-m", "gpu", "-k", f"({names}){left_out}")
             command = [sanitizer, "--tool", tool, *OPTIONS, *checked, *tests]
@@ -148,14 +173,14 @@ def gpu_runs(tools: list[str]) -> list[Run] | str:
     return runs
 
 
-def cpu_runs(folder: Path) -> list[Run] | str:
-    """Return the run for the CPU kernels, or a message that says why there is none.
+def cpu_runs(folder: Path) -> list[Run]:
+    """Return the run for the CPU kernels.
 
-    The kernels are built in `folder` by a compiler that adds GCC's sanitizers.
+    It builds them in `folder`, by a compiler that adds GCC's sanitizers.
     """
     gcc = shutil.which("g++")
     if gcc is None:
-        return "expected g++ on PATH: --cpu uses its sanitizers"
+        raise UnavailableError("expected g++ on PATH: --cpu uses its sanitizers")
     libraries = [
         subprocess.run(
             [gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=True
@@ -164,9 +189,11 @@ def cpu_runs(folder: Path) -> list[Run] | str:
     ]
     missing = [library for library in libraries if not Path(library).is_absolute()]
     if missing:
-        return f"g++ has no {missing[0]} (Debian and Ubuntu: apt-get install libgcc-12-dev)"
+        raise UnavailableError(
+            f"g++ has no {missing[0]} (Debian and Ubuntu: apt-get install libgcc-12-dev)"
+        )
     compiler = folder / "sanitizing-g++"
-    # -O1 builds in three quarters of the time.
+    # -O1 comes last, so it wins: it builds in three quarters of the time.
     flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1 -O1"
     compiler.write_text(f'#!/bin/sh\nexec {gcc} "$@" {flags}\n')
     compiler.chmod(0o755)
@@ -175,14 +202,15 @@ def cpu_runs(folder: Path) -> list[Run] | str:
         "TORCH_EXTENSIONS_DIR": str(folder),
         "CUDA_VISIBLE_DEVICES": "",
         "LD_PRELOAD": " ".join(libraries),  # python itself is built without sanitizers
-        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={FOUND}",  # python frees little when it ends
-        "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={FOUND}",
+        # Python frees little when it ends.
+        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={ERROR_STATUS}",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={ERROR_STATUS}",
     }
     return [Run("address, undefined", "cpu", pytest(CPU_SUBSET, "-k", CPU_NAMES), environment)]
 
 
 def shortened(output: str) -> str:
-    """Return the first and the last 6000 characters of an output, which repeats itself."""
+    """Return a long output without its middle, because sanitizers repeat themselves."""
     if len(output) <= 12000:
         return output
     return f"{output[:6000]}\n...\n{output[-6000:]}"
@@ -197,13 +225,14 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="seconds after which a run is ended as failed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(options.tool or [*TOOLS])
-        if isinstance(runs, str):
-            print(runs, file=sys.stderr)
+        try:
+            runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(options.tool or [*TOOLS])
+        except UnavailableError as error:
+            print(error, file=sys.stderr)
             return 2
         print(f"{'tool':20} {'subset':12} {'tests':>6} {'errors':>6} {'seconds':>8}")
         with ThreadPoolExecutor(options.jobs) as pool:
-            for ended in as_completed([pool.submit(run.start, options.limit) for run in runs]):
+            for ended in as_completed([pool.submit(run.finish, options.limit) for run in runs]):
                 run = ended.result()
                 counts = f"{run.tests:>6} {run.errors:6} {run.seconds:8.0f}"
                 failed = "" if run.passed else "  FAILED"

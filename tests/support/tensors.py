@@ -21,7 +21,7 @@ def slow(values):
 
 
 def draw(shape, dtype, device="cpu"):
-    """Draw values of both signs: normal ones, or any integers of the dtype."""
+    """Draw normal numbers, or integers of the dtype's whole range."""
     if dtype.is_floating_point:
         return torch.randn(shape, dtype=dtype, device=device)
     info = torch.iinfo(dtype)
@@ -29,7 +29,7 @@ def draw(shape, dtype, device="cpu"):
 
 
 def views(dtype, device="cpu"):
-    """Yield names and tensors in many layouts: aligned or not, with gaps, with overlaps."""
+    """Yield a name and a tensor for each of many layouts: aligned or not, with gaps or overlaps."""
     base = draw((6, 10, 8, 12), dtype, device)
     flat = draw((4099,), dtype, device)
     wide = draw((5, 1700), dtype, device)
@@ -58,7 +58,7 @@ def views(dtype, device="cpu"):
 
 
 def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):
-    """Return the replacement and the reference, with the same parameters."""
+    """Return our module and the reference, with the same parameters: weight [n, k], bias [n]."""
     mine = LinearReluDivideNew(k, n, divisor)
     theirs = LinearReluDivide(k, n, divisor)
     if not bias:
@@ -70,8 +70,8 @@ def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=Tr
 def step(module, x, grad_output, direction=None):
     """Return the output, and the gradients of x and of the parameters.
 
-    If there is a direction, the second gradient comes last: the gradient of grad_output, for the
-    gradient `direction` of x's gradient.
+    With a `direction`, of x's shape, the last result is a second gradient: that of the sum of
+    direction * grad_x, where grad_x is the gradient of x, with respect to grad_output.
     """
     x = x.detach().requires_grad_()
     out = module(x)
@@ -84,13 +84,16 @@ def step(module, x, grad_output, direction=None):
     return out.detach(), *grads
 
 
-def captured(run):
-    """Capture the call in a CUDA graph; return the graph and the tensors of its results."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+def capture_graph(run):
+    """Capture the call in a CUDA graph; return the graph and the tensors of its results.
+
+    The first call, on a stream of its own, makes what must not be made during the capture.
+    """
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
         run()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = run()
@@ -103,8 +106,8 @@ def targets_of(*graphs):
     return {str(n.target) for n in nodes if isinstance(n.target, torch._ops.OpOverload)}
 
 
-def recording(graphs):
-    """Return a backend for torch.compile that appends the graphs of forward and backward."""
+def graph_recorder(graphs):
+    """Return a backend of torch.compile that adds the graphs of forward and backward to a list."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
