@@ -6,6 +6,7 @@ The steps are functions, one a file in `referee/steps`, which take a `Grading` a
 """
 
 import base64
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,7 +138,8 @@ class Grading:
             names=list(reference.solutions),
             folders=[str(reference.path.resolve().parent), *reference.folders],
         )
-        return float(reply["seconds"])
+        seconds = reply["seconds"]
+        return seconds if isinstance(seconds, float) and math.isfinite(seconds) else 0.0
 
     def construct(self, args: list | None = None, compare: bool = False) -> None:
         """Construct both modules under one seed; the solution's gets the reference's parameters.
@@ -207,7 +209,8 @@ class Grading:
         return self.state.changed(self._buffers())
 
     def _buffers(self) -> set[str]:
-        return {name for name, _ in self.module.named_buffers()}
+        """Return all names of buffers; a module that is there twice has each under two."""
+        return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
 
     def parameters(self) -> list[str]:
         """Return the reference's names of the parameters that have gradients."""

@@ -212,4 +212,5 @@ def _note_kept(grading: Grading, step: Step) -> None:
     for name, process, theirs in pairs:
         with suppress(RaisedError):
             reply = process.ask("kept", inputs=bench.forms(1), parameters=theirs)
-            step.kept[name] = int(reply["bytes"])
+            if isinstance(reply["bytes"], int):
+                step.kept[name] = reply["bytes"]
