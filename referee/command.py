@@ -27,7 +27,7 @@ from referee.reference_file import BadReferenceError, load
 from referee.report import files, plot, tables
 from referee.session import Session, Subject
 from referee.shared import dtype_name
-from referee.timing import CPU_LEAST, CPU_SECONDS, FULL_CPU_SECONDS, MOST, Rounds
+from referee.timing import CPU_LEAST, CPU_SECONDS, FULL_CPU_SECONDS, MOST, QUICK, Rounds
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
 TIMEOUT = 300  # s for a solution, in each dtype
@@ -187,8 +187,12 @@ def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> O
     """Return the conditions of every grading."""
     shares = 1 if args.sweep else min(len(args.solution or [1]), MOST_SHARES)
     seconds = (FULL_CPU_SECONDS if args.full else CPU_SECONDS) / shares
+    trials = args.trials
+    is_quick = is_ours and not args.full and not args.sweep
+    if is_quick and device.type == "cuda" and not trials:
+        trials = QUICK
     return Options(
-        rounds=Rounds(args.trials, seconds),
+        rounds=Rounds(trials, seconds),
         timeout=args.timeout or TIMEOUT,
         only_times=args.sweep,
         compiled=is_ours and device.type == "cuda" and (args.full or args.sweep),
@@ -291,7 +295,7 @@ def _parser(project: Project | None) -> Parser:
         add("solution", type=_readable, nargs="+", metavar="SOLUTION", help="files, or a folder")
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     add("--devices", metavar="D,D", type=_devices, help="of folders: a worker for each device")
-    rounds = f"timed rounds (default: {MOST['cuda']}, on a CPU {CPU_LEAST} to {MOST['cpu']})"
+    rounds = f"timed rounds (default: {QUICK}, with --full {MOST['cuda']}; on a CPU {CPU_LEAST} to {MOST['cpu']})"
     add("--trials", type=_positive, metavar="N", help=rounds)
     add("--full", action="store_true", help="time longer, as for a table that is published")
     add("--verbose", action="store_true", help="print tracebacks, and what graded files print")

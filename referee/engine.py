@@ -128,6 +128,9 @@ class Engine:
             verdict.word, verdict.reason = found.args
         except BadReferenceError as bad:  # for some inputs alone
             verdict.word, verdict.reason = ERROR, str(bad)
+        except torch.OutOfMemoryError as error:  # the referee's own
+            reason = f"no memory to grade it, while {stage[0]}: {str(error).partition('. ')[0]}"
+            verdict.word, verdict.reason = ERROR, reason
         except LateError:
             seconds = f"{self._options.timeout:g} s"
             verdict.word, verdict.reason = LATE, f"{seconds}, while {stage[0]}"

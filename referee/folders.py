@@ -26,7 +26,7 @@ from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.problem import Problem
 from referee.records import Subject
-from referee.reference_file import BadReferenceError, load
+from referee.reference_file import BadReferenceError, first_error_line, load
 from referee.report import by_role, files, tables
 from referee.shared import dtype_name
 from referee.verdict import ERROR, FoundError, Verdict
@@ -239,9 +239,10 @@ def grade_one(
     progress(f"{work.name}: running the reference")
     try:
         problem = Problem(work.name, load(work.reference), device)
-    except BadReferenceError as bad:
+    except (BadReferenceError, torch.OutOfMemoryError) as bad:
+        reason = first_error_line(str(bad))
         for file in work.solutions:
-            yield records.record(subject, Verdict(file.path, NOT_GRADED, str(bad)), str(file.path))
+            yield records.record(subject, Verdict(file.path, NOT_GRADED, reason), str(file.path))
         return
     subject = Subject(work.name, dtype_name(problem.dtype), problem.shape)
     with referee_at_work(own_builds=True) as server:
@@ -250,7 +251,7 @@ def grade_one(
             engine.prepare()
             for file in work.solutions:
                 yield records.record(subject, engine.grade(file), str(file.path))
-        except (FoundError, BadReferenceError) as failed:
+        except (FoundError, BadReferenceError, torch.OutOfMemoryError) as failed:
             for file in work.solutions:
                 verdict = Verdict(file.path, ERROR, str(failed.args[-1]))
                 yield records.record(subject, verdict, str(file.path))

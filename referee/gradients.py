@@ -10,7 +10,7 @@ import math
 import torch
 
 from referee import cases
-from referee.budget import GROSS, Found, Output, RoundedOperands
+from referee.budget import GROSS, Found, Output, RoundedOperands, count_true
 from referee.gradients_of import is_differentiable
 from referee.problem import (
     Problem,
@@ -73,7 +73,7 @@ class Quantity:
         """Return what is wrong however the inputs are drawn, in words."""
         is_wrong = self._is_wrong
         if self._wrong is not None and not self._had_a_right_draw:
-            is_placed = self._chance * len(self._wrong) < CHANCE * int(self._wrong.sum())
+            is_placed = self._chance * len(self._wrong) < CHANCE * count_true(self._wrong)
             is_wrong |= is_placed or self._share > STRAYS or self._relative > GROSS
         return f"{self.what}: {self._first}" if is_wrong else None
 
@@ -96,7 +96,7 @@ class Quantity:
         if self.want.is_exact or is_strict:
             self._is_wrong |= bool(beyond.any())
             return
-        count = int(beyond.sum())
+        count = count_true(beyond)
         if not count:
             self._had_a_right_draw = True
             return

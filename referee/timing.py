@@ -13,6 +13,7 @@ from referee.console import Progress
 
 WARM_UP = {"cpu": 1, "cuda": 2}
 MOST = {"cpu": 50, "cuda": 10}  # rounds
+QUICK = 5  # rounds of the quick comparison on a GPU
 # On a CPU as many rounds as fit in the time, of forwards and of steps each: CPU_SECONDS for the
 # quick comparison, FULL_CPU_SECONDS for the table in README.
 CPU_SECONDS, FULL_CPU_SECONDS, CPU_LEAST = 3.0, 16.0, 3

@@ -31,6 +31,9 @@ from referee.timing import Sample, Step, Timings, figures, overhead
 from referee.verdict import WRONG, FoundError
 
 
+FORWARDS = 3  # that take as long as a step
+
+
 def time_training_steps(grading: Grading) -> None:
     """Time training steps, where the gradients were right."""
     if not grading.quantities:
@@ -54,7 +57,7 @@ def _time(grading: Grading) -> None:
     about = problem.device.type, names, problem.rate
     step = grading.run.step = Step(Timings(*about, 0), Timings(*about, 0))
     _make_room(grading)
-    calls = plan(bench).calls
+    calls = -(-plan(bench).calls // FORWARDS)  # a request of steps lasts as long as one of forwards
     entrants = entrants_of(grading, compiled_alone(bench.yardsticks))
     for timings in (step.forward, step.backward):
         timings.start(entrant.name for entrant in entrants)

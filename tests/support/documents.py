@@ -145,14 +145,8 @@ def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
-    made.start(typical)
-    for _ in range(20):
-        made.add(
-            {
-                name: (seconds * draw.uniform(1, 1 + noise), seconds)
-                for name, seconds in typical.items()
-            }
-        )
+    for name, seconds in typical.items():
+        made.set(name, [seconds * draw.uniform(1, 1 + noise) for _ in range(20)], [seconds] * 20)
     return made
 
 
