@@ -51,6 +51,11 @@ class Eager:
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail(error)
 
+    def close(self) -> None:
+        """End the process, and give its memory back."""
+        self.contestant.close()
+        self.state.close()
+
     def _fail(self, error: EndedError | ForgedError | RaisedError) -> None:
         self._bench.close_eager()
         _, why = outcome(error, "being timed")
@@ -143,7 +148,7 @@ class Bench:
     def close_eager(self) -> None:
         """End eager's processes."""
         for eager in self.eager:
-            eager.contestant.close()
+            eager.close()
         self.eager = []
         self._prepared = None
 

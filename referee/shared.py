@@ -158,7 +158,8 @@ class Region:
             if _is_laid_out_alike(there, x):
                 flat_bytes(there).copy_(flat_bytes(x))
             else:
-                without_repeats(there).copy_(_like(x, without_repeats(there)))
+                distinct = without_repeats(there)
+                distinct.copy_(_part(x, distinct.shape))
 
     def fill(self) -> None:
         """Fill the tensors with 0xff, a NaN in every float dtype."""
@@ -196,9 +197,9 @@ class Region:
         return found
 
 
-def _like(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return the part of x that has a shape whose sides are those of x, or 1."""
-    for dimension, side in enumerate(part.shape):
+def _part(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the first part of x that has this shape, of as many dimensions."""
+    for dimension, side in enumerate(shape):
         x = x.narrow(dimension, 0, side)
     return x
 

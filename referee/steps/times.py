@@ -357,7 +357,7 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
             turns.append(median(pair[0].own) > SLOWER * median(pair[1].own))
     finally:
         for eager in old:
-            eager.contestant.close()
+            eager.close()
         bench.unprepare()
     return all(turns)
 
