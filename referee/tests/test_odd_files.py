@@ -1,6 +1,7 @@
 """Files whose replies, state or end are odd: each gets a verdict, and the referee goes on."""
 
 import pytest
+import torch
 from graded import grade
 from texts import correct, error, module, reference, wrong
 
@@ -91,3 +92,18 @@ def test_a_buffer_is_expanded_by_the_solution_alone(tmp_path):
     problem = reference(SCALED, "[torch.rand(8, 64)]", FULL)
     table = {"expanded": wrong(module(SCALED, EXPANDED), "share memory")}
     grade(problem, table, tmp_path, trials=1)
+
+
+# Says that it is done when its work is queued; only a GPU works on while its process is stopped.
+QUEUED = """
+torch.cuda.synchronize = lambda *arguments: None
+torch.cuda.Event.elapsed_time = lambda start, end: 0.001
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_work_that_is_queued_behind_the_reply(tmp_path):
+    late = "torch.cuda._sleep(40_000_000)\nreturn torch.relu(x)"
+    table = {"queued": wrong(QUEUED + module(late)), "correct": correct(PLAIN)}
+    grade(RELU, table, tmp_path, device="cuda")
