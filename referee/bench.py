@@ -42,6 +42,7 @@ class Eager:
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail(error)
         except StateError as error:
+            self.close()
             raise FoundError(ERROR, f"eager itself could not be timed: {error}") from None
 
     def ask(self, op: str, **arguments: object) -> dict:
@@ -51,7 +52,13 @@ class Eager:
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail(error)
 
+    def close(self) -> None:
+        """End the process, and give its memory back."""
+        self.contestant.close()
+        self.state.close()
+
     def _fail(self, error: EndedError | ForgedError | RaisedError) -> None:
+        self.close()  # where it fails in the constructor, the bench does not know it yet
         self._bench.close_eager()
         _, why = outcome(error, "being timed")
         raise FoundError(ERROR, f"eager itself could not be timed: {why}") from None
@@ -143,7 +150,7 @@ class Bench:
     def close_eager(self) -> None:
         """End eager's processes."""
         for eager in self.eager:
-            eager.contestant.close()
+            eager.close()
         self.eager = []
         self._prepared = None
 

@@ -9,9 +9,10 @@ The process is stopped whenever nothing is asked of it. A request goes like this
     the clock stops
     the referee reads what it wants, in the memory of the stopped process
 
-So there is no time at which a solution runs and its clock does not, but for requests that nobody
-times, at whose time the next inputs are not yet drawn. Nothing in a reply is believed: a process
-that forges one is stopped the sooner, and is judged by what lies in its memory then.
+So a solution never runs while its clock does not, but for requests that nobody times: to import the
+file, to construct its module, and to free results. The next inputs are not drawn yet at these times.
+The referee believes nothing in a reply. A process that forges a reply is only stopped sooner, and is
+judged by what its memory holds then.
 """
 
 import json
@@ -41,9 +42,10 @@ BOOT = (  # files of the current folder are not taken for Python's own modules
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
     "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]))"
 )
-LONGEST_REPLY = 1 << 22
-KEPT_OUTPUT = PART = 1 << 16  # bytes, of the end of what the child prints; and of a pipe's content
-MEMORY_SHARE = 0.9
+LONGEST_REPLY = 1 << 22  # bytes
+KEPT_OUTPUT = 1 << 16  # bytes, of the end of what the process prints
+READ_BYTES = 1 << 16  # at most that many are read from a pipe at a time
+MEMORY_SHARE = 0.9  # of the free memory, that a solution may allocate
 # OpenMP's threads would spin for milliseconds after they have finished, on the cores of the process
 # that is timed next, or of the thread that they wait for.
 THREADS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -66,9 +68,10 @@ class RaisedError(Exception):
 
 
 class Reply(dict):
-    """A process's; a key that is missing was forged away."""
+    """A process's reply. A key that is missing was forged away."""
 
     def __missing__(self, key: str) -> NoReturn:
+        """Raise ForgedError."""
         raise ForgedError
 
 
@@ -85,7 +88,7 @@ class Server:
         self._environment = THREADS | os.environ
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
-        self._start()
+        self._process, self._socket = _start_server(self._environment)
 
     def fork(self, about: dict, descriptors: tuple[int, ...]) -> int:
         """Return the id of a new process, within `processes.reaping`.
@@ -101,7 +104,7 @@ class Server:
                     return int(pid)
             status = self._process.wait()
             self.close()
-            self._start()
+            self._process, self._socket = _start_server(self._environment)
         raise EndedError(status, "")
 
     def is_there(self) -> bool:
@@ -119,18 +122,21 @@ class Server:
         """Count its process among the referee's own."""
         processes.known.add(self._process.pid)
 
-    def _start(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                env=self._environment,
-            )
-        self.adopt()
+
+def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
+    """Start a server's process; return it, and the socket on which it takes requests."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+    processes.known.add(process.pid)
+    return process, ours
 
 
 class Contestant:
@@ -155,7 +161,8 @@ class Contestant:
         self.deadline = deadline
         self.seconds = 0.0
         self._device = device
-        self._replied, self._printed = b"", b""
+        self._replied = b""  # bytes of replies that were read, and belong to no complete line yet
+        self._printed = b""
         self._has_ended = False
         self._is_closed = False
         requests, self._requests = os.pipe()
@@ -163,10 +170,12 @@ class Contestant:
         self._output, output = os.pipe()
         os.set_blocking(self._requests, False)
         is_solution = deadline < inf
-        most = int(MEMORY_SHARE * free_bytes(torch.device("cpu"))) if is_solution else 0
-        theirs = (requests, replies, pool.descriptor, output)
+        most_bytes = 0  # no limit
+        if is_solution:
+            most_bytes = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
+        about = {"device": str(device), "most_bytes": most_bytes}
         try:
-            self.pid = server.fork({"device": str(device), "most_bytes": most}, theirs)
+            self.pid = server.fork(about, (requests, replies, pool.descriptor, output))
         finally:
             for descriptor in (requests, replies, output):
                 os.close(descriptor)
@@ -177,8 +186,12 @@ class Contestant:
         self._selector.register(self._replies, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
         self.reader = Reader(self.pid, device)
-        hello = self._receive("")  # before anything of the solution's is there
-        self.span = tuple(hello["span"])
+        try:
+            first_reply = self._receive("")  # no code of the solution's has run yet
+        except BaseException:
+            self.close()
+            raise
+        self.span = tuple(first_reply["span"])
         self._tree.stop()
 
     def ask(
@@ -206,6 +219,8 @@ class Contestant:
             if left:
                 self._write_all(left)
             reply = self._receive(token)
+            if "calls" in reply and len(reply["calls"]) != len(arguments.get("inputs", [])):
+                raise ForgedError
         finally:
             if not self._has_ended:
                 self._tree.stop()
@@ -255,20 +270,25 @@ class Contestant:
             data = left
 
     def _receive(self, token: str) -> Reply:
-        """Return the reply to the request with this token."""
+        """Return the reply to the request with this token.
+
+        Raises:
+            EndedError, ForgedError, LateError, RaisedError: as `ask` does.
+        """
         while b"\n" not in self._replied:
             if self._replies not in self._selector.get_map():
-                raise EndedError(self._end(), self.printed())
+                raise EndedError(self._wait_for_status(), self.printed())
             self._read(3600.0)  # a selector takes no inf
             if len(self._replied) > LONGEST_REPLY:
                 raise ForgedError
         text, _, self._replied = self._replied.partition(b"\n")
         try:
             reply = json.loads(text)
-            if reply.pop("token") != token or self._replied:
-                raise ForgedError
+            is_right = reply.pop("token") == token and not self._replied
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise ForgedError from None
+        if not is_right or not _has_right_types(reply):
+            raise ForgedError
         if "raised" in reply:
             raise RaisedError(reply["raised"])
         return Reply(reply)
@@ -279,7 +299,7 @@ class Contestant:
         if left <= 0:
             raise LateError
         for key, _ in self._selector.select(min(left, longest)):
-            data = os.read(key.fd, PART)
+            data = os.read(key.fd, READ_BYTES)
             if not data:
                 self._selector.unregister(key.fd)
             elif key.fd == self._output:
@@ -287,17 +307,34 @@ class Contestant:
             else:
                 self._replied += data
 
-    def _end(self) -> int:
-        """Return the status with which it ended; it may have closed the pipe and still be alive."""
-        while True:
+    def _wait_for_status(self) -> int:
+        """Return the status with which it ends; it may have closed the pipe and still be alive."""
+        pid = 0
+        while not pid:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                break
-            self._read(0.01)
+            if not pid:
+                self._read(0.01)
         self._has_ended = True
         with suppress(LateError):
             self._read(0)  # its last words, but not those of what it left behind
         return os.waitstatus_to_exitcode(status)
+
+
+def _has_right_types(reply: dict) -> bool:
+    """Return whether the parts of a reply are dictionaries and lists where its readers expect them.
+
+    What the dictionaries say is checked where it is used.
+    """
+    calls = reply.get("calls", [])
+    if not _is_list_of_dicts(calls) or not _is_list_of_dicts(reply.get("state", [])):
+        return False
+    if not isinstance(reply.get("raised", {}), dict):
+        return False
+    return all(_is_list_of_dicts(call.get("results")) for call in calls)
+
+
+def _is_list_of_dicts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 
 def died(status: int) -> bool:

@@ -56,7 +56,10 @@ class Allocation:
         torch.zeros(1, device=device)  # makes torch's context the current one
         self._device = device
         self._address = ctypes.c_uint64()
-        _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
+        try:
+            _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
+        except CudaError as error:
+            raise torch.OutOfMemoryError(f"{size:,} bytes on {device}: {error}") from None
         self.handle = _handle_of(self._address.value)
 
     def bytes(self, start: int, size: int) -> torch.Tensor:

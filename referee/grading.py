@@ -6,6 +6,7 @@ The steps are functions, one a file in `referee/steps`, which take a `Grading` a
 """
 
 import base64
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from referee.contestant import Contestant
 from referee.gradients import Quantity
 from referee.problem import SEEDS, changing_state, redrawn
 from referee.reading import can_read
+from referee.shared import without_repeats
 from referee.state import State, StateError
 from referee.timing import Rounds
 from referee.verdict import WRONG, FoundError, Run, Verdict
@@ -117,8 +119,10 @@ class Grading:
         self._changing: list[str] = []
 
     def close(self) -> None:
-        """End the file's process."""
+        """End the file's process, and give back the memory that the grading has used."""
         self.solution.close()
+        self.state.close()
+        self.forget_round()
 
     def set_precision(self, setting: str) -> None:
         """Set the precision of float32 products, here and in the solution's process."""
@@ -137,7 +141,8 @@ class Grading:
             names=list(reference.solutions),
             folders=[str(reference.path.resolve().parent), *reference.folders],
         )
-        return float(reply["seconds"])
+        seconds = reply["seconds"]
+        return seconds if isinstance(seconds, float) and math.isfinite(seconds) else 0.0
 
     def construct(self, args: list | None = None, compare: bool = False) -> None:
         """Construct both modules under one seed; the solution's gets the reference's parameters.
@@ -156,7 +161,7 @@ class Grading:
             raise FoundError(WRONG, str(error)) from None
         there = self.module.state_dict()
         self._changing = changing_state(self.module)
-        self._base = {name: there[name].clone() for name in self._changing}
+        self._base = {name: without_repeats(there[name]).clone() for name in self._changing}
 
     def set_state(self, values: list[torch.Tensor]) -> None:
         """Give both modules these parameters and buffers."""
@@ -164,7 +169,7 @@ class Grading:
         there = self.module.state_dict()
         for x, value in zip(there.values(), values, strict=True):
             x.copy_(value)
-        self._base = {name: there[name].clone() for name in self._changing}
+        self._base = {name: without_repeats(there[name]).clone() for name in self._changing}
 
     def new_state(self) -> None:
         """Draw other parameters and buffers; they are written before the next call."""
@@ -173,7 +178,7 @@ class Grading:
         self._keep_stale()
         there = self.module.state_dict()
         for name in self._changing:
-            there[name].copy_(redrawn(self._base[name]))
+            without_repeats(there[name]).copy_(redrawn(self._base[name]))
 
     def write_state(self) -> None:
         """Write the reference's parameters and buffers where the solution reads them."""
@@ -207,7 +212,8 @@ class Grading:
         return self.state.changed(self._buffers())
 
     def _buffers(self) -> set[str]:
-        return {name for name, _ in self.module.named_buffers()}
+        """Return all names of buffers; a module that is there twice has each under two."""
+        return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
 
     def parameters(self) -> list[str]:
         """Return the reference's names of the parameters that have gradients."""
@@ -233,7 +239,8 @@ class Grading:
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
     """Give a module's buffers their values back at its end: a forward in training changes them."""
-    kept = [(x, x.clone()) for x in module.buffers()]
+    distinct = [without_repeats(x) for x in module.buffers()]
+    kept = [(x, x.clone()) for x in distinct]
     try:
         yield
     finally:

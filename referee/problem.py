@@ -22,7 +22,7 @@ from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
 from referee.reference_file import BadReferenceError, NoRoomError, ReferenceFile, generator_states
 from referee.results import flatten
-from referee.shared import dtype_name, flat_bytes, forms_of, pack
+from referee.shared import dtype_name, flat_bytes, forms_of, pack, without_repeats
 from referee.timing import Names, Rate, Timings
 
 SEEDS = 1 << 30
@@ -389,10 +389,17 @@ class Problem:
 
 
 def attempt_derive(call: Callable[[], list]) -> list | None:
-    """Return the outcome of a reference's backward; None where it has none."""
-    with suppress(*ARITHMETIC):
+    """Return the outcome of a reference's backward; None where it has none.
+
+    Raises:
+        torch.OutOfMemoryError: there may be one, but no memory for it.
+    """
+    try:
         return call()
-    return None
+    except torch.OutOfMemoryError:  # which is a RuntimeError
+        raise
+    except ARITHMETIC:
+        return None
 
 
 def _is_tensor(x: object) -> bool:
@@ -452,7 +459,8 @@ def redraw_all(module: nn.Module) -> None:
     """Give a module other parameters and buffers."""
     state = module.state_dict()
     for name in changing_state(module):
-        state[name].copy_(redrawn(state[name]))
+        x = without_repeats(state[name])
+        x.copy_(redrawn(x))
 
 
 def redrawn(base: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Reads results where they lie in another process, which is stopped meanwhile.
 
-A process names an address; nothing else that it says is used without a check. What is not in memory
-when the process is stopped cannot get there, so that a result that would be computed when somebody
-reads it is simply wrong, or cannot be read.
+A process describes a result by a dictionary, which is called a fact here: see `results.describe`.
+Nothing of it is used without a check. What is not in memory when the process is stopped cannot get
+there, so that a result that would be computed when somebody reads it is wrong, or cannot be read.
 """
 
 import ctypes
@@ -13,11 +13,13 @@ from concurrent.futures import TimeoutError as ReadTimeoutError
 import torch
 
 from referee import cuda_ipc
+from referee.memory import free_bytes
 from referee.results import span_of
 
 MOST_AT_ONCE = 1 << 30  # bytes of one call of process_vm_readv
 SECONDS_FOR_A_READ = 30.0  # beyond which a page that should be there does not come
-LARGEST_NUMBER = 1 << 48
+LARGEST_NUMBER = 1 << 48  # of a side, a stride or an address
+CPU = torch.device("cpu")
 
 
 class UnreadableError(Exception):
@@ -79,8 +81,9 @@ def checked(fact: dict) -> dict:
         BadDescriptionError: they are not.
     """
     shape, strides = fact.get("shape"), fact.get("strides")
-    lists = isinstance(shape, list) and isinstance(strides, list) and len(shape) == len(strides)
-    numbers = [*shape, *strides, fact.get("address")] if lists else [None]
+    numbers = [None]
+    if isinstance(shape, list) and isinstance(strides, list) and len(shape) == len(strides):
+        numbers = [*shape, *strides, fact.get("address")]
     if not all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers):
         raise BadDescriptionError("its shape, strides or address are no numbers of a tensor's")
     if not isinstance(getattr(torch, str(fact.get("dtype")), None), torch.dtype):
@@ -104,8 +107,9 @@ class Reader:
         self._thread = ThreadPoolExecutor(1)
 
     def whole(self, fact: dict) -> torch.Tensor:
-        """Return a described tensor: on a CPU a copy that is valid until the next read, on a GPU
-        the process's own memory.
+        """Return a described tensor.
+
+        On a CPU it is a copy that is valid until the next read, on a GPU the process's own memory.
 
         Raises:
             BadDescriptionError: the description is not one of a tensor.
@@ -114,7 +118,10 @@ class Reader:
         fact = checked(fact)
         dtype = getattr(torch, fact["dtype"])
         size = span_of(fact["shape"], fact["strides"], dtype.itemsize)
-        there = self._on_gpu(fact, size) if "handle" in fact else self._on_cpu(fact, size)
+        if self._device.type == "cuda":
+            there = self._on_gpu(fact, size, dtype.itemsize)
+        else:
+            there = self._on_cpu(fact, size)
         made = torch.empty(0, dtype=dtype, device=there.device)
         return made.set_(there.untyped_storage(), 0, fact["shape"], fact["strides"])
 
@@ -126,16 +133,16 @@ class Reader:
         """
         fact = checked(fact)
         dtype = getattr(torch, fact["dtype"])
-        if "handle" in fact:
-            size = span_of(fact["shape"], fact["strides"], dtype.itemsize)
-            there = self._on_gpu(fact, size).view(dtype)
-            steps = [_steps(place, fact["shape"], fact["strides"]) for place in places.tolist()]
-            return there[torch.tensor(steps, device=self._device)]
+        shape, strides = fact["shape"], fact["strides"]
+        offsets = [_offset(place, shape, strides) for place in places.tolist()]
+        if self._device.type == "cuda":
+            size = span_of(shape, strides, dtype.itemsize)
+            there = self._on_gpu(fact, size, dtype.itemsize).view(dtype)
+            return there[torch.tensor(offsets, device=self._device)]
         found = torch.empty(len(places), dtype=dtype)
-        for turn, place in enumerate(places.tolist()):
-            steps = _steps(place, fact["shape"], fact["strides"])
-            address = fact["address"] + steps * dtype.itemsize
-            target = found.data_ptr() + turn * dtype.itemsize
+        for i, offset in enumerate(offsets):
+            address = fact["address"] + offset * dtype.itemsize
+            target = found.data_ptr() + i * dtype.itemsize
             copy_memory(self._pid, address, dtype.itemsize, target)
         return found
 
@@ -152,7 +159,11 @@ class Reader:
         self._thread.shutdown(wait=False)
 
     def _on_cpu(self, fact: dict, size: int) -> torch.Tensor:
+        """Return a copy of so many bytes that begin with a described tensor's first element."""
         if self._buffer.numel() < size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)
+            if size > free_bytes(CPU):
+                raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
             self._buffer = torch.empty(size, dtype=torch.uint8)
         made = torch.empty(0, dtype=torch.uint8).set_(self._buffer.untyped_storage(), 0, (size,))
         target = self._buffer.data_ptr()
@@ -165,10 +176,18 @@ class Reader:
             ) from None
         return made
 
-    def _on_gpu(self, fact: dict, size: int) -> torch.Tensor:
-        handle, distance = fact["handle"], fact.get("distance")
+    def _on_gpu(self, fact: dict, size: int, item_bytes: int) -> torch.Tensor:
+        """Return so many bytes that begin with a described tensor's first element, without a copy.
+
+        An address between two elements would end this process's use of the GPU.
+        """
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8, device=self._device)
+        handle, distance = fact.get("handle"), fact.get("distance")
         if not isinstance(handle, str) or type(distance) is not int:
             raise BadDescriptionError("its memory has no handle")
+        if distance % item_bytes:
+            raise BadDescriptionError("its address is no multiple of an element's size")
         try:
             if handle not in self._opened:
                 self._opened[handle] = cuda_ipc.open_handle(handle)
@@ -180,10 +199,13 @@ class Reader:
         return cuda_ipc.bytes_at(base + distance, size, self._device)
 
 
-def _steps(place: int, shape: list[int], strides: list[int]) -> int:
-    """Return how many elements in memory a place in flat order is from the first."""
-    steps = 0
+def _offset(place: int, shape: list[int], strides: list[int]) -> int:
+    """Return how far an element is from the first in memory, in elements.
+
+    In a transposed `[2, 3]`, of strides `[1, 2]`, element 1 in flat order has offset 2.
+    """
+    offset = 0
     for side, stride in zip(reversed(shape), reversed(strides), strict=True):
-        steps += place % side * stride
+        offset += place % side * stride
         place //= side
-    return steps
+    return offset

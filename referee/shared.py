@@ -26,6 +26,8 @@ from referee import cuda_ipc
 # The file's size. Only pages that somebody has written to take memory.
 POOL_BYTES = 1 << 40
 ALIGNMENT = 4096  # bytes, of the start of every storage
+# A block that was given back is used again for a region of at least this part of its size.
+LEAST_USED_PART = 0.25
 LARGEST_COMPARED = 1 << 28  # bytes at a time
 LEAST_REGION = 1 << 20  # bytes, so that small cases seldom need a new region
 
@@ -64,6 +66,19 @@ def with_form(storage: torch.Tensor, form: dict) -> torch.Tensor:
     return made.set_(storage.untyped_storage(), form["offset"], form["shape"], form["strides"])
 
 
+def without_repeats(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of x with one of the elements that a stride of 0 repeats: the others follow."""
+    for dimension, (side, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if side > 1 and stride == 0:
+            x = x.narrow(dimension, 0, 1)
+    return x
+
+
+def _aligned(size: int) -> int:
+    """Return the next multiple of ALIGNMENT."""
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
 def forms_of(values: list) -> tuple[list[int], list[dict]]:
     """Return the sizes in bytes of the storages under some values, and the form of each value.
 
@@ -77,7 +92,7 @@ def forms_of(values: list) -> tuple[list[int], list[dict]]:
             forms.append({"constant": pack(x)})
             continue
         storage = x.untyped_storage()
-        key = storage.data_ptr() or -id(x)
+        key = storage.data_ptr() or -id(x)  # storages without bytes are all at address 0
         if key not in known:
             known[key] = len(sizes)
             sizes.append(storage.nbytes())
@@ -115,18 +130,15 @@ class Region:
 
     def arrange(self, sizes: list[int], forms: list[dict]) -> None:
         """Make room for values of these forms, which lie in storages of these sizes in bytes."""
-        starts, end = [], 0
+        parts, end = [], 0
         for size in sizes:
-            starts.append(end)
-            end += -(-size // ALIGNMENT) * ALIGNMENT
+            parts.append([end, size])
+            end += _aligned(size)
         if self._block is None or self._block.size < end:
+            self.close()
             self._block = self._pool.block(max(end, LEAST_REGION))
-        storages = [self._block.bytes(*pair) for pair in zip(starts, sizes, strict=True)]
-        self.form = {
-            "memory": self._block.describe(),
-            "storages": [list(pair) for pair in zip(starts, sizes, strict=True)],
-            "values": forms,
-        }
+        storages = [self._block.bytes(*part) for part in parts]
+        self.form = {"memory": self._block.describe(), "storages": parts, "values": forms}
         self.tensors = []
         for form in forms:
             if "constant" in form:
@@ -146,7 +158,8 @@ class Region:
             if _is_laid_out_alike(there, x):
                 flat_bytes(there).copy_(flat_bytes(x))
             else:
-                there.copy_(x)
+                distinct = without_repeats(there)
+                distinct.copy_(_part(x, distinct.shape))
 
     def fill(self) -> None:
         """Fill the tensors with 0xff, a NaN in every float dtype."""
@@ -160,20 +173,35 @@ class Region:
             self.write(self._originals)
 
     def forget(self) -> None:
-        """Free what `is_unchanged` compares with; the region is to be written before it is asked."""
+        """Free what `is_unchanged` compares with; write the region before that is asked again."""
         self._originals = []
+
+    def close(self) -> None:
+        """Give the memory back to the pool."""
+        if self._block is not None:
+            self._pool.give_back(self._block)
+        self._block = None
+        self.tensors = []
+        self.forget()
 
     def is_unchanged(self) -> bool:
         """Return whether the region still holds, to the last bit, what was written."""
         return not self.changed()
 
     def changed(self) -> list[int]:
-        """Return which of the values no longer are, to the last bit, what was written."""
+        """Return the indices of the values that differ, in at least a bit, from what was written."""
         found = []
-        for turn, (there, x) in enumerate(zip(self.tensors, self._originals, strict=True)):
+        for i, (there, x) in enumerate(zip(self.tensors, self._originals, strict=True)):
             if isinstance(x, torch.Tensor) and not _same_bits(there, x):
-                found.append(turn)
+                found.append(i)
         return found
+
+
+def _part(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the first part of x that has this shape, of as many dimensions."""
+    for dimension, side in enumerate(shape):
+        x = x.narrow(dimension, 0, side)
+    return x
 
 
 def _is_laid_out_alike(there: torch.Tensor, x: torch.Tensor) -> bool:
@@ -245,19 +273,29 @@ class Pool:
         self._mapping = mmap.mmap(self.descriptor, POOL_BYTES)
         self._end = 0
         self._allocations: list[cuda_ipc.Allocation] = []
+        self._unused: list[_Block] = []
 
     def block(self, size: int) -> _Block:
-        """Return new shared memory of at least so many bytes.
+        """Return shared memory of at least so many bytes: a block that was given back, or a new one.
 
-        Blocks are given back all together, by `close`: a process may still map an old one.
+        The system gets all of them back together, by `close`: a process may still map an old one.
         """
+        fitting = [b for b in self._unused if LEAST_USED_PART * b.size <= size <= b.size]
+        if fitting:
+            block = min(fitting, key=lambda b: b.size)
+            self._unused.remove(block)
+            return block
         if self._device.type == "cuda":
             allocation = cuda_ipc.Allocation(size, self._device)
             self._allocations.append(allocation)
             return _Block(0, size, allocation)
         start = self._end
-        self._end += -(-size // ALIGNMENT) * ALIGNMENT
+        self._end += _aligned(size)
         return _Block(start, size, self._mapping)
+
+    def give_back(self, block: _Block) -> None:
+        """Let other regions have a block."""
+        self._unused.append(block)
 
     def close(self) -> None:
         """Give the memory back. The processes that mapped it must have ended."""

@@ -13,10 +13,11 @@ from referee.reading import BadDescriptionError, UnreadableError, checked
 from referee.results import span_of
 from referee.shared import Pool, Region, dtype_name, pack
 
-# Of a solution's state: storages may be larger than the tensors in them, within reason.
-MOST_STATE = 4
-STATE_ROOM = 1 << 28  # bytes
-CLOSE = 1e-6  # relative, of values that one constructor's rounding may differ in
+# The storages of a solution's state may be larger than its tensors: so many times the reference's
+# state, and so many bytes more.
+MOST_TIMES_STATE = 4
+MORE_STATE = 1 << 28
+CLOSE = 1e-6  # relative and absolute: by how much two constructors' roundings may differ
 
 
 class StateError(Exception):
@@ -24,7 +25,7 @@ class StateError(Exception):
 
 
 class State:
-    """The state of one contestant.
+    """Parameters and buffers of one contestant: a module's `state_dict()`.
 
     Args:
         contestant: whose.
@@ -68,9 +69,10 @@ class State:
         if not wanted:
             return
         facts = [described[self.names[name]] for name in wanted]
+        _check_repeats(facts, wanted)
         if compare:
             self._compare(facts, wanted)
-        most = MOST_STATE * sum(x.nbytes for x in wanted.values()) + STATE_ROOM
+        most = MOST_TIMES_STATE * sum(x.nbytes for x in wanted.values()) + MORE_STATE
         self._region.arrange(*_arrangement(facts, most))
         self.write(list(wanted.values()))
         self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
@@ -94,7 +96,13 @@ class State:
         if not self.names:
             return []
         names = list(self.names)
-        return [names[turn] for turn in self._region.changed() if names[turn] not in buffers]
+        changed = [names[i] for i in self._region.changed()]
+        return [name for name in changed if name not in buffers]
+
+    def close(self) -> None:
+        """Give the memory back to the pool; the contestant has ended."""
+        self._region.close()
+        self.names = {}
 
     def _compare(self, facts: list[dict], wanted: dict[str, torch.Tensor]) -> None:
         """Raise StateError unless the contestant's state starts with the reference's values."""
@@ -144,21 +152,38 @@ def _is_alike(fact: dict, value: torch.Tensor) -> bool:
     return fact.get("shape") == list(value.shape) and fact.get("dtype") == dtype_name(value.dtype)
 
 
+def _check_repeats(facts: list[dict], wanted: dict[str, torch.Tensor]) -> None:
+    """Raise StateError where elements that have values of their own would share memory."""
+    for fact, (name, value) in zip(facts, wanted.items(), strict=True):
+        try:
+            strides = checked(fact)["strides"]
+        except BadDescriptionError as error:
+            raise StateError(f"its {name} is no tensor: {error}") from None
+        pairs = zip(value.shape, strides, value.stride(), strict=True)
+        if any(side > 1 and not own and theirs for side, own, theirs in pairs):
+            raise StateError(f"elements of its {name} share memory")
+
+
 def _arrangement(facts: list[dict], most: int) -> tuple[list[int], list[dict]]:
-    """Return sizes of storages and forms for `Region.arrange`: tensors that share memory, as tied
-    weights and a recurrent network's flat ones, share it afterwards.
+    """Return sizes of storages and forms for `Region.arrange`.
+
+    Tensors that share memory, as tied weights and a recurrent network's flat ones, share it
+    afterwards.
+
+    Args:
+        facts: checked descriptions.
+        most: bytes of all storages together.
     """
     sizes: list[int] = []
     known: dict[int, int] = {}
     forms = []
     for fact in facts:
-        checked(fact)
         numbers = [fact.get(key) for key in ("storage", "bytes", "offset")]
         if not all(type(n) is int and n >= 0 for n in numbers):
-            raise StateError("its state is described by no numbers")
+            raise StateError("the memory of its state is described by no numbers")
         storage, size, offset = numbers
-        item = getattr(torch, fact["dtype"]).itemsize
-        if offset * item + span_of(fact["shape"], fact["strides"], item) > size:
+        item_bytes = getattr(torch, fact["dtype"]).itemsize
+        if offset * item_bytes + span_of(fact["shape"], fact["strides"], item_bytes) > size:
             raise StateError("a tensor of its state reaches beyond its memory")
         if storage not in known or not size:
             known[storage] = len(sizes)

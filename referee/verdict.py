@@ -82,9 +82,18 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
     said = f": {first_error_line(last[0])}" if last else ""
     if status >= 0:
         return ERROR, f"exits with status {status} while {stage}{said}"
-    name = signal.Signals(-status).name
-    reason = "killed, as for want of memory," if died(status) else f"crashes ({name})"
+    reason = f"crashes ({_signal_name(-status)})"
+    if died(status):
+        reason = "killed, as for want of memory,"
     return ERROR, f"{reason} while {stage}{said}"
+
+
+def _signal_name(number: int) -> str:
+    """Return "SIGSEGV", say; most real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:

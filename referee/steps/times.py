@@ -15,6 +15,7 @@ Short calls share a request: each has its own inputs, and its result is compared
 import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from statistics import median
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from referee.contestant import Contestant
 from referee.forward import check_eager_intact, check_forms, check_intact, read
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE, NOTHING
-from referee.reading import BadDescriptionError, UnreadableError
+from referee.reading import LARGEST_NUMBER, BadDescriptionError, UnreadableError, checked
 from referee.reference_file import LONGEST_LINE
 from referee.timing import Sample, Timings, cost_of_nothing, figures, overhead
 from referee.verdict import ERROR, WRONG, FoundError, Run
@@ -40,6 +41,7 @@ FLUSH_BYTES = 1 << 29  # several times the largest L2
 # it in the caches; larger memory is written once a round.
 CACHED_BYTES = 1 << 26
 LOOKED_AT = 32  # elements of a GPU's result that are read before the clock stops
+CHANGES_LATE = "result is not complete when its clock stops"
 EMPTY_REQUESTS = 12  # before the first round
 ALONE_REQUESTS = 5  # of eager, before any solution has started
 # Eager beside a solution may be so many times slower than alone, beyond what it varies by itself.
@@ -100,7 +102,7 @@ def _make_plan(bench: Bench) -> Plan:
 
 def alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None]) -> Sample:
     """Time one request of eager's whose results nobody looks at."""
-    sample, _ = request(bench, entrant, count, flush)
+    sample, _, _ = request(bench, entrant, count, flush)
     entrant.process.ask("release")
     return sample
 
@@ -130,8 +132,8 @@ def request(
     count: int,
     flush: Callable[[], None],
     results: list | None = None,
-) -> tuple[Sample, dict]:
-    """Time one request of an entrant's; return the sample and the reply.
+) -> tuple[Sample, dict, "EarlyLook"]:
+    """Time one request of an entrant's; return the sample, the reply, and what was read early.
 
     Args:
         bench: the problem's.
@@ -144,41 +146,75 @@ def request(
     if bench.copies and results:
         room = bench.room(results, count)
     flush()
-    look = _looker(bench, entrant.process) if bench.problem.device.type == "cuda" else None
     process = entrant.process
-    reply = process.ask("call", look, name=entrant.call, inputs=bench.forms(count), outputs=room)
+    look = EarlyLook(bench, process)
+    reply = process.ask(
+        "call", look.read, name=entrant.call, inputs=bench.forms(count), outputs=room
+    )
     own = checked_seconds(reply["seconds"], count)
-    sample = Sample(own, process.seconds)
-    return sample, reply
+    return Sample(own, process.seconds), reply, look
 
 
-def _looker(bench: Bench, process: Contestant) -> Callable[[dict], None]:
-    """Return what reads some elements of each result, chosen now that the reply is there.
+class EarlyLook:
+    """Elements of a GPU's results that are read after the reply and before the clock stops.
 
-    On a GPU work can be queued behind a false reply: the clock stops when these values are there,
-    and whole results are compared afterwards. A process on a CPU is stopped, which is enough.
+    Work can be queued on a GPU behind a false reply, and it runs on while the process is stopped.
+    Which elements are read is chosen when the reply is there. They must be the same when the whole
+    results are read: what was not computed while the clock ran differs. A process on a CPU is
+    stopped, which is enough, and nothing is read.
+
+    Args:
+        bench: the problem's.
+        process: whose results are read.
     """
 
-    def look(reply: dict) -> None:
-        calls = reply["calls"]
-        for call in calls:
-            for fact in call.get("results", [])[:1]:
-                size = math.prod(fact.get("shape") or [0])
-                if bench.copies or not size or not fact.get("handle"):
-                    continue
-                places = torch.randint(size, (max(1, LOOKED_AT // len(calls)),))
-                try:
-                    process.reader.elements(fact, places).cpu()
-                except (BadDescriptionError, UnreadableError):
-                    return  # the comparison of the whole says so
+    def __init__(self, bench: Bench, process: Contestant) -> None:
+        self._is_needed = bench.problem.device.type == "cuda" and not bench.copies
+        self._reader = process.reader
+        # By the call and which of its results: the places in flat order, and the values there.
+        self._seen: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    return look
+    def read(self, reply: dict) -> None:
+        """Read some elements of a result of each call; which result is drawn."""
+        if not self._is_needed:
+            return
+        calls = reply["calls"]
+        count = max(1, LOOKED_AT // max(len(calls), 1))
+        for turn, call in enumerate(calls):
+            with suppress(BadDescriptionError, UnreadableError):  # of which the comparison tells
+                self._read_one(turn, call["results"], count)
+
+    def _read_one(self, turn: int, facts: list[dict], count: int) -> None:
+        """Read some elements of one of a call's results."""
+        readable = [i for i, fact in enumerate(facts) if fact.get("handle")]
+        if not readable:
+            return
+        place = random.choice(readable)
+        size = math.prod(checked(facts[place])["shape"])
+        if 0 < size < LARGEST_NUMBER:
+            indices = torch.randint(size, (count,))
+            values = self._reader.elements(facts[place], indices).cpu()
+            self._seen[turn, place] = indices, values
+
+    def differs(self, turn: int, place: int, whole: torch.Tensor) -> bool:
+        """Return whether the elements that were read early have other bits in the whole result.
+
+        Args:
+            turn: which call of the request.
+            place: which of its results.
+            whole: the result, read after the clock has stopped.
+        """
+        if (turn, place) not in self._seen:
+            return False
+        indices, values = self._seen[turn, place]
+        now = whole.reshape(-1)[indices.to(whole.device)].cpu()
+        return not torch.equal(now.view(torch.uint8), values.view(torch.uint8))
 
 
 def checked_seconds(seconds: object, count: int) -> list[float]:
     """Return a process's own times, 0 where they are no times; its clock is not needed."""
     is_list = isinstance(seconds, list) and len(seconds) == count
-    if not is_list or not all(type(s) is float and math.isfinite(s) for s in seconds):
+    if not is_list or not all(type(s) is float and 0 <= s < math.inf for s in seconds):
         return [0.0] * count
     return seconds
 
@@ -210,10 +246,10 @@ def time_forwards(grading: Grading) -> None:
             write_what_is_small(grading)
             is_solution = entrant.process is grading.solution
             results = grading.results if is_solution or entrant.call == MODULE else None
-            sample, reply = request(bench, entrant, chosen.calls, flush, results)
+            sample, reply, look = request(bench, entrant, chosen.calls, flush, results)
             samples[entrant.name] = sample
             if is_solution:
-                compare_calls(grading, reply["calls"])
+                compare_calls(grading, reply["calls"], look)
             entrant.process.ask("release")
         empties.append(samples.pop("nothing").outer)
         return samples
@@ -268,8 +304,9 @@ def new_round(grading: Grading, calls: int) -> None:
 
 
 def write_what_is_small(grading: Grading) -> None:
-    """Write anew what a call reads, so that all contestants find the same in the caches, and the
-    buffers that a forward changes.
+    """Write anew what a call reads, and the buffers that a forward changes.
+
+    So all contestants find the same in the caches.
     """
     problem = grading.problem
     if problem.input_bytes <= CACHED_BYTES:
@@ -281,10 +318,8 @@ def write_what_is_small(grading: Grading) -> None:
             eager.state.rewrite()
 
 
-def compare_calls(grading: Grading, calls: list) -> None:
+def compare_calls(grading: Grading, calls: list, look: EarlyLook) -> None:
     """Compare the whole results of a timed request, and the inputs and parameters."""
-    if len(calls) != len(grading.expected_calls):
-        raise FoundError(WRONG, "a timed call gives another kind of result than before")
     check_intact(grading, "a timed call", len(calls))
     check_eager_intact(grading)
     for turn, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
@@ -293,6 +328,8 @@ def compare_calls(grading: Grading, calls: list) -> None:
             zip(facts, eager, grading.budgets, strict=True)
         ):
             got = read(grading, fact, "a timed call", (turn, place))
+            if look.differs(turn, place, got):
+                raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
             found = budget.compare_some(got.reshape(-1), want.reshape(-1))
             if not found:
                 continue
@@ -357,7 +394,7 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
             turns.append(median(pair[0].own) > SLOWER * median(pair[1].own))
     finally:
         for eager in old:
-            eager.contestant.close()
+            eager.close()
         bench.unprepare()
     return all(turns)
 

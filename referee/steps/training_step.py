@@ -18,7 +18,9 @@ from referee.names import MODULE, NOTHING
 from referee.reference_file import NoRoomError
 from referee.steps.gradients import OUT_OF_MEMORY, draw_given
 from referee.steps.times import (
+    CHANGES_LATE,
     EMPTY_REQUESTS,
+    EarlyLook,
     Entrant,
     checked_seconds,
     compiled_alone,
@@ -74,10 +76,10 @@ def _time(grading: Grading) -> None:
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
             write_what_is_small(grading)
             flush()
-            sample, reply = _request(grading, entrant, calls)
+            sample, reply, look = _request(grading, entrant, calls)
             samples[entrant.name] = sample, reply["seconds"]
             if entrant.process is grading.solution:
-                _compare(grading, quantities, reply["calls"], wants)
+                _compare(grading, quantities, reply["calls"], wants, look)
             entrant.process.ask("release")
         empties.append(samples.pop("nothing")[0].outer)
         return samples
@@ -131,14 +133,16 @@ def _new_round(grading: Grading, calls: int) -> list[list]:
     return wants
 
 
-def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict]:
-    """Time one request of an entrant's; return the sample and the reply."""
+def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict, EarlyLook]:
+    """Time one request of an entrant's; return the sample, the reply, and what was read early."""
     bench, names = grading.bench, grading.parameters()
     if entrant.process is grading.solution:
         names = [grading.state.names[name] for name in names]
     is_copied = bench.copies and entrant.call == MODULE
+    look = EarlyLook(bench, entrant.process)
     reply = entrant.process.ask(
         "step",
+        look.read,
         name=entrant.call,
         inputs=bench.forms(calls),
         given=_given(bench, calls),
@@ -148,7 +152,7 @@ def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, di
     halves = _checked_halves(reply["seconds"], calls)
     own = [forward + backward for forward, backward in zip(*halves, strict=True)]
     reply["seconds"] = halves
-    return Sample(own, entrant.process.seconds), reply
+    return Sample(own, entrant.process.seconds), reply, look
 
 
 def _given(bench: Bench, calls: int) -> list[dict]:
@@ -185,21 +189,36 @@ def _share_of_forwards(forwards: list[float], backwards: list[float]) -> float:
     return sum(forwards) / total if total > 0 else 0.5
 
 
-def _compare(grading: Grading, quantities: list[Quantity], calls: list, wants: list[list]) -> None:
-    """Compare all results and gradients of a timed request."""
+def _compare(
+    grading: Grading,
+    quantities: list[Quantity],
+    calls: list[dict],
+    wants: list[list],
+    look: EarlyLook,
+) -> None:
+    """Compare all results and gradients of a timed request.
+
+    Args:
+        grading: the file under grading.
+        quantities: results and gradients of a step; they take in what is found.
+        calls: the reply's, one for each step.
+        wants: the reference's results and gradients of each step.
+        look: what was read before the clock stopped.
+    """
     check_intact(grading, "a timed step", len(calls), with_gradients=True)
     check_eager_intact(grading)
-    if len(calls) != len(wants):
-        raise FoundError(WRONG, "a timed step gives another kind of result than before")
     for turn, (call, eager) in enumerate(zip(calls, wants, strict=True)):
-        facts = call.get("results", [])
+        facts = call["results"]
         if len(facts) != len(quantities):
             raise FoundError(WRONG, "a timed step gives another kind of result than before")
         for place, (quantity, fact, want) in enumerate(zip(quantities, facts, eager, strict=True)):
             if not quantity.want or want is None:
                 continue
             check_form(grading, fact, quantity.want, f"a timed step's {quantity.what}: ")
-            quantity.compare_timed(read(grading, fact, quantity.what, (turn, place)), want)
+            got = read(grading, fact, quantity.what, (turn, place))
+            if look.differs(turn, place, got):
+                raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
+            quantity.compare_timed(got, want)
     for quantity in quantities:
         if quantity.is_wrong_at_once:
             raise FoundError(WRONG, f"a timed step's {quantity.problem()}")
@@ -215,4 +234,5 @@ def _note_kept(grading: Grading, step: Step) -> None:
     for name, process, theirs in pairs:
         with suppress(RaisedError):
             reply = process.ask("kept", inputs=bench.forms(1), parameters=theirs)
-            step.kept[name] = int(reply["bytes"])
+            if isinstance(reply["bytes"], int):
+                step.kept[name] = reply["bytes"]

@@ -4,14 +4,19 @@ import mmap
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from referee import processes
+from referee import cuda_ipc, processes
+from referee.contestant import EndedError
+from referee.problem import attempt_derive
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.results import describe, flatten
 from referee.shared import Mapping, Pool, Region
+from referee.steps.times import EarlyLook, checked_seconds
+from referee.verdict import ERROR, outcome
 
 CPU = torch.device("cpu")
 VALUES = [
@@ -55,6 +60,68 @@ def test_memory_that_is_shared_stays_shared():
     assert second[1] == 77
 
 
+def test_memory_that_was_given_back_is_used_again():
+    pool = Pool(CPU)
+    first, second = Region(pool), Region(pool)
+    first.place([torch.empty(1 << 22)])
+    second.place([torch.empty(1 << 22)])
+    start = first.form["memory"]
+    assert second.form["memory"] != start
+    first.close()
+    first.close()  # a second time does nothing
+    small, other = Region(pool), Region(pool)
+    small.place([torch.empty(1 << 10)])  # too small for so large a block
+    other.place([torch.empty(1 << 21)])
+    assert small.form["memory"] != start
+    assert other.form["memory"] == start
+    pool.close()
+
+
+def test_values_with_repeated_elements_are_written():
+    pool = Pool(CPU)
+    region = Region(pool)
+    column = torch.rand(4, 1)
+    region.place([column.expand(4, 3)])
+    region.write([column.expand(4, 3)])
+    assert region.is_unchanged()
+    whole = column.expand(4, 3).contiguous()  # of another layout
+    region.write([whole])
+    assert torch.equal(region.tensors[0], whole)
+    pool.close()
+
+
+def test_a_lack_of_memory_on_a_gpu_is_torchs_error(monkeypatch):
+    def fail(name, *arguments):
+        raise cuda_ipc.CudaError(f"{name} failed with status 2")
+
+    monkeypatch.setattr(cuda_ipc, "_call", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="1,024 bytes"):
+        cuda_ipc.Allocation(1024, CPU)
+
+
+def test_a_reference_without_memory_is_not_one_without_gradients():
+    def raise_error(error):
+        raise error
+
+    assert attempt_derive(lambda: raise_error(RuntimeError("no derivative"))) is None
+    with pytest.raises(torch.OutOfMemoryError):
+        attempt_derive(lambda: raise_error(torch.OutOfMemoryError("none")))
+
+
+@pytest.mark.parametrize("seconds", ["x", [1], [True, 0.1], [0.1], [-0.1, 0.1], [float("nan")] * 2])
+def test_times_that_are_no_times(seconds):
+    assert checked_seconds(seconds, 2) == [0.0, 0.0]
+    assert checked_seconds([0.0, 0.5], 2) == [0.0, 0.5]
+
+
+def test_signals_without_a_name():
+    assert outcome(EndedError(-40, ""), "importing") == (
+        ERROR,
+        "crashes (signal 40) while importing",
+    )
+    assert "SIGSEGV" in outcome(EndedError(-signal.SIGSEGV, ""), "importing")[1]
+
+
 @pytest.fixture
 def stopped():
     """A stopped child process, whose memory is this one's at the time of the fork."""
@@ -88,9 +155,31 @@ def test_what_cannot_be_read(stopped):
     reader = Reader(stopped(), CPU)
     with pytest.raises(UnreadableError):
         reader.whole({**fact, "address": 8})
+    with pytest.raises(UnreadableError, match="more than there is memory"):
+        reader.whole({**fact, "strides": [1 << 46]})
     for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
         with pytest.raises(BadDescriptionError):
             checked({**fact, **wrong})
+
+
+def test_addresses_between_elements_are_not_read_on_a_gpu():
+    reader = Reader(os.getpid(), torch.device("cuda"))
+    fact = describe(torch.rand(3)) | {"handle": "00" * 64}
+    for wrong in ({"distance": 2}, {"distance": "x"}, {"distance": 0, "handle": None}):
+        with pytest.raises(BadDescriptionError):
+            reader.whole({**fact, **wrong})
+
+
+@pytest.mark.parametrize("values", [torch.rand(5, 7), torch.arange(6.0).view(2, 3).t()], ids=str)
+def test_results_that_change_after_their_clock_has_stopped(stopped, values):
+    reader = Reader(stopped(), CPU)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    bench = SimpleNamespace(problem=on_gpu, copies=False)
+    look = EarlyLook(bench, SimpleNamespace(reader=reader))
+    look.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
+    assert not look.differs(0, 0, values)
+    assert not look.differs(0, 1, values)
+    assert look.differs(0, 0, values + 1)
 
 
 def test_a_stopped_tree_does_nothing():

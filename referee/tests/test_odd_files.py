@@ -1,0 +1,109 @@
+"""Files whose replies, state or end are odd: each gets a verdict, and the referee goes on."""
+
+import pytest
+import torch
+from graded import grade
+from texts import correct, error, module, reference, wrong
+
+RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
+# Replaces what its process says of its results.
+FORGED = """
+import json, os
+from referee.child import main
+
+send = main._reply
+def forge(descriptor, reply):
+    if "calls" in reply:
+        reply = reply | {%s}
+    send(descriptor, reply)
+main._reply = forge
+"""
+PLAIN = module("return torch.relu(x)")
+STRIDES = """
+from referee.child import worker
+
+tell = worker.describe
+def describe(x):
+    return tell(x) | {"strides": [1 << %d, 1]}
+worker.describe = describe
+"""
+RAISED = """
+from referee.child import main
+
+main._describe = lambda error, file: "text"
+"""
+
+
+def forged(part: str) -> str:
+    return FORGED % part + PLAIN
+
+
+def test_forged_replies(tmp_path):
+    table = {
+        "calls_are_a_number": error(forged('"calls": 5'), "reply of its own"),
+        "no_calls": error(forged('"calls": []'), "reply of its own"),
+        "a_call_is_a_text": error(forged('"calls": ["x"]'), "reply of its own"),
+        "results_are_a_number": error(forged('"calls": [{"results": 1}]'), "reply of its own"),
+        "a_result_is_a_text": error(
+            forged('"calls": [{"structure": "*", "results": ["x"]}]'), "reply of its own"
+        ),
+        "raised_is_a_text": error(RAISED + module("raise ValueError"), "reply of its own"),
+        "far_strides": wrong(STRIDES % 46 + PLAIN, "more than|reaches"),
+        "long_strides": wrong(STRIDES % 41 + PLAIN, "more than|reaches"),
+        "correct": correct(PLAIN),
+    }
+    grade(RELU, table, tmp_path, trials=1)
+
+
+def test_how_processes_end(tmp_path):
+    """By a signal without a name, too."""
+    table = {
+        "signal": error("import os\nos.kill(os.getpid(), 40)\n", "signal 40"),
+        "correct": correct(PLAIN),
+    }
+    grade(RELU, table, tmp_path, trials=1)
+
+
+SHARED_NORM = """
+self.first = nn.BatchNorm1d(64)
+self.second = self.first
+"""
+TWICE = "return self.second(torch.relu(self.first(x)))"
+
+
+def test_a_shared_module_has_its_buffers_under_two_names(tmp_path):
+    """A forward in training changes its statistics, which is no change of a parameter."""
+    problem = reference(TWICE, "[torch.rand(8, 64)]", SHARED_NORM)
+    grade(problem, {"same": correct(module(TWICE, SHARED_NORM))}, tmp_path, trials=1)
+
+
+EXPANDED = 'self.register_buffer("scale", torch.rand(1, 1).expand(8, 64))'
+FULL = 'self.register_buffer("scale", torch.rand(1, 1).expand(8, 64).contiguous())'
+SCALED = "return torch.relu(x) * self.scale"
+
+
+def test_buffers_whose_elements_share_memory(tmp_path):
+    problem = reference(SCALED, "[torch.rand(8, 64)]", EXPANDED)
+    table = {"same": correct(module(SCALED, EXPANDED)), "full": correct(module(SCALED, FULL))}
+    grade(problem, table, tmp_path, trials=1)
+
+
+def test_a_buffer_is_expanded_by_the_solution_alone(tmp_path):
+    problem = reference(SCALED, "[torch.rand(8, 64)]", FULL)
+    table = {"expanded": wrong(module(SCALED, EXPANDED), "share memory")}
+    grade(problem, table, tmp_path, trials=1)
+
+
+# Says that it is done when its work is queued; only a GPU works on while its process is stopped.
+QUEUED = """
+torch.cuda.synchronize = lambda *arguments: None
+torch.cuda.Event.elapsed_time = lambda start, end: 0.001
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_work_that_is_queued_behind_the_reply(tmp_path):
+    late = "torch.cuda._sleep(40_000_000)\nreturn torch.relu(x)"
+    table = {"queued": wrong(QUEUED + module(late)), "correct": correct(PLAIN)}
+    grade(RELU, table, tmp_path, device="cuda")
