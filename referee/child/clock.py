@@ -59,8 +59,13 @@ class CudaClock:
         return result
 
     def seconds(self) -> list[float]:
-        """Wait for the device; return the seconds of the calls since this was asked last."""
-        torch.cuda.synchronize()
+        """Wait for the calls; return the seconds of those since this was asked last.
+
+        Work on a stream that the current one does not wait for is not waited for: its caller could
+        not rely on it either.
+        """
+        for _, end in self._events:
+            end.synchronize()
         found = [start.elapsed_time(end) * 1e-3 for start, end in self._events]
         self._events = []
         return found
