@@ -9,6 +9,7 @@ request that makes no sense, 130 after an interrupt.
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -27,7 +28,15 @@ from referee.reference_file import BadReferenceError, load
 from referee.report import files, plot, tables
 from referee.session import Session, Subject
 from referee.shared import dtype_name
-from referee.timing import CPU_LEAST, CPU_SECONDS, FULL_CPU_SECONDS, MOST, QUICK, Rounds
+from referee.timing import (
+    CPU_LEAST,
+    CPU_SECONDS,
+    FULL_CPU_SECONDS,
+    MOST,
+    QUICK,
+    QUICK_FORWARD,
+    Rounds,
+)
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
 TIMEOUT = 300  # s for a solution, in each dtype
@@ -188,14 +197,15 @@ def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> O
     shares = 1 if args.sweep else min(len(args.solution or [1]), MOST_SHARES)
     seconds = (FULL_CPU_SECONDS if args.full else CPU_SECONDS) / shares
     trials = args.trials
-    is_quick = is_ours and not args.full and not args.sweep
-    if is_quick and device.type == "cuda" and not trials:
+    is_quick = is_ours and not (args.full or args.sweep or args.trials)
+    if is_quick and device.type == "cuda":
         trials = QUICK
     return Options(
         rounds=Rounds(trials, seconds),
         timeout=args.timeout or TIMEOUT,
         only_times=args.sweep,
         compiled=is_ours and device.type == "cuda" and (args.full or args.sweep),
+        longest_forward=QUICK_FORWARD if is_quick else math.inf,
     )
 
 

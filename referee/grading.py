@@ -48,12 +48,14 @@ class Options:
         timeout: seconds for a file.
         only_times: as a sweep does.
         compiled: torch.compile's program is timed beside eager, too.
+        longest_forward: seconds of eager's forward, beyond which no training step is timed.
     """
 
     rounds: Rounds
     timeout: float
     only_times: bool = False
     compiled: bool = False
+    longest_forward: float = math.inf
 
 
 class Grading:

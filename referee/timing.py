@@ -14,6 +14,9 @@ from referee.console import Progress
 WARM_UP = {"cpu": 1, "cuda": 2}
 MOST = {"cpu": 50, "cuda": 10}  # rounds
 QUICK = 5  # rounds of the quick comparison on a GPU
+# Seconds of eager's forward, beyond which the quick comparison times no training step: each of its
+# rounds would take some seconds, for gradients as large as the weight are drawn and compared.
+QUICK_FORWARD = 0.05
 # On a CPU as many rounds as fit in the time, of forwards and of steps each: CPU_SECONDS for the
 # quick comparison, FULL_CPU_SECONDS for the table in README.
 CPU_SECONDS, FULL_CPU_SECONDS, CPU_LEAST = 3.0, 16.0, 3
