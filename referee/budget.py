@@ -267,8 +267,10 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """To skip it, torch would import it first, for two seconds; compiled frames are left out
-        while a mode is on in any case."""
+        """Return False: to skip Dynamo, torch would import it first, which takes two seconds.
+
+        Compiled frames are left out while a mode is on in any case.
+        """
         return False
 
     def __torch_dispatch__(
@@ -295,7 +297,7 @@ class RoundedOperands(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """See `Operators`."""
+        """Return False, as `Operators` does."""
         return False
 
     def __torch_dispatch__(
@@ -318,7 +320,13 @@ def _rounded(x: object) -> object:
 
 
 def _terms(name: str, args: tuple, out: object) -> int:
-    """Of a sum that gives one element."""
+    """Return how many terms the sum has that gives one element of an operator's result.
+
+    Args:
+        name: the operator's, without "aten::".
+        args: its arguments.
+        out: what it returned.
+    """
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     if not tensors or not tensors[0].dim():
         return 1
@@ -326,14 +334,41 @@ def _terms(name: str, args: tuple, out: object) -> int:
         return tensors[0].shape[args[1]]
     if name in PRODUCTS:
         return tensors[PRODUCTS[name]].shape[-1]
-    if name == "convolution":  # args[6]: whether it is a transposed one
-        return args[1].numel() // max(args[1].shape[args[6]], 1)
-    if name == "native_layer_norm":
-        return math.prod(args[1])
-    if name in ("native_batch_norm", "native_group_norm"):
-        return tensors[0].numel() // max(tensors[0].shape[1], 1)
+    if name in LAYERS:
+        return LAYERS[name](args)
     if "attention" in name:
         return max(x.shape[-1] for x in tensors) + tensors[1].shape[-2]
-    out = out[0] if isinstance(out, tuple) else out
-    is_sum = isinstance(out, torch.Tensor) and any(word in name for word in REDUCTIONS)
-    return max(1, tensors[0].numel() // max(out.numel(), 1)) if is_sum else 1
+    return _terms_of_reduction(name, tensors[0], out)
+
+
+def _terms_of_convolution(args: tuple) -> int:
+    weight, is_transposed = args[1], args[6]
+    outputs = weight.shape[1] if is_transposed else weight.shape[0]
+    return weight.numel() // max(outputs, 1)
+
+
+def _terms_of_layer_norm(args: tuple) -> int:
+    normalized_shape = args[1]
+    return math.prod(normalized_shape)
+
+
+def _terms_of_channels(args: tuple) -> int:
+    """Return how many elements a channel of x has, `[batch, channels, ...]`."""
+    x = args[0]
+    return x.numel() // max(x.shape[1], 1)
+
+
+LAYERS = {
+    "convolution": _terms_of_convolution,
+    "native_layer_norm": _terms_of_layer_norm,
+    "native_batch_norm": _terms_of_channels,
+    "native_group_norm": _terms_of_channels,
+}
+
+
+def _terms_of_reduction(name: str, x: torch.Tensor, out: object) -> int:
+    """Return how many elements of x give one of the result; 1 for what is no reduction."""
+    result = out[0] if isinstance(out, tuple) else out
+    if not isinstance(result, torch.Tensor) or not any(word in name for word in REDUCTIONS):
+        return 1
+    return max(1, x.numel() // max(result.numel(), 1))

@@ -42,7 +42,7 @@ ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
 
 @dataclass
 class Case:
-    """One forward of a problem's own cases.
+    """A forward that is compared with the reference's.
 
     Attributes:
         name: in messages; the part before a comma is the kind, which may be refused.
@@ -52,6 +52,8 @@ class Case:
         setting: the precision of float32 products.
         required: whether a solution must take the inputs.
         fill: torch fills new memory with NaN meanwhile.
+        may_differ: a solution may compute another function here: it relies on how `get_inputs`
+            draws.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Case:
     setting: str = ""
     required: bool = True
     fill: bool = False
+    may_differ: bool = False
 
 
 class Problem:
@@ -241,7 +244,7 @@ class Problem:
 
     @property
     def precision(self) -> str:
-        """torch's setting for float32 products."""
+        """Torch's setting for float32 products."""
         return self.setting or "highest"
 
     # ------------------------------------------------------------ other inputs

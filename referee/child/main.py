@@ -101,9 +101,7 @@ def _reply(descriptor: int, reply: dict) -> None:
 
 
 def _describe(error: BaseException, file: str) -> dict:
-    """Return an exception in words: its type, its message, the line of the solution that it left,
-    and the traceback.
-    """
+    """Return an exception in words, with the line of the solution's file that raised it."""
     try:
         text = str(error)
     except Exception:  # a __str__ of the solution's

@@ -32,7 +32,6 @@ from referee.steps.times import (
 from referee.timing import Sample, Step, Timings, figures, overhead
 from referee.verdict import WRONG, FoundError
 
-
 FORWARDS = 3  # that take as long as a step
 
 
