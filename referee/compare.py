@@ -1,4 +1,4 @@
-"""Exact comparison of two tensors: values, memory."""
+"""Exact comparison of two tensors: their values, and whether they share memory."""
 
 import torch
 
@@ -8,10 +8,15 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = False) -> str | None:
     """Return how many elements of two tensors differ, and the first, in words; None if none does.
 
-    The tensors have one shape, dtype and device. Equal means the same bits. Unless `exact`, any NaN also answers a NaN (vectorised half types
-    rewrite payloads), and +0 answers -0 (torch versions differ in the sign that relu returns).
-    Everything is decided on integers: no NaN can slip through an inequality, and a processor
-    that flushes subnormals to zero cannot hide one.
+    Equal elements have the same bits. Unless `exact`, any NaN also equals any other (vectorised
+    half types rewrite payloads), and +0 equals -0 (torch versions differ in the sign that relu
+    returns). Everything is decided on integers: no NaN can slip through an inequality, and a
+    processor that flushes subnormals to zero cannot hide one.
+
+    Args:
+        actual: the tensor that is checked.
+        expected: what it should be, of the same shape, dtype and device.
+        exact: every bit counts.
     """
     a, b = actual.reshape(-1), expected.reshape(-1)
     integer = INTEGERS[actual.element_size()]

@@ -189,7 +189,7 @@ class Region:
         return not self.changed()
 
     def changed(self) -> list[int]:
-        """Return the indices of the values that differ, in at least a bit, from what was written."""
+        """Return the indices of the values that differ, by a bit or more, from what was written."""
         found = []
         for i, (there, x) in enumerate(zip(self.tensors, self._originals, strict=True)):
             if isinstance(x, torch.Tensor) and not _same_bits(there, x):
@@ -276,9 +276,9 @@ class Pool:
         self._unused: list[_Block] = []
 
     def block(self, size: int) -> _Block:
-        """Return shared memory of at least so many bytes: a block that was given back, or a new one.
+        """Return shared memory of at least so many bytes: a block that was given back, or another.
 
-        The system gets all of them back together, by `close`: a process may still map an old one.
+        Blocks stay shared until `close`, for a process may still map them.
         """
         fitting = [b for b in self._unused if LEAST_USED_PART * b.size <= size <= b.size]
         if fitting:
