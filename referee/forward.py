@@ -7,6 +7,7 @@ import torch
 from referee.budget import WORST, Found, Output, grade
 from referee.contestant import RaisedError
 from referee.grading import Grading
+from referee.names import MODULE
 from referee.problem import Case, difference
 from referee.reading import BadDescriptionError, UnreadableError
 from referee.reference_file import LONGEST_LINE
@@ -86,7 +87,7 @@ def check(grading: Grading, case: Case) -> list[Found]:
 def _ask(grading: Grading, expected: list[Output], size: int, fill: bool) -> dict:
     """Have the solution called; once more, with copies of its results, if these cannot be read."""
     bench = grading.bench
-    about = {"name": "module", "inputs": bench.forms(1), "fill": fill, "poison": size}
+    about = {"name": MODULE, "inputs": bench.forms(1), "fill": fill, "poison": size}
     if not bench.copies:
         reply = grading.solution.ask("call", **about)
         facts = reply["calls"][0]["results"]
