@@ -295,7 +295,8 @@ def _parser(project: Project | None) -> Parser:
         add("solution", type=_readable, nargs="+", metavar="SOLUTION", help="files, or a folder")
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     add("--devices", metavar="D,D", type=_devices, help="of folders: a worker for each device")
-    rounds = f"timed rounds (default: {QUICK}, with --full {MOST['cuda']}; on a CPU {CPU_LEAST} to {MOST['cpu']})"
+    on_gpu = f"{QUICK}, with --full {MOST['cuda']}"
+    rounds = f"timed rounds (default: {on_gpu}; on a CPU {CPU_LEAST} to {MOST['cpu']})"
     add("--trials", type=_positive, metavar="N", help=rounds)
     add("--full", action="store_true", help="time longer, as for a table that is published")
     add("--verbose", action="store_true", help="print tracebacks, and what graded files print")

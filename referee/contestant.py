@@ -10,9 +10,9 @@ The process is stopped whenever nothing is asked of it. A request goes like this
     the referee reads what it wants, in the memory of the stopped process
 
 So a solution never runs while its clock does not, but for requests that nobody times: to import
-the file, to construct its module, to free results. The next inputs are not drawn yet at these
-times. The referee believes nothing in a reply. A process that forges one is only stopped sooner,
-and is judged by what its memory holds then.
+the file, to construct its module, and to free results. The next inputs are not drawn yet at these
+times. The referee believes nothing in a reply. A process that forges a reply is only stopped
+sooner, and is judged by what its memory holds then.
 """
 
 import json

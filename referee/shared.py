@@ -189,7 +189,7 @@ class Region:
         return not self.changed()
 
     def changed(self) -> list[int]:
-        """Return the indices of the values that differ, by a bit or more, from what was written."""
+        """Return the indices of the values that differ, by a bit or more, from those written."""
         found = []
         for i, (there, x) in enumerate(zip(self.tensors, self._originals, strict=True)):
             if isinstance(x, torch.Tensor) and not _same_bits(there, x):
@@ -276,7 +276,7 @@ class Pool:
         self._unused: list[_Block] = []
 
     def block(self, size: int) -> _Block:
-        """Return shared memory of at least so many bytes: a block that was given back, or another.
+        """Return a block of at least so many bytes: one that was given back, or a new one.
 
         Blocks stay shared until `close`, for a process may still map them.
         """

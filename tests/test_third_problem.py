@@ -4,6 +4,7 @@ Its Python files are appended to those of the project.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_a_third_problem_is_compared_and_its_solutions_are_graded(project, devic
     """Our solution and its bundle are correct, and two wrong files are found to be wrong."""
     size = ["--rows", "3", "--trials", "3", "--device", device]
     output = run(project, *size)
-    assert "5 cases compared with the reference, none wrong" in output
+    assert re.search("[1-9] cases compared with the reference, none wrong", output)
     assert "\nbackward, ModelNew " in output
     bundle = project / "bundle.py"
     run(project, "--bundle", str(bundle))

@@ -4,8 +4,8 @@ A round is:
 
     1. While all processes are stopped, inputs and parameters are drawn, and the referee computes
        the reference's results for them.
-    2. The solution, eager twice, the yardsticks and the empty call take turns, in random order. Each
-       goes on, calls, replies and is stopped; the clock is described in `contestant`.
+    2. The solution, eager twice, the yardsticks and the empty call take turns, in random order.
+       Each goes on, calls, replies and is stopped; the clock is described in `contestant`.
     3. After the solution's turn its results are compared, whole; its inputs and parameters, too.
 
 Short calls share a request: each has inputs and a result of its own.
