@@ -137,6 +137,7 @@ class Bench:
 
         Args:
             results: of one call, for their forms.
+            count: of calls.
         """
         if not self.copies:
             return None

@@ -1,9 +1,10 @@
-"""How far a result may be from the reference's: relative to eager's own error.
+"""How far a result may be from the reference's, relative to eager's own error.
 
 The reference in float64 gives eager's error. In float32 a result may be FACTOR times as far off,
-for a fast exponential is less accurate than torch's, or as far as the roundings of a plain sum of
-all terms add up to; TF32's products are 1,000 times as far off, and float16's no less. Where
-eager's own error is that of a lower precision, as that of half types is, LOW_FACTOR holds.
+for a fast exponential is less accurate than torch's. It may also be as far off as the roundings of
+a plain sum of all terms add up to. TF32's products are 1,000 times as far off, and float16's no
+less. Where eager's own error is that of a lower precision, as for half types, the factor is
+LOW_FACTOR.
 """
 
 import math
@@ -45,8 +46,8 @@ class Found:
     """A result beside the reference's: its errors, and what is wrong with it, in words."""
 
     problem: str | None
-    max: float
-    mean: float
+    max: float  # error of an element
+    mean: float  # error
     relative: float  # the Frobenius norm of the errors over that of the reference
     size: float  # the root of the reference's mean square
     mean_size: float
@@ -55,8 +56,39 @@ class Found:
     beyond: torch.Tensor  # the elements off by too much; of an exact result, of blocks that differ
 
 
+@dataclass
+class _Totals:
+    """Errors and sizes of the elements that were compared so far."""
+
+    largest: float = 0.0  # size
+    furthest: float = 0.0  # error
+    errors: float = 0.0  # their sum
+    squared_errors: float = 0.0
+    sizes: float = 0.0
+    squared_sizes: float = 0.0
+
+    def add(self, error: torch.Tensor, size: torch.Tensor) -> None:
+        """Add elements; both tensors are overwritten."""
+        self.largest = max(self.largest, size.max().item())
+        self.furthest = max(self.furthest, error.max().item())
+        self.errors += error.sum().item()
+        self.sizes += size.sum().item()
+        self.squared_errors += error.square_().sum().item()
+        self.squared_sizes += size.square_().sum().item()
+
+    @property
+    def relative(self) -> float:
+        """The Frobenius norm of the errors over that of the sizes."""
+        if self.squared_sizes:
+            return math.sqrt(self.squared_errors / self.squared_sizes)
+        return math.inf if self.squared_errors else 0.0
+
+
 class Output:
-    """One output of the reference.
+    """One output of the reference, and how far another may be off: its error budget.
+
+    An element may be off by `slack` plus `parts` times its size, and the mean error is at most
+    `mean_slack`.
 
     Args:
         eager: as the reference computes it.
@@ -64,6 +96,12 @@ class Output:
         terms: of the longest sum; 0 for what must have eager's values.
         limit: the most that each element may be off, where the problem knows.
         allowed: another result that torch's settings allow, where eager may take TF32.
+
+    Attributes:
+        shape, dtype, numel: of the output, whose memory `forget` gives back.
+        is_exact: only eager's values are right.
+        size: the root of the exact result's mean square.
+        errors: eager's own: max, mean and relative, as in `Found`.
     """
 
     def __init__(
@@ -74,26 +112,36 @@ class Output:
         limit: Maybe = None,
         allowed: Maybe = None,
     ) -> None:
-        self.shape, self.dtype, self.numel = list(eager.shape), eager.dtype, eager.numel()
-        self.eager, self.limit = _flat(eager), _flat(limit)
+        self.shape = list(eager.shape)
+        self.dtype = eager.dtype
+        self.numel = eager.numel()
+        self.eager = _flat(eager)
+        self.limit = _flat(limit)
         self.is_exact = terms == 0 or not self.dtype.is_floating_point
         self.exact = None if self.is_exact or self.dtype == torch.float64 else _flat(exact)
-        self.slack, self.mean_slack, self.parts, self.size = 0.0, math.inf, 0.0, 0.0
-        self.errors = 0.0, 0.0, 0.0  # eager's, as of `Found`: max, mean and relative
+        self.slack = 0.0
+        self.mean_slack = math.inf
+        self.parts = 0.0
+        self.size = 0.0
+        self.errors = (0.0, 0.0, 0.0)
         if self.exact is not None:
             self._set_budget(terms, _flat(allowed))
         elif not self.is_exact:
             self.slack = self.parts = TOLERANCES.get(self.dtype, HALF_TOLERANCE)
 
     def _set_budget(self, terms: int, allowed: Maybe) -> None:
-        eps, own = torch.finfo(self.dtype).eps, self.compare([(0, self.eager)])
+        """Set the budget from eager's errors, or from those of `allowed`, if they are larger."""
+        eps = torch.finfo(self.dtype).eps
+        own = self.compare([(0, self.eager)])  # without a budget yet: for the errors alone
         if allowed is not None:
             other = self.compare([(0, allowed.to(self.eager))])
             if other.mean > own.mean:
                 own = other
         is_low = own.relative > CLASSES["float32-grade"]
-        factor, roundings = (LOW_FACTOR, 1) if is_low else (FACTOR, ROUNDINGS)
-        self.size, self.errors = own.size, (own.max, own.mean, own.relative)
+        factor = LOW_FACTOR if is_low else FACTOR
+        roundings = 1 if is_low else ROUNDINGS
+        self.size = own.size
+        self.errors = (own.max, own.mean, own.relative)
         self.parts = roundings * eps
         self.slack = factor * own.max + eps * self.size
         self.mean_slack = factor * own.mean + self.parts * own.mean_size
@@ -104,19 +152,22 @@ class Output:
             self.mean_slack = max(self.mean_slack, 4 * sums * self.size)
 
     def forget(self) -> None:
-        """Keeps the budget alone."""
+        """Keep the budget alone."""
         self.eager = self.exact = self.limit = None
 
     def compare(self, pieces: Iterable[tuple[int, torch.Tensor]]) -> Found:
-        """A result that arrives in flat pieces, each with the place where it begins."""
-        largest = furthest = total = squares = sizes = norm = 0.0
-        wrong, first, equal = [], "", True
+        """Compare a result that arrives in flat pieces, each with the place where it begins."""
+        totals = _Totals()
+        wrong = []
+        first = ""
+        is_equal = True
         for begin, piece in pieces:
-            for at in range(0, len(piece), BLOCK):
-                got, start = piece[at : at + BLOCK], begin + at
+            for offset in range(0, len(piece), BLOCK):
+                got = piece[offset : offset + BLOCK]
+                start = begin + offset
                 eager = self.eager[start : start + len(got)]
                 is_same = first_mismatch(got, eager) is None
-                equal = equal and is_same
+                is_equal = is_equal and is_same
                 if is_same and self.is_exact:
                     continue
                 want = self._wanted(start, len(got))
@@ -126,37 +177,48 @@ class Output:
                     allowed = self.limit[start : start + len(got)].nan_to_num(0, 0, 0)
                 wrong.append(error > allowed)
                 first = first or _first(wrong[-1], got, want)
-                size = want.abs().nan_to_num_(0, 0, 0)
-                largest = max(largest, size.max().item())
-                furthest = max(furthest, error.max().item())
-                total, sizes = total + error.sum().item(), sizes + size.sum().item()
-                squares += error.square_().sum().item()
-                norm += size.square_().sum().item()
+                totals.add(error, want.abs().nan_to_num_(0, 0, 0))
         beyond = torch.cat(wrong) if wrong else torch.zeros(0, dtype=torch.bool)
-        relative = math.sqrt(squares / norm) if norm else (math.inf if squares else 0.0)
         count = max(self.numel, 1)
-        sums = furthest, total / count, relative, math.sqrt(norm / count), sizes / count
-        problem = self._problem(count_true(beyond), first, *sums[:2])
-        gross = self.is_exact or furthest > GROSS * largest or grade(relative) == WORST
-        return Found(problem, *sums, equal, gross, beyond)
+        mean = totals.errors / count
+        is_far = totals.furthest > GROSS * totals.largest or grade(totals.relative) == WORST
+        return Found(
+            problem=self._problem(count_true(beyond), first, totals.furthest, mean),
+            max=totals.furthest,
+            mean=mean,
+            relative=totals.relative,
+            size=math.sqrt(totals.squared_sizes / count),
+            mean_size=totals.sizes / count,
+            equal=is_equal,
+            gross=self.is_exact or is_far,
+            beyond=beyond,
+        )
 
     def _problem(self, beyond: int, first: str, furthest: float, mean: float) -> str | None:
-        largest, average, _ = self.errors
+        """Return what is wrong with a result, in words; None if nothing is.
+
+        Args:
+            beyond: how many elements are off by too much.
+            first: the first of them, in words.
+            furthest: the largest error.
+            mean: the mean error.
+        """
+        eagers_max, eagers_mean, _ = self.errors
         if self.limit is not None:  # errors no larger than eager's, but for chance, are right too
-            if furthest <= NOISE["max"] * largest and mean <= NOISE["mean"] * average:
+            if furthest <= NOISE["max"] * eagers_max and mean <= NOISE["mean"] * eagers_mean:
                 return None
         elif not beyond and mean > self.mean_slack:
-            return f"mean error {mean:.3g}, at most {self.mean_slack:.3g}, by eager's, is right"
+            return f"mean error {mean:.3g}; eager's own error allows {self.mean_slack:.3g}"
         what = "elements differ" if self.is_exact else "elements beyond the error budget"
         return f"{beyond:,} of {self.numel:,} {what}, the first: {first}" if beyond else None
 
     def allows(self, other: torch.Tensor) -> bool:
-        """Whether another tensor could stand in for it."""
+        """Return whether another tensor is right in its place."""
         same = other.dtype == self.dtype and other.numel() == self.numel
         return same and self.compare([(0, other.reshape(-1))]).problem is None
 
     def compare_some(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
-        """The fault of another result, compared with eager's, by this budget."""
+        """Return what is wrong with another result beside eager's, in words; None if nothing is."""
         if self.is_exact:
             return first_mismatch(got, eager)
         bad = self.beyond(got, eager)
@@ -165,7 +227,7 @@ class Output:
         return f"{count}, the first: {first}" if first else None
 
     def beyond(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-        """Which elements, in flat order, of another result are too far from eager's."""
+        """Return a flat mask of another result's elements that are too far from eager's."""
         got, eager = got.reshape(-1), eager.reshape(-1)
         if self._is_surely_near(got, eager):
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
@@ -179,9 +241,9 @@ class Output:
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
     def _is_surely_near(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
-        """Whether all elements are within half of what they may be off: quick, and nearly always.
+        """Return whether all elements are within half of what they may be off, computed in float32.
 
-        Computed in single precision; NaN and infinities take the long way.
+        This is quick, and nearly always true. It is false for NaN and infinities.
         """
         if not got.is_floating_point() or got.dtype == torch.float64:
             return False
@@ -193,7 +255,7 @@ class Output:
         return True
 
     def _wanted(self, start: int, count: int) -> torch.Tensor:
-        """In float64: the exact result, and eager's where that is not finite, or overflows."""
+        """Return, in float64, the exact result, and eager's where either is not finite."""
         eager = self.eager[start : start + count].double()
         if self.exact is None:
             return eager
@@ -201,12 +263,12 @@ class Output:
         return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
 
     def _allowed(self, want: torch.Tensor, grown: float = 1.0) -> torch.Tensor:
-        """The most that each element may be off; the errors grow as the results do."""
+        """Return how far each element may be off; `grown` is by how much larger all results are."""
         return want.abs().mul_(self.parts).nan_to_num_(0, 0, 0).add_(grown * self.slack)
 
 
 def errors(got: torch.Tensor, eager: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """|got - want|; where either is not finite, 0 if it has eager's value, else infinite."""
+    """Return |got - want|; where that is not finite, 0 if got has eager's value, else infinity."""
     if not got.is_floating_point():
         signed = INTEGERS[got.element_size()]
         return (got.view(signed) != eager.view(signed)).double()
@@ -218,7 +280,7 @@ def errors(got: torch.Tensor, eager: torch.Tensor, want: torch.Tensor) -> torch.
 
 
 def grade(relative: float) -> str:
-    """The accuracy class of relative errors."""
+    """Return the accuracy class of a relative error."""
     return next((name for name, most in CLASSES.items() if relative <= most), WORST)
 
 
@@ -245,7 +307,7 @@ def _flat(x: Maybe) -> Maybe:
 
 
 def _first(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> str:
-    """The first of the bad elements, "" if there is none."""
+    """Return the first of the bad elements in words, "" if there is none."""
     if not bad.any():
         return ""
     where = bad.to(torch.uint8).argmax().item()
@@ -253,7 +315,7 @@ def _first(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> str:
 
 
 class Operators(TorchDispatchMode):
-    """Within it, the operators that are called are noted, and the terms of their longest sum.
+    """Within it, notes the operators that are called, and the terms of their longest sum.
 
     Attributes:
         names: of the operators.
@@ -267,8 +329,10 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """To skip it, torch would import it first, for two seconds; compiled frames are left out
-        while a mode is on in any case."""
+        """Return False: to skip Dynamo, torch would import it first, which takes two seconds.
+
+        Compiled frames are left out while a mode is on in any case.
+        """
         return False
 
     def __torch_dispatch__(
@@ -295,7 +359,7 @@ class RoundedOperands(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """See `Operators`."""
+        """Return False, as `Operators` does."""
         return False
 
     def __torch_dispatch__(
@@ -318,7 +382,13 @@ def _rounded(x: object) -> object:
 
 
 def _terms(name: str, args: tuple, out: object) -> int:
-    """Of a sum that gives one element."""
+    """Return how many terms the sum has that gives one element of an operator's result.
+
+    Args:
+        name: the operator's, without "aten::".
+        args: its arguments.
+        out: what it returned.
+    """
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     if not tensors or not tensors[0].dim():
         return 1
@@ -326,14 +396,41 @@ def _terms(name: str, args: tuple, out: object) -> int:
         return tensors[0].shape[args[1]]
     if name in PRODUCTS:
         return tensors[PRODUCTS[name]].shape[-1]
-    if name == "convolution":  # args[6]: whether it is a transposed one
-        return args[1].numel() // max(args[1].shape[args[6]], 1)
-    if name == "native_layer_norm":
-        return math.prod(args[1])
-    if name in ("native_batch_norm", "native_group_norm"):
-        return tensors[0].numel() // max(tensors[0].shape[1], 1)
+    if name in LAYERS:
+        return LAYERS[name](args)
     if "attention" in name:
         return max(x.shape[-1] for x in tensors) + tensors[1].shape[-2]
-    out = out[0] if isinstance(out, tuple) else out
-    is_sum = isinstance(out, torch.Tensor) and any(word in name for word in REDUCTIONS)
-    return max(1, tensors[0].numel() // max(out.numel(), 1)) if is_sum else 1
+    return _terms_of_reduction(name, tensors[0], out)
+
+
+def _terms_of_convolution(args: tuple) -> int:
+    weight, is_transposed = args[1], args[6]
+    outputs = weight.shape[1] if is_transposed else weight.shape[0]
+    return weight.numel() // max(outputs, 1)
+
+
+def _terms_of_layer_norm(args: tuple) -> int:
+    normalized_shape = args[1]
+    return math.prod(normalized_shape)
+
+
+def _terms_of_channels(args: tuple) -> int:
+    """Return how many elements a channel of x has, `[batch, channels, ...]`."""
+    x = args[0]
+    return x.numel() // max(x.shape[1], 1)
+
+
+LAYERS = {
+    "convolution": _terms_of_convolution,
+    "native_layer_norm": _terms_of_layer_norm,
+    "native_batch_norm": _terms_of_channels,
+    "native_group_norm": _terms_of_channels,
+}
+
+
+def _terms_of_reduction(name: str, x: torch.Tensor, out: object) -> int:
+    """Return how many elements of x give one of the result; 1 for what is no reduction."""
+    result = out[0] if isinstance(out, tuple) else out
+    if not isinstance(result, torch.Tensor) or not any(word in name for word in REDUCTIONS):
+        return 1
+    return max(1, x.numel() // max(result.numel(), 1))

@@ -51,7 +51,7 @@ LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]
 
 @cache
 def served(device: torch.device) -> dict[str, torch.dtype]:
-    """Those of DTYPES that torch.relu takes on the device, by name."""
+    """Return those of DTYPES that torch.relu takes on the device, by name."""
     taken = {}
     for name, dtype in DTYPES.items():
         with suppress(NotImplementedError):
@@ -61,7 +61,7 @@ def served(device: torch.device) -> dict[str, torch.dtype]:
 
 
 def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, Make]]:
-    """All small inputs, of every dtype, for a function of one tensor of any shape and layout."""
+    """Yield small inputs of every dtype, shape and layout, for a function of one tensor."""
     views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
     for name, dtype in served(device).items():
         for k in range(3):
@@ -79,9 +79,9 @@ def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, Make]]:
 
 
 def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Overwrites x: floats uniform in -1..1, integers uniform over their whole range.
+    """Overwrite x: floats uniform in -1..1, integers uniform over their whole range.
 
-    Where floats are of 0..1, as KernelBench draws them, ReLU is the identity.
+    For floats in 0..1, as KernelBench draws them, ReLU would be the identity.
     """
     if x.is_floating_point():
         return x.uniform_(-1, 1, generator=generator)
@@ -93,7 +93,7 @@ def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.T
 
 
 def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
-    """`refill` under a seed; `unit`: floats uniform in 0..1, as the public harness draws them."""
+    """Refill x under a seed; if `unit`, with floats uniform in 0..1, as KernelBench draws them."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
     if unit and x.is_floating_point():
         return x.uniform_(0, 1, generator=generator)
@@ -101,7 +101,7 @@ def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
 
 
 def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return others of the same signs, each 0.5 to 1.5 times as large.
+    """Return other values of the same signs, each 0.5 to 1.5 times as large.
 
     Zeros stay zeros where other values are beside them, as in a mask; where all are zero, as in a
     bias at first, they become small random numbers.
@@ -115,14 +115,14 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
 def random(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """A dense tensor filled by `refill`."""
+    """Return a dense tensor filled by `refill`."""
     # Zeros touch its pages with all threads: drawn by one thread into untouched ones, 1.2 GB took
     # 5.1 instead of 2.1 s on a virtual machine whose host was busy.
     return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 
 def special_values(dtype: torch.dtype) -> torch.Tensor:
-    """The values at the edges of a dtype, each with its negative, on the CPU, `[n]`."""
+    """Return the values at the edges of a dtype, each with its negative, on the CPU, `[n]`."""
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         low = [limits.min, limits.min + 1, -1] if limits.min else [limits.max // 2 + 1]
@@ -138,7 +138,7 @@ def special_values(dtype: torch.dtype) -> torch.Tensor:
 def bit_patterns(
     dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """Every pattern of an 8- or 16-bit dtype, else 100,003 random ones, NaN payloads among them."""
+    """Return every pattern of an 8- or 16-bit dtype, else 100,003 random ones, NaNs too."""
     integer, half = INTEGERS[dtype.itemsize], 1 << 8 * dtype.itemsize - 1
     if dtype.itemsize <= 2:
         return torch.arange(-half, half, device=device).to(integer).view(dtype)
@@ -146,7 +146,7 @@ def bit_patterns(
 
 
 def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Overwrites up to 4,096 random elements of a contiguous x with the special values."""
+    """Overwrite up to 4,096 random elements of a contiguous x with the special values."""
     values = special_values(x.dtype).to(x.device).repeat(4096 // 7)[:4096]
     where = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
     bits = INTEGERS[x.dtype.itemsize]  # torch has no index_put for some unsigned dtypes

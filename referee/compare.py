@@ -1,31 +1,37 @@
-"""Exact comparison of two tensors: values, memory."""
+"""Exact comparison of two tensors: their values, and whether they share memory."""
 
 import torch
-
-_equal, _storage = torch.equal, torch.Tensor.untyped_storage
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = False) -> str | None:
-    """How many elements of two tensors of one shape, dtype and device differ, and the first of
-    them, in words; None if they are equal.
+    """Return how many elements of two tensors differ, and the first, in words; None if none does.
 
-    Equal means the same bits. Unless `exact`, any NaN also answers a NaN (vectorised half types
-    rewrite payloads), and +0 answers -0 (torch versions differ in the sign that relu returns).
-    Everything is decided on integers: no NaN can slip through an inequality, and a processor
-    that flushes subnormals to zero cannot hide one.
+    Equal elements have the same bits. Unless `exact`, any NaN also equals any other (vectorised
+    half types rewrite payloads), and +0 equals -0 (torch versions differ in the sign that relu
+    returns). Everything is decided on integers: no NaN can slip through an inequality, and a
+    processor that flushes subnormals to zero cannot hide one.
+
+    Args:
+        actual: the tensor that is checked.
+        expected: what it should be, of the same shape, dtype and device.
+        exact: every bit counts.
     """
-    a, b, integer = actual.reshape(-1), expected.reshape(-1), INTEGERS[actual.element_size()]
+    a, b = actual.reshape(-1), expected.reshape(-1)
+    integer = INTEGERS[actual.element_size()]
     x, y = a.view(integer), b.view(integer)
-    if _equal(x, y):
+    if torch.equal(x, y):
         return None
     differs = x != y
     if a.is_floating_point() and not exact:
         infinity = torch.tensor(torch.inf, dtype=a.dtype).view(integer).item()
         x, y = (bits & torch.iinfo(integer).max for bits in (x, y))  # without the sign
-        differs &= ~((x > infinity) & (y > infinity)) & ((x | y) != 0)
-    if not (count := int(differs.sum())):
+        are_both_nan = (x > infinity) & (y > infinity)
+        are_both_zero = (x | y) == 0
+        differs &= ~are_both_nan & ~are_both_zero
+    count = int(differs.sum())
+    if count == 0:
         return None
     first = int(differs.view(torch.uint8).argmax())
     index = [int(i) for i in torch.unravel_index(torch.tensor(first), actual.shape)]
@@ -34,8 +40,8 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the storages of two tensors overlap by at least one byte."""
-    one, two = _storage(a), _storage(b)
+    """Return whether the storages of two tensors overlap by at least one byte."""
+    one, two = a.untyped_storage(), b.untyped_storage()
     start = max(one.data_ptr(), two.data_ptr())
     end = min(one.data_ptr() + one.nbytes(), two.data_ptr() + two.nbytes())
     return a.device == b.device and start < end

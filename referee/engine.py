@@ -13,7 +13,12 @@ from referee.contestant import EndedError, ForgedError, LateError, RaisedError, 
 from referee.grading import GradedFile, Grading, Options
 from referee.problem import Problem
 from referee.reference_file import BadReferenceError
-from referee.steps import STEPS_OF_A_SWEEP, STEPS_ONCE, STEPS_PER_SETTING
+from referee.steps import (
+    STEPS_OF_A_SWEEP,
+    STEPS_ONCE,
+    STEPS_ONCE_OF_A_SWEEP,
+    STEPS_PER_SETTING,
+)
 from referee.steps.times import plan
 from referee.timing import trim
 from referee.verdict import (
@@ -79,7 +84,7 @@ class Engine:
             FoundError: eager cannot be timed.
         """
         self._progress("starting eager", "")
-        for setting in self._settings():
+        for setting in self.problem.settings:
             self.problem.setting = setting
             torch.set_float32_matmul_precision(self.problem.precision)
             self._progress("timing eager alone", setting)
@@ -90,7 +95,8 @@ class Engine:
 
         An interrupt is raised again when the verdict has its word, as an attribute `verdict`.
         """
-        verdict, stopped = Verdict(file.path), None
+        verdict = Verdict(file.path)
+        stopped = None
         try:
             self._grade(file, verdict)
         except KeyboardInterrupt as interrupt:  # what there is counts
@@ -98,8 +104,8 @@ class Engine:
         for run in verdict.runs:
             if run.step and not trim(run.step.forward, run.step.backward):
                 run.step = None
-        is_fine = verdict.word in (CORRECT, INTERRUPTED)  # others' times mean nothing
-        verdict.runs = [run for run in verdict.runs if is_fine and trim(run.timings)]
+        has_times = verdict.word in (CORRECT, INTERRUPTED)  # others' times mean nothing
+        verdict.runs = [run for run in verdict.runs if has_times and trim(run.timings)]
         if stopped:
             stopped.verdict = verdict
             raise stopped
@@ -109,10 +115,8 @@ class Engine:
         """End eager's processes."""
         self._bench.close()
 
-    def _settings(self) -> tuple[str, ...]:
-        return self.problem.settings
-
     def _grade(self, file: GradedFile, verdict: Verdict) -> None:
+        """Grade a file; turn what a step raises into the verdict's word and reason."""
         stage = ["starting"]
 
         def progress(what: str, detail: str = "") -> None:
@@ -144,14 +148,15 @@ class Engine:
                 processes.end_orphans()
 
     def _run_steps(self, grading: Grading) -> None:
-        for step in () if self._options.only_times else STEPS_ONCE:
-            step(grading)
+        """Run the steps that the options ask for, in order."""
+        once, per_setting = STEPS_ONCE, STEPS_PER_SETTING
         if self._options.only_times:
-            grading.import_file()
-        steps = STEPS_OF_A_SWEEP if self._options.only_times else STEPS_PER_SETTING
-        for setting in self._settings():
+            once, per_setting = STEPS_ONCE_OF_A_SWEEP, STEPS_OF_A_SWEEP
+        for step in once:
+            step(grading)
+        for setting in self.problem.settings:
             grading.set_precision(setting)
-            for step in steps:
+            for step in per_setting:
                 step(grading)
 
 

@@ -1,11 +1,14 @@
 """One forward of the solution beside the reference's: form, values, inputs left intact."""
 
+from typing import NamedTuple
+
 import torch
 
 from referee.budget import WORST, Found, Output, grade
 from referee.contestant import RaisedError
 from referee.grading import Grading
-from referee.problem import difference
+from referee.names import MODULE
+from referee.problem import Case, difference
 from referee.reading import BadDescriptionError, UnreadableError
 from referee.reference_file import LONGEST_LINE
 from referee.shared import dtype_name, forms_of
@@ -14,62 +17,66 @@ from referee.verdict import WRONG, FoundError, of_exception
 LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones
 MOST_KEPT = 32  # such results
 LARGEST_BEFORE = 1 << 30  # bytes of the inputs of the call before that are kept
-NEAR = 1e-5  # relative, within which a wrong result is told to be another known one
+NEAR = 1e-5  # relative: so near is a wrong result to another that is known, but for roundings
 DIFFERS = "differs from the reference"
+REPLAYS = "replays the result of an earlier call"
 
 
-def check(
-    grading: Grading,
-    name: str,
-    inputs: list,
-    required: bool = True,
-    fill: bool = False,
-    may_differ: bool = False,
-) -> list[Found]:
+class Result(NamedTuple):
+    """A result of the solution's beside the reference's.
+
+    Attributes:
+        place: which of the forward's results.
+        output: the reference's.
+        got: the solution's, flat.
+        found: their comparison.
+    """
+
+    place: int
+    output: Output
+    got: torch.Tensor
+    found: Found
+
+
+def check(grading: Grading, case: Case) -> list[Found]:
     """Compare one forward with the reference's.
 
     Args:
         grading: the file under grading.
-        name: of the case, in messages.
-        inputs: of the forward, on the device.
-        required: the solution must take them.
-        fill: torch fills new memory with NaN meanwhile.
-        may_differ: the solution may be another function here, if it relies on what is drawn.
+        case: the inputs, on the device, and what the solution has to do with them.
 
     Returns:
         What is found of each result; nothing of inputs that are refused.
     """
-    grading.progress("checking", name)
+    grading.progress("checking", case.name)
     grading.verdict.count += 1
     is_small = grading.problem.input_bytes <= LARGEST_BEFORE
     grading.before = grading.inputs if is_small else []
-    grading.inputs = inputs
-    expected = grading.expected(inputs)
-    grading.write_inputs([inputs])
+    grading.inputs = case.inputs
+    expected = grading.expected(case.inputs)
+    grading.write_inputs([case.inputs])
     grading.write_state()
     size = sum(x.numel * x.dtype.itemsize for x in expected)
     try:
-        reply = _ask(grading, expected, size, fill)
+        reply = _ask(grading, expected, size, case.fill)
     except RaisedError as raised:
-        refuse(grading, name, raised, required)
+        refuse(grading, case.name, raised, case.required)
         return []
-    check_intact(grading, name)
-    [call] = reply["calls"]
-    facts = check_forms(grading, name, call, expected)
+    check_intact(grading, case.name)
+    facts = check_forms(grading, case.name, reply["calls"][0], expected)
     found = []
-    for turn, (output, fact) in enumerate(zip(expected, facts, strict=True)):
-        got = read(grading, fact, name, (0, turn))
-        found.append(output.compare([(0, got.reshape(-1))]))
-        if not found[-1].problem:
+    for place, (output, fact) in enumerate(zip(expected, facts, strict=True)):
+        got = read(grading, fact, case.name, (0, place)).reshape(-1)
+        result = Result(place, output, got, output.compare([(0, got)]))
+        found.append(result.found)
+        if not result.found.problem:
             continue
-        if may_differ and found[-1].gross and not _told(grading, turn, output, got):
-            grading.verdict.notes.append(f"{DIFFERS} for {name}")
+        if case.may_differ and result.found.gross and not _resemblance(grading, result):
+            grading.verdict.notes.append(f"{DIFFERS} for {case.name}")
             return found
-        raise FoundError(
-            WRONG, _diagnose(grading, name, turn, output, found[-1], got)[:LONGEST_LINE]
-        )
+        raise FoundError(WRONG, _diagnose(grading, case.name, result)[:LONGEST_LINE])
     _remember(grading, expected[0], size)
-    if not may_differ:  # the timed inputs are like these
+    if not case.may_differ:  # the timed inputs are like these
         grading.budgets = expected
     for output in expected:
         output.forget()
@@ -80,10 +87,10 @@ def check(
 def _ask(grading: Grading, expected: list[Output], size: int, fill: bool) -> dict:
     """Have the solution called; once more, with copies of its results, if these cannot be read."""
     bench = grading.bench
-    about = {"name": "module", "inputs": bench.forms(1), "fill": fill, "poison": size}
+    about = {"name": MODULE, "inputs": bench.forms(1), "fill": fill, "poison": size}
     if not bench.copies:
         reply = grading.solution.ask("call", **about)
-        facts = reply["calls"][0].get("results", [])
+        facts = reply["calls"][0]["results"]
         if all(fact.get("handle", "") is not None for fact in facts):
             return reply
         bench.copies = True
@@ -98,8 +105,13 @@ def _blank(output: Output) -> torch.Tensor:
 
 
 def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bool = False) -> None:
-    """Check that inputs, parameters and the gradients of outputs are, to the last bit, what was
-    written.
+    """Check that inputs, parameters and gradients of outputs have every bit that was written.
+
+    Args:
+        grading: the file under grading.
+        name: of the case, in messages.
+        count: how many calls the request had.
+        with_gradients: there were gradients of outputs.
     """
     if not grading.is_input_intact(count):
         raise FoundError(WRONG, f"changes its input: {name}")
@@ -119,14 +131,14 @@ def check_forms(
     grading: Grading, name: str, call: dict, expected: list[Output] | list[torch.Tensor]
 ) -> list[dict]:
     """Return the descriptions of a call's results, once nesting, shapes and dtypes are right."""
-    structure, facts = call.get("structure"), call.get("results")
+    structure, facts = call.get("structure"), call["results"]
     right = grading.problem.structure
-    if structure != right or not isinstance(facts, list) or len(facts) != len(expected):
+    if structure != right or len(facts) != len(expected):
         got = str(structure)[:50]
         raise FoundError(WRONG, f"{name}: returns {got}, expected {right}, * being a tensor")
-    for turn, (fact, output) in enumerate(zip(facts, expected, strict=True)):
-        what = f"{name}, output {turn}: " if len(expected) > 1 else f"{name}: "
-        check_form(grading, fact, output, what)
+    for place, (fact, output) in enumerate(zip(facts, expected, strict=True)):
+        prefix = f"{name}, output {place}: " if len(expected) > 1 else f"{name}: "
+        check_form(grading, fact, output, prefix)
         if not grading.problem.shares and _lies_in(fact, grading.solution.span):
             raise FoundError(WRONG, f"returns its input, not new memory: {name}")
     return facts
@@ -164,8 +176,8 @@ def read(grading: Grading, fact: dict, name: str, place: tuple[int, int]) -> tor
         place: which call of the request, and which of its results.
     """
     if grading.bench.copies:
-        call, turn = place
-        return grading.bench.outputs[call].tensors[turn]
+        call, which = place
+        return grading.bench.outputs[call].tensors[which]
     try:
         return grading.solution.reader.whole(fact)
     except UnreadableError as error:
@@ -178,8 +190,8 @@ def read(grading: Grading, fact: dict, name: str, place: tuple[int, int]) -> tor
 def refuse(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
     """Take note of inputs that need not be taken; else raise what the verdict is."""
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
-    is_first = grading.verdict.count == 1
-    if is_crash or (required and is_first) or (required and not grading.problem.file.any_values):
+    has_worked = grading.verdict.count > 1 and grading.problem.file.any_values
+    if is_crash or (required and not has_worked):
         raise raised
     if required:
         _, line = of_exception(raised, name)
@@ -196,15 +208,13 @@ def _remember(grading: Grading, first: Output, size: int) -> None:
         del grading.earlier[:-MOST_KEPT]
 
 
-def _diagnose(
-    grading: Grading, name: str, turn: int, output: Output, found: Found, got: torch.Tensor
-) -> str:
+def _diagnose(grading: Grading, name: str, result: Result) -> str:
     """Return what is wrong with a result, and what it is instead, where the values tell."""
-    got = got.reshape(-1)
-    if output.dtype.is_floating_point and _is_unwritten(output, got):
+    output, found = result.output, result.found
+    if output.dtype.is_floating_point and _is_unwritten(output, result.got):
         return f"returns memory that it has not written: {name}"
-    if told := _told(grading, turn, output, got):
-        return f"{told}: {name}"
+    if resemblance := _resemblance(grading, result):
+        return f"{resemblance}: {name}"
     reached = grade(found.relative)
     if output.dtype == torch.float32 and not found.gross and reached != WORST:
         return f"lower precision than eager's ({reached}): {name}: {found.problem}"
@@ -217,32 +227,38 @@ def _is_unwritten(output: Output, got: torch.Tensor) -> bool:
     return unwritten.double().mean().item() > 0.5
 
 
-def _told(grading: Grading, turn: int, output: Output, got: torch.Tensor) -> str:
-    """Return what a wrong result is, in words; "" if that is not known."""
-    got, guesses = got.reshape(-1), {"returns zeros": torch.zeros_like(output.eager)}
-    for i in grading.problem.tensors:
-        guesses[f"returns a copy of its input {i}"] = grading.inputs[i]
-    if not turn:
-        guesses |= grading.problem.guesses(grading.module, grading.inputs)
-    if grading.stale is not None:
-        old = grading.problem.run(grading.stale, grading.inputs)[turn]
-        guesses["answers with old parameters"] = old
-    if not turn and forms_of(grading.before) == forms_of(grading.inputs):
-        before = grading.run_reference(grading.before)[0]
-        guesses["replays the result of an earlier call"] = before
-    for what, guess in guesses.items():
-        guess = guess.reshape(-1)
-        is_alike = guess.shape == got.shape and guess.dtype == got.dtype and len(got) > 1
-        if is_alike and not _is_near(guess, output.eager) and _is_near(got, guess):
-            return what
+def _resemblance(grading: Grading, result: Result) -> str:
+    """Return what a wrong result is instead, in words; "" if that is not known."""
+    got = result.got
+    for words, guess in _guesses(grading, result).items():
+        flat = guess.reshape(-1)
+        is_alike = flat.shape == got.shape and flat.dtype == got.dtype and len(got) > 1
+        if is_alike and not _is_near(flat, result.output.eager) and _is_near(got, flat):
+            return words
     for old in grading.earlier:
-        if not turn and old.shape == got.shape and torch.equal(got.cpu(), old):
-            return "replays the result of an earlier call"
+        if result.place == 0 and old.shape == got.shape and torch.equal(got.cpu(), old):
+            return REPLAYS
     return ""
 
 
+def _guesses(grading: Grading, result: Result) -> dict[str, torch.Tensor]:
+    """Return what a wrong result may be, by words for the message."""
+    problem, inputs = grading.problem, grading.inputs
+    guesses = {"returns zeros": torch.zeros_like(result.output.eager)}
+    for i in problem.tensors:
+        guesses[f"returns a copy of its input {i}"] = inputs[i]
+    if result.place == 0:
+        guesses |= problem.guesses(grading.module, inputs)
+    if grading.stale is not None:
+        old = problem.run(grading.stale, inputs)[result.place]
+        guesses["answers with old parameters"] = old
+    if result.place == 0 and forms_of(grading.before) == forms_of(inputs):
+        guesses[REPLAYS] = grading.run_reference(grading.before)[0]
+    return guesses
+
+
 def _is_near(got: torch.Tensor, guess: torch.Tensor) -> bool:
-    """Return whether one is the other with other roundings; zeros are near to zeros alone."""
+    """Return whether two results are the same but for roundings; only zeros are near zeros."""
     if torch.equal(got, guess):
         return True
     if not got.dtype.is_floating_point or not guess.any():

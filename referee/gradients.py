@@ -1,8 +1,9 @@
 """The backward of a solution: gradients beside the reference's.
 
-Where a sum is near zero, rounding decides whether ReLU passes a gradient: an honest result may
-differ there by much. Those places are others for other inputs, so that several sets are drawn; or
-the problem knows them, and the outputs' gradients are zero there.
+Where a sum is near zero, rounding decides whether ReLU passes a gradient: an honest gradient may
+differ there by much. These places are different for other inputs. So either gradients are compared
+for several draws of inputs, or the problem knows the places, and the outputs' gradients are zero
+there.
 """
 
 import math
@@ -21,34 +22,38 @@ from referee.problem import (
     widened,
 )
 
-CHANCE = 0.01  # at most, that so many elements are wrong in all draws, and it is no fault
-STRAYS = 0.02  # of elements, that may be wrong in every draw
-STALE = 0.25  # relative error of one gradient that ReLU's side does not explain
+CHANCE = 0.01  # the least probability with which rounding alone explains what is wrong
+STRAYS = 0.02  # the largest share of elements that may be wrong in every draw
+STALE = 0.25  # the relative error of a gradient that ReLU near zero does not explain
 
 
 class Quantity:
     """A result or a gradient of a training step, and how far off it was in the draws so far.
 
+    An example: of 1,000 elements 3 are wrong in each of two draws, and 2 of them are the same. If
+    rounding had chosen them, an element would be wrong in both draws with a probability of
+    0.003 * 0.003, and 0.009 such elements would be expected. There are 2, more than 100 times
+    (1 / CHANCE) as many: the gradient is wrong.
+
     Args:
-        what: it is, in words.
+        what: its name in messages.
 
     Attributes:
-        want: what it may be in this draw; None where the reference has no such gradient.
-        found: in the last draw.
+        want: the reference's in this draw, with its budget; None where the reference has none.
+        found: the comparison of the last draw.
     """
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.want: Output | None = None
         self.found: Found | None = None
-        self._first = ""
-        self._is_wrong = False
-        # Over all draws: the least relative error, the least share of elements that are wrong,
-        # which are wrong in every draw, and the probability that so many are by chance.
-        self._relative = self._share = math.inf
-        self._wrong: torch.Tensor | None = None
-        self._chance = 1.0
+        self._first_problem = ""
+        self._is_wrong = False  # one draw alone has shown it
         self._had_a_right_draw = False
+        self._least_relative = math.inf  # error of a draw
+        self._least_share = math.inf  # of elements that are wrong in a draw
+        self._wrong: torch.Tensor | None = None  # a mask: wrong in every draw so far
+        self._chance = 1.0  # that one element is wrong in every draw, if rounding chooses them
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
         """Take in what the solution gives for a draw; nothing may be wrong if `is_strict`."""
@@ -60,30 +65,30 @@ class Quantity:
         """Take in what a timed step gives, beside eager's."""
         problem = self.want.compare_some(got.reshape(-1), eager.reshape(-1))
         if self.want.is_exact:
-            self._is_wrong |= problem is not None
-            self._first = self._first or problem or ""
+            if problem:
+                self._is_wrong = True
+                self._note(problem)
             return
         relative = difference(got, eager) if problem else 0.0
         if relative > STALE:
-            self._is_wrong, self._first = True, self._first or problem
+            self._is_wrong = True
+            self._note(problem)
         beyond = self.want.beyond(got, eager)
         self._take_in(beyond, relative, problem or "", is_strict=False)
 
     def problem(self) -> str | None:
         """Return what is wrong however the inputs are drawn, in words."""
-        is_wrong = self._is_wrong
-        if self._wrong is not None and not self._had_a_right_draw:
-            is_placed = self._chance * len(self._wrong) < CHANCE * count_true(self._wrong)
-            is_wrong |= is_placed or self._share > STRAYS or self._relative > GROSS
-        return f"{self.what}: {self._first}" if is_wrong else None
+        if self._is_wrong or self._is_wrong_in_every_draw():
+            return f"{self.what}: {self._first_problem}"
+        return None
 
     @property
     def is_wrong_at_once(self) -> bool:
-        """Whether one draw alone has shown that it is wrong."""
+        """True once one draw alone has shown that it is wrong."""
         return self._is_wrong
 
     def again(self) -> "Quantity":
-        """Return one with the same budget that has seen no draw."""
+        """Return a quantity with the same budget that has seen no draw."""
         made = Quantity(self.what)
         made.want = self.want
         return made
@@ -91,19 +96,41 @@ class Quantity:
     def _take_in(
         self, beyond: torch.Tensor, relative: float, problem: str, is_strict: bool
     ) -> None:
-        if not self._first and beyond.any():
-            self._first = problem
-        if self.want.is_exact or is_strict:
-            self._is_wrong |= bool(beyond.any())
-            return
+        """Take in one draw.
+
+        Args:
+            beyond: a mask of the elements that are off by too much.
+            relative: the error of the whole.
+            problem: what is wrong, in words.
+            is_strict: nothing may be wrong.
+        """
         count = count_true(beyond)
-        if not count:
+        if count:
+            self._note(problem)
+        if self.want.is_exact or is_strict:
+            self._is_wrong = self._is_wrong or count > 0
+            return
+        if count == 0:
             self._had_a_right_draw = True
             return
         share = count / len(beyond)
-        self._relative, self._share = min(self._relative, relative), min(self._share, share)
+        self._least_relative = min(self._least_relative, relative)
+        self._least_share = min(self._least_share, share)
         self._chance *= share
         self._wrong = beyond if self._wrong is None else self._wrong & beyond
+
+    def _note(self, problem: str) -> None:
+        """Keep the first problem for the message."""
+        self._first_problem = self._first_problem or problem
+
+    def _is_wrong_in_every_draw(self) -> bool:
+        """Return whether the draws together show what rounding does not explain."""
+        if self._wrong is None or self._had_a_right_draw:
+            return False
+        if self._least_share > STRAYS or self._least_relative > GROSS:
+            return True
+        expected = self._chance * len(self._wrong)
+        return expected < CHANCE * count_true(self._wrong)
 
 
 def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -18,14 +18,20 @@ def recorded(inputs: list) -> list:
 
 
 def wanted_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tensor]:
-    """Return what gradients are asked of: recorded arguments, then parameters by name."""
+    """Return the tensors whose gradients are asked for: recorded arguments, then parameters.
+
+    Args:
+        arguments: of the forward, see `recorded`.
+        state: of the module, with parameters that autograd knows.
+        names: of the parameters.
+    """
     return [x for x in arguments if is_differentiable(x)] + [state[name] for name in names]
 
 
 def differentiate(
     outputs: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of what is wanted; None where no output depends on it.
+    """Return the gradients of the wanted tensors; None where no output depends on one.
 
     Args:
         outputs: of a recorded forward.
@@ -37,6 +43,6 @@ def differentiate(
     asked = [x for x in wanted if x.requires_grad]
     if not pairs or not asked:
         return [None for _ in wanted]
-    ys, theirs = zip(*pairs, strict=True)
-    found = iter(grad(ys, asked, theirs, allow_unused=True))
+    differentiated, gradients = zip(*pairs, strict=True)
+    found = iter(grad(differentiated, asked, gradients, allow_unused=True))
     return [next(found) if x.requires_grad else None for x in wanted]

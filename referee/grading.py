@@ -77,10 +77,14 @@ class Grading:
         before: those of the call before it.
         expected_calls: the reference's results of the last timed request, a list for each call.
         results: the first of these lists.
-        relative, is_equal: of the results at the timed size so far.
+        earlier: small results of the reference for earlier inputs, to tell who replays them.
+        relative: the largest relative error of a result at the timed size.
+        is_equal: all results at the timed size have eager's bits.
         budgets: what a timed call's results may be; from the last whole comparison.
         quantities: results and gradients of a training step; empty where it is forward only.
-        relies_on_inputs: the solution may be the reference for inputs alone as they are drawn.
+        relies_on_inputs: the solution may differ from the reference for inputs that `get_inputs`
+            does not draw.
+        run: the times under the setting at hand, None before they are taken.
     """
 
     def __init__(
@@ -240,7 +244,7 @@ class Grading:
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Give a module's buffers their values back at its end: a forward in training changes them."""
+    """Restore a module's buffers at the end: a forward in training mode changes them."""
     distinct = [without_repeats(x) for x in module.buffers()]
     kept = [(x, x.clone()) for x in distinct]
     try:

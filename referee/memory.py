@@ -5,10 +5,12 @@ from pathlib import Path
 
 import torch
 
-BUFFERS = {"cpu": 9, "cuda": 10}  # of the input's size that all processes together hold
+# Buffers of the input's size that all processes together hold.
+BUFFERS = {"cpu": 9, "cuda": 10}
 RING = {"cpu": 1, "cuda": 3}
 # On a CPU the default leaves the machine to its owner; a GPU is taken whole.
 DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
+PARTS = {"cpu": "a quarter", "cuda": "90%"}  # the same in words
 LARGEST_SHARE = 0.9
 LARGEST_UNUSED = 1 << 32  # bytes that this process's allocator may keep from others on a GPU
 # Files of a control group: its limit, what is used, and others, of which one key counts.
@@ -17,7 +19,7 @@ VERSION_2 = "memory.max", "memory.current", "memory.stat", "inactive_file"
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated on the device; on the CPU within the control group's limit."""
+    """Return the bytes that can be allocated on a device, of a CPU within the control group."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     lines = Path("/proc/meminfo").read_text().splitlines()
@@ -35,8 +37,14 @@ def give_back_unused(device: torch.device) -> None:
 def choose_rows(
     wanted: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
 ) -> tuple[int, str]:
-    """The number of rows to measure: `wanted`, or as many of `rows` as fit in the default share of
-    the free memory, beside what is needed whatever their number; and why these are not all, or "".
+    """Return how many rows are measured, and why these are not all, or "".
+
+    Args:
+        wanted: by the user; None for as many as fit in the default share of the free memory.
+        rows: of the whole problem.
+        row_bytes: of a row of the input.
+        device: where they are measured.
+        fixed_bytes: that are needed beside the rows.
 
     Raises:
         ValueError: `wanted` rows, or a single one, need more memory than there is.
@@ -54,7 +62,7 @@ def choose_rows(
         )
     if wanted or count == rows:
         return count, ""
-    part = "a quarter" if device.type == "cpu" else "90%"
+    part = PARTS[device.type]
     why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"
     return count, f"{count:,} of {rows:,} rows: {why}"
 
@@ -62,7 +70,7 @@ def choose_rows(
 def _cgroup_free(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """Bytes that each control group with a limit above this process has left.
+    """Return the bytes that are left in each control group with a limit above this process.
 
     A container may see its own group as the root, and be told the host's path of it: groups that
     are not there are passed over.

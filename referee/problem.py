@@ -42,7 +42,7 @@ ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
 
 @dataclass
 class Case:
-    """One forward of a problem's own cases.
+    """A forward that is compared with the reference's.
 
     Attributes:
         name: in messages; the part before a comma is the kind, which may be refused.
@@ -52,6 +52,8 @@ class Case:
         setting: the precision of float32 products.
         required: whether a solution must take the inputs.
         fill: torch fills new memory with NaN meanwhile.
+        may_differ: a solution may compute another function here: it relies on how `get_inputs`
+            draws.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Case:
     setting: str = ""
     required: bool = True
     fill: bool = False
+    may_differ: bool = False
 
 
 class Problem:
@@ -77,11 +80,19 @@ class Problem:
         yardsticks: what is timed beside eager, by device.
         yardstick_file: path of a file with the problem's own yardsticks, or None.
         structure: of the results, as `results.flatten` says it.
-        tensors: which of the inputs are tensors with elements.
-        floats: which of these hold floats.
+        args: of the constructor.
+        setting: the precision of float32 products that is graded now; one of `settings`.
+        form: of the inputs, as `shared.forms_of` says it.
+        tensors: the indices of the inputs that are tensors with elements.
+        floats: the indices of those that hold floats.
+        shape: of the inputs, for reports.
+        dtype: of the first tensor among the inputs.
+        input_bytes, parameter_bytes, output_bytes: of all of them together.
+        output_form: shape and dtype of each result.
+        operators: names of those that the reference's forward calls.
         note: why results are compared with eager's alone, or "".
         terms: of the longest sum that gives one element of a result.
-        shares: whether results may lie in memory of inputs or earlier results.
+        shares: results may share memory with inputs or with earlier results.
 
     Raises:
         BadReferenceError: the file is no problem that can be graded.
@@ -105,6 +116,10 @@ class Problem:
         self.file = file
         self.device = with_index(device)
         self.setting = ""
+        self.structure = ""
+        self.operators: set[str] = set()
+        self.terms = 1
+        self.shares = False
         self.args = file.arguments()
         file.attempt("pickling its arguments", lambda: pack(self.args))
         self._draws_on_device = True
@@ -241,13 +256,13 @@ class Problem:
 
     @property
     def precision(self) -> str:
-        """torch's setting for float32 products."""
+        """The setting of torch for float32 products."""
         return self.setting or "highest"
 
     # ------------------------------------------------------------ other inputs
 
     def unlike(self, name: str, seen: list) -> list:
-        """Return inputs that `get_inputs` would not draw: of both signs, or altered in part.
+        """Return inputs that `get_inputs` would not draw, of both signs, or altered in part.
 
         Args:
             name: SIGNS or PARTS.
@@ -277,22 +292,22 @@ class Problem:
         constant = [True] * len(outputs)
         copied = [set(self.tensors) for _ in outputs]
         for inputs in [self.draw(), self.draw(), *others]:
-            for turn, found in enumerate(self.expected(module, inputs)):
-                constant[turn] &= outputs[turn].allows(found.eager)
-                copied[turn] &= {i for i in self.tensors if found.allows(inputs[i])}
+            for place, found in enumerate(self.expected(module, inputs)):
+                constant[place] = constant[place] and outputs[place].allows(found.eager)
+                copied[place] &= {i for i in self.tensors if found.allows(inputs[i])}
             if not any(constant) and not any(copied):
                 return []
         redraw_all(module)
         changed = self.run(module, self.draw())
         lines = []
-        for turn, (output, other) in enumerate(zip(outputs, changed, strict=True)):
-            number = f" {turn}" if len(outputs) > 1 else ""
-            what = f"the reference's result{number} is"
-            if constant[turn] and output.numel:
+        for place, (output, other) in enumerate(zip(outputs, changed, strict=True)):
+            number = f" {place}" if len(outputs) > 1 else ""
+            subject = f"the reference's result{number} is"
+            if constant[place] and output.numel:
                 all_of = "inputs and parameters" if output.allows(other) else "inputs"
-                lines.append(f"{what} the same for all {all_of}")
-            elif copied[turn] and output.numel:
-                lines.append(f"{what} its input {min(copied[turn])}")
+                lines.append(f"{subject} the same for all {all_of}")
+            elif copied[place] and output.numel:
+                lines.append(f"{subject} its input {min(copied[place])}")
         return lines
 
     # ------------------------------------------------------------ behind the constructor
@@ -472,7 +487,8 @@ def difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = False) -> 
     """Return the norm of a difference in parts of the second's; of integers, how many differ.
 
     Args:
-        x, y: tensors. They are compared in pieces, for lack of room.
+        x: a tensor.
+        y: another. They are compared in pieces, for lack of room.
         where_finite: leave out the elements where y is not finite.
     """
     if x.shape != y.shape:

@@ -16,18 +16,20 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SECONDS_TO_STOP = 10.0
 SECONDS_TO_DIE = 10.0
-AT_REST = "TtZX"  # states in /proc/PID/stat: stopped, traced, a zombie, dead
+AT_REST = "TtZX"  # states in /proc/PID/stat: stopped, traced, zombie, dead
 
-# Processes of the referee's own, and those that were here before it. All others that are below the
-# referee, and below no process of these, belong to the solution that is under grading.
+# Ids of the referee's own processes, and of children that were there before it began. A process
+# belongs to the solution under grading if it is a child of the referee that is not in here, or is
+# below such a child.
 known: set[int] = set()
 
 
 @contextmanager
 def reaping() -> Iterator[None]:
-    """Within it, orphans become the referee's children; at its end those that came are ended.
+    """Within it, orphans become the referee's children; at its end all that came are ended.
 
-    No process of the same user can read the referee's memory meanwhile, unless it may read all.
+    Meanwhile no process of the same user can read the referee's memory, unless it may read that of
+    all processes. Children that other threads of this process start meanwhile are ended, too.
     """
     prctl = ctypes.CDLL(None).prctl
     before = set(children_of(os.getpid()))
@@ -99,6 +101,7 @@ class Tree:
             _send(pid, signal.SIGKILL)
 
     def _pids(self) -> list[int]:
+        """Return the process, its orphans if it adopts, and all below these."""
         found = [self._pid]
         # The search takes a millisecond where the referee has many threads: it is made for eager's
         # processes, too, so that all clocks contain it.
@@ -125,10 +128,12 @@ def end_orphans() -> None:
 
 
 def _orphans(besides: int = 0) -> list[int]:
+    """Return the children of the referee that are not its own, but for one."""
     return [pid for pid in children_of(os.getpid()) if pid not in known and pid != besides]
 
 
 def _send(pid: int, number: int) -> None:
+    """Send a signal to a process, if it is still there."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 

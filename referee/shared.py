@@ -278,7 +278,7 @@ class Pool:
     def block(self, size: int) -> _Block:
         """Return a block of at least so many bytes: one that was given back, or a new one.
 
-        The system gets all of them back together, by `close`: a process may still map an old one.
+        Blocks stay shared until `close`, for a process may still map them.
         """
         fitting = [b for b in self._unused if LEAST_USED_PART * b.size <= size <= b.size]
         if fitting:

@@ -11,19 +11,19 @@ from referee.timing import LEAST_JUDGED, Step, Timings, speed_up
 CORRECT, WRONG, ERROR, LATE = "correct", "wrong", "error", "time limit"
 INTERRUPTED, LEFT_OUT = "interrupted", "left out"
 TIE = "a tie"
-# By how much the ratio of two processes that run the same code is off: which addresses they got.
+# Two processes that run the same code differ by this factor, by the addresses that they got.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 # Ratios of eager to itself beyond which the machine is too noisy to tell anything.
 WIDEST_CONTROL = 1.3
 
 
 class FoundError(Exception):
-    """The verdict is known: its word, and the reason."""
+    """A step has found the verdict; the arguments are its word, and the reason."""
 
 
 @dataclass
 class Run:
-    """The times under one setting, "" where there is only one."""
+    """The times under one setting of float32's precision, "" where there is only one."""
 
     setting: str
     timings: Timings
@@ -31,7 +31,7 @@ class Run:
 
     @property
     def word(self) -> str:
-        """The ratio of eager's time to the solution's, in a word: see `compared`."""
+        """The solution's time beside eager's, in a word: see `compared`."""
         names, seconds = self.timings.names, self.timings.seconds
         rows = (seconds[name] for name in (names.eager, names.again, names.solution))
         return compared(*rows, self.timings.device)
@@ -40,8 +40,14 @@ class Run:
 def compared(eager: list[float], again: list[float], times: list[float], device: str) -> str:
     """Return "faster", "slower", "a tie" or "too noisy" for times beside eager's.
 
-    It is a tie where the interval includes 1, if moved by as much as processes, or eager's own two
-    times, differ.
+    It is a tie if the ratio's interval includes 1 once it is widened by what two processes, or
+    eager's own two times, differ by.
+
+    Args:
+        eager: seconds of each round.
+        again: eager's once more, the control.
+        times: the solution's.
+        device: "cpu" or "cuda".
     """
     control, low, high = speed_up(eager, again)
     is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL

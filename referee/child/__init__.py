@@ -1,5 +1,5 @@
 """The process in which a solution, or eager, runs. It does what it is asked, and judges nothing.
 
-It shares `shared`, `results`, `cuda_ipc`, `clock` and `gradients_of` with the referee; nothing of
-the referee's own, no reference and no expected result, is in it.
+Both sides use `shared`, `results`, `cuda_ipc`, `names` and `gradients_of`. No expected result, and
+none of the referee's objects, is in this process.
 """

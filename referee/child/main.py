@@ -33,7 +33,11 @@ def start(descriptor: int) -> None:
     A request has the device and the most bytes of memory of a process, and its descriptors:
     requests, replies, the shared memory, output. The referee adopts the process, for it is a
     subreaper, and is told its id.
+
+    What this process starts counts as the referee's own. So no solution of the same user may write
+    into its memory.
     """
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
     with socket.socket(fileno=descriptor) as requests:
         while True:
             text, descriptors, *_ = socket.recv_fds(requests, LONGEST_REQUEST, 4)
@@ -72,9 +76,8 @@ def _answer_all(
     """Do what a contestant's process does, by its descriptors; `most_bytes` is 0 for no limit."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that it ends as the referee does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if not most_bytes:  # eager: no solution of the same user may read what it has computed
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
-    if most_bytes:
+    if most_bytes:  # a solution, whose results the referee reads; nobody may read eager's
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
     if device.type == "cuda":
@@ -101,9 +104,7 @@ def _reply(descriptor: int, reply: dict) -> None:
 
 
 def _describe(error: BaseException, file: str) -> dict:
-    """Return an exception in words: its type, its message, the line of the solution that it left,
-    and the traceback.
-    """
+    """Return an exception in words, with the line of the solution's file that raised it."""
     try:
         text = str(error)
     except Exception:  # a __str__ of the solution's

@@ -31,7 +31,7 @@ LARGEST_UNMAPPED = 31 << 20
 
 
 class Worker:
-    """One contestant's module, and the results of its last call.
+    """One contestant's module, and the results of its calls until they are released.
 
     Args:
         mapping: the memory that the referee shares.
@@ -58,7 +58,7 @@ class Worker:
         Args:
             text: in base64.
             path: of the file, for messages and for what lies beside it.
-            names: of the class, the first that is there counts.
+            names: of the class; the first that the file defines counts.
             folders: from which the file may import, beside its own.
         """
         self.file = path
@@ -67,9 +67,11 @@ class Worker:
         data = base64.b64decode(text)
         start = perf_counter()
         module = _execute("solution", path, data)
-        self._kind = next((kind for n in names if callable(kind := getattr(module, n, None))), None)
-        if self._kind is None:
+        classes = [getattr(module, name, None) for name in names]
+        defined = [found for found in classes if callable(found)]
+        if not defined:
             raise AttributeError(f"the file defines no {names[-1]}")
+        self._kind = defined[0]
         return {"seconds": perf_counter() - start}
 
     def set_precision(self, setting: str) -> None:
@@ -83,7 +85,8 @@ class Worker:
         module = self._kind(*unpack(arguments))
         if not isinstance(module, nn.Module):
             kind = type(module).__name__
-            raise TypeError(f"{_name(self._kind)} made a {kind}, not a module")
+            name = getattr(self._kind, "__name__", "ModelNew")
+            raise TypeError(f"{name} made a {kind}, not a module")
         module.to(self._device, getattr(torch, dtype) if dtype else None)
         self._module = self._calls[MODULE] = module
         state = [{"name": name, **_of_state(x)} for name, x in self._state().items()]
@@ -125,9 +128,9 @@ class Worker:
         with _filled_memory() if fill else torch.no_grad():
             returned = [self._clock.time(partial(call, *some)) for some in arguments]
         seconds = self._clock.seconds()
-        return {"seconds": seconds, "calls": [self._keep(*x) for x in _with(returned, outputs)]}
+        return {"seconds": seconds, "calls": self._keep_all(returned, outputs)}
 
-    def step(
+    def step(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
         self,
         name: str,
         inputs: list[dict],
@@ -136,36 +139,43 @@ class Worker:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Do training steps: a forward that autograd records, and its backward, for each of the
-        arguments. The results are those of the forward, then gradients of inputs and parameters.
+        """Do a training step with each of the arguments; describe its results.
+
+        A step is a forward that autograd records, and its backward. Its results are those of the
+        forward, then the gradients of inputs and parameters.
 
         Args:
-            name, inputs, poison, outputs: as of `call`.
-            given: the forms of the outputs' gradients.
+            name: what is called, as in `call`.
+            inputs: a form for each step.
+            given: a form for each step, of the outputs' gradients.
             parameters: names of those whose gradients are wanted.
+            poison: bytes of free memory that are filled with NaN before.
+            outputs: room for copies of each step's results, as in `call`.
         """
         _poison(poison, self._device)
-        state, call, found = self._state() if self._module else {}, self._calls[name], []
+        state = self._state() if self._module else {}
+        call = self._calls[name]
+        returned = []
         self._awake.fill_(0)
-        for form, theirs in zip(inputs, given, strict=True):
+        for form, given_form in zip(inputs, given, strict=True):
             arguments = recorded(self._mapping.tensors(form))
-            gradients = self._mapping.tensors(theirs)
+            gradients = self._mapping.tensors(given_form)
             with torch.enable_grad():
                 self._clock.get_ahead()
                 result = self._clock.time(partial(call, *arguments))
                 if name == NOTHING:
                     self._clock.get_ahead()
                     self._clock.time(lambda: None)
-                    found.append(result)
+                    returned.append(result)
                     continue
                 _, leaves = flatten(result)
                 wanted = wanted_of(arguments, state, parameters)
                 self._clock.get_ahead()
-                back = self._clock.time(partial(differentiate, leaves, wanted, gradients))
-            found.append([*leaves, *back])
+                found = self._clock.time(partial(differentiate, leaves, wanted, gradients))
+            returned.append([*leaves, *found])
         seconds = self._clock.seconds()
         halves = {"forward": seconds[::2], "backward": seconds[1::2]}
-        return {"seconds": halves, "calls": [self._keep(*x) for x in _with(found, outputs)]}
+        return {"seconds": halves, "calls": self._keep_all(returned, outputs)}
 
     def release(self, empty_cache: bool = False) -> None:
         """Free the results of the last request, which the referee has read.
@@ -210,9 +220,10 @@ class Worker:
             copied_bytes: that a copy moves.
             more: path and text of the file of the problem's own yardsticks, or nothing.
         """
-        self._calls = {n: c for n, c in self._calls.items() if n in (MODULE, NOTHING)}
+        self._calls = {n: call for n, call in self._calls.items() if n in (MODULE, NOTHING)}
         own = _execute("yardsticks", more[0], base64.b64decode(more[1])) if more else None
-        arguments, notes = self._mapping.tensors(inputs[0]), []
+        arguments = self._mapping.tensors(inputs[0])
+        notes = []
         for name in wanted:
             try:
                 self._calls |= yardsticks.make(name, self._module, arguments, copied_bytes, own)
@@ -224,6 +235,11 @@ class Worker:
 
     def _state(self) -> dict[str, torch.Tensor]:
         return self._module.state_dict(keep_vars=True)
+
+    def _keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
+        """Keep what each call returned, see `_keep`."""
+        rooms = outputs or [None] * len(returned)
+        return [self._keep(*pair) for pair in zip(returned, rooms, strict=True)]
 
     def _keep(self, returned: object, room: dict | None) -> dict:
         """Keep a result alive until `release`; describe it, or copy it where there is room."""
@@ -241,7 +257,7 @@ class Worker:
 
 
 def _execute(name: str, path: str, data: bytes) -> ModuleType:
-    """Run a file's text as a module; its lines can be looked up, as Triton and TorchScript do."""
+    """Run a file's text as a module; Triton and TorchScript can look up its lines."""
     code = compile(data, path, "exec")
     lines = importlib.util.decode_source(data).splitlines(keepends=True)
     linecache.cache[path] = len(data), None, lines, path
@@ -252,19 +268,11 @@ def _execute(name: str, path: str, data: bytes) -> ModuleType:
     return module
 
 
-def _name(kind: object) -> str:
-    return getattr(kind, "__name__", "ModelNew")
-
-
 def _of_state(x: torch.Tensor) -> dict:
     """Describe a parameter or a buffer, and the storage that it is a part of."""
     storage = x.untyped_storage()
     about = {"offset": x.storage_offset(), "storage": storage.data_ptr(), "bytes": storage.nbytes()}
     return describe(x) | about
-
-
-def _with(returned: list, outputs: list[dict] | None) -> Iterator[tuple[object, dict | None]]:
-    return zip(returned, outputs or [None] * len(returned), strict=True)
 
 
 def _copy_into(room: list, leaves: list) -> None:

@@ -26,4 +26,5 @@ STEPS_PER_SETTING = (
     time_training_steps,  # the same for a forward and backward, where the gradients were right
 )
 # What a sweep does at each size.
+STEPS_ONCE_OF_A_SWEEP = (import_file,)
 STEPS_OF_A_SWEEP = (check_values, time_forwards)

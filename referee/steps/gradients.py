@@ -13,6 +13,7 @@ from referee.contestant import RaisedError
 from referee.forward import check_form, check_intact, read
 from referee.gradients import Quantity, draw_gradients, names_of, reference_gradients
 from referee.grading import Grading, restored_buffers
+from referee.names import MODULE
 from referee.reference_file import LONGEST_LINE
 from referee.steps.values import note_errors
 from referee.verdict import WRONG, FoundError, of_exception
@@ -72,12 +73,18 @@ def _is_of_an_input(what: str) -> bool:
 
 
 def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> bool:
-    """Compare one step; return whether the reference and the solution have gradients."""
+    """Compare one step; return whether the reference and the solution have gradients.
+
+    Args:
+        grading: the file under grading.
+        inputs: of the forward.
+        quantities: results and gradients, which take in what is found; made in the first draw.
+    """
     problem, module = grading.problem, grading.module
     grading.inputs = inputs
     outputs, given, clear = draw_given(grading, inputs)
     results = len(outputs)
-    del outputs  # as large as they may be
+    del outputs  # they may be large
     parameters = grading.parameters()
     try:
         with restored_buffers(module):
@@ -127,10 +134,10 @@ def _compare_all(
     grading: Grading, quantities: list[Quantity], facts: list, is_strict: bool
 ) -> None:
     """Compare each result and gradient of a step with what it may be."""
-    for turn, (quantity, fact) in enumerate(zip(quantities, facts, strict=True)):
+    for place, (quantity, fact) in enumerate(zip(quantities, facts, strict=True)):
         if quantity.want:
             check_form(grading, fact, quantity.want, f"{quantity.what}, recorded: ")
-            got = read(grading, fact, quantity.what, (0, turn))
+            got = read(grading, fact, quantity.what, (0, place))
             quantity.compare(got, is_strict)
 
 
@@ -147,7 +154,7 @@ def _ask(
     try:
         return grading.solution.ask(
             "step",
-            name="module",
+            name=MODULE,
             inputs=bench.forms(1),
             given=[bench.given[0].form],
             parameters=[grading.state.names[name] for name in parameters],
@@ -182,7 +189,7 @@ def _has_all(grading: Grading, facts: list, quantities: list[Quantity], results:
     missing = [q.what for q, fact in pairs if q.want and fact.get("type") == "NoneType"]
     if not missing:
         return True
-    every = sum(q.want is not None for q in quantities[results:])
-    none = f": no {', no '.join(missing)}" if len(missing) < every else ""
-    grading.verdict.notes.append(f"forward only{none}"[:LONGEST_LINE])
+    gradients = [q for q in quantities[results:] if q.want]
+    which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
+    grading.verdict.notes.append(f"forward only{which}"[:LONGEST_LINE])
     return False

@@ -1,12 +1,14 @@
-"""Inputs that `get_inputs` would not draw: an honest file may rely on what it draws, and then be
-another function. The line says so. A copy of the input is no function of the reference's kind.
+"""Inputs that `get_inputs` would not draw: of both signs, or altered in part.
+
+An honest file may rely on what `get_inputs` draws, and compute another function of other inputs:
+the line says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
 from contextlib import suppress
 
 from referee.forward import DIFFERS, check
 from referee.grading import Grading
-from referee.problem import PARTS, SIGNS
+from referee.problem import PARTS, SIGNS, Case
 from referee.verdict import FoundError
 
 
@@ -18,7 +20,7 @@ def check_other_inputs(grading: Grading) -> None:
         for name in (PARTS, SIGNS):
             inputs = problem.unlike(name, seen)
             if _is_finite(grading, inputs):
-                check(grading, name, inputs, required=False, may_differ=True)
+                check(grading, Case(name, inputs, required=False, may_differ=True))
                 others.append(inputs)
     differs = any(note.startswith(DIFFERS) for note in grading.verdict.notes)
     grading.relies_on_inputs = differs or not (problem.file.any_values or others)

@@ -19,5 +19,5 @@ def check_own_cases(grading: Grading) -> None:
             grading.new_state()
         elif case.state is not None:
             grading.set_state(case.state)
-        check(grading, case.name, case.inputs, required=case.required, fill=case.fill)
+        check(grading, case)
     grading.relative, grading.is_equal = 0.0, True

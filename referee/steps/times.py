@@ -1,15 +1,14 @@
-"""Forwards beside eager's: new inputs and parameters in every call, every result compared.
+"""Forwards beside eager's: new inputs and parameters in every round, every result compared.
 
 A round is:
 
-    inputs and parameters are drawn, while all processes are stopped; the reference's results for
-    them are computed here
-    the contestants, eager twice, the yardsticks and the empty call, in random order: what one reads
-    is written anew, it goes on, calls, replies, is stopped; its clock is this process's, see
-    `contestant`
-    the solution's results are compared, whole; its inputs and parameters, too
+    1. While all processes are stopped, inputs and parameters are drawn, and the referee computes
+       the reference's results for them.
+    2. The solution, eager twice, the yardsticks and the empty call take turns, in random order.
+       Each goes on, calls, replies and is stopped; the clock is described in `contestant`.
+    3. After the solution's turn its results are compared, whole; its inputs and parameters, too.
 
-Short calls share a request: each has its own inputs, and its result is compared.
+Short calls share a request: each has inputs and a result of its own.
 """
 
 import math
@@ -32,25 +31,25 @@ from referee.reference_file import LONGEST_LINE
 from referee.timing import Sample, Timings, cost_of_nothing, figures, overhead
 from referee.verdict import ERROR, WRONG, FoundError, Run
 
-# A request is to last so long that the spread of an empty one is a small part of it.
+# Seconds of a request, so long that the spread of an empty one is a small part of it.
 LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MOST_CALLS = 32  # of a request
 LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
 FLUSH_BYTES = 1 << 29  # several times the largest L2
-# Memory up to so many bytes is written before every call, so that all contestants find the same of
-# it in the caches; larger memory is written once a round.
+# Memory up to so many bytes is written before every request, so that all contestants find the same
+# part of it in the caches. Larger memory is written once a round.
 CACHED_BYTES = 1 << 26
 LOOKED_AT = 32  # elements of a GPU's result that are read before the clock stops
 CHANGES_LATE = "result is not complete when its clock stops"
 EMPTY_REQUESTS = 12  # before the first round
 ALONE_REQUESTS = 5  # of eager, before any solution has started
-# Eager beside a solution may be so many times slower than alone, beyond what it varies by itself.
+# Eager may be this many times slower beside a solution than alone, beyond its own variation.
 SLOWER = 1.5
 COMPARED_TURNS = 9  # of eager's old process and a new one
 
 
 class Entrant(NamedTuple):
-    """What takes part in a round: its name, the process, and what is called there."""
+    """What takes part in a round: its name, its process, and what is called in the process."""
 
     name: str
     process: Contestant

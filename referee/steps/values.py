@@ -3,6 +3,8 @@
 from referee.budget import Found, grade
 from referee.forward import check, check_forms, read
 from referee.grading import Grading
+from referee.names import MODULE
+from referee.problem import Case
 from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
@@ -28,7 +30,8 @@ def check_values(grading: Grading) -> None:
         if turn:
             grading.new_state()
         name = _name(what, turn, bool(problem.parameter_bytes))
-        found = check(grading, name, inputs, fill=turn == draws - 1)
+        is_last = turn == draws - 1
+        found = check(grading, Case(name, inputs, fill=is_last))
         for one in found:
             grading.relative = max(grading.relative, one.relative)
             grading.is_equal = grading.is_equal and one.equal
@@ -56,9 +59,10 @@ def _name(what: str, turn: int, has_parameters: bool) -> str:
 
 def note_errors(grading: Grading, name: str, found: Found, eagers: tuple) -> None:
     """Add a row to the table of errors against float64."""
-    values = found.max, found.mean, found.relative, *eagers
-    keys = (f"{who}_{what}" for who in ("solution", "reference") for what in METRICS)
-    row = {"name": name, **dict(zip(keys, values, strict=True))}
+    errors = {"solution": (found.max, found.mean, found.relative), "reference": eagers}
+    row: dict[str, object] = {"name": name}
+    for whose, values in errors.items():
+        row |= {f"{whose}_{metric}": x for metric, x in zip(METRICS, values, strict=True)}
     grading.verdict.errors.append(row)
 
 
@@ -74,19 +78,20 @@ def _check_kept(grading: Grading) -> None:
         return
     first, second = problem.draw(), problem.draw()
     replies = []
+    grading.before = []
     for inputs in (first, second):
-        grading.before, grading.inputs = grading.inputs, inputs
+        grading.inputs = inputs
         grading.write_inputs([inputs])
         grading.write_state()
-        replies.append(grading.solution.ask("call", name="module", inputs=bench.forms(1)))
-    wanted, later = (grading.run_reference(inputs) for inputs in (first, second))
+        replies.append(grading.solution.ask("call", name=MODULE, inputs=bench.forms(1)))
+    wanted = grading.run_reference(first)
     facts = check_forms(grading, "two calls", replies[0]["calls"][0], wanted)
-    for turn, (fact, budget) in enumerate(zip(facts, grading.budgets, strict=True)):
-        got = read(grading, fact, "two calls", (0, turn)).reshape(-1)
-        found = budget.compare_some(got, wanted[turn].reshape(-1))
+    for place, (fact, budget) in enumerate(zip(facts, grading.budgets, strict=True)):
+        got = read(grading, fact, "two calls", (0, place)).reshape(-1)
+        found = budget.compare_some(got, wanted[place].reshape(-1))
         if not found:
             continue
-        other = later[turn].reshape(-1)
+        other = grading.run_reference(second)[place].reshape(-1)
         if len(other) == len(got) and budget.compare_some(got, other) is None:
             raise FoundError(WRONG, "a later call overwrites an earlier call's result")
         raise FoundError(WRONG, f"two calls, the first result: {found}")
