@@ -153,7 +153,7 @@ def test_work_that_is_queued_behind_the_reply(tmp_path):
 
 def test_the_time_limit_counts_while_a_solution_runs(tmp_path):
     slow = "import time\n" + reference("return torch.relu(x)", "[draw()]")
-    slow += "\ndef draw():\n    time.sleep(0.5)\n    return torch.rand(8, 64)\n"
+    slow += "\ndef draw():\n    time.sleep(0.05)\n    return torch.rand(8, 64)\n"
     table = {
         "correct": correct(PLAIN),
         "sleeps": (module("import time\ntime.sleep(60)"), "time limit", "3 s, while"),
