@@ -149,3 +149,13 @@ def test_work_that_is_queued_behind_the_reply(tmp_path):
     late = "torch.cuda._sleep(40_000_000)\nreturn torch.relu(x)"
     table = {"queued": wrong(QUEUED + module(late)), "correct": correct(PLAIN)}
     grade(RELU, table, tmp_path, device="cuda")
+
+
+def test_the_time_limit_counts_while_a_solution_runs(tmp_path):
+    slow = "import time\n" + reference("return torch.relu(x)", "[draw()]")
+    slow += "\ndef draw():\n    time.sleep(0.05)\n    return torch.rand(8, 64)\n"
+    table = {
+        "correct": correct(PLAIN),
+        "sleeps": (module("import time\ntime.sleep(60)"), "time limit", "3 s, while"),
+    }
+    grade(slow, table, tmp_path, trials=1, timeout=3)
