@@ -34,7 +34,7 @@ from referee.timing import (
     FULL_CPU_SECONDS,
     MOST,
     QUICK,
-    QUICK_FORWARD,
+    QUICK_PARAMETERS,
     Rounds,
 )
 
@@ -198,14 +198,17 @@ def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> O
     seconds = (FULL_CPU_SECONDS if args.full else CPU_SECONDS) / shares
     trials = args.trials
     is_quick = is_ours and not (args.full or args.sweep or args.trials)
+    largest_gradients = math.inf
     if is_quick and device.type == "cuda":
         trials = QUICK
+    elif is_quick:
+        largest_gradients = QUICK_PARAMETERS
     return Options(
         rounds=Rounds(trials, seconds),
         timeout=args.timeout or TIMEOUT,
         only_times=args.sweep,
         compiled=is_ours and device.type == "cuda" and (args.full or args.sweep),
-        longest_forward=QUICK_FORWARD if is_quick else math.inf,
+        largest_gradients=largest_gradients,
     )
 
 
