@@ -48,6 +48,7 @@ class Options:
         timeout: seconds for a file.
         only_times: as a sweep does.
         compiled: torch.compile's program is timed beside eager, too.
+        is_quick: not much time is taken, for a newcomer's first run.
         largest_gradients: bytes of parameters, beyond which gradients are compared at small sizes
             alone, and no training step is timed.
     """
@@ -56,6 +57,7 @@ class Options:
     timeout: float
     only_times: bool = False
     compiled: bool = False
+    is_quick: bool = False
     largest_gradients: float = math.inf
 
 

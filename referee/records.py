@@ -1,5 +1,6 @@
 """What a command measured, in the one shape that is printed, drawn and written as JSON."""
 
+import json
 import platform
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -39,6 +40,11 @@ def document(command: str, kind: str, about: dict) -> dict:
         "complete": True,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def as_json(content: dict) -> str:
+    """The text of the JSON file with this content."""
+    return json.dumps(content, indent=1) + "\n"
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:

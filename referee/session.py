@@ -20,6 +20,7 @@ from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
 
 SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}  # for all sizes; the last one may take longer
+QUICK_SECONDS = {"cpu": 20, "cuda": 12}  # about, of a problem in one dtype
 COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
 COPIES = 10
 
@@ -64,6 +65,8 @@ class Session:
             with referee_at_work(own_builds=not is_ours) as server:
                 if self.args.sweep:
                     console.show(self.headline)
+                if self.options.is_quick:
+                    self._say_how_long()
                 for turn, subject in enumerate(self.subjects):
                     self._grade_all(subject, turn, server, started)
         except UnimportableError as failed:
@@ -77,7 +80,18 @@ class Session:
                 add_limits(found, copy_bandwidth(self.device))
         if is_ours and not self.args.sweep:
             console.show(f"\n{tables.closing(found, monotonic() - started, self.args.full)}")
-        return all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
+        are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
+        if self.args.sweep:
+            console.show(f"\n{tables.closing_of_sweep(found, monotonic() - started)}")
+            return are_right and not tables.untimed(found)
+        return are_right
+
+    def _say_how_long(self) -> None:
+        """Say what a quick check is, before it begins."""
+        names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
+        seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
+        built = "once the kernels are built, which the first run does in one or two minutes"
+        console.say(f"a quick check of {names}: about {seconds} s, {built}; --full measures longer")
 
     def _grade_all(self, subject: Subject, turn: int, server: object, started: float) -> None:
         """Grade all files on a subject."""
@@ -170,8 +184,9 @@ class Session:
             console.show(tables.line(found))
         if verdict.details and self.args.verbose:
             console.show(tables.indented(verdict.details))
-        elif verdict.word == ERROR and verdict.details and not is_ours:
-            console.say(f"{file.path}: --verbose prints the traceback, and what the file printed")
+        elif verdict.details and not is_ours:
+            traceback = "its traceback and " if verdict.word == ERROR else ""
+            console.say(f"{file.path}: --verbose shows {traceback}what it printed")
 
     def _show_headline(self, subject: Subject) -> None:
         """Print what is measured, once for each subject."""

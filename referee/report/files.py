@@ -7,6 +7,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from referee import console
+
 
 def check_writable(path: Path) -> None:
     """Raises OSError if `write` would fail. Opens nothing, for a FIFO would block."""
@@ -46,6 +48,16 @@ def write(path: Path, text: str | bytes) -> None:
         path.write_bytes(data)
     else:
         _replace(Path(os.path.realpath(path)), there, data)  # where symbolic links lead
+
+
+def try_to_write(path: Path, text: str | bytes) -> bool:
+    """Return whether a file could be written; say on stderr why it could not."""
+    try:
+        write(path, text)
+    except OSError as error:
+        console.say(f"cannot write {path}: {error.strerror}")
+        return False
+    return True
 
 
 def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:

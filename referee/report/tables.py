@@ -2,6 +2,7 @@
 
 from statistics import geometric_mean
 
+from referee.names import COPY
 from referee.report import by_role, machine
 
 TIMES = ["median ms", "p10 - p90 ms"]
@@ -10,6 +11,7 @@ DIGITS = {"GB/s": 1, "TFLOP/s": 2}  # behind the point
 WIDTH, NUMBERS = 30, "{:>12}  {:>10}  {}"  # columns of a sweep
 NOTHING_TOLD = ("a tie", "too noisy")
 LEGEND = "a tie: it may be the same speed"
+NO_LIMIT = "a copy is no limit: stores that bypass the caches are faster"
 NOISY = "too noisy to tell, for torch's own time varied; an idle machine or more --trials help"
 LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the result's"
 
@@ -47,7 +49,8 @@ def results(run: dict) -> str:
     """The tables of one setting, and how to read them."""
     forward, step = run["forward"], run["step"]
     setting = run["setting"] and f", {run['setting']}"
-    eager, control = (by_role(forward["summary"], role) for role in ("eager", "control"))
+    roles = ("solution", "eager", "control")
+    ours, eager, control = (by_role(forward["summary"], role) for role in roles)
     title, digits = f"{eager['name']} / this", DIGITS[forward["unit"]]
     rounds = len(forward["seconds"][eager["name"]])
     speeds = [forward["unit"], f"of {forward['yardstick'].split()[0]}"]
@@ -55,14 +58,22 @@ def results(run: dict) -> str:
     for row in forward["summary"]:
         speed = [f"{row['rate']:.{digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
         rows.append(_row("", row, rounds, *speed))
-    about = (
-        f"{rounds} rounds; a ratio is the median over rounds, with a 95% interval; {LEGEND}; the "
-    )
-    about += f"same code timed twice gave {interval(control, rounds)}"
-    parts = [table(rows), about, *forward["notes"]]
+    about = [
+        f"{rounds} rounds; a ratio is the median over rounds, with a 95% interval",
+        LEGEND,
+        f"the same code timed twice gave {interval(control, rounds)}",
+    ]
+    if forward["yardstick"] == COPY and ours["percent_of_yardstick"] > 100:
+        about.append(NO_LIMIT)
+    parts = [table(rows), "; ".join(about), *_noise(forward["summary"]), *forward["notes"]]
     if step:
         parts += _step_results(step, setting, title)
     return "\n".join(parts)
+
+
+def _noise(rows: list[dict]) -> list[str]:
+    """The line that explains "too noisy", if that is in a table of these rows."""
+    return [NOISY] if any(row["said"] == "too noisy" for row in rows) else []
 
 
 def _step_results(step: dict, setting: str, title: str) -> list[str]:
@@ -78,6 +89,7 @@ def _step_results(step: dict, setting: str, title: str) -> list[str]:
     return [
         f"\n{table(rows)}",
         f"{rounds} rounds; a step is the forward and backward of a round",
+        *_noise([row for summary in step["summary"].values() for row in summary]),
         f"kept for backward: {ours['name']} {kept:,} bytes, {eager['name']} {theirs:,} bytes{part}",
         *step["notes"],
     ]
@@ -127,6 +139,22 @@ def _in_words(record: dict, run: dict) -> str:
     return f"{what}, {beside}: {ours['ratio']:.2f} times torch's speed."
 
 
+def untimed(records: list[dict]) -> list[str]:
+    """The problems of a sweep of which no size was timed."""
+    timed = {record["problem"] for record in records if record["runs"]}
+    return [name for name in dict.fromkeys(r["problem"] for r in records) if name not in timed]
+
+
+def closing_of_sweep(records: list[dict], seconds: float) -> str:
+    """The last lines of a sweep: how many sizes were timed, and what helps if some were not."""
+    count = len([record for record in records if record["runs"]])
+    lines = [f"{count} of {len(records)} sizes were timed, in {seconds:.0f} s."]
+    if any(record["verdict"] == "left out" for record in records):
+        lines.append("A sweep of one problem, or of one --dtype, has all of the time for it.")
+    lines += [f"NOTHING of {name} was timed." for name in untimed(records)]
+    return "\n".join(lines)
+
+
 def indented(text: str) -> str:
     """A traceback, or what a file printed, below its line."""
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
@@ -151,7 +179,8 @@ def sweep_line(record: dict, is_first: bool) -> str:
 def line(record: dict) -> str:
     """A graded file, the verdict, and the reason or the times."""
     if record["verdict"] != "correct":
-        return f"{record['file']}: {record['verdict']} ({record['reason']})"
+        reason = f" ({record['reason']})" if record["reason"] else ""
+        return f"{record['file']}: {record['verdict']}{reason}"
     facts = [record["accuracy"], f"{record['cases']} cases", *record["notes"]]
     if record["refused"]:
         facts.append(f"refuses {', '.join(record['refused'])}")
@@ -161,7 +190,8 @@ def line(record: dict) -> str:
     if step := record["runs"][0]["step"]:
         ours, eager = (by_role(step["summary"]["step"], role) for role in ("solution", "eager"))
         rounds = len(step["seconds"]["step"][eager["name"]])
-        times += f"; training step {interval(ours, rounds)}: {ours['said']}"
+        said_of_step = NOISY if ours["said"] == "too noisy" else ours["said"]
+        times += f"; training step {interval(ours, rounds)}: {said_of_step}"
         if ours["name"] in (kept := step["kept_bytes"]):
             times += f", keeps {kept[ours['name']]:,} bytes, eager {kept[eager['name']]:,}"
     return f"{record['file']}: correct ({'; '.join(facts)}), {times}"
@@ -174,7 +204,9 @@ def ranking(records: list[dict]) -> str:
     for record in sorted(records, key=_speed_up, reverse=True):
         cells = _cells(record) if record["runs"] else [""] * 4
         rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
-    return f"{table(rows)}\n{scores(records)}"
+    runs = [record["runs"][0] for record in records if record["runs"]]
+    noise = [NOISY] if any(run["time"] == "too noisy" for run in runs) else []
+    return "\n".join([table(rows), *noise, scores(records)])
 
 
 def scores(records: list[dict]) -> str:
