@@ -149,8 +149,9 @@ def closing_of_sweep(records: list[dict], seconds: float) -> str:
     """The last lines of a sweep: how many sizes were timed, and what helps if some were not."""
     count = len([record for record in records if record["runs"]])
     lines = [f"{count} of {len(records)} sizes were timed, in {seconds:.0f} s."]
-    if any(record["verdict"] == "left out" for record in records):
-        lines.append("A sweep of one problem, or of one --dtype, has all of the time for it.")
+    has_several = len({(record["problem"], record["dtype"]) for record in records}) > 1
+    if has_several and any(record["verdict"] == "left out" for record in records):
+        lines.append("A sweep of one problem and one --dtype has more time for each size.")
     lines += [f"NOTHING of {name} was timed." for name in untimed(records)]
     return "\n".join(lines)
 

@@ -172,8 +172,12 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
     options = ["--device", "cpu", "--trials", "3", "--out", str(out)]
     process = start(str(problems), str(solutions), *options, stdout=subprocess.DEVNULL)
     wait_for_lines(out, 10, process)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it alone: what it has started must notice
     process.wait()
+    end = monotonic() + 10
+    while processes_of(process.pid):
+        assert monotonic() < end
+        sleep(0.05)
     before = [json.loads(line)["file"] for line in out.read_text().splitlines()]
     assert 10 <= len(before) < 20
     with out.open("a") as file:
