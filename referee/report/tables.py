@@ -149,6 +149,12 @@ def closing_of_sweep(records: list[dict], seconds: float) -> str:
     """The last lines of a sweep: how many sizes were timed, and what helps if some were not."""
     count = len([record for record in records if record["runs"]])
     lines = [f"{count} of {len(records)} sizes were timed, in {seconds:.0f} s."]
+    words = {run["time"] for record in records for run in record["runs"]}
+    lines += [
+        f"{told}."
+        for word, told in zip(NOTHING_TOLD, (LEGEND, NOISY), strict=True)
+        if word in words
+    ]
     has_several = len({(record["problem"], record["dtype"]) for record in records}) > 1
     if has_several and any(record["verdict"] == "left out" for record in records):
         lines.append("A sweep of one problem and one --dtype has more time for each size.")
@@ -174,7 +180,8 @@ def sweep_line(record: dict, is_first: bool) -> str:
         title = f"\n{record['problem']:<{WIDTH}}  {titles}\n"
     row = by_role(forward["summary"], "solution")
     numbers = f"{row['median_ms'] * 1e3:.2f}", f"{row['rate']:.4g}", interval(row)
-    return f"{title}{label:<{WIDTH}}  {NUMBERS.format(*numbers)}"
+    said = f"  {settled}" if (settled := record["runs"][0]["time"]) in NOTHING_TOLD else ""
+    return f"{title}{label:<{WIDTH}}  {NUMBERS.format(*numbers)}{said}"
 
 
 def line(record: dict) -> str:
