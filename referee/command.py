@@ -40,7 +40,7 @@ from referee.timing import (
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
 TIMEOUT = 300  # s for a solution, in each dtype
 LARGEST_SOLUTION = 64 << 20  # bytes
-MOST_SHARES = 4  # of a CPU's seconds that several files share
+MOST_SHARES = 4  # into which a CPU's seconds of timing are divided for several files
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,13 @@ def _grade_folders(
 
 
 def _command(typed: list[str], project: Project | None) -> str:
+    """Return the command line as it would be typed again."""
     program = ["python", "run.py"] if project else ["python", "-m", "referee"]
     return shlex.join([*program, *typed])
 
 
 def _kind(args: argparse.Namespace) -> str:
+    """Return the kind of the JSON file: see `records.document`."""
     if args.sweep:
         return "sweep"
     return "grading" if args.solution else "comparison"
@@ -221,8 +223,9 @@ def _subjects(
 
 def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> Options:
     """Return the conditions of every grading."""
-    shares = 1 if args.sweep else min(len(args.solution or [1]), MOST_SHARES)
-    seconds = (FULL_CPU_SECONDS if args.full else CPU_SECONDS) / shares
+    seconds = FULL_CPU_SECONDS if args.full else CPU_SECONDS
+    if args.solution:  # several files share the time, so that many do not take for ever
+        seconds /= min(len(args.solution), MOST_SHARES)
     trials = args.trials
     is_quick = is_ours and not (args.full or args.sweep or args.trials)
     largest_gradients = math.inf
@@ -264,6 +267,7 @@ def _check(args: argparse.Namespace, parser: Parser, project: Project | None) ->
 
 
 def _check_what(args: argparse.Namespace, parser: Parser) -> None:
+    """Check that the options name one kind of work."""
     for option, value in (("--bundle", args.bundle), ("--solution", args.solution)):
         if value and args.sweep:
             parser.error(f"--sweep and --plot are not for {option}")
@@ -278,6 +282,7 @@ def _check_what(args: argparse.Namespace, parser: Parser) -> None:
 
 
 def _check_folders(args: argparse.Namespace, parser: Parser) -> None:
+    """Check the options that only folders have, and those that these have not."""
     if folders.is_folder(args):
         if args.device and args.devices:
             parser.error("--device is for one device, --devices for several: which?")
@@ -292,6 +297,7 @@ def _check_folders(args: argparse.Namespace, parser: Parser) -> None:
 
 
 def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
+    """Check the options of sizes and dtypes."""
     if args.sweep and args.problem and project and args.problem not in project.swept:
         parser.error(f"{args.problem} has no sweep")
     if args.rows and args.sweep:
@@ -303,6 +309,7 @@ def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | No
 
 
 def _check_files(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
+    """Check that no file that is read is written, and that a picture can be drawn."""
     read = {path.resolve() for path in args.solution or ()}
     if args.reference:
         read.add(args.reference.resolve())
@@ -325,8 +332,9 @@ def _parser(project: Project | None) -> Parser:
         prog=console.program(), description=project.description if project else DESCRIPTION
     )
     add = parser.add_argument
-    nothing = ("problem", "dtype", "rows", "plot", "bundle", "reference")
-    parser.set_defaults(**dict.fromkeys(nothing), sweep=False)
+    # What the options that only a project has are without one.
+    absent = ("problem", "dtype", "rows", "plot", "bundle", "reference")
+    parser.set_defaults(**dict.fromkeys(absent), sweep=False)
     if project:
         _add_projects_options(parser, project)
     else:
@@ -368,7 +376,7 @@ def _add_projects_options(parser: Parser, project: Project) -> None:
 
 
 def _readable(text: str) -> Path:
-    """A file that can be read, or a folder."""
+    """Return the path of a file that can be read, or of a folder with Python files."""
     path = Path(text)
     try:
         size = path.stat().st_size

@@ -54,15 +54,20 @@ class Session:
     document: dict
     options: Options
     progress: console.Progress
-    _shown: list = field(default_factory=list)  # subjects with a headline; of a sweep, problems
+    _headlines: list[Subject] = field(default_factory=list)  # whose headline is printed
+    _titles: list[str] = field(default_factory=list)  # problems whose title of a sweep is printed
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this project's own solution is graded."""
+        return not self.args.solution
 
     def run(self) -> bool:
         """Do the work; return whether all is right."""
         found = self.document["records"]
-        is_ours = not self.args.solution
         started = monotonic()
         try:
-            with referee_at_work(own_builds=not is_ours) as server:
+            with referee_at_work(own_builds=not self._is_ours) as server:
                 if self.args.sweep:
                     console.show(self.headline)
                 if self.options.is_quick:
@@ -78,7 +83,7 @@ class Session:
                 console.show(f"\n{tables.ranking(found)}")
             if self.args.sweep and found:
                 add_limits(found, copy_bandwidth(self.device))
-        if is_ours and not self.args.sweep:
+        if self._is_ours and not self.args.sweep:
             console.show(f"\n{tables.closing(found, monotonic() - started, self.args.full)}")
         are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
         if self.args.sweep:
@@ -133,7 +138,7 @@ class Session:
     def _announce(self, subject: Subject, turn: int) -> None:
         """Say what comes."""
         of_all = f" ({turn + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
-        what = "building the kernels" if not self.args.solution and turn == 0 else "starting"
+        what = "building the kernels" if self._is_ours and turn == 0 else "starting"
         self.progress(f"{subject.problem}{of_all}: {what}")
 
     def _grade_one(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
@@ -164,22 +169,23 @@ class Session:
 
     def _report(self, subject: Subject, file: GradedFile | None, verdict: Verdict) -> None:
         """Print and record a verdict on a subject."""
-        is_ours = not self.args.solution
+        is_ours = self._is_ours
         if is_ours and verdict.word == ERROR and not verdict.count and not self.args.sweep:
             raise UnimportableError(verdict.reason)
         name = None if is_ours else str(file.path)
         found = records.record(subject, verdict, name)
         self.document["records"].append(found)
         if self.args.sweep:
-            is_first = bool(verdict.runs) and subject.problem not in self._shown
+            is_first = bool(verdict.runs) and subject.problem not in self._titles
             if is_first:
-                self._shown.append(subject.problem)
+                self._titles.append(subject.problem)
             console.show(tables.sweep_line(found, is_first))
             return
         self._show_headline(subject)
         if is_ours:
-            ready = f"kernels ready in {verdict.import_seconds:.1f} s; "
-            console.show((ready if len(self._shown) == 1 else "") + tables.details(found))
+            is_first = len(self._headlines) == 1
+            ready = f"kernels ready in {verdict.import_seconds:.1f} s; " if is_first else ""
+            console.show(f"{ready}{tables.details(found)}")
         else:
             console.show(tables.line(found))
         if verdict.details and self.args.verbose:
@@ -190,13 +196,13 @@ class Session:
 
     def _show_headline(self, subject: Subject) -> None:
         """Print what is measured, once for each subject."""
-        if subject in self._shown:
+        if subject in self._headlines:
             return
-        start = "\n" if self._shown else ""
+        start = "\n" if self._headlines else ""
         note = f"\n{subject.note}" if subject.note else ""
         shape = f"{list(subject.shape)} {subject.dtype}"
         console.show(f"{start}{subject.problem}: {self.headline}; {shape}{note}")
-        self._shown.append(subject)
+        self._headlines.append(subject)
 
 
 def copy_bandwidth(device: torch.device) -> float:
