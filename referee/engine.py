@@ -1,5 +1,6 @@
 """From files to verdicts: runs the steps of a grading, and turns what they raise into words."""
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from referee.verdict import (
 )
 
 Progress = Callable[..., None]
+PACKAGE = Path(__file__).resolve().parent
 LONGEST_DETAILS = 1 << 14  # characters of a traceback
 
 
@@ -161,8 +163,13 @@ class Engine:
 
 
 def _traceback(error: Exception) -> str:
-    """Return the traceback of an exception that the file's code raised, or ""."""
+    """Return the traceback of an exception that the file's code raised, or "".
+
+    The referee's own frames, from which the file was called, are left out.
+    """
     if not isinstance(error, RaisedError):
         return ""
     text = str(error.args[0].get("traceback", ""))[-LONGEST_DETAILS:].rstrip()
-    return f"{text}\n" if text else ""
+    *frames, last = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
+    theirs = [frame for frame in frames if not frame.startswith(f'  File "{PACKAGE}/')]
+    return f"{''.join(theirs)}{last}\n" if text else ""

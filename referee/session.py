@@ -95,8 +95,8 @@ class Session:
         """Say what a quick check is, before it begins."""
         names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
         seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
-        built = "once the kernels are built, which the first run does in one or two minutes"
-        console.say(f"a quick check of {names}: about {seconds} s, {built}; --full measures longer")
+        built = "once the first run has built the kernels (up to two minutes)"
+        console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
     def _grade_all(self, subject: Subject, turn: int, server: object, started: float) -> None:
         """Grade all files on a subject."""

@@ -104,6 +104,7 @@ def test_what_graded_files_print(quick, tmp_path, capsys):
     for section in sections:
         assert "\n    printed by the import\n    printed by the forward\n" in section
     last = sections[2].index("    AttributeError: 'ModelNew' object has no attribute 'no_such'\n")
+    assert f'"{Path(session.__file__).parent}' not in output.out  # frames of the referee's own
     assert sections[2].index("Traceback") < last < sections[2].index("printed by the import")
 
 

@@ -1,4 +1,4 @@
-"""What run.py prints and `--markdown` writes, from the records that `--json` writes."""
+"""The text that the command prints and `--markdown` writes, made from the records of `--json`."""
 
 from statistics import geometric_mean
 
@@ -17,20 +17,23 @@ LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the resu
 
 
 def headline(about: dict, device: object, why: str) -> str:
-    """The device, after a semicolon why it is not a GPU, or ""; the versions."""
+    """Return the device, why it is no GPU ("; ..." or ""), and the versions."""
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
     return f"{device}: {machine(about)}{why}; torch {about['torch']}, {cuda}"
 
 
 def table(rows: list[list[str]]) -> str:
-    """Aligned columns under the first row; names to the left, numbers to the right."""
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = ([name.ljust(first), *map(str.rjust, cells, others)] for name, *cells in rows)
+    """Return aligned columns under the first row: names to the left, numbers to the right."""
+    first, *others = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *cells in rows:
+        numbers = [cell.rjust(width) for cell, width in zip(cells, others, strict=True)]
+        lines.append([name.ljust(first), *numbers])
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def details(record: dict) -> str:
-    """How many cases were compared, the tables, and what is wrong."""
+    """Return how many cases were compared, the tables, and what is wrong."""
     is_fine = record["verdict"] in ("correct", "interrupted")
     count = "none" if is_fine else 1
     lines = [f"{record['cases']} cases compared with the reference, {count} wrong"]
@@ -46,7 +49,7 @@ def details(record: dict) -> str:
 
 
 def results(run: dict) -> str:
-    """The tables of one setting, and how to read them."""
+    """Return the tables of one setting, and how to read them."""
     forward, step = run["forward"], run["step"]
     setting = run["setting"] and f", {run['setting']}"
     roles = ("solution", "eager", "control")
@@ -72,12 +75,12 @@ def results(run: dict) -> str:
 
 
 def _noise(rows: list[dict]) -> list[str]:
-    """The line that explains "too noisy", if that is in a table of these rows."""
+    """Return the line that explains "too noisy", if a table of these rows has it."""
     return [NOISY] if any(row["said"] == "too noisy" for row in rows) else []
 
 
 def _step_results(step: dict, setting: str, title: str) -> list[str]:
-    """The table of training steps, and how to read it."""
+    """Return the table of training steps, and how to read it."""
     whole = step["summary"]["step"]
     ours, eager = (by_role(whole, role) for role in ("solution", "eager"))
     rounds = len(step["seconds"]["step"][eager["name"]])
@@ -96,20 +99,28 @@ def _step_results(step: dict, setting: str, title: str) -> list[str]:
 
 
 def _row(half: str, row: dict, rounds: int, *speed: str) -> list[str]:
+    """Return the cells of a contestant.
+
+    Args:
+        half: of a training step, before the contestant's name.
+        row: of the summary.
+        rounds: that were timed.
+        *speed: more cells, before the ratio.
+    """
     times = [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
     said = row["said"] if row["role"] != "eager" and row["said"] in NOTHING_TOLD else ""
     return [half + row["name"], *times, *speed, interval(row, rounds), said]
 
 
 def interval(row: dict, rounds: int = 0) -> str:
-    """A row's ratio, and its 95% interval, which one round alone has not."""
+    """Return a row's ratio and its 95% interval; one round alone has no interval."""
     if rounds == 1:
         return f"{row['ratio']:.3f} (one round)"
     return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
 
 
 def closing(records: list[dict], seconds: float, is_full: bool) -> str:
-    """The last lines, for somebody who sees them for the first time."""
+    """Return the last lines of a comparison, for somebody who sees them for the first time."""
     bad = [record for record in records if record["verdict"] != "correct"]
     names = ", ".join(dict.fromkeys(record["problem"] for record in records))
     if not records:
@@ -127,7 +138,7 @@ def closing(records: list[dict], seconds: float, is_full: bool) -> str:
 
 
 def _in_words(record: dict, run: dict) -> str:
-    """How fast a run is beside torch, as a sentence."""
+    """Return a sentence on how fast a run is beside torch."""
     ours, eager = (by_role(run["forward"]["summary"], role) for role in ("solution", "eager"))
     setting = f", {run['setting']}" if run["setting"] else ""
     what = f"{record['problem']} {record['dtype']}{setting}: {milliseconds(ours)}"
@@ -140,13 +151,13 @@ def _in_words(record: dict, run: dict) -> str:
 
 
 def untimed(records: list[dict]) -> list[str]:
-    """The problems of a sweep of which no size was timed."""
+    """Return the problems of a sweep of which no size was timed."""
     timed = {record["problem"] for record in records if record["runs"]}
     return [name for name in dict.fromkeys(r["problem"] for r in records) if name not in timed]
 
 
 def closing_of_sweep(records: list[dict], seconds: float) -> str:
-    """The last lines of a sweep: how many sizes were timed, and what helps if some were not."""
+    """Return the last lines of a sweep: how many sizes were timed, and what helps otherwise."""
     count = len([record for record in records if record["runs"]])
     lines = [f"{count} of {len(records)} sizes were timed, in {seconds:.0f} s."]
     words = {run["time"] for record in records for run in record["runs"]}
@@ -163,12 +174,12 @@ def closing_of_sweep(records: list[dict], seconds: float) -> str:
 
 
 def indented(text: str) -> str:
-    """A traceback, or what a file printed, below its line."""
+    """Indent a traceback, or what a file printed, below its line."""
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
 
 
 def sweep_line(record: dict, is_first: bool) -> str:
-    """The line of a size, below a title if it is the first of its problem with times."""
+    """Return the line of a size, below a title if it is the first of its problem with times."""
     settings = [run["setting"] for run in record["runs"]]
     label = " ".join(filter(None, [str(record["shape"]), record["dtype"], *settings]))
     if not settings:
@@ -185,7 +196,7 @@ def sweep_line(record: dict, is_first: bool) -> str:
 
 
 def line(record: dict) -> str:
-    """A graded file, the verdict, and the reason or the times."""
+    """Return the line of a graded file: the verdict, and the reason or the times."""
     if record["verdict"] != "correct":
         reason = f" ({record['reason']})" if record["reason"] else ""
         return f"{record['file']}: {record['verdict']}{reason}"
@@ -206,7 +217,7 @@ def line(record: dict) -> str:
 
 
 def ranking(records: list[dict]) -> str:
-    """All graded files, the fastest first, and KernelBench's scores."""
+    """Return a table of all graded files, the fastest first, and KernelBench's scores."""
     of = f"of {_yardstick(next((r for r in records if r['runs']), None))}"
     rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", of]]
     for record in sorted(records, key=_speed_up, reverse=True):
@@ -218,16 +229,16 @@ def ranking(records: list[dict]) -> str:
 
 
 def scores(records: list[dict]) -> str:
-    """The summary that the field reads.
+    """Return the summary that the field reads.
 
     fast_p is the share of files that are correct and more than p times as fast as eager; a tie is
     not faster than 1.
     """
     correct = sum(record["verdict"] == "correct" for record in records)
-    ratios = list(filter(None, map(_speed_up, records)))
-    surely = [_speed_up(r) for r in records if r["runs"] and r["runs"][0]["time"] != "a tie"]
+    ratios = [_speed_up(record) for record in records if _speed_up(record)]
+    untied = [_speed_up(r) for r in records if r["runs"] and r["runs"][0]["time"] != "a tie"]
     parts = [f"{correct} of {len(records)} correct", f"fast_0 {correct / len(records):.2f}"]
-    parts += [f"fast_{p} {sum(r > p for r in surely) / len(records):.2f}" for p in (1, 2)]
+    parts += [f"fast_{p} {sum(r > p for r in untied) / len(records):.2f}" for p in (1, 2)]
     if ratios:
         parts.append(f"geometric mean of {len(ratios)} ratios: {geometric_mean(ratios):.3f}")
     else:
@@ -236,13 +247,13 @@ def scores(records: list[dict]) -> str:
 
 
 def _yardstick(record: dict | None) -> str:
-    """What shows the device's speed, in words."""
+    """Return the yardstick of the device's speed in words: "a copy", "a product"."""
     name = record["runs"][0]["forward"]["yardstick"] if record else "copy"
     return f"a {name.split()[0]}"
 
 
 def _cells(record: dict) -> list[str]:
-    """Time, ratio, that in a word, and the share of the yardstick's speed, of the first setting."""
+    """Return four cells on the first setting: time, ratio, word, part of the yardstick's speed."""
     run = record["runs"][0]
     forward = run["forward"]
     ours = by_role(forward["summary"], "solution")
@@ -252,7 +263,7 @@ def _cells(record: dict) -> list[str]:
 
 
 def _speed_up(record: dict) -> float:
-    """Under the first setting, if the file is correct; 0 if there is none that means anything."""
+    """Return the ratio of the first setting; 0 if the file is not correct or the time too noisy."""
     for run in record["runs"][:1]:
         if record["verdict"] == "correct" and run["time"] != "too noisy":
             return by_role(run["forward"]["summary"], "solution")["ratio"]
@@ -260,7 +271,7 @@ def _speed_up(record: dict) -> float:
 
 
 def markdown(content: dict) -> str:
-    """What `--markdown` writes: a table as README has it, below a line on what was measured."""
+    """Return the text of `--markdown`: a table as README has it, below a line on its origin."""
     about = content["environment"]
     cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
@@ -272,6 +283,7 @@ def markdown(content: dict) -> str:
 
 
 def _line(row: list[str]) -> str:
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
@@ -296,7 +308,7 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
 
 
 def _ranking_rows(records: list[dict]) -> list[list[str]]:
-    """A row for each file, the fastest first."""
+    """Return a row for each file, the fastest first."""
     rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
     for record in sorted(records, key=_speed_up, reverse=True):
         reason = f": {record['reason']}" if record["reason"] else ""
@@ -310,11 +322,12 @@ def _ranking_rows(records: list[dict]) -> list[list[str]]:
 
 
 def _median_and_speed(run: dict) -> str:
+    """Return the solution's median time, and its speed in the problem's unit."""
     row = by_role(run["forward"]["summary"], "solution")
     return f"{milliseconds(row)}, {row['rate']:.4g} {run['forward']['unit']}"
 
 
 def milliseconds(row: dict) -> str:
-    """A row's median with three digits behind the point, or three that count."""
+    """Return a row's median with three decimals, or below 0.1 ms with three significant digits."""
     value = row["median_ms"]
     return f"{value:.3f} ms" if value >= 0.1 else f"{value:.3g} ms"
