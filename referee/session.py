@@ -14,7 +14,7 @@ from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.problem import Problem
 from referee.records import Subject
-from referee.reference_file import BadReferenceError
+from referee.reference_file import BadReferenceError, first_error_line
 from referee.report import tables
 from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
@@ -108,19 +108,33 @@ class Session:
                 return
             options = replace(options, rounds=Rounds(self.args.trials, seconds / 2))
         self._announce(subject, turn)
-        problem = self.make(subject, self.device)
+        try:
+            problem = self.make(subject, self.device)
+        except (BadReferenceError, torch.OutOfMemoryError) as bad:
+            word = LEFT_OUT if self.args.sweep else ERROR
+            self._report_for_all(subject, word, first_error_line(str(bad)))
+            return
         engine = Engine(problem, server, options, self.progress)
         try:
-            try:
-                engine.prepare()
-            except (FoundError, BadReferenceError) as found:
-                for file in self.files:
-                    self._report(subject, file, Verdict(file.path, ERROR, str(found.args[-1])))
-                return
-            for file in self.files:
-                self._grade_one(subject, file, engine)
+            self._grade_on(subject, engine)
         finally:
             engine.close()
+
+    def _grade_on(self, subject: Subject, engine: Engine) -> None:
+        """Grade all files on a subject, once eager could be timed alone."""
+        try:
+            engine.prepare()
+        except (FoundError, BadReferenceError, torch.OutOfMemoryError) as found:
+            self._report_for_all(subject, ERROR, first_error_line(str(found.args[-1])))
+            return
+        for file in self.files:
+            self._grade_one(subject, file, engine)
+
+    def _report_for_all(self, subject: Subject, word: str, reason: str) -> None:
+        """Report the same verdict on every file: the fault is the problem's."""
+        self.progress.clear()
+        for file in self.files:
+            self._report(subject, file, Verdict(file.path, word, reason))
 
     def _share(self, turn: int, passed: float) -> float:
         """Return the seconds that a size of a sweep may take: each problem has as much time.
@@ -142,13 +156,18 @@ class Session:
         self.progress(f"{subject.problem}{of_all}: {what}")
 
     def _grade_one(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
+        """Grade a file, and report the verdict."""
         try:
             verdict = engine.grade(file)
         except KeyboardInterrupt as stopped:
             self.progress.clear()
-            self._report(subject, file, stopped.verdict)
+            if verdict := getattr(stopped, "verdict", None):  # none between two steps of `grade`
+                self._report(subject, file, verdict)
             raise
         self.progress.clear()
+        is_imported = verdict.count or self.args.sweep
+        if self._is_ours and verdict.word == ERROR and not is_imported:
+            raise UnimportableError(verdict.reason)
         self._report(subject, file, verdict)
 
     def _why_left_out(self, subject: Subject, seconds: float) -> str:
@@ -170,8 +189,6 @@ class Session:
     def _report(self, subject: Subject, file: GradedFile | None, verdict: Verdict) -> None:
         """Print and record a verdict on a subject."""
         is_ours = self._is_ours
-        if is_ours and verdict.word == ERROR and not verdict.count and not self.args.sweep:
-            raise UnimportableError(verdict.reason)
         name = None if is_ours else str(file.path)
         found = records.record(subject, verdict, name)
         self.document["records"].append(found)

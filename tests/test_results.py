@@ -21,8 +21,9 @@ from problems import relu
 from referee import records, session, timing
 from referee.console import Progress
 from referee.names import COMPILED
+from referee.reference_file import NoRoomError
 from referee.report import plot, tables
-from referee.verdict import CORRECT, LEFT_OUT, Run
+from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Run
 
 OPTIONS = ["--device", "cpu", "--trials", "3"]
 
@@ -154,6 +155,39 @@ def test_ties_are_printed(ratio, noise, is_tie):
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
     names = relu.ReluProblem.names
     assert [rows[n] for n in (names.again, names.solution, names.eager)] == [True, is_tie, False]
+
+
+def test_one_round_has_no_interval():
+    found = record(relu)
+    for times in found["runs"][0]["forward"]["seconds"].values():
+        del times[1:]
+    assert "| **2.000** (one round) |" in tables.markdown(document([found]))
+    found["file"] = "a.py"
+    assert "| 2.000 [one round] |" in tables.markdown(document([found], "grading"))
+    assert ", eager / this 2.000 (one round): faster; " in tables.line(found)
+
+
+def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tmp_path, capsys):
+    """Eager cannot be timed, or the problem does not fit; nobody says that our file is no module."""
+
+    def fail(self: object, *_: object) -> None:
+        raise FoundError(ERROR, "eager itself could not be timed: no")
+
+    monkeypatch.setattr(session.Engine, "prepare", fail)
+    assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
+    output = capsys.readouterr()
+    assert "0 cases compared with the reference, none wrong\n" in output.out
+    assert "\nERROR  eager itself could not be timed: no\n" in output.out
+    assert "imported" not in output.err
+
+    def need(subject: object, device: object) -> None:
+        raise NoRoomError("relu: needs about 9 GiB of memory")
+
+    monkeypatch.setattr(run, "_make", need)
+    path = tmp_path / "result.json"
+    assert run.main(["relu", *OPTIONS, "--sweep", "--json", str(path)]) == 1
+    found = check_shape(path.read_text())
+    assert {(r["verdict"], r["reason"][:17]) for r in found} == {(LEFT_OUT, "relu: needs about")}
 
 
 def test_noise_is_explained_below_each_table():

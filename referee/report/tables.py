@@ -35,7 +35,7 @@ def table(rows: list[list[str]]) -> str:
 def details(record: dict) -> str:
     """Return how many cases were compared, the tables, and what is wrong."""
     is_fine = record["verdict"] in ("correct", "interrupted")
-    count = "none" if is_fine else 1
+    count = "1" if record["verdict"] == "wrong" else "none"
     lines = [f"{record['cases']} cases compared with the reference, {count} wrong"]
     if record["errors"]:
         errors = (row.values() for row in record["errors"])
@@ -299,7 +299,7 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
             setting = f", `{run['setting']}`" if run["setting"] else ""
             eager = by_role(run["forward"]["summary"], "eager")
             ours = by_role(run["forward"]["summary"], "solution")
-            ratio = "**{ratio:.3f}** ({ratio_low:.3f} to {ratio_high:.3f})".format(**ours)
+            ratio = f"**{ours['ratio']:.3f}** ({_range(run)})"
             step = ""
             if run["step"]:
                 step = f"{by_role(run['step']['summary']['step'], 'solution')['ratio']:.3f}"
@@ -315,10 +315,18 @@ def _ranking_rows(records: list[dict]) -> list[list[str]]:
         cells = [""] * 3
         for run in record["runs"][:1]:
             ours = by_role(run["forward"]["summary"], "solution")
-            ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
+            ratio = f"{ours['ratio']:.3f} [{_range(run)}]"
             cells = [_median_and_speed(run), ratio, run["time"]]
         rows.append([f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], *cells])
     return rows
+
+
+def _range(run: dict) -> str:
+    """Return the 95% interval of a run's ratio in words; one round alone has none."""
+    ours = by_role(run["forward"]["summary"], "solution")
+    if len(run["forward"]["seconds"][ours["name"]]) == 1:
+        return "one round"
+    return f"{ours['ratio_low']:.3f} to {ours['ratio_high']:.3f}"
 
 
 def _median_and_speed(run: dict) -> str:
