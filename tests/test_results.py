@@ -168,7 +168,7 @@ def test_one_round_has_no_interval():
 
 
 def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tmp_path, capsys):
-    """Eager cannot be timed, or the problem does not fit; nobody says that our file is no module."""
+    """Eager cannot be timed, or the problem does not fit; nothing is wrong with our file."""
 
     def fail(self: object, *_: object) -> None:
         raise FoundError(ERROR, "eager itself could not be timed: no")
