@@ -21,7 +21,7 @@ QUICK_PARAMETERS = 1 << 26
 # On a CPU as many rounds are timed as fit into these seconds, of forwards and of steps each.
 CPU_SECONDS = 2.5  # of the quick comparison
 FULL_CPU_SECONDS = 16.0  # of --full, for README's table
-CPU_LEAST = 5  # rounds, even if they take longer: an interval of fewer says little
+CPU_LEAST = 4  # rounds, even if they take longer: an interval of fewer says little
 LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
 # What is subtracted from the referee's clock is exceeded by one of ten requests.
