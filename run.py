@@ -26,7 +26,8 @@ from referee.session import Subject
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 OURS = Path(__file__).resolve().parent / "model_new.py"
-SWEEP_DTYPES = ("float32", "float16", "bfloat16")  # unless others are asked for
+# Unless others are asked for. A CPU has no time for more than one.
+SWEEP_DTYPES = {"cpu": ("float32",), "cuda": ("float32", "float16", "bfloat16")}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +53,7 @@ def _subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
     subjects: list[Subject] = []
     every = list(sizes.KINDS) if args.sweep else list(PROBLEMS)
     for name in [args.problem] if args.problem else every:
-        for dtype in args.dtype or (SWEEP_DTYPES if args.sweep else ["float32"]):
+        for dtype in args.dtype or (SWEEP_DTYPES[device.type] if args.sweep else ["float32"]):
             entry = PROBLEMS[name]
             shape, note = sizes.choose_shape(name, entry, args.rows, DTYPES[dtype], device)
             if args.sweep:

@@ -68,7 +68,7 @@ Rows = Iterable[list[str]]  # of a table
 
 
 def modules(problem: str, device: str, dtype: torch.dtype, *arguments: object) -> Calls:
-    """This project's module and the reference, with the same parameters."""
+    """Return this project's module and the reference's, with the same parameters."""
     from model_new import SOLUTIONS  # builds the kernels
 
     with torch.device(device):
@@ -79,7 +79,7 @@ def modules(problem: str, device: str, dtype: torch.dtype, *arguments: object) -
 
 
 def alternate(calls: Calls, x: torch.Tensor, on_host: bool = False) -> dict[str, list[float]]:
-    """Seconds of calls on x with a cold L2, or of the host, in random order within every round."""
+    """Return seconds of calls on x, in random order within each round: L2 cold, or of the host."""
     clock = CudaClock(x.device) if x.is_cuda and not on_host else CpuClock()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS + 1):  # the first is not recorded
@@ -89,7 +89,7 @@ def alternate(calls: Calls, x: torch.Tensor, on_host: bool = False) -> dict[str,
 
 
 def compare(calls: Calls, x: torch.Tensor, on_host: bool = False) -> list[str]:
-    """The medians of ours and of eager's, in us or ns, and of eager's time in parts of ours."""
+    """Return the medians of ours, of eager's (us; of the host ns) and of eager's time / ours."""
     (ours, eager), unit = alternate(calls, x, on_host).values(), 1e9 if on_host else 1e6
     ratio = median(e / o for e, o in zip(eager, ours, strict=True))
     return [f"{median(ours) * unit:.2f}", f"{median(eager) * unit:.2f}", f"{ratio:.3f}"]
@@ -97,7 +97,7 @@ def compare(calls: Calls, x: torch.Tensor, on_host: bool = False) -> list[str]:
 
 @torch.no_grad()
 def linear(device: str, dtype: torch.dtype) -> Rows:
-    """Eager's time in parts of ours, and the latter."""
+    """Yield a row for each size of the weight: eager's time / ours, and ours in microseconds."""
     yield ["eager / LinearReluDivideNew (us)", *(f"M {m}" for m in ROWS[device])]
     for k, n in product(FEATURES, FEATURES):
         both, cells = modules("linear_relu_divide", device, dtype, k, n, 2.0), []
@@ -110,7 +110,10 @@ def linear(device: str, dtype: torch.dtype) -> Rows:
 
 @torch.no_grad()
 def operands(device: str, dtype: torch.dtype) -> Rows:
-    """u: the largest error / (|x| |weight|^T + |bias|) in 2^-24, against float64."""
+    """Yield a row for each kind of operands: times, and errors against float64.
+
+    The unit u of an error is 2^-24 of (|x| |weight|^T + |bias|).
+    """
     yield ["operands", "eager us", "ours us", "ratio", "u", "eager's u"]
     m, k, n = SIZE[device]
     both = modules("linear_relu_divide", device, dtype, k, n, 2.0)
@@ -131,7 +134,7 @@ def operands(device: str, dtype: torch.dtype) -> Rows:
 
 
 def host(device: str, dtype: torch.dtype) -> Rows:
-    """Calls on ones, launches not waited for."""
+    """Yield a row for each small call: the host's time, which does not wait for launches."""
     yield ["host time", "ours ns", "eager ns", "eager / ours"]
     for (title, small), where in product(SMALL.items(), dict.fromkeys(("cpu", device))):
         problem, arguments, shape = small
@@ -148,12 +151,16 @@ def host(device: str, dtype: torch.dtype) -> Rows:
 
 
 def _host_time(call: Callable, x: torch.Tensor) -> float:
+    """Return the host's seconds for a call, the mean of HOST_CALLS that are not waited for."""
     setup = torch.cuda.synchronize if x.is_cuda else "pass"
     return timeit(partial(call, x), setup, number=HOST_CALLS) / HOST_CALLS
 
 
 def imports(*_: object) -> Rows:
-    """First imports, which build, and the median of three later ones, in fresh processes."""
+    """Yield the seconds of a first import, which builds, and the median of three later ones.
+
+    Each import is in a process of its own.
+    """
     yield ["import beyond torch", "cold s", "warm s"]
     for name, statement in IMPORTS.items():
         code = f"import torch, time; start = time.perf_counter(); {statement}; "
@@ -169,7 +176,7 @@ TABLES = {"linear": linear, "operands": operands, "host": host, "import": import
 
 
 def measure(device: str, only: str) -> list[str]:
-    """Runs the commands for a kind of device that contain a text; returns those that failed."""
+    """Run the commands for a kind of device that contain a text; return those that failed."""
     failed = []
     found = {path: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     wanted = {
@@ -203,12 +210,13 @@ def measure(device: str, only: str) -> list[str]:
 
 
 def _replace(page: Path, head: str, content: str) -> None:
+    """Put content below a comment of a page, in the place of what is there."""
     new = BLOCK.sub(lambda m: head + content if m[1] == head else m[0], page.read_text())
     files.write(page, new)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line's options; on a wrong one the process ends with status 2."""
+    """Return the command line's options; a wrong one ends the process with status 2."""
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
     parser.add_argument("what", choices=[*TABLES, "report"])
@@ -221,7 +229,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     args = parse(arguments)
     if args.what == "report":
         return 1 if measure(args.device, args.only) else 0

@@ -18,7 +18,7 @@ class CpuClock:
     """Wall-clock time of one call."""
 
     def time(self, call: Callable, x: torch.Tensor, write: Callable | None = None) -> Taken:
-        """The output, and the seconds that the call took, twice, as `CudaClock.time` does."""
+        """Return the output, and the seconds of the call twice: `CudaClock` has two clocks."""
         if write:
             write()
         start = perf_counter()
@@ -35,7 +35,7 @@ class CudaClock:
         self._flushing, self._start, self._end = (Event(enable_timing=True) for _ in range(3))
 
     def time(self, call: Callable, x: torch.Tensor, write: Callable | None = None) -> Taken:
-        """The output, the seconds between two events, the wall-clock seconds around both.
+        """Return the output, the seconds between two events, the wall-clock seconds around both.
 
         The L2 is flushed while the host is launching, so that the events measure the device and
         not the launch; the wall-clock seconds are without the flush. After it `write` alters what

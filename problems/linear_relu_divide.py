@@ -6,7 +6,7 @@ do not wait for it to recover: interleaved in random order, all contestants meet
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -213,7 +213,12 @@ class LinearReluDivideProblem(Problem):
             yield Case(name, [x], arguments, setting=first, required=required)
         yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first)
 
-    def _sizes(self, draw: object, at: str) -> Iterator[Case]:
+    def _sizes(self, draw: Callable[..., torch.Tensor], at: str) -> Iterator[Case]:
+        """Yield SIZES of rows, each with two of columns and of K, and SHAPES.
+
+        The strides 5 and 8 have no factor in common with the 13 sizes, so every size of columns
+        and of K comes once in a turn, beside another one.
+        """
         for turn in range(2):
             for i, m in enumerate(SIZES):
                 n = SIZES[(5 * i + 4 * turn + 1) % len(SIZES)]
@@ -226,6 +231,7 @@ class LinearReluDivideProblem(Problem):
             yield Case(f"[{m}, {k}] -> {n}{at}", [draw(m, k)], arguments=[k, n, 2.0])
 
     def _operands(self, at: str) -> Iterator[Case]:
+        """Yield the operands on which products err most, as parameters of one module."""
         for turn, name in enumerate(operands.CASES):
             x, weight, bias = operands.named(name, 33, 129, 65)
             arguments = None if turn else [129, 65, 2.0]

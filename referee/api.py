@@ -53,7 +53,8 @@ class Result:
             nothing was timed.
         interval: the 95% interval of that.
         milliseconds: the solution's median time.
-        time: "faster", "slower", "a tie" or "too noisy".
+        time: how the solution's time compares with eager's: "faster", "slower", "a tie" or "too
+            noisy".
         step_speedup: the same of a training step; None where the file is forward only.
         notes: what else there is to say.
         record: everything, as `--json` writes it.
@@ -100,7 +101,7 @@ def grade(
         ValueError: there is no such device.
         referee.reference_file.BadReferenceError: the file is no problem that can be graded.
     """
-    there, _ = choose_device(device)
+    there, _why_no_gpu = choose_device(device)
     options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)
     files = read_files([Path(path) for path in solutions])
     problem = Problem(reference.name, reference.file, there)

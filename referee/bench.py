@@ -92,7 +92,7 @@ class Bench:
         self.yardsticks: list[str] = []
         self.notes: list[str] = []
         self.copies = False
-        self.plans: dict[tuple, object] = {}
+        self.plans: dict[str, object] = {}
         self._prepared: tuple | None = None
 
     def start_eager(self) -> None:

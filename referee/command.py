@@ -8,7 +8,6 @@ request that makes no sense, 130 after an interrupt.
 """
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -34,14 +33,14 @@ from referee.timing import (
     FULL_CPU_SECONDS,
     MOST,
     QUICK,
-    QUICK_FORWARD,
+    QUICK_PARAMETERS,
     Rounds,
 )
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
 TIMEOUT = 300  # s for a solution, in each dtype
 LARGEST_SOLUTION = 64 << 20  # bytes
-MOST_SHARES = 4  # of a CPU's seconds that several files share
+MOST_SHARES = 4  # into which a CPU's seconds of timing are divided for several files
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,8 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     typed = sys.argv[1:] if arguments is None else arguments
     parser = _parser(project)
     args = parser.parse_args(typed)
+    if args.plot:
+        args.sweep = True  # whose times the picture shows
     _check(args, parser, project)
     if args.bundle:
         return _bundle(args, project)
@@ -92,7 +93,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     try:
         device, why = choose_device(args.device)
         if folders.is_folder(args):
-            return folders.grade(args, device, why, _options(args, device, is_ours=False), progress)
+            return _grade_folders(args, _command(typed, project), device, why, progress)
         subjects, make = _subjects(args, device, project, progress)
     except (BadReferenceError, ValueError) as error:
         parser.error(str(error))
@@ -124,12 +125,40 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     return 0 if _write_results(args, document) and fine else 1
 
 
+def _grade_folders(
+    args: argparse.Namespace,
+    line: str,
+    device: torch.device,
+    why: str,
+    progress: console.Progress,
+) -> int:
+    """Grade folders; return the exit status.
+
+    Args:
+        args: the options.
+        line: the command line, for the JSON file.
+        device: where solutions compute, unless `--devices` names several.
+        why: that is no GPU, or "".
+        progress: says what is being done.
+    """
+    devices = [device]
+    if args.devices:
+        devices = [choose_device(name)[0] for name in args.devices]
+    document = records.document(line, "grading", records.environment(devices[0]))
+    job = folders.find_work(args)
+    console.show(tables.headline(document["environment"], ", ".join(map(str, devices)), why))
+    options = _options(args, devices[0], is_ours=False)
+    return folders.grade(job, devices, options, document, progress)
+
+
 def _command(typed: list[str], project: Project | None) -> str:
+    """Return the command line as it would be typed again."""
     program = ["python", "run.py"] if project else ["python", "-m", "referee"]
     return shlex.join([*program, *typed])
 
 
 def _kind(args: argparse.Namespace) -> str:
+    """Return the kind of the JSON file: see `records.document`."""
     if args.sweep:
         return "sweep"
     return "grading" if args.solution else "comparison"
@@ -137,7 +166,7 @@ def _kind(args: argparse.Namespace) -> str:
 
 def _bundle(args: argparse.Namespace, project: Project) -> int:
     text = project.bundle(args.problem)
-    if not _write(args.bundle, text):
+    if not files.try_to_write(args.bundle, text):
         return 1
     lines = len(text.splitlines())
     console.show(f"wrote {args.bundle}: {args.problem} in one file of {lines:,} lines")
@@ -194,18 +223,23 @@ def _subjects(
 
 def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> Options:
     """Return the conditions of every grading."""
-    shares = 1 if args.sweep else min(len(args.solution or [1]), MOST_SHARES)
-    seconds = (FULL_CPU_SECONDS if args.full else CPU_SECONDS) / shares
+    seconds = FULL_CPU_SECONDS if args.full else CPU_SECONDS
+    if args.solution:  # several files share the time, so that many do not take for ever
+        seconds /= min(len(args.solution), MOST_SHARES)
     trials = args.trials
     is_quick = is_ours and not (args.full or args.sweep or args.trials)
+    largest_gradients = math.inf
     if is_quick and device.type == "cuda":
         trials = QUICK
+    elif is_quick:
+        largest_gradients = QUICK_PARAMETERS
     return Options(
         rounds=Rounds(trials, seconds),
         timeout=args.timeout or TIMEOUT,
         only_times=args.sweep,
         compiled=is_ours and device.type == "cuda" and (args.full or args.sweep),
-        longest_forward=QUICK_FORWARD if is_quick else math.inf,
+        is_quick=is_quick,
+        largest_gradients=largest_gradients,
     )
 
 
@@ -213,36 +247,27 @@ def _write_results(args: argparse.Namespace, document: dict) -> bool:
     """Return whether every file that was asked for could be written."""
     fine = True
     if args.json:
-        fine = _write(args.json, json.dumps(document, indent=1) + "\n")
+        fine = files.try_to_write(args.json, records.as_json(document))
     if args.markdown:
-        fine = _write(args.markdown, tables.markdown(document)) and fine
+        fine = files.try_to_write(args.markdown, tables.markdown(document)) and fine
     if not args.plot:
         return fine
     if not any(record["runs"] for record in document["records"]):
         console.say(f"{args.plot} is not drawn: nothing was timed")
         return False
-    return _write(args.plot, plot.draw(document, args.plot.suffix)) and fine
-
-
-def _write(path: Path, text: str | bytes) -> bool:
-    """Return whether it could be written; say on stderr why it could not."""
-    try:
-        files.write(path, text)
-    except OSError as error:
-        console.say(f"cannot write {path}: {error.strerror}")
-        return False
-    return True
+    return files.try_to_write(args.plot, plot.draw(document, args.plot.suffix)) and fine
 
 
 def _check(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
     """End with status 2 where options contradict each other."""
-    args.sweep |= args.plot is not None
-    _check_what(args, parser, project)
+    _check_what(args, parser)
+    _check_folders(args, parser)
     _check_sizes(args, parser, project)
     _check_files(args, parser, project)
 
 
-def _check_what(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
+def _check_what(args: argparse.Namespace, parser: Parser) -> None:
+    """Check that the options name one kind of work."""
     for option, value in (("--bundle", args.bundle), ("--solution", args.solution)):
         if value and args.sweep:
             parser.error(f"--sweep and --plot are not for {option}")
@@ -254,13 +279,25 @@ def _check_what(args: argparse.Namespace, parser: Parser, project: Project | Non
         parser.error("--timeout is for --solution")
     if args.reference and (args.problem or not args.solution or args.bundle):
         parser.error("--reference goes with --solution, and without the name of a problem")
-    if args.out and not folders.is_folder(args):
-        parser.error("--out is for folders of references and solutions")
-    if args.devices and not folders.is_folder(args):
-        parser.error("--devices is for folders of references and solutions")
+
+
+def _check_folders(args: argparse.Namespace, parser: Parser) -> None:
+    """Check the options that only folders have, and those that these have not."""
+    if folders.is_folder(args):
+        if args.device and args.devices:
+            parser.error("--device is for one device, --devices for several: which?")
+        if args.markdown:
+            parser.error("--markdown is not for folders: --csv writes their table")
+        return
+    for option, value in (("--out", args.out), ("--devices", args.devices), ("--csv", args.csv)):
+        if value:
+            parser.error(f"{option} is for folders of references and solutions")
+    if any(path.is_dir() for path in args.solution or ()):
+        parser.error("folders of solutions need a folder of references")
 
 
 def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
+    """Check the options of sizes and dtypes."""
     if args.sweep and args.problem and project and args.problem not in project.swept:
         parser.error(f"{args.problem} has no sweep")
     if args.rows and args.sweep:
@@ -272,17 +309,16 @@ def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | No
 
 
 def _check_files(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
+    """Check that no file that is read is written, and that a picture can be drawn."""
     read = {path.resolve() for path in args.solution or ()}
     if args.reference:
         read.add(args.reference.resolve())
     elif project:
         read.add(project.ours.resolve())
-    for path in filter(None, (args.json, args.markdown, args.plot, args.bundle)):
+    written = (args.json, args.markdown, args.plot, args.bundle, args.out, args.csv)
+    for path in filter(None, written):
         if path.resolve() in read:
             parser.error(f"{path} is read: the results need another file")
-    has_folders = any(path.is_dir() for path in args.solution or ())
-    if has_folders and not folders.is_folder(args):
-        parser.error("folders of solutions need a folder of references")
     if args.plot:
         try:
             plot.check(args.plot)
@@ -296,8 +332,9 @@ def _parser(project: Project | None) -> Parser:
         prog=console.program(), description=project.description if project else DESCRIPTION
     )
     add = parser.add_argument
-    nothing = ("problem", "dtype", "rows", "plot", "bundle", "reference")
-    parser.set_defaults(**dict.fromkeys(nothing), sweep=False)
+    # What the options that only a project has are without one.
+    absent = ("problem", "dtype", "rows", "plot", "bundle", "reference")
+    parser.set_defaults(**dict.fromkeys(absent), sweep=False)
     if project:
         _add_projects_options(parser, project)
     else:
@@ -314,7 +351,7 @@ def _parser(project: Project | None) -> Parser:
     add("--json", **file, help="write everything as JSON too")
     add("--markdown", **file, help="write tables for a README too")
     out = "of folders: append a line of JSON for each verdict, and go on where a run has ended"
-    add("--out", type=Path, metavar="FILE", help=out)
+    add("--out", **file, help=out)
     add("--csv", **file, help="of folders: write the table as CSV too")
     limit = f"seconds for each solution, its compilation included (default: {TIMEOUT})"
     add("--timeout", type=_positive, metavar="S", help=limit)
@@ -339,7 +376,7 @@ def _add_projects_options(parser: Parser, project: Project) -> None:
 
 
 def _readable(text: str) -> Path:
-    """A file that can be read, or a folder."""
+    """Return the path of a file that can be read, or of a folder with Python files."""
     path = Path(text)
     try:
         size = path.stat().st_size

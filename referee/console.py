@@ -1,4 +1,4 @@
-"""What run.py prints, and how it ends when it is interrupted or cannot: with one line.
+"""How the command prints, and how it ends when it is interrupted or cannot print: with one line.
 
 Nothing heavy is imported here, for an interrupt may come while torch is being imported.
 """
@@ -14,7 +14,7 @@ from time import monotonic
 from typing import NoReturn, TextIO
 
 INTERRUPTED = 128 + signal.SIGINT  # the status that shells give
-_name = ["run.py"]  # what messages begin with
+_name = ["run.py"]  # what messages begin with; a list, which `name_program` can change
 
 
 def name_program(name: str) -> None:
@@ -49,20 +49,20 @@ class Progress:
         _write(f"{self._start}{text[:width]}" if self._start else f"{text}\n")
 
     def clear(self) -> None:
-        """Removes the line from a terminal, so that the report starts on a clean one."""
+        """Remove the line from a terminal, so that the report starts on a clean one."""
         if self._start and self._stage:
             _write(self._start)
             self._stage = ""
 
 
 def end_on_interrupt() -> None:
-    """From now on an interrupt ends the process at once: nothing is under way to be undone."""
+    """Let an interrupt end the process at once from now on: nothing under way must be undone."""
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):  # as nohup and & have it
         signal.signal(signal.SIGINT, _end)
 
 
 def run(main: Callable[[], int]) -> int:
-    """Calls main, which may raise SystemExit; returns the exit status."""
+    """Call main, which may raise SystemExit; return the exit status."""
     sys.stdout, sys.stderr = (stream or _nowhere() for stream in (sys.stdout, sys.stderr))
     sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a path may hold anything
     if signal.getsignal(signal.SIGINT) is _end:
@@ -91,14 +91,14 @@ def _write(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Prints to stdout at once; where the disk is full or the pipe closed, run.py ends."""
+    """Print to stdout at once; end the program where the disk is full or the pipe closed."""
     if reason := _put(f"{text}\n", sys.stdout):
         say(f"cannot write to stdout: {reason}")
         sys.exit(1)
 
 
 def _put(text: str, stream: TextIO) -> str:
-    """Writes a text and all that the stream holds; why that was not possible, or ""."""
+    """Write a text and all that the stream holds; return why that was not possible, or ""."""
     try:
         stream.write(text)
         stream.flush()
@@ -114,7 +114,7 @@ def _nowhere() -> TextIO:
 
 
 def _line_start() -> str:
-    """What removes a line from stderr, if that is a terminal that can."""
+    """Return the characters that remove a line of a terminal; "" if stderr is none that can."""
     return "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
 
 
@@ -125,6 +125,6 @@ def _end(*_: object) -> NoReturn:
 
 
 def _unwind(*_: object) -> NoReturn:
-    """The first interrupt lets what is under way clean up; a second one ends at once."""
+    """Raise KeyboardInterrupt, so that what is under way cleans up; a second interrupt ends."""
     signal.signal(signal.SIGINT, _end)
     raise KeyboardInterrupt

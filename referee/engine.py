@@ -1,5 +1,6 @@
 """From files to verdicts: runs the steps of a grading, and turns what they raise into words."""
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from referee.steps import (
     STEPS_ONCE_OF_A_SWEEP,
     STEPS_PER_SETTING,
 )
-from referee.steps.times import plan
+from referee.steps.times import is_planned, plan
 from referee.timing import trim
 from referee.verdict import (
     CORRECT,
@@ -32,6 +33,7 @@ from referee.verdict import (
 )
 
 Progress = Callable[..., None]
+PACKAGE = Path(__file__).resolve().parent
 LONGEST_DETAILS = 1 << 14  # characters of a traceback
 
 
@@ -83,11 +85,11 @@ class Engine:
         Raises:
             FoundError: eager cannot be timed.
         """
-        self._progress("starting eager", "")
         for setting in self.problem.settings:
             self.problem.setting = setting
             torch.set_float32_matmul_precision(self.problem.precision)
-            self._progress("timing eager alone", setting)
+            if not is_planned(self._bench):
+                self._progress(f"{self.problem.name}: timing eager alone", setting)
             plan(self._bench)
 
     def grade(self, file: GradedFile) -> Verdict:
@@ -140,10 +142,10 @@ class Engine:
             verdict.word, verdict.reason = LATE, f"{seconds}, while {stage[0]}"
         except (EndedError, ForgedError, RaisedError) as error:
             verdict.word, verdict.reason = outcome(error, stage[0])
-            verdict.details = _details(error)
+            verdict.details = _traceback(error)
         finally:
             if grading:
-                verdict.details = verdict.details or grading.solution.printed()
+                verdict.details += grading.solution.printed()
                 grading.close()
                 processes.end_orphans()
 
@@ -160,8 +162,14 @@ class Engine:
                 step(grading)
 
 
-def _details(error: Exception) -> str:
-    """Return the traceback of a file's exception, or the end of what it printed."""
-    if isinstance(error, RaisedError):
-        return str(error.args[0].get("traceback", ""))[-LONGEST_DETAILS:]
-    return str(error.args[-1])[-LONGEST_DETAILS:] if error.args else ""
+def _traceback(error: Exception) -> str:
+    """Return the traceback of an exception that the file's code raised, or "".
+
+    The referee's own frames, from which the file was called, are left out.
+    """
+    if not isinstance(error, RaisedError):
+        return ""
+    text = str(error.args[0].get("traceback", ""))[-LONGEST_DETAILS:].rstrip()
+    *frames, last = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
+    theirs = [frame for frame in frames if not frame.startswith(f'  File "{PACKAGE}/')]
+    return f"{''.join(theirs)}{last}\n" if text else ""

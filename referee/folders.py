@@ -13,9 +13,12 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -35,6 +38,10 @@ from referee.verdict import ERROR, FoundError, Verdict
 PROBLEM_NAME = re.compile(r"level_?(\d+)/(\d+)_[^/]*\.py$")
 SAMPLE_NAME = re.compile(r"level_?(\d+)_problem_(\d+)_")
 NOT_GRADED = "not graded"
+LONGEST_END = 10  # s that a worker may take to end what it has started
+# A line of `--out` has these keys at least, and begins with the first of them.
+KEYS = {"problem", "file", "verdict", "reason", "runs"}
+START = b'{"problem": '
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,23 @@ class Work:
     solutions: list[GradedFile]
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a command about folders has to do.
+
+    Attributes:
+        args: the command's options.
+        earlier: the records that an earlier run left in `--out`.
+        work: problems with solutions that have no verdict yet.
+        alone: solutions that go with no problem.
+    """
+
+    args: argparse.Namespace
+    earlier: list[dict]
+    work: list[Work]
+    alone: list[Path]
+
+
 def is_folder(args: argparse.Namespace) -> bool:
     """Return whether the command is about folders."""
     return bool(args.reference) and args.reference.is_dir()
@@ -62,24 +86,24 @@ def pair(references: Path, solutions: list[Path]) -> tuple[dict[Path, list[Path]
 
     Args:
         references: a folder.
-        solutions: files and folders.
+        solutions: files and folders; a file that is named twice is taken once.
     """
-    problems = sorted(references.rglob("*.py"))
+    problems = sorted(path for path in references.rglob("*.py") if path.is_file())
     by_name = {path.relative_to(references).as_posix(): path for path in problems}
     by_stem: dict[str, list[Path]] = {}
-    by_number = {}
+    by_number: dict[tuple, list[Path]] = {}  # KernelBench's level and number
     for path in problems:
         by_stem.setdefault(path.stem, []).append(path)
-        if found := PROBLEM_NAME.search(path.resolve().as_posix()):
-            by_number[found.groups()] = path
+        if numbers := PROBLEM_NAME.search(path.resolve().as_posix()):
+            by_number.setdefault(numbers.groups(), []).append(path)
     paired: dict[Path, list[Path]] = {}
     alone = []
     for base, path in _solution_files(solutions):
         problem = by_name.get(path.relative_to(base).as_posix())
-        if problem is None and len(by_stem.get(path.stem, [])) == 1:
-            problem = by_stem[path.stem][0]
-        if problem is None and (found := SAMPLE_NAME.search(path.name)):
-            problem = by_number.get(found.groups())
+        if problem is None:
+            problem = _only_one(by_stem.get(path.stem, []))
+        if problem is None and (numbers := SAMPLE_NAME.search(path.name)):
+            problem = _only_one(by_number.get(numbers.groups(), []))
         if problem is None:
             alone.append(path)
         else:
@@ -87,176 +111,223 @@ def pair(references: Path, solutions: list[Path]) -> tuple[dict[Path, list[Path]
     return paired, alone
 
 
+def _only_one(paths: list[Path]) -> Path | None:
+    """Return the path if there is one, None where there is none or a choice."""
+    return paths[0] if len(paths) == 1 else None
+
+
 def _solution_files(solutions: list[Path]) -> Iterator[tuple[Path, Path]]:
-    """Return each solution with the folder that its name is relative to."""
+    """Yield each solution once, after the folder that its name is relative to."""
+    seen = set()
     for path in solutions:
+        base, inside = path.parent, [path]
         if path.is_dir():
-            for file in sorted(path.rglob("*.py")):
-                yield path, file
-        else:
-            yield path.parent, path
+            base, inside = path, sorted(file for file in path.rglob("*.py") if file.is_file())
+        for file in inside:
+            if _key(file) not in seen:
+                seen.add(_key(file))
+                yield base, file
+
+
+def _key(path: Path | str) -> str:
+    """Return what two spellings of a path have in common; links stay what they are."""
+    return os.path.abspath(path)  # noqa: PTH100, Path.absolute leaves "..", resolve follows links
+
+
+def find_work(args: argparse.Namespace) -> Job:
+    """Return what is to be done, all files read.
+
+    Raises:
+        ValueError: `--out` names a file of something else, or a solution cannot be read.
+    """
+    paired, alone = pair(args.reference, args.solution)
+    earlier = read_out(args.out) if args.out else []
+    done = {(record["problem"], _key(record["file"])) for record in earlier}
+    return Job(args, earlier, _work(paired, args.reference, done), alone)
 
 
 def grade(
-    args: argparse.Namespace,
-    device: torch.device,
-    why: str,
+    job: Job,
+    devices: list[torch.device],
     options: Options,
+    document: dict,
     progress: console.Progress,
 ) -> int:
     """Grade folders; return the exit status.
 
     Args:
-        args: the command's options.
-        device: where solutions compute, unless `--devices` names several.
-        why: that is no GPU, for the first line.
+        job: what is to be done.
+        devices: where solutions compute; each of several has a worker.
         options: the conditions.
+        document: the JSON file's content, which takes in the records.
         progress: says what is being done.
     """
-    paired, alone = pair(args.reference, args.solution)
-    for path in alone:
+    found = document["records"]
+    found += job.earlier
+    count = sum(len(one.solutions) for one in job.work)
+    whole = len(found) + count
+    for path in job.alone:
         console.say(f"{path}: no reference has its name or number; not graded")
-    found = _read_out(args.out) if args.out else []
-    done = {record["file"] for record in found}
-    work = _work(paired, args.reference, done)
-    about = records.environment(device)
-    console.show(tables.headline(about, device, why))
-    count = sum(len(w.solutions) for w in work)
-    if done:
-        console.show(f"{len(done)} verdicts are in {args.out}; {count} files are left")
-    devices = args.devices or [str(device)]
+    if job.earlier:
+        console.show(f"{len(found)} verdicts are in {job.args.out}; {count} files are left")
+    is_written = False
     try:
-        for record in _graded(work, devices, options, progress):
-            progress.clear()
-            found.append(record)
-            if args.out:
-                _append(args.out, record)
-            console.show(_line(record))
+        with closing(_graded(job.work, devices, options, progress)) as graded:
+            for record in graded:
+                progress.clear()
+                found.append(record)
+                if job.args.out:
+                    _append(job.args.out, record)
+                console.show(_line(record, len(found), whole))
     finally:
         progress.clear()
-        if found:
-            console.show(f"\n{summary(found)}")
-            if args.csv:
-                files.write(args.csv, as_csv(found))
-            if args.json:
-                document = records.document(" ".join(map(str, args.solution)), "grading", about)
-                document["records"] = found
-                files.write(args.json, json.dumps(document, indent=1) + "\n")
-    return 0 if all(record["verdict"] == "correct" for record in found) and not alone else 1
+        document["complete"] = len(found) == whole
+        is_written = _report(job.args, document)
+    if not document["complete"]:
+        console.say(f"{whole - len(found)} files have no verdict")
+    are_correct = all(record["verdict"] == "correct" for record in found)
+    is_fine = are_correct and document["complete"] and is_written and not job.alone
+    return 0 if is_fine else 1
 
 
-def _work(paired: dict[Path, list[Path]], references: Path, done: set[str]) -> list[Work]:
+def _report(args: argparse.Namespace, document: dict) -> bool:
+    """Print the summary, write the files that were asked for; return whether that was possible."""
+    found = document["records"]
+    is_written = True
+    if found:
+        console.show(f"\n{summary(found)}")
+        if args.csv:
+            is_written = files.try_to_write(args.csv, as_csv(found))
+    if args.json:
+        is_written = files.try_to_write(args.json, records.as_json(document)) and is_written
+    return is_written
+
+
+def _work(paired: dict[Path, list[Path]], references: Path, done: set[tuple]) -> list[Work]:
     """Return the problems that have solutions left, the files read."""
-    found = []
+    work = []
     for reference, solutions in paired.items():
-        left = [path for path in solutions if str(path) not in done]
-        if left:
-            name = reference.relative_to(references).with_suffix("").as_posix()
-            found.append(Work(name, reference, read_files(left)))
-    return found
+        name = reference.relative_to(references).with_suffix("").as_posix()
+        left = [path for path in solutions if (name, _key(path)) not in done]
+        try:
+            if left:
+                work.append(Work(name, reference, read_files(left)))
+        except OSError as error:
+            raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+    return work
 
 
 def _graded(
-    work: list[Work], devices: list[str], options: Options, progress: console.Progress
+    work: list[Work], devices: list[torch.device], options: Options, progress: console.Progress
 ) -> Iterator[dict]:
     """Yield records as verdicts come, from here or from a worker for each device."""
     if len(devices) == 1:
-        device = _device(devices[0])
         for one in work:
-            yield from grade_one(one, device, options, progress)
+            yield from grade_one(one, devices[0], options, progress)
         return
     context = multiprocessing.get_context("spawn")  # CUDA allows no fork
-    waiting = list(work)
-    workers: dict[Connection, multiprocessing.Process] = {}
-    for device in devices:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work_off, args=(theirs, device, options))
-        process.start()
-        theirs.close()
-        workers[ours] = process
+    workers: dict[Connection, BaseProcess] = {}
     try:
-        yield from _collect(workers, waiting)
+        for device in devices:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work_off, args=(theirs, str(device), options))
+            process.start()
+            theirs.close()
+            workers[ours] = process
+        yield from _collect(list(workers), list(work), progress)
     finally:
         for connection, process in workers.items():
             connection.close()
-            process.join(timeout=5)
+            process.terminate()  # a KeyboardInterrupt there: it ends what it has started
+        for process in workers.values():
+            process.join(timeout=LONGEST_END)
             process.kill()
 
 
-def _device(name: str) -> torch.device:
-    """Return a device with the index that its tensors have."""
-    device = torch.device(name)
-    if device.type == "cpu":
-        return torch.device("cpu")
-    return torch.device(device.type, device.index or 0)
-
-
-def _collect(workers: dict, waiting: list[Work]) -> Iterator[dict]:
+def _collect(
+    idle: list[Connection], waiting: list[Work], progress: console.Progress
+) -> Iterator[dict]:
     """Give each worker a problem when it has none; yield what they find."""
-    busy = {}
-    idle = list(workers)
-    while waiting or busy:
+    busy: dict[Connection, Work] = {}
+    while busy or (idle and waiting):
         while idle and waiting:
-            connection = idle.pop()
-            busy[connection] = waiting.pop(0)
-            connection.send(busy[connection])
+            connection, work = idle.pop(), waiting.pop(0)
+            busy[connection] = work
+            with suppress(BrokenPipeError):  # it has ended, which `recv` tells
+                connection.send(work)
+        names = ", ".join(sorted(work.name for work in busy.values()))
+        progress(f"grading {names}; {len(waiting)} more problems")
         for connection in wait(list(busy)):
             try:
                 record = connection.recv()
-            except EOFError:  # the worker has ended
+            except (EOFError, ConnectionResetError):  # the worker has ended
                 lost = busy.pop(connection)
-                console.say(f"the worker for {lost.name} has ended; its files are not graded")
+                console.say(f"the worker for {lost.name} has ended")
                 continue
             if record is None:
                 del busy[connection]
                 idle.append(connection)
             else:
                 yield record
-        if not busy and not idle:
-            return
 
 
 def _work_off(connection: Connection, device: str, options: Options) -> None:
-    """Do what a worker's process does: take problems, send records, None after each problem."""
-    there = _device(device)
+    """Do what a worker's process does: take problems, send records, None after each problem.
+
+    Ctrl-C reaches all processes of a terminal. The command alone answers it: it terminates its
+    workers, which then end what they have started.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    there = torch.device(device)
     if there.type == "cuda":
         torch.cuda.set_device(there)
-    while True:
-        try:
+    with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):  # the command has ended
+        while True:
             work = connection.recv()
-        except EOFError:
-            return
-        for record in grade_one(work, there, options, lambda *_: None):
-            connection.send(record)
-        connection.send(None)
+            for record in grade_one(work, there, options, lambda *_: None):
+                connection.send(record)
+            connection.send(None)
 
 
 def grade_one(
     work: Work, device: torch.device, options: Options, progress: console.Progress
 ) -> Iterator[dict]:
-    """Yield the records of the solutions of one problem."""
-    subject = Subject(work.name, "", ())
+    """Yield the records of the solutions of one problem, one for each."""
     progress(f"{work.name}: running the reference")
     try:
         problem = Problem(work.name, load(work.reference), device)
-    except (BadReferenceError, torch.OutOfMemoryError) as bad:
+    except (BadReferenceError, OSError, torch.OutOfMemoryError) as bad:
         reason = first_error_line(str(bad))
-        for file in work.solutions:
-            yield records.record(subject, Verdict(file.path, NOT_GRADED, reason), str(file.path))
+        yield from _same_for_all(work, Subject(work.name, "", ()), NOT_GRADED, reason)
         return
     subject = Subject(work.name, dtype_name(problem.dtype), problem.shape)
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, options, progress)
         try:
-            engine.prepare()
+            reason = _why_not_prepared(engine)
+            if reason:
+                yield from _same_for_all(work, subject, ERROR, reason)
+                return
             for file in work.solutions:
                 yield records.record(subject, engine.grade(file), str(file.path))
-        except (FoundError, BadReferenceError, torch.OutOfMemoryError) as failed:
-            for file in work.solutions:
-                verdict = Verdict(file.path, ERROR, str(failed.args[-1]))
-                yield records.record(subject, verdict, str(file.path))
         finally:
             engine.close()
+
+
+def _why_not_prepared(engine: Engine) -> str:
+    """Time eager alone; return why that is not possible, or ""."""
+    try:
+        engine.prepare()
+    except (FoundError, BadReferenceError, torch.OutOfMemoryError) as failed:
+        return first_error_line(str(failed.args[-1]))
+    return ""
+
+
+def _same_for_all(work: Work, subject: Subject, word: str, reason: str) -> Iterator[dict]:
+    """Yield a record with the same verdict for each solution of a problem."""
+    for file in work.solutions:
+        yield records.record(subject, Verdict(file.path, word, reason), str(file.path))
 
 
 def _append(path: Path, record: dict) -> None:
@@ -267,32 +338,41 @@ def _append(path: Path, record: dict) -> None:
         os.fsync(file.fileno())
 
 
-def _read_out(path: Path) -> list[dict]:
-    """Return the records of an earlier run; a line that it could not finish is cut off."""
+def read_out(path: Path) -> list[dict]:
+    """Return the records of an earlier run; a last line that it could not finish is cut off.
+
+    Raises:
+        ValueError: the file holds something else; it is left as it is.
+    """
     if not path.exists():
         return []
-    found, good = [], 0
-    data = path.read_bytes()
-    for line in data.splitlines(keepends=True):
+    *lines, unfinished = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
-            break
-        if not line.endswith(b"\n"):
-            found.pop()
-            break
-        good += len(line)
-    if good < len(data):
-        os.truncate(path, good)
+            record = None
+        if not isinstance(record, dict) or not record.keys() >= KEYS:
+            raise ValueError(f"{path}, line {number}, is no verdict: --out is for another file")
+        found.append(record)
+    if not START.startswith(unfinished[: len(START)]):
+        raise ValueError(f"{path} does not end with a verdict: --out is for another file")
+    if unfinished:
+        os.truncate(path, path.stat().st_size - len(unfinished))
     return found
 
 
-def _line(record: dict) -> str:
-    return f"{record['problem']}: {tables.line(record)}"
+def _line(record: dict, number: int, count: int) -> str:
+    return f"{number} of {count}: {record['problem']}: {tables.line(record)}"
 
 
 COLUMNS = ("problem", "file", "verdict", "ms", "speedup", "low", "high", "time", "of_light")
 COLUMNS += ("step_speedup", "reason")
+LEGEND = (
+    f"speedup: torch's time in parts of the file's; {tables.LEGEND}; of_light: of the speed of "
+)
+LEGEND += "light, which is that of a copy of what the call writes at least"
 
 
 def rows(found: list[dict]) -> list[dict]:
@@ -317,14 +397,20 @@ def _times(run: dict) -> dict:
         "high": f"{ours['ratio_high']:.3f}",
         "time": run["time"],
     }
-    floor = run["forward"]["floor_seconds"]
-    if floor:
-        cells["of_light"] = f"{100 * floor / (ours['median_ms'] * 1e-3):.1f}%"
+    share = _share_of_light(run)
+    if share:
+        cells["of_light"] = f"{100 * share:.1f}%"
     if run["step"]:
         cells["step_speedup"] = (
             f"{by_role(run['step']['summary']['step'], 'solution')['ratio']:.3f}"
         )
     return cells
+
+
+def _share_of_light(run: dict) -> float:
+    """Return the least seconds that the work can take, in parts of the solution's; 0: not known."""
+    ours = by_role(run["forward"]["summary"], "solution")
+    return (run["forward"]["floor_seconds"] or 0.0) / (ours["median_ms"] * 1e-3)
 
 
 def as_csv(found: list[dict]) -> str:
@@ -341,13 +427,16 @@ def summary(found: list[dict]) -> str:
     graded = [record for record in found if record["verdict"] != NOT_GRADED]
     names = ["file", "problem", "verdict", "ms", "speedup", "time", "of_light", "step_speedup"]
     table = [names] + [[str(row[name]) for name in names] for row in rows(found)]
-    lines = [tables.table(table)]
+    lines = [tables.table(table), LEGEND]
+    if any(row["time"] == "too noisy" for row in rows(found)):
+        lines.append(tables.NOISY)
     if graded:
         lines.append(tables.scores(graded))
-    light = [float(row["of_light"][:-1]) for row in rows(found) if row["of_light"]]
-    if light:
-        mean = geometric_mean(light)
-        lines.append(f"share of the speed of light, geometric mean of {len(light)}: {mean:.1f}%")
+    shares = [_share_of_light(run) for record in found for run in record["runs"][:1]]
+    known = [share for share in shares if share]
+    if known:
+        mean = 100 * geometric_mean(known)
+        lines.append(f"share of the speed of light, geometric mean of {len(known)}: {mean:.1f}%")
     left = len(found) - len(graded)
     if left:
         lines.append(f"{left} files not graded, for their references cannot be")

@@ -48,14 +48,17 @@ class Options:
         timeout: seconds for a file.
         only_times: as a sweep does.
         compiled: torch.compile's program is timed beside eager, too.
-        longest_forward: seconds of eager's forward, beyond which no training step is timed.
+        is_quick: not much time is taken, for a newcomer's first run.
+        largest_gradients: bytes of parameters, beyond which gradients are compared at small sizes
+            alone, and no training step is timed.
     """
 
     rounds: Rounds
     timeout: float
     only_times: bool = False
     compiled: bool = False
-    longest_forward: float = math.inf
+    is_quick: bool = False
+    largest_gradients: float = math.inf
 
 
 class Grading:

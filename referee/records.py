@@ -1,5 +1,6 @@
 """What a command measured, in the one shape that is printed, drawn and written as JSON."""
 
+import json
 import platform
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -29,7 +30,13 @@ class Subject(NamedTuple):
 
 
 def document(command: str, kind: str, about: dict) -> dict:
-    """The JSON file's content, without records yet: of a "comparison", "grading" or "sweep"."""
+    """Return the JSON file's content, without records yet.
+
+    Args:
+        command: the command line.
+        kind: "comparison", "grading" or "sweep".
+        about: the environment.
+    """
     return {
         "schema": SCHEMA,
         "command": command,
@@ -41,8 +48,13 @@ def document(command: str, kind: str, about: dict) -> dict:
     }
 
 
+def as_json(content: dict) -> str:
+    """Return the text of the JSON file with this content."""
+    return json.dumps(content, indent=1) + "\n"
+
+
 def environment(device: torch.device) -> dict[str, str | int | None]:
-    """Device, versions and all else that the numbers depend on."""
+    """Return the device, the versions and all else that the numbers depend on."""
     is_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if is_gpu else _processor(),
@@ -62,11 +74,22 @@ def _processor() -> str:
 
 
 def record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
-    """The record of a verdict on a file, None for this project's own."""
-    found = {"problem": subject.problem, "shape": list(subject.shape), "dtype": subject.dtype}
-    found |= {"verdict": verdict.word, "cases": verdict.count, **vars(verdict), "file": file}
-    del found["word"], found["count"], found["details"]
-    return found | {"runs": [of_run(run) for run in verdict.runs]}
+    """Return the record of a verdict on a file, None for this project's own."""
+    return {
+        "problem": subject.problem,
+        "shape": list(subject.shape),
+        "dtype": subject.dtype,
+        "file": file,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+        "accuracy": verdict.accuracy,
+        "cases": verdict.count,
+        "import_seconds": verdict.import_seconds,
+        "refused": verdict.refused,
+        "notes": verdict.notes,
+        "errors": verdict.errors,
+        "runs": [of_run(run) for run in verdict.runs],
+    }
 
 
 def of_run(run: Run) -> dict:

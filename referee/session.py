@@ -14,12 +14,13 @@ from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.problem import Problem
 from referee.records import Subject
-from referee.reference_file import BadReferenceError
+from referee.reference_file import BadReferenceError, first_error_line
 from referee.report import tables
 from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
 
-SWEEP_SECONDS = {"cpu": 80.0, "cuda": 300.0}  # for all sizes; the last one may take longer
+SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last one may take longer
+QUICK_SECONDS = {"cpu": 20, "cuda": 12}  # about, of a problem in one dtype
 COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
 COPIES = 10
 
@@ -53,17 +54,24 @@ class Session:
     document: dict
     options: Options
     progress: console.Progress
-    _shown: list = field(default_factory=list)  # subjects with a headline; of a sweep, problems
+    _headlines: list[Subject] = field(default_factory=list)  # whose headline is printed
+    _titles: list[str] = field(default_factory=list)  # problems whose title of a sweep is printed
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this project's own solution is graded."""
+        return not self.args.solution
 
     def run(self) -> bool:
         """Do the work; return whether all is right."""
         found = self.document["records"]
-        is_ours = not self.args.solution
         started = monotonic()
         try:
-            with referee_at_work(own_builds=not is_ours) as server:
+            with referee_at_work(own_builds=not self._is_ours) as server:
                 if self.args.sweep:
                     console.show(self.headline)
+                if self.options.is_quick:
+                    self._say_how_long()
                 for turn, subject in enumerate(self.subjects):
                     self._grade_all(subject, turn, server, started)
         except UnimportableError as failed:
@@ -75,9 +83,20 @@ class Session:
                 console.show(f"\n{tables.ranking(found)}")
             if self.args.sweep and found:
                 add_limits(found, copy_bandwidth(self.device))
-        if is_ours and not self.args.sweep:
+        if self._is_ours and not self.args.sweep:
             console.show(f"\n{tables.closing(found, monotonic() - started, self.args.full)}")
-        return all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
+        are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
+        if self.args.sweep:
+            console.show(f"\n{tables.closing_of_sweep(found, monotonic() - started)}")
+            return are_right and not tables.untimed(found)
+        return are_right
+
+    def _say_how_long(self) -> None:
+        """Say what a quick check is, before it begins."""
+        names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
+        seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
+        built = "once the first run has built the kernels (up to two minutes)"
+        console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
     def _grade_all(self, subject: Subject, turn: int, server: object, started: float) -> None:
         """Grade all files on a subject."""
@@ -89,19 +108,33 @@ class Session:
                 return
             options = replace(options, rounds=Rounds(self.args.trials, seconds / 2))
         self._announce(subject, turn)
-        problem = self.make(subject, self.device)
+        try:
+            problem = self.make(subject, self.device)
+        except (BadReferenceError, torch.OutOfMemoryError) as bad:
+            word = LEFT_OUT if self.args.sweep else ERROR
+            self._report_for_all(subject, word, first_error_line(str(bad)))
+            return
         engine = Engine(problem, server, options, self.progress)
         try:
-            try:
-                engine.prepare()
-            except (FoundError, BadReferenceError) as found:
-                for file in self.files:
-                    self._report(subject, file, Verdict(file.path, ERROR, str(found.args[-1])))
-                return
-            for file in self.files:
-                self._grade_one(subject, file, engine)
+            self._grade_on(subject, engine)
         finally:
             engine.close()
+
+    def _grade_on(self, subject: Subject, engine: Engine) -> None:
+        """Grade all files on a subject, once eager could be timed alone."""
+        try:
+            engine.prepare()
+        except (FoundError, BadReferenceError, torch.OutOfMemoryError) as found:
+            self._report_for_all(subject, ERROR, first_error_line(str(found.args[-1])))
+            return
+        for file in self.files:
+            self._grade_one(subject, file, engine)
+
+    def _report_for_all(self, subject: Subject, word: str, reason: str) -> None:
+        """Report the same verdict on every file: the fault is the problem's."""
+        self.progress.clear()
+        for file in self.files:
+            self._report(subject, file, Verdict(file.path, word, reason))
 
     def _share(self, turn: int, passed: float) -> float:
         """Return the seconds that a size of a sweep may take: each problem has as much time.
@@ -119,17 +152,22 @@ class Session:
     def _announce(self, subject: Subject, turn: int) -> None:
         """Say what comes."""
         of_all = f" ({turn + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
-        what = "building the kernels" if not self.args.solution and turn == 0 else "starting"
+        what = "building the kernels" if self._is_ours and turn == 0 else "starting"
         self.progress(f"{subject.problem}{of_all}: {what}")
 
     def _grade_one(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
+        """Grade a file, and report the verdict."""
         try:
             verdict = engine.grade(file)
         except KeyboardInterrupt as stopped:
             self.progress.clear()
-            self._report(subject, file, stopped.verdict)
+            if verdict := getattr(stopped, "verdict", None):  # none between two steps of `grade`
+                self._report(subject, file, verdict)
             raise
         self.progress.clear()
+        is_imported = verdict.count or self.args.sweep
+        if self._is_ours and verdict.word == ERROR and not is_imported:
+            raise UnimportableError(verdict.reason)
         self._report(subject, file, verdict)
 
     def _why_left_out(self, subject: Subject, seconds: float) -> str:
@@ -150,38 +188,38 @@ class Session:
 
     def _report(self, subject: Subject, file: GradedFile | None, verdict: Verdict) -> None:
         """Print and record a verdict on a subject."""
-        is_ours = not self.args.solution
-        if is_ours and verdict.word == ERROR and not verdict.count and not self.args.sweep:
-            raise UnimportableError(verdict.reason)
+        is_ours = self._is_ours
         name = None if is_ours else str(file.path)
         found = records.record(subject, verdict, name)
         self.document["records"].append(found)
         if self.args.sweep:
-            is_first = bool(verdict.runs) and subject.problem not in self._shown
+            is_first = bool(verdict.runs) and subject.problem not in self._titles
             if is_first:
-                self._shown.append(subject.problem)
+                self._titles.append(subject.problem)
             console.show(tables.sweep_line(found, is_first))
             return
         self._show_headline(subject)
         if is_ours:
-            ready = f"kernels ready in {verdict.import_seconds:.1f} s; "
-            console.show((ready if len(self._shown) == 1 else "") + tables.details(found))
+            is_first = len(self._headlines) == 1
+            ready = f"kernels ready in {verdict.import_seconds:.1f} s; " if is_first else ""
+            console.show(f"{ready}{tables.details(found)}")
         else:
             console.show(tables.line(found))
         if verdict.details and self.args.verbose:
             console.show(tables.indented(verdict.details))
-        elif verdict.word == ERROR and verdict.details and not is_ours:
-            console.say(f"{file.path}: --verbose prints the traceback, and what the file printed")
+        elif verdict.details and not is_ours:
+            traceback = "its traceback and " if verdict.word == ERROR else ""
+            console.say(f"{file.path}: --verbose shows {traceback}what it printed")
 
     def _show_headline(self, subject: Subject) -> None:
         """Print what is measured, once for each subject."""
-        if subject in self._shown:
+        if subject in self._headlines:
             return
-        start = "\n" if self._shown else ""
+        start = "\n" if self._headlines else ""
         note = f"\n{subject.note}" if subject.note else ""
         shape = f"{list(subject.shape)} {subject.dtype}"
         console.show(f"{start}{subject.problem}: {self.headline}; {shape}{note}")
-        self._shown.append(subject)
+        self._headlines.append(subject)
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -14,17 +14,19 @@ from referee.console import Progress
 WARM_UP = {"cpu": 1, "cuda": 2}
 MOST = {"cpu": 50, "cuda": 10}  # rounds
 QUICK = 5  # rounds of the quick comparison on a GPU
-# Seconds of eager's forward, beyond which the quick comparison times no training step: each of its
-# rounds would take some seconds, for gradients as large as the weight are drawn and compared.
-QUICK_FORWARD = 0.05
-# On a CPU as many rounds as fit in the time, of forwards and of steps each: CPU_SECONDS for the
-# quick comparison, FULL_CPU_SECONDS for the table in README.
-CPU_SECONDS, FULL_CPU_SECONDS, CPU_LEAST = 3.0, 16.0, 3
+# Bytes of parameters up to which the quick comparison on a CPU takes gradients at the timed size.
+# For a weight of 256 MiB a CPU would need seven seconds to compare them, and some more for each
+# round of training steps.
+QUICK_PARAMETERS = 1 << 26
+# On a CPU as many rounds are timed as fit into these seconds, of forwards and of steps each.
+CPU_SECONDS = 2.5  # of the quick comparison
+FULL_CPU_SECONDS = 16.0  # of --full, for README's table
+CPU_LEAST = 4  # rounds, even if they take longer: an interval of fewer says little
 LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
-# The empty call's cost that is subtracted: nine of ten empty calls take less.
-EMPTY_QUANTILE = 0.9
-EAGER_QUANTILE = 0.9
+# What is subtracted from the referee's clock is exceeded by one of ten requests.
+EMPTY_QUANTILE = 0.9  # of empty requests
+EAGER_QUANTILE = 0.9  # of eager's requests
 
 
 class Names(NamedTuple):

@@ -21,8 +21,9 @@ from problems import relu
 from referee import records, session, timing
 from referee.console import Progress
 from referee.names import COMPILED
+from referee.reference_file import NoRoomError
 from referee.report import plot, tables
-from referee.verdict import CORRECT, LEFT_OUT, Run
+from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Run
 
 OPTIONS = ["--device", "cpu", "--trials", "3"]
 
@@ -75,6 +76,39 @@ def test_graded_files(quick, tmp_path, capsys):
     assert "; fast_2 0.00; " in output
 
 
+PRINTS = """
+import model
+print("printed by the import")
+class ModelNew(model.Model):
+    def forward(self, x):
+        print("printed by the forward")
+        {end}
+"""
+
+
+def test_what_graded_files_print(quick, tmp_path, capsys):
+    """It is not lost without a word: --verbose shows it, below a traceback if there is one."""
+    files = {"right": "return x.relu()", "wrong": "return x + 1", "raises": "return self.no_such"}
+    for name, end in files.items():
+        (tmp_path / f"{name}.py").write_text(PRINTS.format(end=end))
+    paths = [str(tmp_path / f"{name}.py") for name in files]
+    options = ["relu", *OPTIONS, "--rows", "1", "--solution", *paths]
+    assert run.main(options) == 1
+    output = capsys.readouterr()
+    assert "printed by" not in output.out
+    for path, what in zip(paths, ("", "", "its traceback and "), strict=True):
+        assert f"run.py: {path}: --verbose shows {what}what it printed\n" in output.err
+    assert run.main([*options, "--verbose"]) == 1
+    output = capsys.readouterr()
+    assert "--verbose" not in output.err
+    sections = re.split(r"^/\S+: ", output.out, flags=re.M)[1:4]
+    for section in sections:
+        assert "\n    printed by the import\n    printed by the forward\n" in section
+    last = sections[2].index("    AttributeError: 'ModelNew' object has no attribute 'no_such'\n")
+    assert f'"{Path(session.__file__).parent}' not in output.out  # frames of the referee's own
+    assert sections[2].index("Traceback") < last < sections[2].index("printed by the import")
+
+
 def test_files_on_a_full_disk_and_those_that_are_not_finished(quick, monkeypatch, tmp_path, capsys):
     """As the file that is there already, so the one beside it."""
     options = ["relu", *OPTIONS, "--rows", "1", "--json"]
@@ -123,6 +157,66 @@ def test_ties_are_printed(ratio, noise, is_tie):
     assert [rows[n] for n in (names.again, names.solution, names.eager)] == [True, is_tie, False]
 
 
+def test_one_round_has_no_interval():
+    found = record(relu)
+    for times in found["runs"][0]["forward"]["seconds"].values():
+        del times[1:]
+    assert "| **2.000** (one round) |" in tables.markdown(document([found]))
+    found["file"] = "a.py"
+    assert "| 2.000 [one round] |" in tables.markdown(document([found], "grading"))
+    assert ", eager / this 2.000 (one round): faster; " in tables.line(found)
+
+
+def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tmp_path, capsys):
+    """Eager cannot be timed, or the problem does not fit; nothing is wrong with our file."""
+
+    def fail(self: object, *_: object) -> None:
+        raise FoundError(ERROR, "eager itself could not be timed: no")
+
+    monkeypatch.setattr(session.Engine, "prepare", fail)
+    assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
+    output = capsys.readouterr()
+    assert "0 cases compared with the reference, none wrong\n" in output.out
+    assert "\nERROR  eager itself could not be timed: no\n" in output.out
+    assert "imported" not in output.err
+
+    def need(subject: object, device: object) -> None:
+        raise NoRoomError("relu: needs about 9 GiB of memory")
+
+    monkeypatch.setattr(run, "_make", need)
+    path = tmp_path / "result.json"
+    assert run.main(["relu", *OPTIONS, "--sweep", "--json", str(path)]) == 1
+    found = check_shape(path.read_text())
+    assert {(r["verdict"], r["reason"][:17]) for r in found} == {(LEFT_OUT, "relu: needs about")}
+
+
+def test_noise_is_explained_below_each_table():
+    noisy = timings(relu, noise=9.0)
+    step = timing.Step(noisy, noisy)
+    text = tables.results(records.of_run(Run("", noisy, step)))
+    assert text.count("  too noisy\n") >= 2
+    assert text.count(f"\n{tables.NOISY}\n") == text.count(f"{tables.NOISY}") == 2
+    quiet = timings(relu)
+    text = tables.results(records.of_run(Run("", quiet, timing.Step(quiet, quiet))))
+    assert "too noisy" not in text
+    graded = record(relu)
+    graded["file"], graded["runs"][0]["time"] = "a.py", "too noisy"
+    assert f"\n{tables.NOISY}\n" in tables.ranking([graded])
+
+
+def test_a_copy_is_no_limit():
+    """The made-up copy takes 2 ms, the solution 3 ms / ratio."""
+    for ratio, is_faster in ((1.2, False), (2.0, True)):
+        text = tables.results(records.of_run(Run("", timings(relu, ratio))))
+        assert (tables.NO_LIMIT in text) == is_faster
+
+
+def test_an_interrupted_file_has_no_reason():
+    graded = record(relu, word="interrupted")
+    graded["file"] = "a.py"
+    assert tables.line(graded) == "a.py: interrupted"
+
+
 # --------------------------------------------------------------------------------------- sweeps
 
 
@@ -144,6 +238,7 @@ def test_sweep(quick, tmp_path, capsys):
     rows = [line for line in lines if line.startswith("[")]
     assert len(rows) == len(sizes)
     assert {line.index(" [", 8) - line[:70].rindex(" [") for line in rows} == {0}  # aligned
+    assert any(line.startswith(f"{len(sizes)} of {len(sizes)} sizes were timed") for line in lines)
     assert table.read_text().count("\n| ") == 1 + len(sizes)
     assert not picture.exists() or "<!-- relu float16 -->" in picture.read_text()
 
@@ -160,8 +255,10 @@ def test_sweeps_of_what_is_left_out_or_wrong(quick, place, monkeypatch, tmp_path
     assert run.main(options) == 1
     assert "[1, 1024] float32               wrong: returns zeros: [1" in capsys.readouterr().out
     monkeypatch.setattr(session, "SWEEP_SECONDS", {"cpu": 0.0})
-    assert run.main(options) == 0
-    assert capsys.readouterr().out.count("left out: the 0 s of a sweep are over\n") == 3
+    assert run.main(options) == 1  # a sweep without any size is no success
+    output = capsys.readouterr().out
+    assert output.count("left out: the 0 s of a sweep are over\n") == 3
+    assert output.endswith("\n\n0 of 3 sizes were timed, in 0 s.\nNOTHING of relu was timed.\n")
 
 
 def test_roofline():
@@ -213,6 +310,9 @@ def test_plot(tmp_path):
     for word in ("ModelNew", "torch.compile", "copy", "product alone", "roofline", "TFLOP/s"):
         assert f"<!-- {word} -->" in text
     assert "(again)" not in text
+    content["environment"] = {**content["environment"], "threads": 2}
+    text = draw(content, tmp_path).read_text()  # a CPU exceeds a large copy, so that is no roofline
+    assert (text.count("<!-- large copy -->"), text.count("<!-- roofline -->")) == (1, 1)
 
 
 def test_picture(tmp_path):

@@ -18,6 +18,7 @@ from processes import ROOT, copy_project
 
 import run
 from referee import cases
+from referee import command as grading_command
 
 CPU = ["--device", "cpu", "--rows", "1", "--trials", "1"]
 RELU = "class ModelNew(model.Model):\n    def forward(self, x):\n        return "
@@ -301,6 +302,28 @@ def test_both_problems(place, small, capsys, tmp_path):
     assert "WRONG  leaves out the bias: " in capsys.readouterr().out
     verdicts = [(r["verdict"], len(r["errors"])) for r in check_shape(path.read_text())]
     assert verdicts == [("correct", 0), ("wrong", 0)]
+
+
+def test_the_quick_check(place, small, monkeypatch, capsys, tmp_path):
+    """It says how long it takes, and what is left to --full."""
+    place("LinearReluDivideNew = model.LinearReluDivide")
+    monkeypatch.setattr(grading_command, "CPU_SECONDS", 0.1)
+    monkeypatch.setattr(grading_command, "FULL_CPU_SECONDS", 0.1)
+    monkeypatch.setattr(grading_command, "QUICK_PARAMETERS", 0)
+    path = tmp_path / "result.json"
+    options = ["linear_relu_divide", "--device", "cpu", "--rows", "2", "--json", str(path)]
+    left = "gradients were compared at small sizes; --full compares and times them at this one"
+    for more, is_quick in (([], True), (["--full"], False)):
+        assert run.main([*options, *more]) == 0
+        output = capsys.readouterr()
+        begins = said(output.err)
+        assert bool(begins) == is_quick
+        if is_quick:
+            assert begins[0].startswith("a quick check of linear_relu_divide: about 20 s, ")
+        [record] = check_shape(path.read_text())
+        assert (left in record["notes"]) == (left in output.out) == is_quick
+        assert (record["runs"][0]["step"] is None) == is_quick
+        assert ("; --full times longer.\n" in output.out) == is_quick
 
 
 @pytest.mark.slow

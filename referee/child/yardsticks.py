@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from referee.names import COMPILED, COPY, COPY_REUSED
+from referee.names import COMPILED, COPY, COPY_FRESH
 from referee.shared import flat_bytes
 
 Calls = dict[str, Callable[..., object]]
@@ -51,5 +51,5 @@ def _copies(size: int, inputs: list) -> Calls:
         return {COPY: lambda *inputs: target.copy_(source)}
     return {
         COPY: lambda *inputs: target.copy_(source),
-        COPY_REUSED: lambda *inputs: source.clone(),
+        COPY_FRESH: lambda *inputs: source.clone(),
     }

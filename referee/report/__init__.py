@@ -8,7 +8,11 @@ SCALE = {"GB/s": 1e9, "TFLOP/s": 1e12}  # units of speeds in work a second
 
 
 def load(path: Path) -> dict:
-    """What `run.py --json` wrote; ValueError if it is something else, or of another version."""
+    """Return what `--json` wrote.
+
+    Raises:
+        ValueError: the file holds something else, or is of another version.
+    """
     try:
         content = json.loads(path.read_text())
     except ValueError:
@@ -19,11 +23,11 @@ def load(path: Path) -> dict:
 
 
 def machine(about: dict) -> str:
-    """The device of an environment, and how many threads a CPU's calls have."""
+    """Return the device of an environment, and how many threads a CPU's calls have."""
     return about["device"] + (f" ({about['threads']} threads)" if about["threads"] else "")
 
 
 def by_role(summary: list[dict], role: str) -> dict:
-    """The row with this role, the fastest if there are several; empty if there is none."""
+    """Return the row with this role, the fastest if there are several; empty if there is none."""
     rows = (row for row in summary if row["role"] == role)
     return min(rows, key=lambda row: row["median_ms"], default={})

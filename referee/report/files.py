@@ -7,9 +7,11 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from referee import console
+
 
 def check_writable(path: Path) -> None:
-    """Raises OSError if `write` would fail. Opens nothing, for a FIFO would block."""
+    """Raise OSError if `write` would fail. Nothing is opened, for a FIFO would block."""
     (there, stream), target = _status(path), Path(os.path.realpath(path))
     if there and stat.S_ISDIR(there.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -31,7 +33,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, text: str | bytes) -> None:
-    """Writes a file, or raises OSError and leaves what it was to replace as it was.
+    """Write a file, or raise OSError and leave the old one as it was.
 
     A new file, flushed to disk, takes the place of the old one; it gets its mode and, as far as
     permitted, its owner. Symbolic links are followed and kept. Devices, pipes and the file that is
@@ -46,6 +48,16 @@ def write(path: Path, text: str | bytes) -> None:
         path.write_bytes(data)
     else:
         _replace(Path(os.path.realpath(path)), there, data)  # where symbolic links lead
+
+
+def try_to_write(path: Path, text: str | bytes) -> bool:
+    """Return whether a file could be written; say on stderr why it could not."""
+    try:
+        write(path, text)
+    except OSError as error:
+        console.say(f"cannot write {path}: {error.strerror}")
+        return False
+    return True
 
 
 def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
@@ -68,9 +80,10 @@ def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
 
 
 def _status(path: Path) -> tuple[os.stat_result | None, int | None]:
-    """A file's, and the descriptor of stdout or stderr if it is theirs, as /dev/stdout is.
+    """Return a file's status, and the descriptor of stdout or stderr if it is theirs.
 
-    Opened a second time, a file is written from its beginning, and a socket cannot be.
+    /dev/stdout is such a file. Opened a second time, a file would be written from its beginning,
+    and a socket cannot be opened.
     """
     try:
         there = path.stat()

@@ -1,10 +1,11 @@
-"""Draws results: `python -m referee.report.plot RESULTS.json FILE.svg|FILE.png`.
+"""Draw results: `python -m referee.report.plot RESULTS.json FILE.svg|FILE.png`.
 
-Of `run.py --sweep`, a column for each problem, dtype and setting: above the time of a call by its
-size, below the speed, both beside the roofline. Its bandwidth is that of a large copy, its flat
-part the highest rate that the referee's floor has at any size. On a CPU, sizes that fit into the
-caches may lie above it, and kernels whose stores bypass them. Of comparisons, README's picture:
-bars of the speed over eager.
+For `run.py --sweep` it draws a column for each problem, dtype and setting: above the time of a call
+by its size, below the speed, both beside the roofline. The roofline's bandwidth is that of a large
+copy, and its flat part is the highest rate that the referee's floor has at any size. A CPU is
+faster than a large copy at sizes that fit into its caches, and where stores bypass them. So the
+line is called "large copy" there. For comparisons it draws README's picture: bars of the speed over
+eager.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from referee import console
+from referee.names import COPY
 from referee.report import SCALE, by_role, files, load
 from referee.report.tables import milliseconds
 
@@ -26,7 +28,8 @@ STYLES = {
     "compiled": {"color": "#d29922", "marker": "^"},
     "yardstick": {"color": "#3fb950", "marker": "x", "linestyle": "--"},
 }
-ROOFLINE = {"color": "#f85149", "linestyle": "-", "linewidth": 1, "label": "roofline"}
+ROOFLINE = {"color": "#f85149", "linestyle": "-", "linewidth": 1}
+LARGE_COPY = "large copy"  # the roofline of a CPU's memory, which its caches exceed
 INK = "#77818c"  # readable on both grounds
 COLOURED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
 PLAIN = {"svg.hashsalt": "sweep", "font.size": 8, "legend.framealpha": 0}
@@ -40,7 +43,7 @@ BARS = {"eager": "eager", "compiled": "torch.compile", "solution": "this project
 
 
 def check(path: Path) -> None:
-    """Raises ValueError if it is neither an SVG nor a PNG, or matplotlib is missing."""
+    """Raise ValueError if the path is neither an SVG nor a PNG, or matplotlib is missing."""
     if path.suffix not in (".svg", ".png"):
         raise ValueError(f"{path} ends neither in .svg nor in .png")
     if importlib.util.find_spec("matplotlib") is None:
@@ -48,7 +51,11 @@ def check(path: Path) -> None:
 
 
 def draw(content: dict, suffix: str) -> bytes:
-    """The picture as a file with this suffix; ValueError if a bar or all sizes have no result."""
+    """Return the picture as the bytes of a file with this suffix.
+
+    Raises:
+        ValueError: a bar has no result, or no size has one.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -59,7 +66,8 @@ def draw(content: dict, suffix: str) -> bytes:
             _bars(figure, content["records"])
             what = f"Speed over eager on {what}"
         else:
-            _columns(figure, content["records"])
+            is_cpu = bool(content["environment"]["threads"])
+            _columns(figure, content["records"], is_cpu)
         figure.suptitle(what)
         out = io.BytesIO()
         dates = {"metadata": {"Date": None}} if suffix == ".svg" else {}
@@ -68,7 +76,7 @@ def draw(content: dict, suffix: str) -> bytes:
 
 
 def _bars(figure: object, records: list[dict]) -> None:
-    """A group for each of FIGURES, the ratio above each bar."""
+    """Draw a group of bars for each of FIGURES, with the ratio above each bar."""
     found = {
         (record["problem"], record["dtype"], run["setting"]): run["forward"]["summary"]
         for record in records
@@ -92,8 +100,8 @@ def _bars(figure: object, records: list[dict]) -> None:
     axes.legend(ncols=len(BARS), loc="upper left")
 
 
-def _columns(figure: object, records: list[dict]) -> None:
-    """Of a sweep, a column for each series: times above, speeds below."""
+def _columns(figure: object, records: list[dict], is_cpu: bool) -> None:
+    """Draw a sweep: a column for each series, times above, speeds below."""
     columns: dict[str, list[dict]] = {}
     for record in records:
         for run in record["runs"]:
@@ -106,7 +114,7 @@ def _columns(figure: object, records: list[dict]) -> None:
     for (times, speeds), (title, forwards) in zip(rows.T, columns.items(), strict=True):
         forwards.sort(key=lambda forward: forward["work"])
         first, work = forwards[0], [forward["work"] for forward in forwards]
-        for seconds, style in _lines(forwards):
+        for seconds, style in _lines(forwards, is_cpu):
             times.plot(work, seconds, **style)
             rates = [w / s / SCALE[first["unit"]] for w, s in zip(work, seconds, strict=True)]
             speeds.plot(work, rates, **style)
@@ -116,8 +124,11 @@ def _columns(figure: object, records: list[dict]) -> None:
         times.legend()
 
 
-def _lines(forwards: list[dict]) -> Iterator[tuple[list[float], dict]]:
-    """Seconds of each contestant, but for the control and other yardsticks, and of the roofline."""
+def _lines(forwards: list[dict], is_cpu: bool) -> Iterator[tuple[list[float], dict]]:
+    """Yield the seconds of each line, and its style.
+
+    The control and other yardsticks have no line; the roofline has.
+    """
     yardstick = forwards[0]["yardstick"]
     for name, role in ((row["name"], row["role"]) for row in forwards[0]["summary"]):
         if role == "control" or (role == "yardstick" and not name.startswith(yardstick)):
@@ -126,11 +137,13 @@ def _lines(forwards: list[dict]) -> Iterator[tuple[list[float], dict]]:
         style = {**STYLES[role], **dotted, "label": name, "markersize": 3}
         medians = [{row["name"]: row["median_ms"] for row in f["summary"]} for f in forwards]
         yield [of.get(name, math.nan) * 1e-3 for of in medians], style
-    yield [forward["roofline_seconds"] or math.nan for forward in forwards], ROOFLINE
+    label = LARGE_COPY if is_cpu and yardstick == COPY else "roofline"
+    limits = [forward["roofline_seconds"] or math.nan for forward in forwards]
+    yield limits, {**ROOFLINE, "label": label}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="referee.report.plot", description=__doc__.split("\n")[0])
     parser.add_argument("json", type=Path, help="what run.py --json wrote")
     parser.add_argument("picture", type=Path, help="the .svg or .png to write")

@@ -1,7 +1,8 @@
-"""What run.py prints and `--markdown` writes, from the records that `--json` writes."""
+"""The text that the command prints and `--markdown` writes, made from the records of `--json`."""
 
 from statistics import geometric_mean
 
+from referee.names import COPY
 from referee.report import by_role, machine
 
 TIMES = ["median ms", "p10 - p90 ms"]
@@ -10,27 +11,31 @@ DIGITS = {"GB/s": 1, "TFLOP/s": 2}  # behind the point
 WIDTH, NUMBERS = 30, "{:>12}  {:>10}  {}"  # columns of a sweep
 NOTHING_TOLD = ("a tie", "too noisy")
 LEGEND = "a tie: it may be the same speed"
+NO_LIMIT = "a copy is no limit: stores that bypass the caches are faster"
 NOISY = "too noisy to tell, for torch's own time varied; an idle machine or more --trials help"
 LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the result's"
 
 
 def headline(about: dict, device: object, why: str) -> str:
-    """The device, after a semicolon why it is not a GPU, or ""; the versions."""
+    """Return the device, why it is no GPU ("; ..." or ""), and the versions."""
     cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
     return f"{device}: {machine(about)}{why}; torch {about['torch']}, {cuda}"
 
 
 def table(rows: list[list[str]]) -> str:
-    """Aligned columns under the first row; names to the left, numbers to the right."""
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = ([name.ljust(first), *map(str.rjust, cells, others)] for name, *cells in rows)
+    """Return aligned columns under the first row: names to the left, numbers to the right."""
+    first, *others = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *cells in rows:
+        numbers = [cell.rjust(width) for cell, width in zip(cells, others, strict=True)]
+        lines.append([name.ljust(first), *numbers])
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def details(record: dict) -> str:
-    """How many cases were compared, the tables, and what is wrong."""
+    """Return how many cases were compared, the tables, and what is wrong."""
     is_fine = record["verdict"] in ("correct", "interrupted")
-    count = "none" if is_fine else 1
+    count = "1" if record["verdict"] == "wrong" else "none"
     lines = [f"{record['cases']} cases compared with the reference, {count} wrong"]
     if record["errors"]:
         errors = (row.values() for row in record["errors"])
@@ -44,10 +49,11 @@ def details(record: dict) -> str:
 
 
 def results(run: dict) -> str:
-    """The tables of one setting, and how to read them."""
+    """Return the tables of one setting, and how to read them."""
     forward, step = run["forward"], run["step"]
     setting = run["setting"] and f", {run['setting']}"
-    eager, control = (by_role(forward["summary"], role) for role in ("eager", "control"))
+    roles = ("solution", "eager", "control")
+    ours, eager, control = (by_role(forward["summary"], role) for role in roles)
     title, digits = f"{eager['name']} / this", DIGITS[forward["unit"]]
     rounds = len(forward["seconds"][eager["name"]])
     speeds = [forward["unit"], f"of {forward['yardstick'].split()[0]}"]
@@ -55,18 +61,26 @@ def results(run: dict) -> str:
     for row in forward["summary"]:
         speed = [f"{row['rate']:.{digits}f}", f"{row['percent_of_yardstick']:.1f}%"]
         rows.append(_row("", row, rounds, *speed))
-    about = (
-        f"{rounds} rounds; a ratio is the median over rounds, with a 95% interval; {LEGEND}; the "
-    )
-    about += f"same code timed twice gave {interval(control, rounds)}"
-    parts = [table(rows), about, *forward["notes"]]
+    about = [
+        f"{rounds} rounds; a ratio is the median over rounds, with a 95% interval",
+        LEGEND,
+        f"the same code timed twice gave {interval(control, rounds)}",
+    ]
+    if forward["yardstick"] == COPY and ours["percent_of_yardstick"] > 100:
+        about.append(NO_LIMIT)
+    parts = [table(rows), "; ".join(about), *_noise(forward["summary"]), *forward["notes"]]
     if step:
         parts += _step_results(step, setting, title)
     return "\n".join(parts)
 
 
+def _noise(rows: list[dict]) -> list[str]:
+    """Return the line that explains "too noisy", if a table of these rows has it."""
+    return [NOISY] if any(row["said"] == "too noisy" for row in rows) else []
+
+
 def _step_results(step: dict, setting: str, title: str) -> list[str]:
-    """The table of training steps, and how to read it."""
+    """Return the table of training steps, and how to read it."""
     whole = step["summary"]["step"]
     ours, eager = (by_role(whole, role) for role in ("solution", "eager"))
     rounds = len(step["seconds"]["step"][eager["name"]])
@@ -78,26 +92,35 @@ def _step_results(step: dict, setting: str, title: str) -> list[str]:
     return [
         f"\n{table(rows)}",
         f"{rounds} rounds; a step is the forward and backward of a round",
+        *_noise([row for summary in step["summary"].values() for row in summary]),
         f"kept for backward: {ours['name']} {kept:,} bytes, {eager['name']} {theirs:,} bytes{part}",
         *step["notes"],
     ]
 
 
 def _row(half: str, row: dict, rounds: int, *speed: str) -> list[str]:
+    """Return the cells of a contestant.
+
+    Args:
+        half: of a training step, before the contestant's name.
+        row: of the summary.
+        rounds: that were timed.
+        *speed: more cells, before the ratio.
+    """
     times = [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
     said = row["said"] if row["role"] != "eager" and row["said"] in NOTHING_TOLD else ""
     return [half + row["name"], *times, *speed, interval(row, rounds), said]
 
 
 def interval(row: dict, rounds: int = 0) -> str:
-    """A row's ratio, and its 95% interval, which one round alone has not."""
+    """Return a row's ratio and its 95% interval; one round alone has no interval."""
     if rounds == 1:
         return f"{row['ratio']:.3f} (one round)"
     return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
 
 
 def closing(records: list[dict], seconds: float, is_full: bool) -> str:
-    """The last lines, for somebody who sees them for the first time."""
+    """Return the last lines of a comparison, for somebody who sees them for the first time."""
     bad = [record for record in records if record["verdict"] != "correct"]
     names = ", ".join(dict.fromkeys(record["problem"] for record in records))
     if not records:
@@ -115,7 +138,7 @@ def closing(records: list[dict], seconds: float, is_full: bool) -> str:
 
 
 def _in_words(record: dict, run: dict) -> str:
-    """How fast a run is beside torch, as a sentence."""
+    """Return a sentence on how fast a run is beside torch."""
     ours, eager = (by_role(run["forward"]["summary"], role) for role in ("solution", "eager"))
     setting = f", {run['setting']}" if run["setting"] else ""
     what = f"{record['problem']} {record['dtype']}{setting}: {milliseconds(ours)}"
@@ -127,13 +150,36 @@ def _in_words(record: dict, run: dict) -> str:
     return f"{what}, {beside}: {ours['ratio']:.2f} times torch's speed."
 
 
+def untimed(records: list[dict]) -> list[str]:
+    """Return the problems of a sweep of which no size was timed."""
+    timed = {record["problem"] for record in records if record["runs"]}
+    return [name for name in dict.fromkeys(r["problem"] for r in records) if name not in timed]
+
+
+def closing_of_sweep(records: list[dict], seconds: float) -> str:
+    """Return the last lines of a sweep: how many sizes were timed, and what helps otherwise."""
+    count = len([record for record in records if record["runs"]])
+    lines = [f"{count} of {len(records)} sizes were timed, in {seconds:.0f} s."]
+    words = {run["time"] for record in records for run in record["runs"]}
+    lines += [
+        f"{told}."
+        for word, told in zip(NOTHING_TOLD, (LEGEND, NOISY), strict=True)
+        if word in words
+    ]
+    has_several = len({(record["problem"], record["dtype"]) for record in records}) > 1
+    if has_several and any(record["verdict"] == "left out" for record in records):
+        lines.append("A sweep of one problem and one --dtype has more time for each size.")
+    lines += [f"NOTHING of {name} was timed." for name in untimed(records)]
+    return "\n".join(lines)
+
+
 def indented(text: str) -> str:
-    """A traceback, or what a file printed, below its line."""
+    """Indent a traceback, or what a file printed, below its line."""
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
 
 
 def sweep_line(record: dict, is_first: bool) -> str:
-    """The line of a size, below a title if it is the first of its problem with times."""
+    """Return the line of a size, below a title if it is the first of its problem with times."""
     settings = [run["setting"] for run in record["runs"]]
     label = " ".join(filter(None, [str(record["shape"]), record["dtype"], *settings]))
     if not settings:
@@ -145,13 +191,15 @@ def sweep_line(record: dict, is_first: bool) -> str:
         title = f"\n{record['problem']:<{WIDTH}}  {titles}\n"
     row = by_role(forward["summary"], "solution")
     numbers = f"{row['median_ms'] * 1e3:.2f}", f"{row['rate']:.4g}", interval(row)
-    return f"{title}{label:<{WIDTH}}  {NUMBERS.format(*numbers)}"
+    said = f"  {settled}" if (settled := record["runs"][0]["time"]) in NOTHING_TOLD else ""
+    return f"{title}{label:<{WIDTH}}  {NUMBERS.format(*numbers)}{said}"
 
 
 def line(record: dict) -> str:
-    """A graded file, the verdict, and the reason or the times."""
+    """Return the line of a graded file: the verdict, and the reason or the times."""
     if record["verdict"] != "correct":
-        return f"{record['file']}: {record['verdict']} ({record['reason']})"
+        reason = f" ({record['reason']})" if record["reason"] else ""
+        return f"{record['file']}: {record['verdict']}{reason}"
     facts = [record["accuracy"], f"{record['cases']} cases", *record["notes"]]
     if record["refused"]:
         facts.append(f"refuses {', '.join(record['refused'])}")
@@ -161,33 +209,36 @@ def line(record: dict) -> str:
     if step := record["runs"][0]["step"]:
         ours, eager = (by_role(step["summary"]["step"], role) for role in ("solution", "eager"))
         rounds = len(step["seconds"]["step"][eager["name"]])
-        times += f"; training step {interval(ours, rounds)}: {ours['said']}"
+        said_of_step = NOISY if ours["said"] == "too noisy" else ours["said"]
+        times += f"; training step {interval(ours, rounds)}: {said_of_step}"
         if ours["name"] in (kept := step["kept_bytes"]):
             times += f", keeps {kept[ours['name']]:,} bytes, eager {kept[eager['name']]:,}"
     return f"{record['file']}: correct ({'; '.join(facts)}), {times}"
 
 
 def ranking(records: list[dict]) -> str:
-    """All graded files, the fastest first, and KernelBench's scores."""
+    """Return a table of all graded files, the fastest first, and KernelBench's scores."""
     of = f"of {_yardstick(next((r for r in records if r['runs']), None))}"
     rows = [["file", "verdict", "accuracy", "median ms", "eager / this", "", of]]
     for record in sorted(records, key=_speed_up, reverse=True):
         cells = _cells(record) if record["runs"] else [""] * 4
         rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
-    return f"{table(rows)}\n{scores(records)}"
+    runs = [record["runs"][0] for record in records if record["runs"]]
+    noise = [NOISY] if any(run["time"] == "too noisy" for run in runs) else []
+    return "\n".join([table(rows), *noise, scores(records)])
 
 
 def scores(records: list[dict]) -> str:
-    """The summary that the field reads.
+    """Return the summary that the field reads.
 
     fast_p is the share of files that are correct and more than p times as fast as eager; a tie is
     not faster than 1.
     """
     correct = sum(record["verdict"] == "correct" for record in records)
-    ratios = list(filter(None, map(_speed_up, records)))
-    surely = [_speed_up(r) for r in records if r["runs"] and r["runs"][0]["time"] != "a tie"]
+    ratios = [_speed_up(record) for record in records if _speed_up(record)]
+    untied = [_speed_up(r) for r in records if r["runs"] and r["runs"][0]["time"] != "a tie"]
     parts = [f"{correct} of {len(records)} correct", f"fast_0 {correct / len(records):.2f}"]
-    parts += [f"fast_{p} {sum(r > p for r in surely) / len(records):.2f}" for p in (1, 2)]
+    parts += [f"fast_{p} {sum(r > p for r in untied) / len(records):.2f}" for p in (1, 2)]
     if ratios:
         parts.append(f"geometric mean of {len(ratios)} ratios: {geometric_mean(ratios):.3f}")
     else:
@@ -196,13 +247,13 @@ def scores(records: list[dict]) -> str:
 
 
 def _yardstick(record: dict | None) -> str:
-    """What shows the device's speed, in words."""
+    """Return the yardstick of the device's speed in words: "a copy", "a product"."""
     name = record["runs"][0]["forward"]["yardstick"] if record else "copy"
     return f"a {name.split()[0]}"
 
 
 def _cells(record: dict) -> list[str]:
-    """Time, ratio, that in a word, and the share of the yardstick's speed, of the first setting."""
+    """Return four cells on the first setting: time, ratio, word, part of the yardstick's speed."""
     run = record["runs"][0]
     forward = run["forward"]
     ours = by_role(forward["summary"], "solution")
@@ -212,7 +263,7 @@ def _cells(record: dict) -> list[str]:
 
 
 def _speed_up(record: dict) -> float:
-    """Under the first setting, if the file is correct; 0 if there is none that means anything."""
+    """Return the ratio of the first setting; 0 if the file is not correct or the time too noisy."""
     for run in record["runs"][:1]:
         if record["verdict"] == "correct" and run["time"] != "too noisy":
             return by_role(run["forward"]["summary"], "solution")["ratio"]
@@ -220,7 +271,7 @@ def _speed_up(record: dict) -> float:
 
 
 def markdown(content: dict) -> str:
-    """What `--markdown` writes: a table as README has it, below a line on what was measured."""
+    """Return the text of `--markdown`: a table as README has it, below a line on its origin."""
     about = content["environment"]
     cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
@@ -232,6 +283,7 @@ def markdown(content: dict) -> str:
 
 
 def _line(row: list[str]) -> str:
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
@@ -247,7 +299,7 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
             setting = f", `{run['setting']}`" if run["setting"] else ""
             eager = by_role(run["forward"]["summary"], "eager")
             ours = by_role(run["forward"]["summary"], "solution")
-            ratio = "**{ratio:.3f}** ({ratio_low:.3f} to {ratio_high:.3f})".format(**ours)
+            ratio = f"**{ours['ratio']:.3f}** ({_range(run)})"
             step = ""
             if run["step"]:
                 step = f"{by_role(run['step']['summary']['step'], 'solution')['ratio']:.3f}"
@@ -256,25 +308,34 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
 
 
 def _ranking_rows(records: list[dict]) -> list[list[str]]:
-    """A row for each file, the fastest first."""
+    """Return a row for each file, the fastest first."""
     rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
     for record in sorted(records, key=_speed_up, reverse=True):
         reason = f": {record['reason']}" if record["reason"] else ""
         cells = [""] * 3
         for run in record["runs"][:1]:
             ours = by_role(run["forward"]["summary"], "solution")
-            ratio = "{ratio:.3f} [{ratio_low:.3f} to {ratio_high:.3f}]".format(**ours)
+            ratio = f"{ours['ratio']:.3f} [{_range(run)}]"
             cells = [_median_and_speed(run), ratio, run["time"]]
         rows.append([f"`{record['file']}`", record["verdict"] + reason, record["accuracy"], *cells])
     return rows
 
 
+def _range(run: dict) -> str:
+    """Return the 95% interval of a run's ratio in words; one round alone has none."""
+    ours = by_role(run["forward"]["summary"], "solution")
+    if len(run["forward"]["seconds"][ours["name"]]) == 1:
+        return "one round"
+    return f"{ours['ratio_low']:.3f} to {ours['ratio_high']:.3f}"
+
+
 def _median_and_speed(run: dict) -> str:
+    """Return the solution's median time, and its speed in the problem's unit."""
     row = by_role(run["forward"]["summary"], "solution")
     return f"{milliseconds(row)}, {row['rate']:.4g} {run['forward']['unit']}"
 
 
 def milliseconds(row: dict) -> str:
-    """A row's median with three digits behind the point, or three that count."""
+    """Return a row's median with three decimals, or below 0.1 ms with three significant digits."""
     value = row["median_ms"]
     return f"{value:.3f} ms" if value >= 0.1 else f"{value:.3g} ms"

@@ -20,6 +20,7 @@ from referee.verdict import WRONG, FoundError, of_exception
 
 DRAWS = 2
 OWN_DRAWS = 1  # at the timed size, where smaller ones were compared before
+LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
 
 
@@ -31,6 +32,9 @@ def check_gradients(grading: Grading) -> None:
     if groups:
         grading.construct(problem.backward_arguments())
         if not all(_compare(grading, iter(group)) for group in groups):
+            return
+        if problem.parameter_bytes > grading.options.largest_gradients:
+            grading.verdict.notes.append(LEFT_TO_FULL)
             return
         grading.construct()
     draws = OWN_DRAWS if groups else DRAWS

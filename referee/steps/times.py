@@ -73,10 +73,14 @@ def plan(bench: Bench) -> Plan:
 
     Called before the first solution starts; later calls return what was found then.
     """
-    key = (bench.problem.setting,)
-    if key not in bench.plans:
-        bench.plans[key] = _make_plan(bench)
-    return bench.plans[key]
+    if not is_planned(bench):
+        bench.plans[bench.problem.setting] = _make_plan(bench)
+    return bench.plans[bench.problem.setting]
+
+
+def is_planned(bench: Bench) -> bool:
+    """Return whether eager has been timed alone under the problem's setting."""
+    return bench.problem.setting in bench.plans
 
 
 def _make_plan(bench: Bench) -> Plan:

@@ -1,6 +1,7 @@
 """Folders: pairs by name, a run that was killed and goes on, several workers."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -51,40 +52,178 @@ def test_pairs(problems, tmp_path):
     assert [path.name for path in alone] == ["x.py"]
 
 
+def test_a_file_that_is_named_twice_is_taken_once(problems, tmp_path):
+    solutions = make(tmp_path / "solutions", {"19_ReLU.py": PLAIN, "20_Other.py": PLAIN})
+    again = solutions / ".." / "solutions" / "20_Other.py"
+    paired, alone = folders.pair(problems, [solutions, again])
+    assert [p.name for files in paired.values() for p in files] == ["19_ReLU.py", "20_Other.py"]
+    assert alone == []
+
+
+def test_a_number_that_two_problems_have_decides_nothing(problems, tmp_path):
+    make(problems, {"level1/19_Other_ReLU.py": RELU, "level1/folder.py/1_x.py": RELU})
+    name = "level_1_problem_19_sample_0_kernel.py"
+    paired, alone = folders.pair(problems, [make(tmp_path / "solutions", {name: PLAIN})])
+    assert not paired
+    assert [path.name for path in alone] == [name]
+
+
+def verdict(name: str) -> dict:
+    return {"problem": "p", "file": name, "verdict": "correct", "reason": "", "runs": []}
+
+
 def test_a_line_that_a_killed_run_left_is_cut_off(tmp_path):
+    path, found = tmp_path / "out", [verdict("a"), verdict("b")]
+    whole = "".join(f"{json.dumps(record)}\n" for record in found)
+    for unfinished in ("", '{"pro', json.dumps(verdict("c"))):
+        path.write_text(whole + unfinished)
+        assert folders.read_out(path) == found
+        assert path.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["notes", "notes\n", '{"a": 1}', '{"a": 1}\n', f"{json.dumps(verdict('a'))}\nnotes"]
+)
+def test_a_file_of_something_else_is_left_alone(text, problems, tmp_path, capsys):
     path = tmp_path / "out"
-    path.write_text('{"file": "a"}\n{"file": "b"}\n{"fi')
-    assert folders._read_out(path) == [{"file": "a"}, {"file": "b"}]
-    assert path.read_text() == '{"file": "a"}\n{"file": "b"}\n'
+    path.write_text(text)
+    solutions = make(tmp_path / "solutions", {"20_Other.py": PLAIN})
+    with pytest.raises(SystemExit) as stopped:
+        command.main([str(problems), str(solutions), "--device", "cpu", "--out", str(path)])
+    assert stopped.value.code == 2
+    assert path.read_text() == text
+    assert "--out is for another file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--devices cpu,tpu",
+        "--devices cpu --device cpu",
+        "--markdown table.md",
+        "--out /no/such/folder/out",
+        "--out {one}",
+        "--csv {one}",
+    ],
+)
+def test_options_that_make_no_sense(options, problems, tmp_path, capsys):
+    solutions = make(tmp_path / "solutions", {"20_Other.py": PLAIN})
+    one = solutions / "20_Other.py"
+    with pytest.raises(SystemExit) as stopped:
+        command.main([str(problems), str(one), *options.format(one=one).split()])
+    output = capsys.readouterr()
+    assert (stopped.value.code, output.out, output.err.count("\n")) == (2, "", 1)
+    assert one.read_text() == PLAIN
+
+
+@pytest.mark.parametrize("options", ["--csv table.csv", "--out out", "--devices cpu"])
+def test_options_that_are_for_folders(options, tmp_path, capsys):
+    make(tmp_path, {"reference.py": RELU, "solution.py": PLAIN})
+    files = [str(tmp_path / "reference.py"), str(tmp_path / "solution.py")]
+    with pytest.raises(SystemExit) as stopped:
+        command.main([*files, *options.split()])
+    assert stopped.value.code == 2
+    assert " is for folders of references and solutions\n" in capsys.readouterr().err
+
+
+def test_a_worker_that_has_ended_is_told(capsys):
+    """Its problem has no verdict, and other problems go to other workers."""
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    work = [folders.Work(name, Path(name), []) for name in ("first", "second")]
+    assert list(folders._collect([ours], work, lambda *_: None)) == []
+    assert "the worker for first has ended\n" in capsys.readouterr().err
+
+
+def test_a_share_of_light_that_rounds_to_zero():
+    seconds = {"median_ms": 1e6, "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "role": ""}
+    forward = {"floor_seconds": 1e-6, "summary": [{**seconds, "role": "solution"}]}
+    run = {"forward": forward, "step": None, "time": "a tie"}
+    text = folders.summary([{**verdict("a"), "runs": [run]}])
+    assert "geometric mean of 1: 0.0%" in text
+
+
+def relu_of(width: int) -> str:
+    return RELU.replace("256", str(width))
+
+
+def start(*arguments: str, **options) -> subprocess.Popen:
+    """The command in a session of its own."""
+    line = [sys.executable, "-m", "referee", *arguments]
+    return subprocess.Popen(line, cwd=ROOT, start_new_session=True, text=True, **options)
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
+    """Wait until a file has so many lines, which the process writes."""
+    end = monotonic() + 300
+    while not (path.exists() and path.read_text().count("\n") >= count):
+        assert process.poll() is None
+        assert monotonic() < end
+        sleep(0.05)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(problems, tmp_path, capsys):
-    solutions = tmp_path / "solutions"
-    for name in ("19_ReLU", "20_Other"):
-        make(solutions, {f"{i}/{name}.py": WRONG if i == 2 else PLAIN for i in range(3)})
+def test_a_killed_run_goes_on(tmp_path, capsys):
+    """Twenty solutions over five problems: one verdict each, none twice, none lost."""
+    problems = make(tmp_path / "problems", {f"{i}_ReLU.py": relu_of(64 + i) for i in range(5)})
+    texts = {f"{j}/{i}_ReLU.py": WRONG if j == 2 else PLAIN for i in range(5) for j in range(4)}
+    solutions = make(tmp_path / "solutions", texts)
     out, table = tmp_path / "out.jsonl", tmp_path / "table.csv"
     options = ["--device", "cpu", "--trials", "3", "--out", str(out)]
-    line = [sys.executable, "-m", "referee", str(problems), str(solutions), *options]
-    process = subprocess.Popen(line, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
-    end = monotonic() + 200
-    while not (out.exists() and out.read_text().count("\n") >= 2):
-        assert process.poll() is None and monotonic() < end
-        sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    process = start(str(problems), str(solutions), *options, stdout=subprocess.DEVNULL)
+    wait_for_lines(out, 10, process)
+    process.kill()  # it alone: what it has started must notice
     process.wait()
+    end = monotonic() + 10
+    while processes_of(process.pid):
+        assert monotonic() < end
+        sleep(0.05)
     before = [json.loads(line)["file"] for line in out.read_text().splitlines()]
+    assert 10 <= len(before) < 20
+    with out.open("a") as file:
+        file.write('{"problem": "4_Re')  # of a run that is killed while it writes
     status = command.main([str(problems), str(solutions), *options, "--csv", str(table)])
     records = [json.loads(line) for line in out.read_text().splitlines()]
     names = [record["file"] for record in records]
     assert names[: len(before)] == before
-    assert len(names) == len(set(names)) == 6
+    assert sorted(names) == sorted(str(solutions / name) for name in texts)
     assert status == 1
-    verdicts = {name: r["verdict"] for name, r in zip(names, records, strict=True)}
-    assert sorted(verdicts.values()) == ["correct"] * 4 + ["wrong"] * 2
-    assert table.read_text().count("\n") == 7
+    for record in records:
+        path = Path(record["file"])
+        assert record["problem"] == path.stem
+        assert record["verdict"] == ("wrong" if path.parent.name == "2" else "correct")
+    assert table.read_text().count("\n") == 21
     output = capsys.readouterr().out
-    assert "4 of 6 correct; fast_0 0.67; fast_1 " in output
+    assert f"{len(before)} verdicts are in {out}; {20 - len(before)} files are left\n" in output
+    assert "15 of 20 correct; fast_0 0.75; fast_1 " in output
+    assert command.main([str(problems), str(solutions), *options]) == 1  # nothing is left
+    assert out.read_text().count("\n") == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu:0"])
+def test_an_interrupt_ends_workers_without_a_traceback(devices, problems, tmp_path):
+    names = ["level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py"]
+    solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
+    out = tmp_path / "out.jsonl"
+    options = ["--devices", devices, "--out", str(out)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = start(str(problems), str(solutions), *options, **streams)
+    wait_for_lines(out, 1, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in text
+    assert text.endswith("referee: interrupted\n")
+    assert not processes_of(process.pid)
+
+
+def processes_of(group: int) -> list[str]:
+    """The processes of a group that still run."""
+    line = ["ps", "-eo", "pgid=,stat=,args="]
+    rows = subprocess.check_output(line, text=True).splitlines()
+    fields = [row.split(maxsplit=2) for row in rows]
+    return [args for number, state, args in fields if int(number) == group and state[0] != "Z"]
 
 
 @pytest.mark.slow
@@ -92,7 +231,7 @@ def test_workers(problems, tmp_path):
     names = ["level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py"]
     solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
     out = tmp_path / "out.jsonl"
-    devices = "cpu,cpu:0" if not torch.cuda.device_count() > 1 else "cuda:0,cuda:1"
+    devices = "cuda:0,cuda:1" if torch.cuda.device_count() > 1 else "cpu,cpu:0"
     options = ["--devices", devices, "--trials", "3", "--out", str(out)]
     assert command.main([str(problems), str(solutions), *options]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
