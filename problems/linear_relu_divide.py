@@ -81,8 +81,9 @@ class LinearReluDivideProblem(Problem):
         return super().moved + math.prod(self.args[:2]) * self.dtype.itemsize
 
     def fastest(self, timings: Timings) -> float:
-        """Return the seconds of a product: eager's calls are products too, and an honest float32
-        call needs a float16 product at least.
+        """Return the seconds of the fastest product.
+
+        Eager's calls are products too, and an honest float32 call needs a float16 product at least.
         """
         times = [timings.seconds.get(PRODUCT, [])]
         times += [timings.seconds[name] for name in (self.names.eager, self.names.again)]

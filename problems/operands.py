@@ -20,35 +20,39 @@ class Draw:
         self.options = {"generator": torch.Generator(device).manual_seed(seed), "device": device}
 
     def normal(self, *shape: int) -> Tensor:
+        """Return normally distributed values, of mean 0 and variance 1."""
         return torch.randn(shape, **self.options)
 
     def uniform(self, *shape: int) -> Tensor:
+        """Return values distributed evenly from 0 to 1."""
         return torch.rand(shape, **self.options)
 
     def lognormal(self, sigma: float, *shape: int) -> Tensor:
-        """Values of both signs."""
+        """Return values of both signs whose logarithms are normal, of deviation sigma."""
         return self.normal(*shape).sign() * (self.normal(*shape) * sigma).exp()
 
     def zeros(self, *shape: int) -> Tensor:
+        """Return zeros."""
         return torch.zeros(shape, device=self.device)
 
     def choice(self, share: float, *shape: int) -> Tensor:
-        """True with the probability share."""
+        """Return a mask that is true with the probability `share`."""
         return self.uniform(*shape) < share
 
     def powers(self, low: int, high: int, *shape: int) -> Tensor:
-        """2^low .. 2^high, whole exponents."""
+        """Return powers of two from 2^low to 2^high."""
         return torch.randint(low, high + 1, shape, **self.options).float().exp2()
 
     def columns(self, count: int, k: int) -> Tensor:
-        """Indices of `count` different columns."""
+        """Return the indices of `count` different columns."""
         return torch.randperm(k, **self.options)[:count]
 
     def index(self, count: int) -> Tensor:
+        """Return 0, 1 and so on, `count` numbers."""
         return torch.arange(count, device=self.device)
 
-    def grades(self, span: int, k: int, shuffled: bool) -> Tensor:
-        """2^-span .. 2^span along k, rising or in random order."""
+    def grades(self, span: int, k: int, *, shuffled: bool) -> Tensor:
+        """Return powers of two from 2^-span to 2^span along k, rising or in random order."""
         exponents = torch.linspace(-span, span, k, device=self.device).round()
         return (exponents[self.columns(k, k)] if shuffled else exponents).exp2()
 
@@ -60,55 +64,60 @@ N, U = Draw.normal, Draw.uniform
 
 
 def few(d: Draw, rows: int, k: int, count: int) -> Tensor:
-    """True at `count` places of every row, drawn for each."""
+    """Return a mask that is true at `count` places of every row, drawn for each row."""
     kept = d.zeros(rows, k).bool()
-    return kept.scatter_(1, d.uniform(rows, k).topk(min(count, k)).indices, True)
+    return kept.scatter_(1, d.uniform(rows, k).topk(min(count, k)).indices, value=True)
 
 
 def blocks(d: Draw, rows: int, k: int) -> Tensor:
-    """True in 8 blocks along the diagonal."""
+    """Return a mask that is true in 8 blocks along the diagonal."""
     return d.index(rows)[:, None] * 8 // rows == d.index(k) * 8 // k
 
 
 def whole(rows: Tensor, largest: int) -> Tensor:
-    """Whole numbers up to `largest`, which each row has."""
+    """Scale each row so that its largest magnitude is `largest`, and round to whole numbers."""
     maximum = rows.abs().amax(1, keepdim=True)
     return (rows * (largest / torch.where(maximum == 0, 1.0, maximum))).round()
 
 
 def named(name: str, m: int, k: int, n: int, device: str = "cpu") -> Operands:
-    """x, weight and bias of a case of CASES."""
+    """Return x, weight and bias of a case of CASES."""
     return CASES[name](Draw(0, device), m, k, n)
 
 
 def put(values: Tensor, index: object, new: Tensor | float) -> Tensor:
+    """Set some of the values; return all of them."""
     values[index] = new
     return values
 
 
 def column(new: float, at: int = COLUMN) -> Side:
+    """Return what draws normal values, but for one column, which has the same everywhere."""
     return lambda *s: put(N(*s), (ALL, at), new)
 
 
 def plus(offset: float, side: Side = U) -> Side:
+    """Return what draws a side and adds an offset."""
     return lambda *s: side(*s) + offset
 
 
 def times(factor: float | Side, side: Side = N) -> Side:
+    """Return what draws a side and multiplies it by a factor, which may be drawn, too."""
     return lambda *s: side(*s) * (factor(*s) if callable(factor) else factor)
 
 
 def cycle(*factors: float) -> Side:
-    """A factor for each row, in turn."""
+    """Return what gives each row one of the factors, in turn."""
     return lambda d, r, _: torch.tensor(factors, device=d.device)[d.index(r) % len(factors), None]
 
 
 def integers(d: Draw, rows: int, k: int) -> Tensor:
+    """Return whole numbers from -4 to 5."""
     return (U(d, rows, k) * 9 - 4).round()
 
 
 def of(x: Side, weight: Side | None = None, bias: Side = Draw.zeros) -> Case:
-    """Drawn one after the other; the weight is by default as x."""
+    """Return a case whose sides are drawn one after the other; the weight by default as x is."""
     return lambda d, m, k, n: (x(d, m, k), (weight or x)(d, n, k), bias(d, 1, n)[0])
 
 
@@ -121,7 +130,7 @@ def _sparse(share: float) -> Side:
 
 
 def _infinite(rows: slice) -> Side:
-    """One column is, in these rows."""
+    """Return what draws normal values, but for infinities in one column of these rows."""
     return lambda d, r, k: put(N(d, r, k), (rows, d.columns(1, k)), INF)
 
 
@@ -147,8 +156,8 @@ CASES: dict[str, Case] = {
     "last column large": of(times(lambda d, r, k: 1 + 9999.0 * (d.index(k) == k - 1)), N),
     **{f"sparse x, 1 in {count}": of(_sparse(1 / count), N) for count in (100, 10, 2)},
     "two wide rows of x": of(_wide(2), N),
-    "graded columns": of(times(lambda d, r, k: d.grades(20, k, False)), N),
-    "graded columns, shuffled": of(times(lambda d, r, k: d.grades(20, k, True)), N),
+    "graded columns": of(times(lambda d, r, k: d.grades(20, k, shuffled=False)), N),
+    "graded columns, shuffled": of(times(lambda d, r, k: d.grades(20, k, shuffled=True)), N),
     "one-hot x": of(lambda *s: few(*s, 1).float(), N),  # a lookup: exact in float32
     "softmax - one-hot": of(lambda *s: (3 * N(*s)).softmax(1) - few(*s, 1).float(), N),
     "inf in one row of x": of(lambda d, r, k: put(N(d, r, k), (r // 2, d.columns(1, k)), INF), N),

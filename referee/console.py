@@ -39,6 +39,7 @@ class Progress:
         self._stage, self._last = "", 0.0
 
     def __call__(self, stage: str, detail: str = "") -> None:
+        """Show what is being done, and how far it is."""
         now, every = monotonic(), 0.1 if self._start else 10.0
         if stage == self._stage and now - self._last < every:
             return

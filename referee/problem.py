@@ -16,12 +16,12 @@ from torch import nn
 
 from referee import cases
 from referee.budget import Operators, Output, RoundedOperands
-from referee.compare import first_mismatch, share_memory
+from referee.compare import INTEGERS, first_mismatch, share_memory
 from referee.gradients_of import differentiate, is_differentiable, recorded, wanted_of
 from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
 from referee.reference_file import BadReferenceError, NoRoomError, ReferenceFile, generator_states
-from referee.results import flatten
+from referee.results import flatten, plain
 from referee.shared import dtype_name, flat_bytes, forms_of, pack, without_repeats
 from referee.timing import Names, Rate, Timings
 
@@ -136,7 +136,7 @@ class Problem:
         self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
         self.dtype = inputs[self.tensors[0]].dtype
         self.input_bytes = sum(inputs[i].nbytes for i in self.tensors)
-        self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
+        self.parameter_bytes = sum(x.nbytes for x in self._checked_state(module).values())
         outputs = self._look(module, inputs)
         self.output_bytes = sum(x.nbytes for x in outputs)
         self.output_form = [(list(x.shape), x.dtype) for x in outputs]
@@ -176,7 +176,7 @@ class Problem:
         """Return eager's outputs."""
         with torch.no_grad():
             _, outputs = self.file.attempt("forward", lambda: flatten(module(*inputs)))
-            return [y.detach() for y in outputs]
+            return [plain(y) for y in outputs]
 
     def derive(
         self, module: nn.Module, inputs: list, given: list[torch.Tensor], names: list[str]
@@ -187,7 +187,7 @@ class Problem:
             _, outputs = flatten(module(*arguments))
             wanted = wanted_of(arguments, module.state_dict(keep_vars=True), names)
             gradients = differentiate(outputs, wanted, given)
-        return [*(y.detach() for y in outputs), *gradients]
+        return [*map(plain, outputs), *gradients]
 
     # ------------------------------------------------------------ what a problem may know better
 
@@ -320,6 +320,14 @@ class Problem:
             self._draws_on_device = False
         return [x.to(self.device) if _is_tensor(x) else x for x in self.file.draw()]
 
+    def _checked_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Return the parameters and buffers of the reference, which must be plain tensors."""
+        state = module.state_dict()
+        for name, x in state.items():
+            if not _is_tensor(x) or x.layout != torch.strided:
+                raise self.file.bad(f"Model's state has {name}, which is no plain tensor")
+        return state
+
     def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Run the forward twice; return its outputs, which must be the same tensors."""
         before = generator_states(self.device)
@@ -332,9 +340,13 @@ class Problem:
         if not outputs:
             raise self.file.bad("Model returns no tensor")
         for x in outputs:
-            if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+            if not isinstance(x, torch.Tensor):
                 raise self.file.bad(f"Model returns a {type(x).__name__}, not a tensor")
-        outputs = [x.detach() for x in outputs]
+            if x.layout != torch.strided:
+                raise self.file.bad("Model returns a sparse tensor")
+            if x.itemsize not in INTEGERS:
+                raise self.file.bad(f"Model returns a tensor of {dtype_name(x.dtype)}")
+        outputs = [plain(x) for x in outputs]
         for x, was in zip(inputs, kept, strict=True):
             if _is_tensor(x) and first_mismatch(x, was, exact=True):
                 raise self.file.bad("Model changes its inputs")

@@ -68,9 +68,10 @@ class ReferenceFile:
             return found
         dense = []
         for x in found:
-            if isinstance(x, torch.Tensor):  # without gaps and overlaps, which the copy has not
-                x = torch.empty_like(x, device=device).copy_(x.detach())
-            dense.append(x)
+            if isinstance(x, torch.Tensor):  # the copy has no gaps and no overlaps
+                dense.append(torch.empty_like(x, device=device).copy_(x.detach()))
+            else:
+                dense.append(x)
         return dense
 
     def arguments(self) -> list:

@@ -133,8 +133,10 @@ class Timings:
 
 
 def trim(*parts: Timings) -> int:
-    """Drop the round that an interrupt came within, of timings whose rounds are the same; return
-    how many are left.
+    """Drop the round that an interrupt came within; return how many are left.
+
+    Args:
+        parts: timings of the same rounds.
     """
     every = [times for part in parts for times in (*part.seconds.values(), *part.wall.values())]
     whole = min(map(len, every), default=0)

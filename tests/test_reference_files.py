@@ -255,7 +255,7 @@ def test_the_starting_designs(device):
     if device == "cpu" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     command = [sys.executable, str(FOLDER), "--device", device, "--timeout", "600"]
-    done = subprocess.run([*command, "--trials", "30"], capture_output=True, text=True)
+    done = subprocess.run([*command, "--trials", "30"], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     lines = [line.partition(".py: ") for line in done.stdout.splitlines() if ".py: " in line]
     found = {Path(path).name: line for path, _, line in lines}

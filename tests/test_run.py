@@ -32,7 +32,7 @@ def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIP
     """A finished process; variables that are None are unset."""
     full = {name: text for name, text in {**os.environ, **environment}.items() if text is not None}
     line, streams = [*before, *command(*arguments, folder=folder)], {"stderr": subprocess.PIPE}
-    return subprocess.run(line, env=full, cwd=cwd, stdout=out, text=True, **streams)
+    return subprocess.run(line, env=full, cwd=cwd, stdout=out, text=True, check=False, **streams)
 
 
 def said(stderr: str) -> list[str]:
@@ -181,7 +181,7 @@ def test_stdout_that_takes_nothing(options, unbuffered):
 )
 def test_streams_that_are_not_there(streams, options, status):
     line = f'"{sys.executable}" "{ROOT / "run.py"}" {options} {streams}'
-    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
@@ -191,7 +191,7 @@ def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
     return subprocess.Popen(
         [program, *flags, *rest],
         env={**os.environ, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, number),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, number),  # noqa: PLW1509, no other thread
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,5 +1,7 @@
 """Files graded by `run.py --solution`: cheats are named, honest ones pass, hostile ones end.
-KERNELS_GRADING_RUNS=10 grades every clean file that often, and again beside two busy loops."""
+
+KERNELS_GRADING_RUNS=10 grades every clean file that often, and again beside two busy loops.
+"""
 
 import os
 import subprocess

@@ -268,8 +268,13 @@ def _execute(name: str, path: str, data: bytes) -> ModuleType:
     return module
 
 
-def _of_state(x: torch.Tensor) -> dict:
-    """Describe a parameter or a buffer, and the storage that it is a part of."""
+def _of_state(x: object) -> dict:
+    """Describe a part of a state, and the storage that it is in.
+
+    A solution's own sparse buffers, and what `get_extra_state` gives, are in no storage.
+    """
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        return describe(x)
     storage = x.untyped_storage()
     about = {"offset": x.storage_offset(), "storage": storage.data_ptr(), "bytes": storage.nbytes()}
     return describe(x) | about

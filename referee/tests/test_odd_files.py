@@ -5,6 +5,8 @@ import torch
 from graded import grade
 from texts import correct, error, module, reference, wrong
 
+from referee.reference_file import BadReferenceError
+
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
 # Replaces what its process says of its results.
 FORGED = """
@@ -92,6 +94,46 @@ def test_a_buffer_is_expanded_by_the_solution_alone(tmp_path):
     problem = reference(SCALED, "[torch.rand(8, 64)]", FULL)
     table = {"expanded": wrong(module(SCALED, EXPANDED), "share memory")}
     grade(problem, table, tmp_path, trials=1)
+
+
+SPARSE = "self.register_buffer('own', torch.eye(3).to_sparse())"
+EXTRA = """
+    def get_extra_state(self):
+        return {"a": 1}
+
+    def set_extra_state(self, state):
+        pass
+"""
+
+
+def test_what_a_solution_keeps_for_itself(tmp_path):
+    """Parts of its state that are no plain tensors are nobody's business."""
+    table = {
+        "sparse": correct(module("return torch.relu(x)", SPARSE)),
+        "extra": correct(PLAIN + EXTRA),
+    }
+    grade(RELU, table, tmp_path, trials=1)
+
+
+CONJUGATED = "return torch.view_as_complex(x.view(8, 32, 2)).conj()"
+
+
+def test_a_reference_returns_a_conjugated_view(tmp_path):
+    problem = reference(CONJUGATED, "[torch.rand(8, 64)]")
+    grade(problem, {"same": correct(module(CONJUGATED))}, tmp_path, trials=1)
+
+
+@pytest.mark.parametrize(
+    ("forward", "init", "words"),
+    [
+        ("return x.to_sparse()", "", "returns a sparse tensor"),
+        ("return x.to(torch.complex128)", "", "returns a tensor of complex128"),
+        ("return x * 2", SPARSE, "state has own"),
+    ],
+)
+def test_references_that_are_refused(tmp_path, forward, init, words):
+    with pytest.raises(BadReferenceError, match=words):
+        grade(reference(forward, "[torch.rand(8, 64)]", init), {}, tmp_path)
 
 
 # Says that it is done when its work is queued; only a GPU works on while its process is stopped.

@@ -31,11 +31,16 @@ PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
 def grade(
     problem: str, table: Table, folder: Path, *options: str, device: str = "cpu"
 ) -> dict[str, dict]:
-    """Grades the files of a table, and checks verdicts and what lines say: notes, accuracy, reason,
-    whether a step was timed.
+    """Grade the files of a table; check verdicts and what the lines say.
+
+    A line holds notes, accuracy and reason, and "training step" where one was timed.
 
     Args:
         problem: one of this project's, or the text of a reference file.
+        table: by name, the text or path of a file, its verdict, and a pattern of its line.
+        folder: where the files are written.
+        *options: more options of `run.py`.
+        device: where the files are graded.
 
     Returns:
         The records by name.
@@ -55,7 +60,8 @@ def grade(
     for name, (_, word, words) in table.items():
         record = records[name]
         line = "; ".join([*record["notes"], record["accuracy"], record["reason"]])
-        line += "; training step" * any(timed["step"] for timed in record["runs"])
+        if any(timed["step"] for timed in record["runs"]):
+            line += "; training step"
         if not (re.fullmatch(word, record["verdict"]) and re.search(words, line)):
             wrong[name] = f"{record['verdict']}: {line}"
         assert record["verdict"] == "correct" or not record["runs"]  # times of others mean nothing
