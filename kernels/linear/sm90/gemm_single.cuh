@@ -5,14 +5,14 @@
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
-// launch.cu launches gemm_single_kernel with one of four traits, which are defined below:
+// Row n of the weight makes column n of out. Where it is multiplied, it is called column n, too.
 //
-//   HalfTraits       float16 and bfloat16, with the epilogue; x may be [K, M], weight [K, N]
+// launch.cu launches gemm_single_kernel in one of four modes (Mode, below). Each has its traits:
+//
+//   HalfTraits       float16 and bfloat16, with the epilogue
 //   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
-//   ConvertTraits    float32 in fp16: split_x.cuh has scaled x and rounded it to fp16, and this
-//                    kernel's converter warps do the same to the weight
-//   RedoTraits       float32 in TF32: follows ConvertTraits, and computes those tiles again for
-//                    which fp16 is not accurate enough
+//   ConvertTraits    float32 in fp16, whose range is smaller than TF32's
+//   RedoTraits       float32 in TF32: the tiles for which fp16 is not accurate enough
 //
 // The pipeline. A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight.
 // Each block computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
@@ -40,15 +40,8 @@
 //   warp 8          TMA producer                                               88 (24)
 //   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
 //
-// The ring. Each stage has two mbarriers (pipeline.cuh):
-//
-//   full    The producer arrives and announces how many bytes it loads; TMA counts the bytes that
-//           have come. The consumers wait for it.
-//   empty   Each consumer warp of both blocks arrives when it has read the stage. The producers of
-//           both blocks wait for it, as each of them writes to both blocks.
-//
-// convert_weight.cuh describes how the converters and the producer synchronise: the counters
-// `next`, `ready` and `progress`, and what `subnormals` decides.
+// pipeline.cuh describes the ring of stages. convert_weight.cuh describes how the converters and
+// the producer synchronise.
 //
 // Tiles computed again as TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
 // computed again if one of its rows does not fit into fp16:
@@ -58,9 +51,9 @@
 //                     kernel begins, and gives them the exponent kNeedsTf32. ConvertTraits does not
 //                     compute the tile at all.
 //   A row of weight   It has infinity, NaN, an element that overflows fp16 (its scale is found from
-//                     a sample of the row), or many subnormal elements. In the last case, the
-//                     converters put an infinity into the row. So all sums of the row are infinite
-//                     or NaN in all cases, which the consumers notice after the mainloop.
+//                     a sample of the row), or many subnormal elements, for which the converters
+//                     put an infinity into the row. So all its sums are infinite or NaN, which the
+//                     consumers notice after the mainloop.
 //
 // ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
@@ -89,58 +82,42 @@
 
 namespace kernels::sm90::gemm_single {
 
-// Computes out = relu(x weight^T + bias) / divisor in T, float16 or bfloat16. Each operand may be
-// transposed: x is [M, K] or [K, M], weight [N, K] or [K, N]. The layouts are chosen at run time: a
-// kernel for each layout would save 0.5% of an H100's time, but take twice as long to compile. Two
-// warpgroups multiply, one warp loads, three warps are idle.
+// What a kernel computes, and from which operands. Two warpgroups multiply and one warp loads; the
+// other three warps are idle, except in kConvert.
+enum class Mode {
+  // out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or [K, M], the
+  // weight [N, K] or [K, N]. These layouts are chosen at run time: on an H100, a kernel for each
+  // would take 0.5% less time, but twice as long to compile.
+  kHalf,
+  // out [N, M] = weight x^T, for gradients of these types and layouts. (launch.cu swaps the
+  // caller's operands and sizes, so this is the caller's [M, N].) There is no bias, ReLU or
+  // division. The consumers store a tile's results by TMA while they multiply the next tile.
+  kGradient,
+  // out = relu(x weight^T + bias) / divisor in float32, from k-tiled fp16 operands whose rows are
+  // scaled by powers of two. split_x.cuh has made that of x. The converter warps make that of the
+  // weight, from float32 [N, K] or [K, N].
+  kConvert,
+  // The tiles that kConvert has listed, from row-major float32 operands, which TMA rounds to TF32.
+  // TF32 has float32's range, so nothing is scaled.
+  kRedo,
+};
+
+// A mode, its types, and the flags by which the code below asks for the mode.
+template <Mode kMode, typename ElementType, typename OutType>
+struct ModeTraits {
+  using Element = ElementType;  // of the operands in shared memory
+  using Out = OutType;          // of bias and out
+  static constexpr bool kIsHalf = kMode == Mode::kHalf || kMode == Mode::kGradient;
+  static constexpr bool kIsGradient = kMode == Mode::kGradient;
+  static constexpr bool kConvertsWeight = kMode == Mode::kConvert;
+  static constexpr bool kIsRedo = kMode == Mode::kRedo;
+};
 template <typename T>
-struct HalfTraits {
-  using Element = T;  // of the operands in shared memory
-  using Out = T;
-  static constexpr bool kIsHalf = true;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes the product alone, without bias, ReLU or division, for gradients in float16 or bfloat16:
-// out [N, M] = weight x^T. (launch.cu swaps the caller's operands and sizes, so this is the
-// caller's [M, N].) The layouts of the operands and the work of the warps are those of HalfTraits,
-// but the consumers store a tile's results by TMA while they multiply the next tile.
+using HalfTraits = ModeTraits<Mode::kHalf, T, T>;
 template <typename T>
-struct GradientTraits {
-  using Element = T;
-  using Out = T;
-  static constexpr bool kIsHalf = true;
-  static constexpr bool kIsGradient = true;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled layout
-// whose rows are scaled by powers of two. split_x.cuh has made the fp16 x. Three converter warps
-// make the fp16 weight, from float32 [N, K] or [K, N], while one warp loads and two warpgroups
-// multiply.
-struct ConvertTraits {
-  using Element = __half;
-  using Out = float;
-  static constexpr bool kIsHalf = false;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = true;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes the tiles that ConvertTraits has listed, from row-major float32 x [M, K] and weight [N,
-// K], which TMA rounds to TF32. TF32 has float32's range, so nothing is scaled. Two warpgroups
-// multiply, one warp loads, three warps are idle.
-struct RedoTraits {
-  using Element = ptx::Tf32;
-  using Out = float;
-  static constexpr bool kIsHalf = false;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = true;
-};
+using GradientTraits = ModeTraits<Mode::kGradient, T, T>;
+using ConvertTraits = ModeTraits<Mode::kConvert, __half, float>;
+using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 template <typename Traits>
 struct SharedMemory {
@@ -190,8 +167,8 @@ struct Arguments {
 
   // The tile with this index. ConvertTraits uses TileOrder (tile_order.cuh), in which neighbouring
   // clusters share a tile of the weight; the converters use the same order. Half types use the
-  // order of the transposed problem, in which neighbouring clusters share a tile of x. That saves
-  // 0.3% of an H200's time.
+  // order of the transposed problem, in which neighbouring clusters share a tile of x, which takes
+  // 0.3% less time on an H200.
   __device__ Tile tile_at(int index) const {
     if constexpr (Traits::kIsRedo) {
       return tiles.find(redo.tiles[index]);
@@ -304,9 +281,9 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   }
 }
 
-// The part of the warpgroup's Scales that one consumer thread fetches: the bias of a feature and,
-// in float32, the exponents of the feature and of two rows of x. The thread loads them to registers
-// before the mainloop, which hides the latency, and stores them to shared memory after it, for the
+// The part of the warpgroup's Scales that one consumer thread fetches: the bias of a column and, in
+// float32, the exponents of the column and of two rows. The thread loads them to registers before
+// the mainloop, which hides the latency, and stores them to shared memory after it, for the
 // epilogue.
 template <typename Traits>
 struct PrefetchedScales {
@@ -318,7 +295,7 @@ struct PrefetchedScales {
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
   // than rows.
   int x_exponent[kXRowsPerThread + 1] = {};
-  bool is_fast;  // whether the fast epilogue supports this thread's feature and rows
+  bool is_fast;  // whether the fast epilogue supports this thread's column and rows
 
   __device__ PrefetchedScales(const Arguments<Traits>& args, int first_row, int first_column)
       : is_fast(args.epilogue.is_fast) {
@@ -428,7 +405,7 @@ struct ConsumerWarpgroup {
     weight = base + offsetof(SharedMemory<Traits>, weight) + first_weight_row * Config::kKTileBytes;
   }
 
-  // The first row of x, and the first feature, that the warpgroup multiplies.
+  // The first row of x, and the first column, that the warpgroup multiplies.
   __device__ int row(const Tile& tile) const { return tile.x * Config::kXRows; }
   __device__ int column(const Tile& tile) const {
     const int panel = tile.weight * BlockConfig::kClusterSize + rank;
@@ -582,7 +559,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   }
   init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
                                  base + offsetof(SharedMemory<Traits>, barriers.empty));
-  // The next kernel is RedoTraits. Its early start saves 3% of an H200's time.
+  // The next kernel is RedoTraits. With its early start, calls take 3% less time on an H200.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   if constexpr (Traits::kIsHalf) start_next_kernel();
