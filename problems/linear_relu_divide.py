@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from problems import operands
 from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE, TRITON
+from problems.small_cases import changed_in_part
 from referee import cases
 from referee.budget import CLASSES, Output
 from referee.problem import Case, Problem
@@ -137,7 +138,7 @@ class LinearReluDivideProblem(Problem):
 
     @property
     def _may_be_tf32(self) -> bool:
-        """Whether products of float32 may be TF32's."""
+        """Return whether the precision setting lets float32 products be TF32's."""
         return self.dtype == torch.float32 and self.precision != "highest"
 
     def clear(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
@@ -187,7 +188,7 @@ class LinearReluDivideProblem(Problem):
 
         yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], state="other")
         yield Case("parameters overwritten", [draw(129, 65)], state="other")
-        yield from _changed_in_part(draw(129, 65), generator)
+        yield from changed_in_part(draw(129, 65), generator)
         for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
             name = f"[{m}, 9] -> {n}, new memory filled"
             yield Case(name, [draw(m, 9)], arguments=[9, n, 2.0], fill=True)
@@ -285,15 +286,3 @@ def _operands(own: nn.Linear, x: torch.Tensor, dtype: torch.dtype) -> list[torch
 def _magnitude(own: nn.Linear, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the sums of the terms' magnitudes, computed in a dtype."""
     return linear(*(t if t is None else t.abs() for t in _operands(own, x, dtype)))
-
-
-def _changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:
-    """Return an input, then it with another row, then with another element."""
-    yield Case("an input", [x])
-    x = x.clone()
-    cases.refill(x[random.randrange(len(x))], generator)
-    yield Case("another row at the same address", [x])
-    x = x.clone()
-    place = random.randrange(x.numel())
-    x.view(-1)[place] = 1 if x.view(-1)[place].item() <= 0 else 3
-    yield Case("another element at the same address", [x])

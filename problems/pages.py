@@ -131,7 +131,7 @@ def view_range(results: list[dict]) -> str:
 
 @dataclass
 class Setting:
-    """What run.py printed for one problem, dtype and precision. Tables are rows by name."""
+    """The tables that run.py printed for one problem, dtype and precision: rows by name."""
 
     label: str  # "float32, highest"
     forward: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from problems.small_cases import changed_in_part
 from referee import cases
 from referee.budget import Output
 from referee.names import COPY
@@ -82,15 +83,7 @@ class ReluProblem(Problem):
 
     def _changed_in_part(self, generator: torch.Generator) -> Iterator[Case]:
         """Return an input, then it with another row, then with another element."""
-        x = self._draw(generator, 129, 65)
-        yield Case("an input", [x])
-        x = x.clone()
-        cases.refill(x[random.randrange(len(x))], generator)
-        yield Case("another row at the same address", [x])
-        x = x.clone()
-        place = random.randrange(x.numel())
-        x.view(-1)[place] = 1 if x.view(-1)[place].item() <= 0 else 3
-        yield Case("another element at the same address", [x])
+        yield from changed_in_part(self._draw(generator, 129, 65), generator)
         yield Case("other values at the same address", [self._draw(generator, 129, 65)])
 
     @staticmethod

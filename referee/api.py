@@ -24,7 +24,7 @@ from referee.verdict import Verdict
 
 
 class Reference:
-    """What solutions are graded against: a KernelBench problem file.
+    """A KernelBench problem file, against which solutions are graded.
 
     Args:
         path: a file with `Model`, `get_inputs` and `get_init_inputs`.
@@ -74,7 +74,7 @@ class Result:
 
     @property
     def is_correct(self) -> bool:
-        """Whether the solution is right."""
+        """Return whether the solution is right."""
         return self.verdict == "correct"
 
 

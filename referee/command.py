@@ -45,7 +45,7 @@ MOST_SHARES = 4  # into which a CPU's seconds of timing are divided for several 
 
 @dataclass(frozen=True)
 class Project:
-    """What a project adds to the command.
+    """The problems and options that a project adds to the command.
 
     Attributes:
         description: for --help.
@@ -332,7 +332,7 @@ def _parser(project: Project | None) -> Parser:
         prog=console.program(), description=project.description if project else DESCRIPTION
     )
     add = parser.add_argument
-    # What the options that only a project has are without one.
+    # Without a project, the options that only a project has get these values.
     absent = ("problem", "dtype", "rows", "plot", "bundle", "reference")
     parser.set_defaults(**dict.fromkeys(absent), sweep=False)
     if project:

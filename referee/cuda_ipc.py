@@ -83,14 +83,8 @@ def export(address: int) -> tuple[str, int]:
     Raises:
         CudaError: the memory cannot be shared, as that of `cudaMallocAsync`.
     """
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    _call(
-        "cuMemGetAddressRange_v2",
-        ctypes.byref(base),
-        ctypes.byref(size),
-        ctypes.c_uint64(address),
-    )
-    return _handle_of(base.value), address - base.value
+    base, _ = _allocation_at(address)
+    return _handle_of(base), address - base
 
 
 def open_handle(handle: str) -> int:
@@ -110,14 +104,20 @@ def open_handle(handle: str) -> int:
 
 def size_of(address: int) -> int:
     """Return the bytes of the allocation that begins at an address, opened or this process's."""
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    _, size = _allocation_at(address)
+    return size
+
+
+def _allocation_at(address: int) -> tuple[int, int]:
+    """Return the start and the bytes of the allocation that an address is in."""
+    start, size = ctypes.c_uint64(), ctypes.c_size_t()
     _call(
         "cuMemGetAddressRange_v2",
-        ctypes.byref(base),
+        ctypes.byref(start),
         ctypes.byref(size),
         ctypes.c_uint64(address),
     )
-    return size.value
+    return start.value, size.value
 
 
 def close_handle(address: int) -> None:

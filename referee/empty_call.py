@@ -1,4 +1,4 @@
-"""What an empty call costs on this machine, and how steady that is: `python -m referee.empty_call`.
+"""Measure the cost of an empty call, and its spread: `python -m referee.empty_call`.
 
 For ReLU of some sizes it prints, in microseconds, the 10th, 50th and 90th percentile of
 

@@ -61,7 +61,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Job:
-    """What a command about folders has to do.
+    """The work of a command about folders.
 
     Attributes:
         args: the command's options.

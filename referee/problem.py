@@ -1,4 +1,4 @@
-"""What solutions are graded against: a reference on a device, and what is right there.
+"""A reference on a device, and the results that are right there.
 
 A reference file is graded by this class as it is. A problem that has cases, bounds or yardsticks of
 its own is a subclass, which overrides the methods in the part "what a problem may know better".
@@ -30,7 +30,7 @@ DIFFERENT = 1e-2  # relative, from which on two results are not the same but for
 SIGNS, PARTS = "inputs of both signs", "inputs altered in part"
 PART = 16  # a sixteenth of an input is altered
 LARGEST_PART = 1 << 22  # bytes
-# What torch may compute in TF32 by its own settings: cuDNN's operators by default, products not.
+# torch may compute these in TF32 by its own settings: cuDNN's operators by default, products not.
 CUDNN_OPERATORS = ("convolution", "rnn", "lstm", "gru")
 PRODUCTS = ("mm", "matmul", "linear", "addmv", "mv")
 # How much memory forwards need, in parts of inputs, outputs and parameters together. Training steps

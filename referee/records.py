@@ -1,4 +1,4 @@
-"""What a command measured, in the one shape that is printed, drawn and written as JSON."""
+"""The results of a command, in the one shape that is printed, drawn and written as JSON."""
 
 import json
 import platform
@@ -19,7 +19,7 @@ KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
 
 
 class Subject(NamedTuple):
-    """What files are graded on."""
+    """A problem in a dtype and at a size, on which files are graded."""
 
     problem: str
     dtype: str

@@ -1,7 +1,5 @@
 """Problem files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
 
-import importlib.util
-import linecache
 import random
 import re
 import sys
@@ -9,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TypeVar
 
 import torch
 from torch import nn
+
+from referee.execute import execute
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -130,18 +129,6 @@ def load(path: Path) -> ReferenceFile:
     if missing:
         raise file.bad(f"defines no {', no '.join(missing)}")
     return ReferenceFile(path, *(getattr(module, name) for name in NAMES), text=text)
-
-
-def execute(name: str, path: str, text: bytes) -> ModuleType:
-    """Run a file's text as a module of this name."""
-    code = compile(text, path, "exec")
-    lines = importlib.util.decode_source(text).splitlines(keepends=True)
-    linecache.cache[path] = len(text), None, lines, path
-    module = ModuleType(name)
-    module.__file__ = path
-    sys.modules[name] = module
-    exec(code, module.__dict__)
-    return module
 
 
 @contextmanager

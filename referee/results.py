@@ -1,4 +1,4 @@
-"""What a call returns: its nesting, and where each tensor in it lies.
+"""Descriptions of a call's results: their nesting, and the place of each tensor in memory.
 
 Both sides use this module: the process describes its results, and the referee takes its reference's
 results apart by the same function.

@@ -59,7 +59,7 @@ class Session:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether this project's own solution is graded."""
+        """Return whether this project's own solution is graded."""
         return not self.args.solution
 
     def run(self) -> bool:

@@ -24,7 +24,7 @@ FULL_CPU_SECONDS = 16.0  # of --full, for README's table
 CPU_LEAST = 4  # rounds, even if they take longer: an interval of fewer says little
 LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
-# What is subtracted from the referee's clock is exceeded by one of ten requests.
+# These quantiles are subtracted from the referee's clock: one of ten requests costs more.
 EMPTY_QUANTILE = 0.9  # of empty requests
 EAGER_QUANTILE = 0.9  # of eager's requests
 
@@ -58,7 +58,7 @@ class Rounds(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What the clocks say of one request.
+    """The times of one request, by both clocks.
 
     Attributes:
         own: seconds of each call by the process's own clock.

@@ -48,7 +48,7 @@ def test_a_file_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("bits", [0o600, 0o666, 0o751, None])
 def test_modes(tmp_path, bits):
-    """That of the old file is kept; a new one has that of the umask."""
+    """An old file keeps its mode; a new one gets that of the umask."""
     path, before = tmp_path / "file", os.umask(0o027)
     try:
         if bits:

@@ -260,7 +260,7 @@ if x.dim() != 2:
 return Own.apply(x, self.linear.weight, self.linear.bias, self.divisor)
 """)
 STEP = "training step"
-# Of files with a backward of their own: what stands HERE, the verdict, and what the line must say.
+# Files with a backward of their own: the text in the place of HERE, the verdict, and a pattern.
 BACKWARDS = {
     "relu": (OWN_RELU, {
         "right": ("g * (y > 0)", "correct", STEP),

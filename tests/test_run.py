@@ -37,7 +37,7 @@ def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIP
 
 
 def said(stderr: str) -> list[str]:
-    """What run.py says besides its progress; never a traceback."""
+    """Return the messages of run.py besides its progress; assert that there is no traceback."""
     assert "Traceback" not in stderr and "Exception ignored" not in stderr
     return [line[8:] for line in stderr.splitlines() if line.startswith("run.py: ")]
 
@@ -201,7 +201,7 @@ def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
 
 
 def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
-    """What it prints to both streams, interrupted after a line with this mark."""
+    """Interrupt run.py after a line with this mark; return all that it prints."""
     process, lines = start(*arguments, **options), []
     try:
         while not lines or mark not in lines[-1]:

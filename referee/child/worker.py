@@ -4,15 +4,12 @@ Whatever a method returns goes to the referee as JSON, and is believed by nobody
 """
 
 import base64
-import importlib.util
-import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import ModuleType
 
 import torch
 from torch import nn
@@ -20,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
+from referee.execute import execute
 from referee.gradients_of import differentiate, recorded, wanted_of
 from referee.names import MODULE, NOTHING
 from referee.results import describe, flatten, plain
@@ -66,7 +64,7 @@ class Worker:
         sys.path.extend(folders)
         data = base64.b64decode(text)
         start = perf_counter()
-        module = _execute("solution", path, data)
+        module = execute("solution", path, data)
         classes = [getattr(module, name, None) for name in names]
         defined = [found for found in classes if callable(found)]
         if not defined:
@@ -221,7 +219,7 @@ class Worker:
             more: path and text of the file of the problem's own yardsticks, or nothing.
         """
         self._calls = {n: call for n, call in self._calls.items() if n in (MODULE, NOTHING)}
-        own = _execute("yardsticks", more[0], base64.b64decode(more[1])) if more else None
+        own = execute("yardsticks", more[0], base64.b64decode(more[1])) if more else None
         arguments = self._mapping.tensors(inputs[0])
         notes = []
         for name in wanted:
@@ -254,18 +252,6 @@ class Worker:
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
         return {"structure": structure, "results": facts}
-
-
-def _execute(name: str, path: str, data: bytes) -> ModuleType:
-    """Run a file's text as a module; Triton and TorchScript can look up its lines."""
-    code = compile(data, path, "exec")
-    lines = importlib.util.decode_source(data).splitlines(keepends=True)
-    linecache.cache[path] = len(data), None, lines, path
-    module = ModuleType(name)
-    module.__file__ = path
-    sys.modules[name] = module
-    exec(code, module.__dict__)
-    return module
 
 
 def _of_state(x: object) -> dict:

@@ -1,4 +1,4 @@
-"""What people and programs read of a run: tables, JSON, Markdown, pictures; needs no torch."""
+"""The reports of a run: tables, JSON, Markdown, pictures. They need no torch."""
 
 import json
 from pathlib import Path

@@ -25,6 +25,6 @@ STEPS_PER_SETTING = (
     time_forwards,  # beside eager, new inputs and parameters in every call, all results compared
     time_training_steps,  # the same for a forward and backward, where the gradients were right
 )
-# What a sweep does at each size.
+# The steps of a sweep, at each size.
 STEPS_ONCE_OF_A_SWEEP = (import_file,)
 STEPS_OF_A_SWEEP = (check_values, time_forwards)

@@ -49,7 +49,7 @@ COMPARED_TURNS = 9  # of eager's old process and a new one
 
 
 class Entrant(NamedTuple):
-    """What takes part in a round: its name, its process, and what is called in the process."""
+    """A participant of a round: its name, its process, and the name of the call there."""
 
     name: str
     process: Contestant

@@ -1,4 +1,4 @@
-"""Builds in the cache that are damaged, the file systems they are on, and who owns their folders."""
+"""Builds in the cache: damage, the file systems that hold them, the owners of their folders."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What the designs and their repairs have in common: they import it from their folder."""
+"""The common part of the designs and their repairs, which import it from their folder."""
 
 import torch
 from torch import nn

@@ -91,7 +91,7 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
 // one's. Each warp waits for the warps of its own number there.
 //
 // A finishing cluster spins until clusters with smaller numbers have stored their partial sums.
-// That cannot hang if all clusters of the grid are resident at once, which count_clusters
+// The spinning cannot hang if all clusters of the grid are resident at once, which count_clusters
 // (launch.cu) ensures when nothing else occupies the GPU, or if the hardware starts blocks in the
 // order of their numbers, which CUDA does not guarantee.
 //

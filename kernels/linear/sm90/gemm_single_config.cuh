@@ -1,5 +1,6 @@
-// The constants of gemm_single_kernel, which its three files use: gemm_single.cuh (mainloop),
-// convert_weight.cuh (converter warps) and gemm_single_epilogue.cuh (epilogue).
+// The constants of gemm_single_kernel, which its files use: gemm_single_arguments.cuh (traits and
+// arguments), gemm_single.cuh (mainloop), convert_weight.cuh (converter warps) and
+// gemm_single_epilogue.cuh (epilogue).
 
 #pragma once
 

@@ -392,7 +392,7 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
 
 // A thread's results in a tile of a gradient. The caller packs them to T when the tile's
 // accumulators are complete, and stores them a box at a time while the next tile is multiplied.
-// That saves 5% of an H200's time where K is 1024.
+// Storing them so late saves 5% of the kernel's time on an H200 where K is 1024.
 //
 // out is [N, M]: a line of out is a feature, and rows of x are neighbours in it. So two results of
 // a thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box
