@@ -148,6 +148,21 @@ class Bench:
             region.fill()  # nobody finds there what another contestant has left
         return [region.form for region in self.outputs[:count]]
 
+    def release(self, process: Contestant) -> None:
+        """Have a process free the results of its last request, which have been read.
+
+        Where a problem is large, all its unused memory goes back to the GPU, for others to take.
+        """
+        if self.problem.is_large:
+            self.give_back(process)
+        else:
+            process.ask("release")
+
+    def give_back(self, process: Contestant) -> None:
+        """Have a process free its results, and give all unused memory back to the GPU."""
+        process.reader.forget()
+        process.ask("release", empty_cache=True)
+
     def close_eager(self) -> None:
         """End eager's processes."""
         for eager in self.eager:

@@ -2,6 +2,7 @@
 
 import torch
 
+PIECE = 1 << 24  # elements that are compared at a time
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
@@ -19,10 +20,26 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
         exact: every bit counts.
     """
     a, b = actual.reshape(-1), expected.reshape(-1)
-    integer = INTEGERS[actual.element_size()]
+    count = first = 0
+    for start in range(0, len(a), PIECE):
+        differs = _differs(a[start : start + PIECE], b[start : start + PIECE], exact)
+        found = int(differs.sum())
+        if found and not count:
+            first = start + int(differs.view(torch.uint8).argmax())
+        count += found
+    if count == 0:
+        return None
+    index = [int(i) for i in torch.unravel_index(torch.tensor(first), actual.shape)]
+    values = f"got {a[first].item()}, expected {b[first].item()}"
+    return f"{count:,} of {len(a):,} elements differ, the first at {index}: {values}"
+
+
+def _differs(a: torch.Tensor, b: torch.Tensor, exact: bool) -> torch.Tensor:
+    """Return where two flat tensors differ, as a mask; an empty one if they are equal."""
+    integer = INTEGERS[a.element_size()]
     x, y = a.view(integer), b.view(integer)
     if torch.equal(x, y):
-        return None
+        return torch.zeros(0, dtype=torch.bool)
     differs = x != y
     if a.is_floating_point() and not exact:
         infinity = torch.tensor(torch.inf, dtype=a.dtype).view(integer).item()
@@ -30,13 +47,7 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
         are_both_nan = (x > infinity) & (y > infinity)
         are_both_zero = (x | y) == 0
         differs &= ~are_both_nan & ~are_both_zero
-    count = int(differs.sum())
-    if count == 0:
-        return None
-    first = int(differs.view(torch.uint8).argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(first), actual.shape)]
-    values = f"got {a[first].item()}, expected {b[first].item()}"
-    return f"{count:,} of {len(a):,} elements differ, the first at {index}: {values}"
+    return differs
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

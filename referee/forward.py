@@ -1,16 +1,17 @@
 """One forward of the solution beside the reference's: form, values, inputs left intact."""
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 
-from referee.budget import WORST, Found, Output, grade
+from referee.budget import WORST, Found, Output, count_true, grade
 from referee.contestant import RaisedError
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.problem import Case, difference
 from referee.reading import BadDescriptionError, UnreadableError
-from referee.reference_file import LONGEST_LINE
+from referee.reference_file import LONGEST_LINE, NoRoomError
 from referee.shared import dtype_name, forms_of
 from referee.verdict import WRONG, FoundError, of_exception
 
@@ -80,7 +81,7 @@ def check(grading: Grading, case: Case) -> list[Found]:
         grading.budgets = expected
     for output in expected:
         output.forget()
-    grading.solution.ask("release")
+    grading.bench.release(grading.solution)
     return found
 
 
@@ -213,8 +214,9 @@ def _diagnose(grading: Grading, name: str, result: Result) -> str:
     output, found = result.output, result.found
     if output.dtype.is_floating_point and _is_unwritten(output, result.got):
         return f"returns memory that it has not written: {name}"
-    if resemblance := _resemblance(grading, result):
-        return f"{resemblance}: {name}"
+    with suppress(torch.OutOfMemoryError, NoRoomError):  # it is wrong, whatever it resembles
+        if resemblance := _resemblance(grading, result):
+            return f"{resemblance}: {name}"
     reached = grade(found.relative)
     if output.dtype == torch.float32 and not found.gross and reached != WORST:
         return f"lower precision than eager's ({reached}): {name}: {found.problem}"
@@ -224,7 +226,7 @@ def _diagnose(grading: Grading, name: str, result: Result) -> str:
 def _is_unwritten(output: Output, got: torch.Tensor) -> bool:
     """Return whether most of a result is the NaN that free memory was filled with."""
     unwritten = got.isnan() & ~output.eager.isnan()
-    return unwritten.double().mean().item() > 0.5
+    return count_true(unwritten) > len(got) / 2
 
 
 def _resemblance(grading: Grading, result: Result) -> str:

@@ -18,7 +18,6 @@ from referee.problem import (
     attempt_derive,
     difference,
     in_float64,
-    where_there_is_room,
     widened,
 )
 
@@ -174,7 +173,7 @@ def reference_gradients(
             return problem.derive(in_float64(module, device), wide, doubled, parameters)
 
         def derive_exactly() -> list:
-            return where_there_is_room(derive_on, problem.device)
+            return problem.where_there_is_room(derive_on)
 
         exact = attempt_derive(derive_exactly)
         if exact is None:

@@ -197,6 +197,12 @@ class Grading:
         """Write the arguments of calls, one list for each call of the next request."""
         write_all(self.bench.inputs, self.bench.pool, calls)
 
+    def draw(self) -> list:
+        """Draw new inputs; before large ones, free those that are there."""
+        if self.problem.is_large:
+            self.forget_round()
+        return self.problem.draw()
+
     def forget_round(self) -> None:
         """Free what the referee keeps of a round, so that the next one has the memory."""
         self.expected_calls, self.results, self.inputs, self.before = [], [], [], []

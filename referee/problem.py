@@ -36,7 +36,12 @@ PRODUCTS = ("mm", "matmul", "linear", "addmv", "mv")
 # How much memory forwards need, in parts of inputs, outputs and parameters together. Training steps
 # need up to 5, and are left out where they do not fit.
 MEMORY_PARTS = 3
-PIECE = 1 << 24  # elements that are compared at a time
+# Inputs, outputs and parameters that take more than this part of a GPU's memory are large: not all
+# contestants can keep memory for them at once.
+LARGE_PART = 1 / 16
+# Float64 needs so many times the memory of inputs, outputs and parameters: for forwards, for steps.
+FLOAT64_PARTS, FLOAT64_STEP_PARTS = 5, 8
+PIECE = 1 << 24  # elements that are compared, or drawn, at a time
 ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
 
 
@@ -240,6 +245,14 @@ class Problem:
         return ""
 
     @property
+    def is_large(self) -> bool:
+        """Whether contestants give unused memory back to the GPU, for others to take."""
+        if self.device.type == "cpu":
+            return False
+        _, memory = torch.cuda.mem_get_info(self.device)
+        return self._all_bytes > LARGE_PART * memory
+
+    @property
     def work(self) -> int:
         """The work of one call, in units of the rate."""
         return self.moved
@@ -269,32 +282,38 @@ class Problem:
             seen: inputs that the solution has seen, which are the ones altered.
         """
         inputs = [x.clone() if _is_tensor(x) else x for x in seen]
+        if name == SIGNS:
+            for i in self.floats:
+                _draw_signs(_flat(inputs[i]))
+            return inputs
         others = self.draw()
         for i in self.floats:
-            if name == SIGNS:
-                some = torch.empty_like(inputs[i]).uniform_(-1, 1)  # in the place of zeros
-                inputs[i].mul_(some.sign()).add_(some.mul_(inputs[i] == 0))
-                continue
-            x, other = (flat_bytes(y).view(y.dtype) for y in (inputs[i], others[i]))
+            x, other = _flat(inputs[i]), _flat(others[i])
             size = max(1, min(len(x) // PART, LARGEST_PART // x.element_size()))
             start = random.randrange(min(size, len(x) - size), len(x) - size + 1)
             x[start : start + size] = other[start : start + size]
         return inputs
 
-    def find_trivial(self, others: list[list]) -> list[str]:
+    def find_trivial(self, kinds: list[str]) -> list[str]:
         """Return which results are constants, or copies of inputs, as far as some inputs tell.
 
         Args:
-            others: sets of inputs, beside those that are drawn here.
+            kinds: of inputs beside those that `draw` gives: SIGNS, PARTS, or both.
         """
         module = self.construct(random.randrange(SEEDS))
         outputs = self.expected(module, self.draw())
+        firsts = [output.eager for output in outputs]
+        for output in outputs:
+            output.forget()
         constant = [True] * len(outputs)
         copied = [set(self.tensors) for _ in outputs]
-        for inputs in [self.draw(), self.draw(), *others]:
-            for place, found in enumerate(self.expected(module, inputs)):
-                constant[place] = constant[place] and outputs[place].allows(found.eager)
-                copied[place] &= {i for i in self.tensors if found.allows(inputs[i])}
+        for kind in ("", "", *kinds):
+            inputs = self.unlike(kind, self.draw()) if kind else self.draw()
+            for place, (output, found) in enumerate(
+                zip(outputs, self.run(module, inputs), strict=True)
+            ):
+                constant[place] = constant[place] and output.allows(found, firsts[place])
+                copied[place] = {i for i in copied[place] if output.allows(inputs[i], found)}
             if not any(constant) and not any(copied):
                 return []
         redraw_all(module)
@@ -304,7 +323,8 @@ class Problem:
             number = f" {place}" if len(outputs) > 1 else ""
             subject = f"the reference's result{number} is"
             if constant[place] and output.numel:
-                all_of = "inputs and parameters" if output.allows(other) else "inputs"
+                is_constant = output.allows(other, firsts[place])
+                all_of = "inputs and parameters" if is_constant else "inputs"
                 lines.append(f"{subject} the same for all {all_of}")
             elif copied[place] and output.numel:
                 lines.append(f"{subject} its input {min(copied[place])}")
@@ -366,7 +386,30 @@ class Problem:
             wide = self.file.attempt("float64", lambda: in_float64(module, device))
             return self.run(wide, widened(inputs, device))
 
-        return where_there_is_room(run_on, self.device)
+        return self.where_there_is_room(run_on, FLOAT64_PARTS)
+
+    def where_there_is_room(
+        self, compute: Callable[[torch.device], list], parts: int = FLOAT64_STEP_PARTS
+    ) -> list:
+        """Compute in float64 on the device, or on the CPU if the device's memory does not suffice.
+
+        Args:
+            compute: gets the device.
+            parts: how many times the memory of inputs, outputs and parameters that may need.
+
+        Raises:
+            NoRoomError, torch.OutOfMemoryError: there is no memory anywhere.
+        """
+        try:
+            return compute(self.device)
+        except (NoRoomError, torch.OutOfMemoryError):
+            if self.device.type == "cpu":
+                raise
+            torch.cuda.empty_cache()
+        cpu = torch.device("cpu")
+        if parts * self._all_bytes > LARGEST_SHARE * free_bytes(cpu):
+            raise NoRoomError(f"{self.file.path}: float64 needs more memory than there is")
+        return compute(cpu)
 
     def _allowed(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results with operands rounded to TF32, where torch's settings allow that."""
@@ -402,11 +445,15 @@ class Problem:
                 return f"{note} is another"
         return ""
 
+    @property
+    def _all_bytes(self) -> int:
+        return self.input_bytes + self.output_bytes + self.parameter_bytes
+
     def _check_room(self) -> None:
         """Raise BadReferenceError where the grading does not fit into the device's memory."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        needed = MEMORY_PARTS * (self.input_bytes + self.output_bytes + self.parameter_bytes)
+        needed = MEMORY_PARTS * self._all_bytes
         free = LARGEST_SHARE * free_bytes(self.device)
         if needed > free:
             raise self.file.bad(
@@ -433,6 +480,18 @@ def _is_tensor(x: object) -> bool:
     return isinstance(x, torch.Tensor)
 
 
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a dense tensor in the order of its memory, without a copy."""
+    return flat_bytes(x).view(x.dtype)
+
+
+def _draw_signs(x: torch.Tensor) -> None:
+    """Give the elements of a flat tensor random signs, and values between -1 and 1 to zeros."""
+    for part in x.split(PIECE):
+        some = torch.empty_like(part).uniform_(-1, 1)
+        part.mul_(some.sign()).add_(some.mul_(part == 0))
+
+
 def with_index(device: torch.device) -> torch.device:
     """Return a device with the index that its tensors have."""
     if device.type == "cuda" and device.index is None:
@@ -455,17 +514,6 @@ def widened(inputs: list, device: torch.device) -> list:
         else:
             found.append(x)
     return found
-
-
-def where_there_is_room(compute: Callable[[torch.device], list], device: torch.device) -> list:
-    """Compute in float64 on a device, or on the CPU if the device's memory does not suffice."""
-    try:
-        return compute(device)
-    except (NoRoomError, torch.OutOfMemoryError):
-        if device.type == "cpu":
-            raise
-        torch.cuda.empty_cache()
-    return compute(torch.device("cpu"))
 
 
 def changing_state(module: nn.Module) -> list[str]:

@@ -27,6 +27,8 @@ from referee.shared import Mapping, unpack
 # was freed, to 32 MiB: all processes are to have the same.
 LARGEST_UNMAPPED = 31 << 20
 
+PIECE = 1 << 24  # elements that are looked at at a time
+
 
 class Worker:
     """One contestant's module, and the results of its calls until they are released.
@@ -189,7 +191,7 @@ class Worker:
         """Return whether the module's results for inputs are finite."""
         _, leaves = flatten(self._module(*self._mapping.tensors(inputs[0])))
         floats = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        return {"finite": all(bool(x.isfinite().all()) for x in floats)}
+        return {"finite": all(map(_is_finite, floats))}
 
     def kept(self, inputs: list[dict], parameters: list[str]) -> dict:
         """Return the bytes that autograd keeps for the backward, beyond inputs and parameters."""
@@ -252,6 +254,11 @@ class Worker:
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
         return {"structure": structure, "results": facts}
+
+
+def _is_finite(x: torch.Tensor) -> bool:
+    """Return whether all elements are finite; large tensors are looked at in pieces."""
+    return all(bool(part.isfinite().all()) for part in x.reshape(-1).split(PIECE))
 
 
 def _of_state(x: object) -> dict:

@@ -14,7 +14,7 @@ from referee.forward import check_form, check_intact, read
 from referee.gradients import Quantity, draw_gradients, names_of, reference_gradients
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
-from referee.reference_file import LONGEST_LINE
+from referee.reference_file import LONGEST_LINE, NoRoomError
 from referee.steps.values import note_errors
 from referee.verdict import WRONG, FoundError, of_exception
 
@@ -38,7 +38,7 @@ def check_gradients(grading: Grading) -> None:
             return
         grading.construct()
     draws = OWN_DRAWS if groups else DRAWS
-    quantities = _compare(grading, (problem.draw() for _ in range(draws)))
+    quantities = _compare(grading, (grading.draw() for _ in range(draws)))
     if not quantities:
         return
     grading.quantities = quantities
@@ -62,6 +62,7 @@ def _compare(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
         if not _compare_one(grading, inputs, quantities):
             return []
         grading.verdict.count += 1
+        del inputs  # the next ones may need the memory
     wrong = {q.what: problem for q in quantities if (problem := q.problem())}
     of_inputs = {q.what for q in quantities if _is_of_an_input(q.what)}
     if not wrong:
@@ -93,7 +94,7 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     try:
         with restored_buffers(module):
             wants = reference_gradients(problem, module, inputs, given, parameters)
-    except torch.OutOfMemoryError:
+    except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append("no memory to compare gradients")
         return False
     if wants is None:
@@ -112,7 +113,7 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     if not _has_all(grading, facts, quantities, results):
         return False
     _compare_all(grading, quantities, facts, is_strict=clear is not None)
-    grading.solution.ask("release")
+    grading.bench.release(grading.solution)
     return True
 
 

@@ -15,17 +15,18 @@ from referee.verdict import FoundError
 def check_other_inputs(grading: Grading) -> None:
     """Compare results for inputs of both signs, and for those that are altered in part."""
     problem = grading.problem
-    others, seen = [], grading.inputs
+    taken, seen = [], grading.inputs
     if not problem.file.any_values and problem.floats:
         for name in (PARTS, SIGNS):
             inputs = problem.unlike(name, seen)
             if _is_finite(grading, inputs):
                 check(grading, Case(name, inputs, required=False, may_differ=True))
-                others.append(inputs)
+                taken.append(name)
+            del inputs  # they may be large
     differs = any(note.startswith(DIFFERS) for note in grading.verdict.notes)
-    grading.relies_on_inputs = differs or not (problem.file.any_values or others)
+    grading.relies_on_inputs = differs or not (problem.file.any_values or taken)
     if not problem.file.any_values:
-        trivial = problem.find_trivial(others)
+        trivial = problem.find_trivial(taken)
         grading.verdict.notes += [*trivial, *filter(None, [problem.note])]
 
 
@@ -38,5 +39,7 @@ def _is_finite(grading: Grading, inputs: list) -> bool:
     bench.start_eager()
     grading.write_inputs([inputs])
     with suppress(FoundError):  # eager starts again when it is needed
-        return bench.eager[0].ask("finite", inputs=bench.forms(1))["finite"] is True
+        is_finite = bench.eager[0].ask("finite", inputs=bench.forms(1))["finite"] is True
+        bench.release(bench.eager[0].contestant)
+        return is_finite
     return False

@@ -100,6 +100,7 @@ def _make_plan(bench: Bench) -> Plan:
     write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(count)])
     empty = cost_of_nothing(time_nothing(bench, count, flush))
     samples = [alone(bench, eager, count, flush) for _ in range(ALONE_REQUESTS)]
+    bench.release(process)
     return Plan(count, figures(samples, empty))
 
 
@@ -267,6 +268,8 @@ def time_forwards(grading: Grading) -> None:
         for name, theirs in every.items():
             wall = [sample.outer / len(sample.own) for sample in theirs]
             timings.set(name, figures(theirs, empty), wall)
+    for entrant in entrants:
+        bench.release(entrant.process)
     timings.floor = problem.fastest(timings)
     check_eager(grading, chosen)
 

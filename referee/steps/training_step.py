@@ -70,16 +70,19 @@ def _time(grading: Grading) -> None:
     flush = make_flush(bench)
 
     def one_round() -> dict[str, tuple[Sample, dict]]:
-        wants = _new_round(grading, calls)
+        drawn, wants = _new_round(grading, calls)
         samples = {}
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
+            if problem.is_large:
+                _take_memory(grading, entrant, calls)
+                grading.write_inputs(drawn)
             write_what_is_small(grading)
             flush()
             sample, reply, look = _request(grading, entrant, calls)
             samples[entrant.name] = sample, reply["seconds"]
             if entrant.process is grading.solution:
                 _compare(grading, quantities, reply["calls"], wants, look)
-            entrant.process.ask("release")
+            bench.release(entrant.process)
         empties.append(samples.pop("nothing")[0].outer)
         return samples
 
@@ -102,14 +105,25 @@ def _make_room(grading: Grading) -> None:
     grading.forget_round()
     bench.prepare(tuple(compiled_alone(bench.yardsticks)))
     for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
-        process.reader.forget()
-        process.ask("release", empty_cache=True)
+        bench.give_back(process)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _new_round(grading: Grading, calls: int) -> list[list]:
-    """Draw and write everything; return the reference's results and gradients of each step."""
+def _take_memory(grading: Grading, entrant: Entrant, calls: int) -> None:
+    """Have a contestant take the memory again that it gave back: untimed, and with other inputs."""
+    grading.write_inputs([grading.problem.draw() for _ in range(calls)])
+    for region in grading.bench.inputs:
+        region.forget()
+    _request(grading, entrant, calls)
+    entrant.process.ask("release")
+
+
+def _new_round(grading: Grading, calls: int) -> tuple[list[list], list[list]]:
+    """Draw and write everything; return the inputs, and what is right, of each step.
+
+    What is right are the reference's results and gradients.
+    """
     problem, bench = grading.problem, grading.bench
     grading.forget_round()
     grading.new_state()
@@ -129,7 +143,7 @@ def _new_round(grading: Grading, calls: int) -> list[list]:
         eager.state.write(values)
     if bench.copies:
         grading.results = [x if x is not None else torch.empty(0) for x in wants[0]]
-    return wants
+    return drawn, wants
 
 
 def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict, EarlyLook]:

@@ -26,7 +26,7 @@ def check_values(grading: Grading) -> None:
     for turn in range(draws):
         # First other parameters for the same inputs: a result that is kept by its input is wrong.
         is_state_alone = turn == 1 and bool(grading.parameters())
-        inputs = grading.inputs if is_state_alone else problem.draw()
+        inputs = grading.inputs if is_state_alone else grading.draw()
         if turn:
             grading.new_state()
         name = _name(what, turn, bool(problem.parameter_bytes))
@@ -95,4 +95,4 @@ def _check_kept(grading: Grading) -> None:
         if len(other) == len(got) and budget.compare_some(got, other) is None:
             raise FoundError(WRONG, "a later call overwrites an earlier call's result")
         raise FoundError(WRONG, f"two calls, the first result: {found}")
-    grading.solution.ask("release")
+    bench.release(grading.solution)
