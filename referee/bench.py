@@ -7,15 +7,19 @@ nothing is asked of them, read the same inputs in the same memory, and are timed
 import base64
 import random
 from pathlib import Path
+from time import sleep
 
 import torch
 
 from referee import processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
+from referee.memory import SECONDS_TO_CLEAR
 from referee.problem import SEEDS, Problem
 from referee.shared import Pool, Region
 from referee.state import State, StateError
 from referee.verdict import ERROR, FoundError, outcome
+
+SMALL_BYTES = 1 << 28  # of inputs: a request that takes no more memory than others can spare
 
 
 class Eager:
@@ -151,9 +155,9 @@ class Bench:
     def release(self, process: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.
 
-        Where a problem is large, all its unused memory goes back to the GPU, for others to take.
+        After a large request all its unused memory goes back to the GPU, for others to take.
         """
-        if self.problem.is_large:
+        if self.problem.is_large and self.inputs[0].size > SMALL_BYTES:
             self.give_back(process)
         else:
             process.ask("release")
@@ -162,6 +166,7 @@ class Bench:
         """Have a process free its results, and give all unused memory back to the GPU."""
         process.reader.forget()
         process.ask("release", empty_cache=True)
+        sleep(SECONDS_TO_CLEAR)
 
     def close_eager(self) -> None:
         """End eager's processes."""

@@ -151,6 +151,10 @@ class Output:
             self.slack = max(self.slack, SPREADS * sums * self.size)
             self.mean_slack = max(self.mean_slack, 4 * sums * self.size)
 
+    def forget_exact(self) -> None:
+        """Compare with eager's result from now on; the budget stays."""
+        self.exact = None
+
     def forget(self) -> None:
         """Keep the budget alone."""
         self.eager = self.exact = self.limit = None
@@ -259,7 +263,7 @@ class Output:
         eager = self.eager[start : start + count].double()
         if self.exact is None:
             return eager
-        exact = self.exact[start : start + count].to(eager.device)  # it may be in a CPU's memory
+        exact = self.exact[start : start + count]
         return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
 
     def _allowed(self, want: torch.Tensor, grown: float = 1.0) -> torch.Tensor:

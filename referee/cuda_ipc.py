@@ -57,10 +57,17 @@ class Allocation:
         self._device = device
         self._address = ctypes.c_uint64()
         try:
-            _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
-        except CudaError as error:
-            raise torch.OutOfMemoryError(f"{size:,} bytes on {device}: {error}") from None
+            self._allocate(size)
+        except CudaError:
+            torch.cuda.empty_cache()  # torch's allocator keeps memory that it does not use
+            try:
+                self._allocate(size)
+            except CudaError as error:
+                raise torch.OutOfMemoryError(f"{size:,} bytes on {device}: {error}") from None
         self.handle = _handle_of(self._address.value)
+
+    def _allocate(self, size: int) -> None:
+        _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
         """Return a part of it."""

@@ -1,5 +1,6 @@
 """From files to verdicts: runs the steps of a grading, and turns what they raise into words."""
 
+import importlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,6 +54,8 @@ def referee_at_work(own_builds: bool) -> Iterator[Server]:
     before = torch.get_float32_matmul_precision()
     with processes.reaping(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
         server = Server(folder if own_builds else "")
+        # The server takes some seconds to start, which are enough for what a first backward needs.
+        importlib.import_module("torch.fx.experimental.symbolic_shapes")
         try:
             yield server
         finally:

@@ -14,6 +14,8 @@ from referee import cases
 from referee.budget import GROSS, Found, Output, RoundedOperands, count_true
 from referee.gradients_of import is_differentiable
 from referee.problem import (
+    NO_FLOAT64,
+    NO_ROOM_FOR_FLOAT64,
     Problem,
     attempt_derive,
     difference,
@@ -164,28 +166,44 @@ def reference_gradients(
         return None
     if any(x is not None and x.layout != torch.strided for x in eager):
         return None
-    exact = allowed = [None] * len(eager)
-    if problem.needs_float64 and not problem.note:
-
-        def derive_on(device: torch.device) -> list:
-            doubled = [g.to(device).double() for g in given]
-            wide = widened(inputs, device)
-            return problem.derive(in_float64(module, device), wide, doubled, parameters)
-
-        def derive_exactly() -> list:
-            return problem.where_there_is_room(derive_on)
-
-        exact = attempt_derive(derive_exactly)
-        if exact is None:
-            return None
-        if words := problem.tf32_operators():
-            with RoundedOperands(words):
-                allowed = attempt_derive(derive_exactly) or allowed
+    exact, allowed = _exact_gradients(problem, module, inputs, given, parameters)
+    exact = exact or [None] * len(eager)
+    allowed = allowed or [None] * len(eager)
     terms = max(y.numel() for y in eager[:-gradients])
     found: list[Output | None] = []
     for x, y, z in zip(eager, exact, allowed, strict=True):
         made = None
         if x is not None:
             made = problem.budget(x, y, terms) if z is None else Output(x, y, terms, allowed=z)
+            if problem.is_large:
+                made.forget_exact()
         found.append(made)
     return found
+
+
+def _exact_gradients(
+    problem: Problem, module: torch.nn.Module, inputs: list, given: list, parameters: list[str]
+) -> tuple[list | None, list | None]:
+    """Return outputs and gradients in float64, and what TF32 makes of them where it is allowed.
+
+    None stands for those that cannot be had, or are not needed.
+    """
+    if problem.note or problem.step_note or not problem.needs_float64:
+        return None, None
+
+    def derive() -> list:
+        doubled = [g.double() for g in given]
+        return problem.derive(in_float64(module), widened(inputs), doubled, parameters)
+
+    try:
+        exact = attempt_derive(derive)
+        words = problem.tf32_operators()
+        if exact is None:
+            problem.step_note = NO_FLOAT64
+        if exact is None or not words:
+            return exact, None
+        with RoundedOperands(words):
+            return exact, attempt_derive(derive)
+    except torch.OutOfMemoryError:
+        problem.step_note = NO_ROOM_FOR_FLOAT64
+        return None, None

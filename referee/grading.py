@@ -124,6 +124,7 @@ class Grading:
         self.quantities: list[Quantity] = []
         self.relies_on_inputs = False
         self.run: Run | None = None
+        self._is_whole = False  # the modules at hand are of the problem's own arguments
         self._base: dict[str, torch.Tensor] = {}
         self._changing: list[str] = []
 
@@ -160,6 +161,7 @@ class Grading:
             args: of the constructors; None for the problem's own.
             compare: the values that the constructors drew must be the same.
         """
+        self._is_whole = args is None
         args = self.problem.args if args is None else args
         seed = random.randrange(SEEDS)
         self.stale = None
@@ -171,6 +173,11 @@ class Grading:
         there = self.module.state_dict()
         self._changing = changing_state(self.module)
         self._base = {name: without_repeats(there[name]).clone() for name in self._changing}
+
+    def construct_whole(self) -> None:
+        """Construct modules of the problem's own arguments, unless such are there."""
+        if not self._is_whole:
+            self.construct()
 
     def set_state(self, values: list[torch.Tensor]) -> None:
         """Give both modules these parameters and buffers."""

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import torch
 
@@ -13,6 +14,9 @@ DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
 PARTS = {"cpu": "a quarter", "cuda": "90%"}  # the same in words
 LARGEST_SHARE = 0.9
 LARGEST_UNUSED = 1 << 32  # bytes that this process's allocator may keep from others on a GPU
+KEPT_AND_USED = "reserved_bytes", "allocated_bytes"  # torch's names of its allocator's statistics
+# The driver clears memory that was given back while others already compute, and slows them.
+SECONDS_TO_CLEAR = 0.05
 # Files of a control group: its limit, what is used, and others, of which one key counts.
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"
 VERSION_2 = "memory.max", "memory.current", "memory.stat", "inactive_file"
@@ -29,9 +33,11 @@ def free_bytes(device: torch.device) -> int:
 
 def give_back_unused(device: torch.device) -> None:
     """Give back the memory of a GPU that torch keeps for later, if it is much."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if unused > LARGEST_UNUSED:
+    statistics = torch.cuda.memory_stats_as_nested_dict(device)  # in far less time than by its keys
+    kept, used = (statistics[key]["all"]["current"] for key in KEPT_AND_USED)
+    if kept - used > LARGEST_UNUSED:
         torch.cuda.empty_cache()
+        sleep(SECONDS_TO_CLEAR)
 
 
 def choose_rows(

@@ -39,9 +39,9 @@ MEMORY_PARTS = 3
 # Inputs, outputs and parameters that take more than this part of a GPU's memory are large: not all
 # contestants can keep memory for them at once.
 LARGE_PART = 1 / 16
-# Float64 needs so many times the memory of inputs, outputs and parameters: for forwards, for steps.
-FLOAT64_PARTS, FLOAT64_STEP_PARTS = 5, 8
 PIECE = 1 << 24  # elements that are compared, or drawn, at a time
+NO_FLOAT64 = "compared with eager, for its float64 result cannot be had"
+NO_ROOM_FOR_FLOAT64 = "compared with eager, for there is no memory for its float64 result"
 ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
 
 
@@ -96,6 +96,7 @@ class Problem:
         output_form: shape and dtype of each result.
         operators: names of those that the reference's forward calls.
         note: why results are compared with eager's alone, or "".
+        step_note: the same of training steps; set by the first of them.
         terms: of the longest sum that gives one element of a result.
         shares: results may share memory with inputs or with earlier results.
 
@@ -125,6 +126,7 @@ class Problem:
         self.operators: set[str] = set()
         self.terms = 1
         self.shares = False
+        self.step_note = ""
         self.args = file.arguments()
         file.attempt("pickling its arguments", lambda: pack(self.args))
         self._draws_on_device = True
@@ -204,7 +206,11 @@ class Problem:
         exact = self._exact(module, inputs)
         allowed = self._allowed(module, inputs) or [None] * len(eager)
         parts = zip(eager, exact, allowed, strict=True)
-        return [Output(x, y, self.terms, allowed=z) for x, y, z in parts]
+        outputs = [Output(x, y, self.terms, allowed=z) for x, y, z in parts]
+        if self.is_large:
+            for output in outputs:
+                output.forget_exact()
+        return outputs
 
     def budget(self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int) -> Output:
         """Return what a result or a gradient of a training step may be."""
@@ -380,36 +386,13 @@ class Problem:
         return outputs
 
     def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
-        """Return the results in float64."""
-
-        def run_on(device: torch.device) -> list[torch.Tensor]:
-            wide = self.file.attempt("float64", lambda: in_float64(module, device))
-            return self.run(wide, widened(inputs, device))
-
-        return self.where_there_is_room(run_on, FLOAT64_PARTS)
-
-    def where_there_is_room(
-        self, compute: Callable[[torch.device], list], parts: int = FLOAT64_STEP_PARTS
-    ) -> list:
-        """Compute in float64 on the device, or on the CPU if the device's memory does not suffice.
-
-        Args:
-            compute: gets the device.
-            parts: how many times the memory of inputs, outputs and parameters that may need.
+        """Return the results in float64.
 
         Raises:
-            NoRoomError, torch.OutOfMemoryError: there is no memory anywhere.
+            BadReferenceError, torch.OutOfMemoryError: they cannot be had.
         """
-        try:
-            return compute(self.device)
-        except (NoRoomError, torch.OutOfMemoryError):
-            if self.device.type == "cpu":
-                raise
-            torch.cuda.empty_cache()
-        cpu = torch.device("cpu")
-        if parts * self._all_bytes > LARGEST_SHARE * free_bytes(cpu):
-            raise NoRoomError(f"{self.file.path}: float64 needs more memory than there is")
-        return compute(cpu)
+        wide = self.file.attempt("float64", lambda: in_float64(module))
+        return self.run(wide, widened(inputs))
 
     def _allowed(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results with operands rounded to TF32, where torch's settings allow that."""
@@ -432,17 +415,18 @@ class Problem:
 
     def _float64_note(self, module: nn.Module, inputs: list) -> str:
         """Return why eager cannot be compared with its result in float64; "" if it can."""
-        note = "compared with eager, for its float64 result"
         eager = self.run(module, inputs)
         try:
             exact = self._exact(module, inputs)
+        except (NoRoomError, torch.OutOfMemoryError):
+            return NO_ROOM_FOR_FLOAT64
         except BadReferenceError:
-            return f"{note} cannot be had"
+            return NO_FLOAT64
         for x, y in zip(eager, exact, strict=True):
             if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
-                return f"{note} is none"
+                return "compared with eager, for its float64 result is none"
             if difference(y, x, where_finite=True) > DIFFERENT:  # eager may overflow
-                return f"{note} is another"
+                return "compared with eager, for its float64 result is another"
         return ""
 
     @property
@@ -499,21 +483,14 @@ def with_index(device: torch.device) -> torch.device:
     return device
 
 
-def in_float64(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of a module in float64 on a device."""
-    return copy.deepcopy(module).to(device).double()
+def in_float64(module: nn.Module) -> nn.Module:
+    """Return a copy of a module in float64."""
+    return copy.deepcopy(module).double()
 
 
-def widened(inputs: list, device: torch.device) -> list:
-    """Return inputs on a device, those that can have a gradient in float64."""
-    found = []
-    for x in inputs:
-        if _is_tensor(x):
-            there = x.to(device)
-            found.append(there.double() if is_differentiable(x) else there)
-        else:
-            found.append(x)
-    return found
+def widened(inputs: list) -> list:
+    """Return inputs, those that can have a gradient in float64."""
+    return [x.double() if is_differentiable(x) else x for x in inputs]
 
 
 def changing_state(module: nn.Module) -> list[str]:

@@ -52,9 +52,14 @@ def children_of(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - it is called very often
-            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
-                found += map(int, file.read().split())
+            found += _children_of_thread(pid, thread)
     return found
+
+
+def _children_of_thread(pid: int, thread: int | str) -> list[int]:
+    with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
+        return [int(child) for child in file.read().split()]
+    return []
 
 
 def state_of(pid: int) -> str:
@@ -103,8 +108,8 @@ class Tree:
     def _pids(self) -> list[int]:
         """Return the process, its orphans if it adopts, and all below these."""
         found = [self._pid]
-        # The search takes a millisecond where the referee has many threads: it is made for eager's
-        # processes, too, so that all clocks contain it.
+        # The search takes some time: it is made for eager's processes, too, so that all clocks
+        # contain it.
         orphans = _orphans(besides=self._pid)
         if self._adopts:
             found += orphans
@@ -128,8 +133,12 @@ def end_orphans() -> None:
 
 
 def _orphans(besides: int = 0) -> list[int]:
-    """Return the children of the referee that are not its own, but for one."""
-    return [pid for pid in children_of(os.getpid()) if pid not in known and pid != besides]
+    """Return the children of the referee that are not its own, but for one.
+
+    The system gives orphans to the first thread of the process that adopts them.
+    """
+    own = os.getpid()
+    return [pid for pid in _children_of_thread(own, own) if pid not in known and pid != besides]
 
 
 def _send(pid: int, number: int) -> None:

@@ -161,6 +161,11 @@ class Region:
                 distinct = without_repeats(there)
                 distinct.copy_(_part(x, distinct.shape))
 
+    @property
+    def size(self) -> int:
+        """The bytes of the storages under the values."""
+        return sum(size for _, size in self.form.get("storages", []))
+
     def fill(self) -> None:
         """Fill the tensors with 0xff, a NaN in every float dtype."""
         for x in self.tensors:

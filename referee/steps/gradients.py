@@ -22,6 +22,7 @@ DRAWS = 2
 OWN_DRAWS = 1  # at the timed size, where smaller ones were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
+NO_ROOM = "no memory to compare gradients"
 
 
 def check_gradients(grading: Grading) -> None:
@@ -36,9 +37,15 @@ def check_gradients(grading: Grading) -> None:
         if problem.parameter_bytes > grading.options.largest_gradients:
             grading.verdict.notes.append(LEFT_TO_FULL)
             return
-        grading.construct()
+    grading.construct_whole()
     draws = OWN_DRAWS if groups else DRAWS
-    quantities = _compare(grading, (grading.draw() for _ in range(draws)))
+    try:
+        quantities = _compare(grading, (grading.draw() for _ in range(draws)))
+    except (NoRoomError, torch.OutOfMemoryError):
+        grading.verdict.notes.append(NO_ROOM)
+        return
+    if problem.step_note:
+        grading.verdict.notes.append(f"training step: {problem.step_note}")
     if not quantities:
         return
     grading.quantities = quantities
@@ -91,12 +98,8 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     results = len(outputs)
     del outputs  # they may be large
     parameters = grading.parameters()
-    try:
-        with restored_buffers(module):
-            wants = reference_gradients(problem, module, inputs, given, parameters)
-    except (NoRoomError, torch.OutOfMemoryError):
-        grading.verdict.notes.append("no memory to compare gradients")
-        return False
+    with restored_buffers(module):
+        wants = reference_gradients(problem, module, inputs, given, parameters)
     if wants is None:
         return False
     if not quantities:
@@ -169,6 +172,9 @@ def _ask(
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
             raise
+        if OUT_OF_MEMORY in str(raised.args[0].get("type")):
+            grading.verdict.notes.append(NO_ROOM)
+            return None
         _, line = of_exception(raised, "checking the backward")
         grading.verdict.notes.append(f"forward only: its backward raises {line}")
         return None

@@ -41,6 +41,7 @@ FLUSH_BYTES = 1 << 29  # several times the largest L2
 CACHED_BYTES = 1 << 26
 LOOKED_AT = 32  # elements of a GPU's result that are read before the clock stops
 CHANGES_LATE = "result is not complete when its clock stops"
+EMPTY_FIRST = 3  # empty requests, before it is known how many calls a request has
 EMPTY_REQUESTS = 12  # before the first round
 ALONE_REQUESTS = 5  # of eager, before any solution has started
 # Eager may be this many times slower beside a solution than alone, beyond its own variation.
@@ -91,7 +92,7 @@ def _make_plan(bench: Bench) -> Plan:
     process = bench.eager[0].contestant
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
-    empty = cost_of_nothing(time_nothing(bench, 1, flush))
+    empty = cost_of_nothing(time_nothing(bench, 1, flush, EMPTY_FIRST))
     first = figures([alone(bench, eager, 1, flush) for _ in range(2)], empty)[-1]
     kind = problem.device.type
     count = min(MOST_CALLS, math.ceil(LEAST_SECONDS[kind] / first))
@@ -111,10 +112,12 @@ def alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None])
     return sample
 
 
-def time_nothing(bench: Bench, count: int, flush: Callable[[], None]) -> list[float]:
+def time_nothing(
+    bench: Bench, count: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
+) -> list[float]:
     """Return the seconds of some empty requests, by this process's clock."""
     nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
-    return [alone(bench, nothing, count, flush).outer for _ in range(EMPTY_REQUESTS)]
+    return [alone(bench, nothing, count, flush).outer for _ in range(requests)]
 
 
 def make_flush(bench: Bench) -> Callable[[], None]:
@@ -227,7 +230,7 @@ def time_forwards(grading: Grading) -> None:
     """Time forwards under the setting at hand; set `grading.run`."""
     bench, problem = grading.bench, grading.problem
     chosen = plan(bench)
-    grading.construct()
+    grading.construct_whole()
     bench.start_eager()
     grading.write_inputs([problem.draw()])
     bench.prepare(_wanted_yardsticks(grading))
