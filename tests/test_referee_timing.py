@@ -10,7 +10,7 @@ from problems import clock, relu
 from referee import timing
 from referee.names import COPY
 from referee.timing import Sample
-from referee.verdict import Run
+from referee.verdict import Run, compared
 
 NAMES = relu.ReluProblem.names
 
@@ -76,6 +76,31 @@ def test_ties_and_noise():
     noisy = run_of([0.5] * 5, eager, [2.0, 0.4, 1.7, 3.0, 2.5])
     assert noisy.word == "too noisy"
     assert run_of([0.5] * 2, [1.0] * 2).word == "too noisy"
+
+
+# Measured on an H100 for the same code: eager, eager again, and the solution, which was called
+# slower, faster and slower. The first two are recurrent networks in ms, the last a training step.
+LAUNCH_BOUND = {
+    "slower": ([52.2, 45.4, 47.7], [64.5, 46.2, 45.9], [64.9, 66.9, 67.3]),
+    "faster": ([63.5, 55.4, 51.7], [62.4, 61.7, 48.4], [49.7, 52.6, 49.2]),
+    "a step": ([170.1, 168.9, 160.8], [164.4, 168.1, 171.1], [174.1, 239.5, 167.4]),
+}
+
+
+@pytest.mark.parametrize("times", LAUNCH_BOUND.values(), ids=LAUNCH_BOUND)
+def test_launches_make_the_same_code_vary_on_a_gpu(times):
+    assert compared(*times, "cuda") == "a tie"
+
+
+def test_what_the_device_limits_is_told_apart():
+    """Eager varies by 1.002 there. On a CPU, what slows a round slows all its contestants."""
+    eager, again = [1.0, 1.001, 1.002], [1.001, 1.0, 1.002]
+    assert compared(eager, again, [0.97] * 3, "cuda") == "faster"
+    assert compared(eager, again, [1.03] * 3, "cuda") == "slower"
+    drifting = [1.0, 1.5, 2.0, 2.5]
+    halves = [s / 1.2 for s in drifting]
+    assert compared(drifting, drifting, halves, "cpu") == "faster"
+    assert compared(drifting, drifting, halves, "cuda") == "a tie"
 
 
 def test_speed_up():
