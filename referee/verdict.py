@@ -10,7 +10,7 @@ from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
 CORRECT, WRONG, ERROR, LATE = "correct", "wrong", "error", "time limit"
 INTERRUPTED, LEFT_OUT = "interrupted", "left out"
-TIE = "a tie"
+TIE, FASTER = "a tie", "faster"
 # Two processes that run the same code differ by this factor, by the addresses that they got.
 # On a GPU, launches also make calls vary from round to round: by a factor of 1.25 where these take
 # longest, and of 1.002 where the device does. On a CPU, what slows a round slows all contestants.
@@ -62,7 +62,7 @@ def compared(eager: list[float], again: list[float], times: list[float], device:
         bias = max(bias, slow / fast)
     if low / bias <= 1 <= high * bias:
         return TIE
-    return "faster" if ratio > 1 else "slower"
+    return FASTER if ratio > 1 else "slower"
 
 
 @dataclass

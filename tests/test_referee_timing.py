@@ -49,6 +49,23 @@ def test_a_false_clock_gains_nothing():
     assert timing.figures([Sample([0.0], 0.1e-3)], 0.3e-3)[0] > 0
 
 
+def test_a_clock_that_is_faster_than_an_empty_call_is_false():
+    """The referee's clock counts alone then, though an empty request varies by more."""
+    empties = [Sample([2e-7, 1e-7], outer) for outer in (290e-6, 310e-6, 600e-6)]
+    limit = timing.fastest(empties)
+    assert limit == (1e-7, 290e-6)
+    empty = timing.cost_of_nothing([600e-6])
+    honest, false = Sample([3e-6] * 2, 316e-6), Sample([1e-9] * 2, 316e-6)
+    assert not timing.is_false([honest], limit)
+    assert timing.is_false([false], limit)
+    assert timing.figures([honest] * 3, empty, limit) == [3e-6] * 3
+    assert timing.figures([false] * 3, empty, limit) == pytest.approx([13e-6] * 3)
+    assert timing.figures([Sample([0.0] * 2, 100e-6)], empty, limit) == [1e-7]
+    short, long = Sample([3e-6] * 2, 316e-6), Sample([3e-3] * 2, 6.6e-3)
+    assert not timing.is_confirmed([short], empty)
+    assert timing.is_confirmed([long], empty)
+
+
 def test_what_eager_needs_beyond_its_own_clock_counts_where_it_is_more():
     eagers = [Sample([1.0, 1.0], 2.0 + beyond) for beyond in (0.1, 0.2, 0.3, 0.4, 9.0)]
     assert timing.overhead([0.2], eagers) == pytest.approx(0.4)

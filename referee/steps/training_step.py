@@ -26,10 +26,11 @@ from referee.steps.times import (
     compiled_alone,
     entrants_of,
     make_flush,
+    outer_times,
     plan,
     write_what_is_small,
 )
-from referee.timing import Sample, Step, Timings, figures, overhead
+from referee.timing import Fastest, Sample, Step, Timings, fastest, figures, overhead
 from referee.verdict import WRONG, FoundError
 
 FORWARDS = 3  # that take as long as a step
@@ -66,7 +67,7 @@ def _time(grading: Grading) -> None:
     nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
     _new_round(grading, calls)
     _note_kept(grading, step)
-    empties = [_request(grading, nothing, calls)[0].outer for _ in range(EMPTY_REQUESTS)]
+    empties = [_request(grading, nothing, calls)[0] for _ in range(EMPTY_REQUESTS)]
     flush = make_flush(bench)
 
     def one_round() -> dict[str, tuple[Sample, dict]]:
@@ -80,7 +81,7 @@ def _time(grading: Grading) -> None:
             if entrant.process is grading.solution:
                 _compare(grading, quantities, reply["calls"], wants, look)
             entrant.process.ask("release")
-        empties.append(samples.pop("nothing")[0].outer)
+        empties.append(samples.pop("nothing")[0])
         return samples
 
     what = f"the training step{problem.setting and f' at {problem.setting}'}"
@@ -90,7 +91,7 @@ def _time(grading: Grading) -> None:
         for name, found in samples.items():
             every[name].append(found)
         eagers = [sample for sample, _ in every[names.eager] + every[names.again]]
-        _set_all(step, every, overhead(empties, eagers))
+        _set_all(step, every, overhead(outer_times(empties), eagers), fastest(empties))
     for quantity in quantities:
         if found := quantity.problem():
             raise FoundError(WRONG, f"in timed steps, {found}")
@@ -164,16 +165,22 @@ def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[floa
     return checked_seconds(forward, calls), checked_seconds(backward, calls)
 
 
-def _set_all(step: Step, every: dict[str, list[tuple[Sample, tuple]]], empty: float) -> None:
+def _set_all(
+    step: Step,
+    every: dict[str, list[tuple[Sample, tuple]]],
+    empty: float,
+    limit: Fastest,
+) -> None:
     """Set all times so far: a step's figure, shared between its halves as the process's clock says.
 
     Args:
         step: the times.
         every: by name, for each round: the sample, and the seconds of its forwards and backwards.
         empty: seconds of an empty request.
+        limit: the fastest empty call and request.
     """
     for name, rounds in every.items():
-        wholes = figures([sample for sample, _ in rounds], empty)
+        wholes = figures([sample for sample, _ in rounds], empty, limit)
         walls = [sample.outer / len(sample.own) for sample, _ in rounds]
         parts = [_share_of_forwards(*halves) for _, halves in rounds]
         for half, share_of_half in ((step.forward, parts), (step.backward, [1 - p for p in parts])):
