@@ -27,7 +27,6 @@ RESAMPLES = 2000
 # These quantiles are subtracted from the referee's clock: one of ten requests costs more.
 EMPTY_QUANTILE = 0.9  # of empty requests
 EAGER_QUANTILE = 0.9  # of eager's requests
-CONFIRMED_PART = 0.5  # of a figure that the referee's clock must say, too
 
 
 class Names(NamedTuple):
@@ -96,15 +95,17 @@ def is_false(samples: list[Sample], limit: Fastest) -> bool:
     return median(median(sample.own) for sample in samples) < limit.own
 
 
-def is_confirmed(samples: list[Sample], empty: float) -> bool:
-    """Return whether the referee's clock alone says at least half of what the own clock does.
+def hidden(eagers: list[Sample], empty: float) -> float:
+    """Return the seconds of a call that the referee's clock would not miss.
+
+    More is subtracted from it than the median request of eager's needs beyond eager's own clock.
 
     Args:
-        samples: of a contestant's requests.
-        empty: seconds of a request whose calls do nothing, by the referee's clock.
+        eagers: samples of eager's requests.
+        empty: seconds of an empty request.
     """
-    own = median(median(sample.own) for sample in samples)
-    return median(_least(samples, empty)) >= CONFIRMED_PART * own
+    usual = median(sample.outer - sum(sample.own) for sample in eagers)
+    return max(empty - usual, 0.0) / len(eagers[0].own)
 
 
 def figures(samples: list[Sample], empty: float, limit: Fastest = NO_LIMIT) -> list[float]:

@@ -61,9 +61,12 @@ def test_a_clock_that_is_faster_than_an_empty_call_is_false():
     assert timing.figures([honest] * 3, empty, limit) == [3e-6] * 3
     assert timing.figures([false] * 3, empty, limit) == pytest.approx([13e-6] * 3)
     assert timing.figures([Sample([0.0] * 2, 100e-6)], empty, limit) == [1e-7]
-    short, long = Sample([3e-6] * 2, 316e-6), Sample([3e-3] * 2, 6.6e-3)
-    assert not timing.is_confirmed([short], empty)
-    assert timing.is_confirmed([long], empty)
+
+
+def test_how_much_a_false_clock_can_hide():
+    eagers = [Sample([3e-6] * 2, beyond + 6e-6) for beyond in (290e-6, 310e-6, 600e-6)]
+    assert timing.hidden(eagers, 600e-6) == pytest.approx(145e-6)
+    assert timing.hidden(eagers, 300e-6) == 0
 
 
 def test_what_eager_needs_beyond_its_own_clock_counts_where_it_is_more():

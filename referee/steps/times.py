@@ -29,7 +29,7 @@ from referee.names import COMPILED, MODULE, NOTHING
 from referee.reading import LARGEST_NUMBER, BadDescriptionError, UnreadableError, checked
 from referee.reference_file import LONGEST_LINE
 from referee.timing import Fastest, Sample, Timings, cost_of_nothing, fastest, figures, overhead
-from referee.verdict import ERROR, FASTER, WRONG, FoundError, Run
+from referee.verdict import ERROR, FASTER, WRONG, FoundError, Run, compared
 
 # Seconds of a request, so long that the spread of an empty one is a small part of it.
 LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
@@ -41,8 +41,8 @@ FLUSH_BYTES = 1 << 29  # several times the largest L2
 CACHED_BYTES = 1 << 26
 LOOKED_AT = 32  # elements of a GPU's result that are read before the clock stops
 CHANGES_LATE = "result is not complete when its clock stops"
-FALSE_CLOCK = "its clock is false: its time is the referee's"
-UNCONFIRMED = "its own clock alone tells its time: the calls are too short for the referee's"
+FALSE_CLOCK = "its clock is false: the referee's counts"
+UNCONFIRMED = "only its own clock says that it is faster: the calls are too short for the referee's"
 EMPTY_REQUESTS = 12  # before the first round
 ALONE_REQUESTS = 5  # of eager, before any solution has started
 # Eager may be this many times slower beside a solution than alone, beyond its own variation.
@@ -276,24 +276,34 @@ def time_forwards(grading: Grading) -> None:
             wall = [sample.outer / len(sample.own) for sample in theirs]
             timings.set(name, figures(theirs, empty, limit), wall)
     timings.floor = problem.fastest(timings)
-    _note_clock(grading, every[names.solution], empty, limit)
+    note_clock(grading, every, empty, limit)
     check_eager(grading, chosen)
 
 
-def _note_clock(grading: Grading, samples: list[Sample], empty: float, limit: Fastest) -> None:
-    """Note that the solution's clock is false, or that nothing but this clock says "faster".
+def note_clock(
+    grading: Grading, every: dict[str, list[Sample]], empty: float, limit: Fastest
+) -> None:
+    """Note that the solution's clock is false, or that it alone says "faster".
+
+    It does where the solution would not be faster if its clock hid all that it can.
 
     Args:
         grading: the file under grading.
-        samples: the solution's.
+        every: samples by name.
         empty: seconds of an empty request.
         limit: the fastest empty call and request.
     """
+    names, kind = grading.problem.names, grading.device.type
+    ours, *pair = (every[name] for name in (names.solution, names.eager, names.again))
+    eager, again = (figures(samples, empty, limit) for samples in pair)
+    times = figures(ours, empty, limit)
+    room = timing.hidden(pair[0] + pair[1], empty)
     note = ""
-    if timing.is_false(samples, limit):
+    if timing.is_false(ours, limit):
         note = FALSE_CLOCK
-    elif grading.run.word == FASTER and not timing.is_confirmed(samples, empty):
-        note = UNCONFIRMED
+    elif compared(eager, again, times, kind) == FASTER:
+        longest = [seconds + room for seconds in times]
+        note = "" if compared(eager, again, longest, kind) == FASTER else UNCONFIRMED
     if note and note not in grading.verdict.notes:
         grading.verdict.notes.append(note)
 

@@ -26,6 +26,7 @@ from referee.steps.times import (
     compiled_alone,
     entrants_of,
     make_flush,
+    note_clock,
     outer_times,
     plan,
     write_what_is_small,
@@ -91,7 +92,10 @@ def _time(grading: Grading) -> None:
         for name, found in samples.items():
             every[name].append(found)
         eagers = [sample for sample, _ in every[names.eager] + every[names.again]]
-        _set_all(step, every, overhead(outer_times(empties), eagers), fastest(empties))
+        empty, limit = overhead(outer_times(empties), eagers), fastest(empties)
+        _set_all(step, every, empty, limit)
+    wholes = {name: [sample for sample, _ in found] for name, found in every.items()}
+    note_clock(grading, wholes, empty, limit)
     for quantity in quantities:
         if found := quantity.problem():
             raise FoundError(WRONG, f"in timed steps, {found}")

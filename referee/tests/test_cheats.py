@@ -318,33 +318,35 @@ def test_no_gain(device, tmp_path):
 
 
 SHORT = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
-# Says that each call takes no time; an empty request varies by more than these calls take.
-NO_TIME = (
-    """
+# Says that each call takes a part of its time. An empty request varies by more than a call takes.
+FALSE = """
 from referee.child import clock
 
 def patch(kind):
     own = kind.seconds
-    kind.seconds = lambda self: [1e-9] * len(own(self))
+    kind.seconds = lambda self: [PART * seconds for seconds in own(self)]
 
 patch(clock.CpuClock)
 patch(clock.CudaClock)
 """
-    + PLAIN
-)
+FALSE += PLAIN
 
 
 def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
+    """But where no other clock can tell, the line says so."""
     table = {
-        "no_time": correct(NO_TIME, "its clock is false.*training step"),
+        "no_time": correct(FALSE.replace("PART", "1e-5"), "its clock is false.*training step"),
+        "a_third": correct(FALSE.replace("PART", "0.3"), "training step"),
         "plain": correct(PLAIN, "^(?!.*clock is false).*training step"),
     }
     records = grade(SHORT, table, tmp_path, trials=9, device=device)
-    [false], [honest] = (records[name]["runs"] for name in table)
+    [false], [third], [honest] = (records[name]["runs"] for name in table)
     assert false["time"] != "faster"
     assert false["step"]["summary"]["step"][0]["said"] != "faster"
     parts = zip(_seconds_of(false), _seconds_of(honest), strict=True)
     assert all(median(times["ModelNew"]) > median(them["eager"]) for times, them in parts)
+    is_noted = any("only its own clock" in note for note in records["a_third"]["notes"])
+    assert is_noted or third["time"] != "faster"
     own = honest["forward"]["seconds"]["ModelNew"]
     assert median(own) < 5 * median(honest["forward"]["seconds"]["eager"])
 
