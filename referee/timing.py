@@ -85,7 +85,7 @@ NO_LIMIT = Fastest(0.0, 0.0)
 
 
 def fastest(empties: list[Sample]) -> Fastest:
-    """Return what no request whose calls do anything stays below."""
+    """Return the times that no request stays below if its calls do anything."""
     own = min(min(sample.own) for sample in empties)
     return Fastest(own, min(sample.outer for sample in empties))
 
@@ -96,9 +96,9 @@ def is_false(samples: list[Sample], limit: Fastest) -> bool:
 
 
 def hidden(eagers: list[Sample], empty: float) -> float:
-    """Return the seconds of a call that the referee's clock would not miss.
+    """Return how many seconds of each call a false clock can hide from the referee's.
 
-    More is subtracted from it than the median request of eager's needs beyond eager's own clock.
+    It is what is subtracted from the referee's clock beyond the overhead of eager's median request.
 
     Args:
         eagers: samples of eager's requests.
