@@ -23,7 +23,7 @@ from referee.cases import DTYPES
 from referee.engine import read_files
 from referee.grading import Options
 from referee.problem import Problem
-from referee.reference_file import BadReferenceError, load
+from referee.reference_file import BadReferenceError, first_error_line, load
 from referee.report import files, plot, tables
 from referee.session import Session, Subject
 from referee.shared import dtype_name
@@ -97,6 +97,8 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
         subjects, make = _subjects(args, device, project, progress)
     except (BadReferenceError, ValueError) as error:
         parser.error(str(error))
+    except torch.OutOfMemoryError as error:
+        parser.error(f"no memory to prepare the problem: {first_error_line(str(error))}")
     progress.clear()
     try:
         graded = read_files(args.solution or [project.ours])

@@ -69,22 +69,73 @@ class Sample(NamedTuple):
     outer: float
 
 
-def figures(samples: list[Sample], empty: float) -> list[float]:
+class Fastest(NamedTuple):
+    """The fastest of all empty calls and requests, which our own code makes.
+
+    Attributes:
+        own: seconds of a call by the process's own clock.
+        outer: seconds of a request by the referee's.
+    """
+
+    own: float
+    outer: float
+
+
+NO_LIMIT = Fastest(0.0, 0.0)
+
+
+def fastest(empties: list[Sample]) -> Fastest:
+    """Return the times that no request stays below if its calls do anything."""
+    own = min(min(sample.own) for sample in empties)
+    return Fastest(own, min(sample.outer for sample in empties))
+
+
+def is_false(samples: list[Sample], limit: Fastest) -> bool:
+    """Return whether a process's clock gives its median call less than the fastest empty one."""
+    return median(median(sample.own) for sample in samples) < limit.own
+
+
+def hidden(eagers: list[Sample], empty: float) -> float:
+    """Return how many seconds of each call a false clock can hide from the referee's.
+
+    It is what is subtracted from the referee's clock beyond the overhead of eager's median request.
+
+    Args:
+        eagers: samples of eager's requests.
+        empty: seconds of an empty request.
+    """
+    usual = median(sample.outer - sum(sample.own) for sample in eagers)
+    return max(empty - usual, 0.0) / len(eagers[0].own)
+
+
+def figures(samples: list[Sample], empty: float, limit: Fastest = NO_LIMIT) -> list[float]:
     """Return the seconds of one call, for each of a contestant's requests.
 
     The process's own clock gives the figures, unless the referee's clock, less the cost of an empty
     request, says more in the median request. Then the larger of both counts in every request, so
     that a false clock gains nothing.
 
+    For calls of some microseconds the cost of an empty request varies by more than the calls take.
+    But a clock that is faster than an empty call is false for certain. Then the referee's clock
+    counts alone, and less is subtracted: the cost of the fastest empty request.
+
     Args:
         samples: of a contestant's requests.
         empty: seconds of a request whose calls do nothing, by the referee's clock.
+        limit: what no request of an honest process stays below.
     """
+    if is_false(samples, limit):
+        return [max(seconds, limit.own) for seconds in _least(samples, limit.outer)]
     own = [max(median(sample.own), 1e-9) for sample in samples]
-    least = [(sample.outer - empty) / len(sample.own) for sample in samples]
+    least = _least(samples, empty)
     if median(least) <= median(own):
         return own
     return [max(pair) for pair in zip(own, least, strict=True)]
+
+
+def _least(samples: list[Sample], empty: float) -> list[float]:
+    """Return the seconds of a call by the referee's clock, less an empty request, by requests."""
+    return [(sample.outer - empty) / len(sample.own) for sample in samples]
 
 
 def cost_of_nothing(empties: list[float]) -> float:

@@ -10,7 +10,7 @@ from problems import clock, relu
 from referee import timing
 from referee.names import COPY
 from referee.timing import Sample
-from referee.verdict import Run
+from referee.verdict import Run, compared
 
 NAMES = relu.ReluProblem.names
 
@@ -49,6 +49,26 @@ def test_a_false_clock_gains_nothing():
     assert timing.figures([Sample([0.0], 0.1e-3)], 0.3e-3)[0] > 0
 
 
+def test_a_clock_that_is_faster_than_an_empty_call_is_false():
+    """The referee's clock counts alone then, though an empty request varies by more."""
+    empties = [Sample([2e-7, 1e-7], outer) for outer in (290e-6, 310e-6, 600e-6)]
+    limit = timing.fastest(empties)
+    assert limit == (1e-7, 290e-6)
+    empty = timing.cost_of_nothing([600e-6])
+    honest, false = Sample([3e-6] * 2, 316e-6), Sample([1e-9] * 2, 316e-6)
+    assert not timing.is_false([honest], limit)
+    assert timing.is_false([false], limit)
+    assert timing.figures([honest] * 3, empty, limit) == [3e-6] * 3
+    assert timing.figures([false] * 3, empty, limit) == pytest.approx([13e-6] * 3)
+    assert timing.figures([Sample([0.0] * 2, 100e-6)], empty, limit) == [1e-7]
+
+
+def test_how_much_a_false_clock_can_hide():
+    eagers = [Sample([3e-6] * 2, beyond + 6e-6) for beyond in (290e-6, 310e-6, 600e-6)]
+    assert timing.hidden(eagers, 600e-6) == pytest.approx(145e-6)
+    assert timing.hidden(eagers, 300e-6) == 0
+
+
 def test_what_eager_needs_beyond_its_own_clock_counts_where_it_is_more():
     eagers = [Sample([1.0, 1.0], 2.0 + beyond) for beyond in (0.1, 0.2, 0.3, 0.4, 9.0)]
     assert timing.overhead([0.2], eagers) == pytest.approx(0.4)
@@ -76,6 +96,31 @@ def test_ties_and_noise():
     noisy = run_of([0.5] * 5, eager, [2.0, 0.4, 1.7, 3.0, 2.5])
     assert noisy.word == "too noisy"
     assert run_of([0.5] * 2, [1.0] * 2).word == "too noisy"
+
+
+# Measured on an H100 for the same code: eager, eager again, and the solution, which was called
+# slower, faster and slower. The first two are recurrent networks in ms, the last a training step.
+LAUNCH_BOUND = {
+    "slower": ([52.2, 45.4, 47.7], [64.5, 46.2, 45.9], [64.9, 66.9, 67.3]),
+    "faster": ([63.5, 55.4, 51.7], [62.4, 61.7, 48.4], [49.7, 52.6, 49.2]),
+    "a step": ([170.1, 168.9, 160.8], [164.4, 168.1, 171.1], [174.1, 239.5, 167.4]),
+}
+
+
+@pytest.mark.parametrize("times", LAUNCH_BOUND.values(), ids=LAUNCH_BOUND)
+def test_launches_make_the_same_code_vary_on_a_gpu(times):
+    assert compared(*times, "cuda") == "a tie"
+
+
+def test_what_the_device_limits_is_told_apart():
+    """Eager varies by 1.002 there. On a CPU, what slows a round slows all its contestants."""
+    eager, again = [1.0, 1.001, 1.002], [1.001, 1.0, 1.002]
+    assert compared(eager, again, [0.97] * 3, "cuda") == "faster"
+    assert compared(eager, again, [1.03] * 3, "cuda") == "slower"
+    drifting = [1.0, 1.5, 2.0, 2.5]
+    halves = [s / 1.2 for s in drifting]
+    assert compared(drifting, drifting, halves, "cpu") == "faster"
+    assert compared(drifting, drifting, halves, "cuda") == "a tie"
 
 
 def test_speed_up():

@@ -173,6 +173,13 @@ def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tm
     def fail(self: object, *_: object) -> None:
         raise FoundError(ERROR, "eager itself could not be timed: no")
 
+    def need_more(self: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nMore is said of it.")
+
+    monkeypatch.setattr(session.Engine, "prepare", need_more)
+    assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
+    assert "\nERROR  CUDA out of memory.\n" in capsys.readouterr().out
+
     monkeypatch.setattr(session.Engine, "prepare", fail)
     assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
     output = capsys.readouterr()

@@ -28,8 +28,8 @@ from referee.grading import Grading
 from referee.names import COMPILED, MODULE, NOTHING
 from referee.reading import LARGEST_NUMBER, BadDescriptionError, UnreadableError, checked
 from referee.reference_file import LONGEST_LINE
-from referee.timing import Sample, Timings, cost_of_nothing, figures, overhead
-from referee.verdict import ERROR, WRONG, FoundError, Run
+from referee.timing import Fastest, Sample, Timings, cost_of_nothing, fastest, figures, overhead
+from referee.verdict import ERROR, FASTER, WRONG, FoundError, Run, compared
 
 # Seconds of a request, so long that the spread of an empty one is a small part of it.
 LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
@@ -42,6 +42,8 @@ CACHED_BYTES = 1 << 26
 LOOKED_AT = 32  # elements of a GPU's result that are read before the clock stops
 CHANGES_LATE = "result is not complete when its clock stops"
 EMPTY_FIRST = 3  # empty requests, before it is known how many calls a request has
+FALSE_CLOCK = "its clock is false: the referee's counts"
+UNCONFIRMED = "only its own clock says that it is faster: the calls are too short for the referee's"
 EMPTY_REQUESTS = 12  # before the first round
 ALONE_REQUESTS = 5  # of eager, before any solution has started
 # Eager may be this many times slower beside a solution than alone, beyond its own variation.
@@ -92,14 +94,14 @@ def _make_plan(bench: Bench) -> Plan:
     process = bench.eager[0].contestant
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
-    empty = cost_of_nothing(time_nothing(bench, 1, flush, EMPTY_FIRST))
+    empty = cost_of_nothing(outer_times(time_nothing(bench, 1, flush, EMPTY_FIRST)))
     first = figures([alone(bench, eager, 1, flush) for _ in range(2)], empty)[-1]
     kind = problem.device.type
     count = min(MOST_CALLS, math.ceil(LEAST_SECONDS[kind] / first))
     each = max(problem.input_bytes + problem.output_bytes, 1)
     count = max(1, min(count, LARGEST_REQUEST[kind] // each))
     write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(count)])
-    empty = cost_of_nothing(time_nothing(bench, count, flush))
+    empty = cost_of_nothing(outer_times(time_nothing(bench, count, flush)))
     samples = [alone(bench, eager, count, flush) for _ in range(ALONE_REQUESTS)]
     bench.release(process)
     return Plan(count, figures(samples, empty))
@@ -114,10 +116,15 @@ def alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None])
 
 def time_nothing(
     bench: Bench, count: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
-) -> list[float]:
-    """Return the seconds of some empty requests, by this process's clock."""
+) -> list[Sample]:
+    """Time some empty requests."""
     nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
-    return [alone(bench, nothing, count, flush).outer for _ in range(requests)]
+    return [alone(bench, nothing, count, flush) for _ in range(requests)]
+
+
+def outer_times(samples: list[Sample]) -> list[float]:
+    """Return the seconds of requests by this process's clock."""
+    return [sample.outer for sample in samples]
 
 
 def make_flush(bench: Bench) -> Callable[[], None]:
@@ -258,7 +265,7 @@ def time_forwards(grading: Grading) -> None:
             if is_solution:
                 compare_calls(grading, reply["calls"], look)
             entrant.process.ask("release")
-        empties.append(samples.pop("nothing").outer)
+        empties.append(samples.pop("nothing"))
         return samples
 
     what = f"the forward{problem.setting and f' at {problem.setting}'}"
@@ -267,14 +274,44 @@ def time_forwards(grading: Grading) -> None:
     for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
         for name, sample in samples.items():
             every[name].append(sample)
-        empty = overhead(empties, every[names.eager] + every[names.again])
+        empty = overhead(outer_times(empties), every[names.eager] + every[names.again])
+        limit = fastest(empties)
         for name, theirs in every.items():
             wall = [sample.outer / len(sample.own) for sample in theirs]
-            timings.set(name, figures(theirs, empty), wall)
+            timings.set(name, figures(theirs, empty, limit), wall)
     for entrant in entrants:
         bench.release(entrant.process)
     timings.floor = problem.fastest(timings)
+    note_clock(grading, every, empty, limit)
     check_eager(grading, chosen)
+
+
+def note_clock(
+    grading: Grading, every: dict[str, list[Sample]], empty: float, limit: Fastest
+) -> None:
+    """Note that the solution's clock is false, or that it alone says "faster".
+
+    It does where the solution would not be faster if its clock hid all that it can.
+
+    Args:
+        grading: the file under grading.
+        every: samples by name.
+        empty: seconds of an empty request.
+        limit: the fastest empty call and request.
+    """
+    names, kind = grading.problem.names, grading.device.type
+    ours, *pair = (every[name] for name in (names.solution, names.eager, names.again))
+    eager, again = (figures(samples, empty, limit) for samples in pair)
+    times = figures(ours, empty, limit)
+    room = timing.hidden(pair[0] + pair[1], empty)
+    note = ""
+    if timing.is_false(ours, limit):
+        note = FALSE_CLOCK
+    elif compared(eager, again, times, kind) == FASTER:
+        longest = [seconds + room for seconds in times]
+        note = "" if compared(eager, again, longest, kind) == FASTER else UNCONFIRMED
+    if note and note not in grading.verdict.notes:
+        grading.verdict.notes.append(note)
 
 
 def _wanted_yardsticks(grading: Grading) -> tuple[str, ...]:

@@ -26,10 +26,12 @@ from referee.steps.times import (
     compiled_alone,
     entrants_of,
     make_flush,
+    note_clock,
+    outer_times,
     plan,
     write_what_is_small,
 )
-from referee.timing import Sample, Step, Timings, figures, overhead
+from referee.timing import Fastest, Sample, Step, Timings, fastest, figures, overhead
 from referee.verdict import WRONG, FoundError
 
 FORWARDS = 3  # that take as long as a step
@@ -66,7 +68,7 @@ def _time(grading: Grading) -> None:
     nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
     _new_round(grading, calls)
     _note_kept(grading, step)
-    empties = [_request(grading, nothing, calls)[0].outer for _ in range(EMPTY_REQUESTS)]
+    empties = [_request(grading, nothing, calls)[0] for _ in range(EMPTY_REQUESTS)]
     flush = make_flush(bench)
 
     def one_round() -> dict[str, tuple[Sample, dict]]:
@@ -83,7 +85,7 @@ def _time(grading: Grading) -> None:
             if entrant.process is grading.solution:
                 _compare(grading, quantities, reply["calls"], wants, look)
             bench.release(entrant.process)
-        empties.append(samples.pop("nothing")[0].outer)
+        empties.append(samples.pop("nothing")[0])
         return samples
 
     what = f"the training step{problem.setting and f' at {problem.setting}'}"
@@ -93,7 +95,10 @@ def _time(grading: Grading) -> None:
         for name, found in samples.items():
             every[name].append(found)
         eagers = [sample for sample, _ in every[names.eager] + every[names.again]]
-        _set_all(step, every, overhead(empties, eagers))
+        empty, limit = overhead(outer_times(empties), eagers), fastest(empties)
+        _set_all(step, every, empty, limit)
+    wholes = {name: [sample for sample, _ in found] for name, found in every.items()}
+    note_clock(grading, wholes, empty, limit)
     for quantity in quantities:
         if found := quantity.problem():
             raise FoundError(WRONG, f"in timed steps, {found}")
@@ -178,16 +183,22 @@ def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[floa
     return checked_seconds(forward, calls), checked_seconds(backward, calls)
 
 
-def _set_all(step: Step, every: dict[str, list[tuple[Sample, tuple]]], empty: float) -> None:
+def _set_all(
+    step: Step,
+    every: dict[str, list[tuple[Sample, tuple]]],
+    empty: float,
+    limit: Fastest,
+) -> None:
     """Set all times so far: a step's figure, shared between its halves as the process's clock says.
 
     Args:
         step: the times.
         every: by name, for each round: the sample, and the seconds of its forwards and backwards.
         empty: seconds of an empty request.
+        limit: the fastest empty call and request.
     """
     for name, rounds in every.items():
-        wholes = figures([sample for sample, _ in rounds], empty)
+        wholes = figures([sample for sample, _ in rounds], empty, limit)
         walls = [sample.outer / len(sample.own) for sample, _ in rounds]
         parts = [_share_of_forwards(*halves) for _, halves in rounds]
         for half, share_of_half in ((step.forward, parts), (step.backward, [1 - p for p in parts])):

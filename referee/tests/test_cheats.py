@@ -4,6 +4,8 @@ Those of the first table are wrong. Those of `NO_GAIN` compute what they should,
 as faster: they are correct, and gain nothing.
 """
 
+from statistics import median
+
 import pytest
 from graded import grade
 from texts import correct, error, module, reference, wrong
@@ -313,6 +315,44 @@ def test_no_gain(device, tmp_path):
     records = grade(RELU, NO_GAIN, tmp_path, device=device)
     for run in records["hides_time"]["runs"] + records["thread_with_the_lock"]["runs"]:
         assert min(run["forward"]["seconds"]["ModelNew"]) >= 0.8 * SLEEP
+
+
+SHORT = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
+# Says that each call takes a part of its time. An empty request varies by more than a call takes.
+FALSE = """
+from referee.child import clock
+
+def patch(kind):
+    own = kind.seconds
+    kind.seconds = lambda self: [PART * seconds for seconds in own(self)]
+
+patch(clock.CpuClock)
+patch(clock.CudaClock)
+"""
+FALSE += PLAIN
+
+
+def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
+    """But where no other clock can tell, the line says so."""
+    table = {
+        "no_time": correct(FALSE.replace("PART", "1e-5"), "its clock is false.*training step"),
+        "a_third": correct(FALSE.replace("PART", "0.3"), "training step"),
+        "plain": correct(PLAIN, "^(?!.*clock is false).*training step"),
+    }
+    records = grade(SHORT, table, tmp_path, trials=9, device=device)
+    [false], [third], [honest] = (records[name]["runs"] for name in table)
+    assert false["time"] != "faster"
+    assert false["step"]["summary"]["step"][0]["said"] != "faster"
+    parts = zip(_seconds_of(false), _seconds_of(honest), strict=True)
+    assert all(median(times["ModelNew"]) > median(them["eager"]) for times, them in parts)
+    is_noted = any("only its own clock" in note for note in records["a_third"]["notes"])
+    assert is_noted or third["time"] != "faster"
+    own = honest["forward"]["seconds"]["ModelNew"]
+    assert median(own) < 5 * median(honest["forward"]["seconds"]["eager"])
+
+
+def _seconds_of(run: dict) -> list[dict]:
+    return [run["forward"]["seconds"], run["step"]["seconds"]["step"]]
 
 
 def test_eager_and_the_server_start_again(device, tmp_path):

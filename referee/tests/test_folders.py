@@ -126,6 +126,21 @@ def test_options_that_are_for_folders(options, tmp_path, capsys):
     assert " is for folders of references and solutions\n" in capsys.readouterr().err
 
 
+def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
+    """The reference of a single file is prepared before there is a session."""
+
+    def need_more(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nMore is said of it.")
+
+    make(tmp_path, {"reference.py": RELU, "solution.py": PLAIN})
+    files = [str(tmp_path / "reference.py"), str(tmp_path / "solution.py")]
+    monkeypatch.setattr(command, "Problem", need_more)
+    with pytest.raises(SystemExit) as stopped:
+        command.main([*files, "--device", "cpu"])
+    assert stopped.value.code == 2
+    assert "no memory to prepare the problem: CUDA out of memory.\n" in capsys.readouterr().err
+
+
 def test_a_worker_that_has_ended_is_told(capsys):
     """Its problem has no verdict, and other problems go to other workers."""
     ours, theirs = multiprocessing.Pipe()

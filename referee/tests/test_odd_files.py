@@ -136,9 +136,11 @@ def test_references_that_are_refused(tmp_path, forward, init, words):
         grade(reference(forward, "[torch.rand(8, 64)]", init), {}, tmp_path)
 
 
-# Says that it is done when its work is queued; only a GPU works on while its process is stopped.
+# Says that it is done when its work is queued: all by which its clock would wait does nothing. Only
+# a GPU works on while its process is stopped. Elements that are read before that are old.
 QUEUED = """
 torch.cuda.synchronize = lambda *arguments: None
+torch.cuda.Event.synchronize = lambda event: None
 torch.cuda.Event.elapsed_time = lambda start, end: 0.001
 """
 

@@ -141,7 +141,11 @@ def stopped():
         tree.end()
 
 
-@pytest.mark.parametrize("x", [VALUES[0], VALUES[1], torch.rand(5).expand(3, 5)], ids=str)
+@pytest.mark.parametrize(
+    "x",
+    [VALUES[0], VALUES[1], torch.rand(5).expand(3, 5)],
+    ids=["transposed", "with a step", "expanded"],
+)
 def test_reading_in_another_process(stopped, x):
     reader = Reader(stopped(), CPU)
     fact = describe(x)
@@ -170,7 +174,11 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
             reader.whole({**fact, **wrong})
 
 
-@pytest.mark.parametrize("values", [torch.rand(5, 7), torch.arange(6.0).view(2, 3).t()], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [torch.rand(5, 7), torch.arange(6.0).view(2, 3).t()],
+    ids=["contiguous", "transposed"],
+)
 def test_results_that_change_after_their_clock_has_stopped(stopped, values):
     reader = Reader(stopped(), CPU)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
