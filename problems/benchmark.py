@@ -37,7 +37,7 @@ from model import PROBLEMS
 from problems import pages
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
-from problems.operands import named
+from problems.operands import draw_case
 from referee.budget import errors
 from referee.records import environment
 from referee.report import files, load, plot, tables
@@ -119,7 +119,7 @@ def operands(device: str, dtype: torch.dtype) -> Rows:
     both = modules("linear_relu_divide", device, dtype, k, n, 2.0)
     is_highest = torch.get_float32_matmul_precision() == "highest"
     for name in OPERANDS + (HIGHEST if is_highest else HIGH):
-        x, weight, bias = (tensor.to(dtype) for tensor in named(name, m, k, n, device))
+        x, weight, bias = (tensor.to(dtype) for tensor in draw_case(name, m, k, n, device))
         for module in both.values():
             module.load_state_dict({"linear.weight": weight, "linear.bias": bias})
         eager = both["eager"]

@@ -234,7 +234,7 @@ class LinearReluDivideProblem(Problem):
     def _operands(self, at: str) -> Iterator[Case]:
         """Yield the operands on which products err most, as parameters of one module."""
         for turn, name in enumerate(operands.CASES):
-            x, weight, bias = operands.named(name, 33, 129, 65)
+            x, weight, bias = operands.draw_case(name, 33, 129, 65)
             arguments = None if turn else [129, 65, 2.0]
             yield Case(f"{name}{at}", [x.to(self.device)], arguments, state=[weight, bias])
 
