@@ -1,8 +1,9 @@
-// The seam between torch and the kernels: raw pointers, sizes and a stream, and nothing of torch.
+// Declares the functions that run the kernels. They take raw pointers, sizes and a stream, so the
+// kernels do not depend on torch.
 //
-//   below it   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
-//              linear/fused_pass_cpu.cpp), which define these functions
-//   above it   relu/relu_op.cpp and linear/*.h, which check a call's tensors and call them
+//   defined by   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
+//                linear/fused_pass_cpu.cpp)
+//   called by    relu/relu_op.cpp and linear/*.h, after they have checked a call's tensors
 //
 // Conventions, unless a comment says otherwise:
 //
