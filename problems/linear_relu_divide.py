@@ -1,10 +1,10 @@
 """The problem Linear -> ReLU -> divide for the referee: cases, error limits and yardsticks.
 
-The products limit the speed. How accurate they have to be depends on the precision setting.
+The product limits the speed. How accurate it has to be depends on the precision setting.
 
-A GPU that computes products without a pause meets its power limit, and slows down by a fifth. The
-rounds do not wait for it to recover: the contestants' calls are interleaved in random order, so all
-of them meet the same clock.
+A GPU that computes products without a pause reaches its power limit, and its clock slows down by a
+fifth. The timed rounds have no pauses either. Each round has a call of every contestant, in random
+order, so the clock is the same for all of them.
 """
 
 import math
@@ -30,6 +30,7 @@ from referee.timing import Names, Rate, Timings
 # The largest relative errors of rounding to the nearest number of a format.
 U32 = 2.0**-24  # float32
 U_TF32 = 2.0**-11  # TF32 and float16
+
 FLOAT32_GRADE = "float32-grade"
 
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
@@ -43,7 +44,7 @@ WEIGHTS = 10
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
 DIVISORS = [2.0, 3.0, -1.5, 1.0]
 LARGER_SIZES = [(5, 9, 4097), (257, 130, 1000), (1, 300, 2049), (300, 1, 513)]  # M, N and K
-RANDOM_SIZES = 8  # how many sizes are drawn, so that nobody can foresee them
+RANDOM_SIZES = 8  # how many sizes are drawn at random, which no solution can foresee
 LARGEST_RANDOM_SIZE = 150
 
 
@@ -81,9 +82,8 @@ X_LAYOUTS = [
 class LinearReluDivideProblem(Problem):
     """relu(x weight^T + bias) / divisor.
 
-    Each element may be off by as much as the errors of a sum add up to, in whichever order its
-    terms are added. At the timed size, float32 results also have to reach the accuracy class of
-    the precision setting.
+    Each element may be off by as much as a sum may be whose terms are added in any order. At the
+    setting `highest`, float32 results of the timed size also have to be in the class float32-grade.
     """
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
@@ -154,18 +154,22 @@ class LinearReluDivideProblem(Problem):
         divisor = abs(module.divisor)
         terms = x.shape[-1]
         eps = torch.finfo(x.dtype).eps
-        # The error of a sum, in parts of the sum of its terms' magnitudes.
+        # How far a sum may be off, divided by the sum of its terms' magnitudes.
         if x.dtype == torch.float64:
-            part = 4 * (terms + 4) * eps  # the exact result, in float64, may be this far off itself
+            relative_limit = (
+                4 * (terms + 4) * eps
+            )  # the exact result, in float64, may be this far off itself
         elif self._may_be_tf32:
-            part = 8 * U_TF32 + 16 * U32  # x and weight are rounded to TF32
+            relative_limit = 8 * U_TF32 + 16 * U32  # x and weight are rounded to TF32
         elif x.dtype == torch.float32:
             # The errors of a plain sum of K terms add up as random signs do, to about sqrt(K). The
             # factor allows six standard deviations.
-            part = (4 + 8 * math.sqrt(terms)) * U32
+            relative_limit = (4 + 8 * math.sqrt(terms)) * U32
         else:
-            part = (16 + 4 * math.sqrt(terms)) * U32
-        limit = magnitude * (part / divisor) + 2 * torch.finfo(x.dtype).smallest_normal * eps
+            relative_limit = (16 + 4 * math.sqrt(terms)) * U32
+        limit = (
+            magnitude * (relative_limit / divisor) + 2 * torch.finfo(x.dtype).smallest_normal * eps
+        )
         if x.dtype.itemsize == 2:
             # The result is rounded to a half type, and the product too may be rounded, before the
             # bias is added.
@@ -195,12 +199,12 @@ class LinearReluDivideProblem(Problem):
             z, magnitude = exact_sums(module.linear, x)
         if x.dtype.itemsize == 2:
             # The product may be rounded before the bias is added.
-            largest_error = torch.finfo(x.dtype).eps
+            relative_error = torch.finfo(x.dtype).eps
         elif self._may_be_tf32:
-            largest_error = U_TF32 * 4
+            relative_error = U_TF32 * 4
         else:
-            largest_error = U32 * 64
-        return z.abs() > largest_error * magnitude
+            relative_error = U32 * 64
+        return z.abs() > relative_error * magnitude
 
     def accuracy(self, relative: float, is_equal: bool, grade: str) -> str:
         """Return the accuracy class of the results, from the Frobenius norm of their errors."""
@@ -239,20 +243,12 @@ class LinearReluDivideProblem(Problem):
         yield from _state_cases(draw, generator)
         for setting in self.settings:
             suffix = f" at {setting}" if setting else ""
-            for case in _size_cases(draw, suffix):
-                case.setting = setting
-                yield case
+            yield from _at_setting(setting, _size_cases(draw, suffix))
             if self.dtype == torch.float32:
-                for case in self._operand_cases(suffix):
-                    case.setting = setting
-                    yield case
+                yield from _at_setting(setting, self._operand_cases(suffix))
         first_setting = self.settings[0]
-        for case in _random_size_cases(draw):
-            case.setting = first_setting
-            yield case
-        for case in _layout_cases(draw):
-            case.setting = first_setting
-            yield case
+        yield from _at_setting(first_setting, _random_size_cases(draw))
+        yield from _at_setting(first_setting, _layout_cases(draw))
         yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
 
     def _operand_cases(self, suffix: str) -> Iterator[Case]:
@@ -287,7 +283,7 @@ class LinearReluDivideProblem(Problem):
             raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
 
     @staticmethod
-    def needs(init_inputs: list, dtype: torch.dtype) -> RowNeeds:
+    def row_needs(init_inputs: list, dtype: torch.dtype) -> RowNeeds:
         """Return the memory that a forward needs."""
         k, n, _divisor = init_inputs
         row_bytes = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
@@ -308,6 +304,13 @@ class LinearReluDivideProblem(Problem):
 # ------------------------------------------------------------------------------------------- cases
 
 DrawTensor = Callable[..., Tensor]  # takes the sizes of a tensor, and draws it
+
+
+def _at_setting(setting: str, cases_without_setting: Iterator[Case]) -> Iterator[Case]:
+    """Yield the cases, each with the precision setting."""
+    for case in cases_without_setting:
+        case.setting = setting
+        yield case
 
 
 def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Operands of a float32 product x weight^T + bias: named cases on which products err most.
+"""Operands of a float32 product x weight^T + bias: named cases, many of them hard for a product.
 
 `CASES` has a function for each case. All operands are float32: x `[m, k]`, weight `[n, k]` and bias
 `[n]`, where k is at least 8.
@@ -172,7 +172,7 @@ def softmax_minus_one_hot(draw: Draw, rows: int, k: int) -> Tensor:
 
 
 def selection(draw: Draw, rows: int, k: int) -> Tensor:
-    """Return a weight that selects one column of x for each feature, each a different one."""
+    """Return a weight that selects one column of x for each feature: a 1 in each row."""
     selected = draw.index(rows)[:, None] * 37 % k
     return (draw.index(k) == selected).float()
 
@@ -241,7 +241,7 @@ def outliers(draw: Draw, rows: int, k: int) -> Tensor:
 
 
 def wide_rows(draw: Draw, rows: int, k: int, *, count: int) -> Tensor:
-    """Return normal values, but for the first `count` rows: lognormal ones of deviation 4."""
+    """Return normal values, but for the first `count` rows, which are lognormal of deviation 4."""
     values = draw.normal(rows, k)
     values[:count] = draw.lognormal(4, min(rows, count), k)
     return values
@@ -274,7 +274,7 @@ def rows_scaled_by_powers(draw: Draw, rows: int, k: int) -> Tensor:
 
 
 def inf_in_rows(draw: Draw, rows: int, k: int, *, step: int) -> Tensor:
-    """Return normal values, but for infinities in a random column of every row with this step."""
+    """Return normal values, but for one random column: it is infinite in every step-th row."""
     values = draw.normal(rows, k)
     values[::step, draw.columns(1, k)] = INF
     return values
@@ -323,7 +323,7 @@ def nonfinite_bias(draw: Draw, n: int) -> Tensor:
 # x and weight of some of the cases below.
 _lognormal = partial(lognormal, sigma=1)
 _wide_lognormal = partial(lognormal, sigma=2)
-_twelve_bit_integers = partial(integers, largest=4095)  # as wide as hi, so that lo has bits too
+_twelve_bit_integers = partial(integers, largest=4095)  # one bit more than hi has
 _outlier_rows = partial(scaled_rows, factors=[3e3, 1.0, 1.0])
 _zero_rows = partial(scaled_rows, factors=[0.0, 1.0, 1.0])
 _half_sparse = partial(sparse, share=0.5)

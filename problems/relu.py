@@ -17,11 +17,11 @@ from referee.timing import Names, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
-# The elements of a vector so large that kernels compute it in the way of the timed size. It is not
-# a multiple of anything.
+# The elements of a vector so large that kernels compute it in the same way as the timed size. It is
+# odd, so that no vector instruction or block divides it.
 LARGE_VECTOR = (1 << 24) + 3
 BACKWARD_SHAPES = [(129, 65), (4097,), (300_007,)]
-RANDOM_SHAPES = 12  # how many shapes are drawn, so that nobody can foresee them
+RANDOM_SHAPES = 12  # how many shapes are drawn at random, which no solution can foresee
 LARGEST_RANDOM_SIZE = 90
 # Vectors of this many elements and fewer are computed while torch fills new memory with NaN.
 LONGEST_FILLED_VECTOR = 65

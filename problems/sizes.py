@@ -25,7 +25,9 @@ KINDS: dict[str, type[Problem]] = {
 CPU_ROWS = 64
 
 
-def make(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Problem:
+def make_problem(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Problem:
     """Return the referee's object for a problem, at one size.
 
     Inputs are uniform in [-1, 1), because ReLU does not change inputs in [0, 1).
@@ -36,18 +38,18 @@ def make(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
         dtype: of x, and of the parameters if it is a floating dtype.
         device: where solutions compute.
     """
-    described = PROBLEMS[name]
+    model_problem = PROBLEMS[name]
 
     def get_inputs() -> list[torch.Tensor]:
         return [cases.refill(torch.zeros(tuple(shape), dtype=dtype))]
 
     reference_file = ReferenceFile(
         MODEL_FILE,
-        described.reference,
+        model_problem.reference,
         get_inputs,
-        described.get_init_inputs,
+        model_problem.get_init_inputs,
         text=MODEL_FILE.read_bytes(),
-        solutions=(f"{described.reference.__name__}New", "ModelNew"),
+        solutions=(f"{model_problem.reference.__name__}New", "ModelNew"),
         dtype=dtype,
         any_values=True,
     )
@@ -89,7 +91,7 @@ def _needs(name: str, dtype: torch.dtype, device: torch.device) -> RowNeeds:
     if kind is not None:
         kind.check_dtype(dtype, device)
     if kind is LinearReluDivideProblem:
-        return kind.needs(PROBLEMS[name].get_init_inputs(), dtype)
+        return kind.row_needs(PROBLEMS[name].get_init_inputs(), dtype)
     with torch.device("meta"):
         [x] = PROBLEMS[name].get_inputs_at(1)
     return RowNeeds(tuple(x.shape[1:]), x.numel() * dtype.itemsize, fixed_bytes=0)
