@@ -160,7 +160,7 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
                                double divisor, void* grad_z, void* grad_bias, void* workspace,
                                int64_t m, int64_t n, CUstream_st* stream);
 
-// The bytes of that workspace.
+// Returns the bytes of the workspace that linear_fused_pass_backward needs.
 size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n);
 
 }  // namespace cuda

@@ -109,9 +109,9 @@ struct LinearReluDivideBackward : Node {
 
   // Computes gradients that can be differentiated once more.
   //
-  // The derivative of torch's threshold_backward by the forward's output is zeros. Eager's graph
-  // has an edge for it, which leads to the node of the forward. The unpacked mask, which takes the
-  // output's place, gets the same edge.
+  // torch's threshold_backward takes the forward's output. Its derivative by that output is zeros,
+  // and eager's graph has an edge for it, to the node of the forward. Here the unpacked mask takes
+  // the output's place, so the mask gets the same edge.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});

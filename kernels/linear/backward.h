@@ -124,7 +124,8 @@ inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
   return is_large && is_readable(a) && is_readable(b);
 }
 
-// Returns a [I, J] times b [J, K]. If torch computes it, `transposes` makes it compute b^T a^T.
+// Returns a [I, J] times b [J, K]. If torch computes the product and `transposes` is true, torch
+// computes b^T a^T, and the result is transposed.
 inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transposes) {
   if (may_run_gemm(a, b)) {
     // run_gemm multiplies by the transpose of its second operand.

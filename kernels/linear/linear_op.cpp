@@ -91,7 +91,7 @@ std::string float32_precision_name() {
 [[maybe_unused]] const Operator linear_operator =
     Operator(
         "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")
-        .dense(pack_inputs<linear_forward>)
+        .impl_dense(pack_inputs<linear_forward>)
         .impl(DispatchKey::Autograd, pack_inputs<linear_autograd<Namespace::kOwn>>,
               pack_inputs<linear_autograd<Namespace::kStable>>)
         .impl(DispatchKey::AutocastCPU, pack_inputs<linear_autocast<Namespace::kOwn>>,
@@ -108,14 +108,14 @@ std::string float32_precision_name() {
     Operator(
         "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor) -> "
         "(Tensor, Tensor)")
-        .dense(pack_inputs<linear_with_mask_forward>)
+        .impl_dense(pack_inputs<linear_with_mask_forward>)
         .impl(DispatchKey::Meta, pack_inputs<linear_with_mask_meta>);
 
 [[maybe_unused]] const Operator linear_gradients_operator =
     Operator(
         "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, "
         "Tensor? weight, int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
-        .dense(pack_backward_inputs<linear_gradients_forward>)
+        .impl_dense(pack_backward_inputs<linear_gradients_forward>)
         .impl(DispatchKey::Meta, pack_backward_inputs<linear_gradients_composite>)
         .impl(DispatchKey::Autograd,
               pack_backward_inputs<linear_gradients_autograd<Namespace::kOwn>>,

@@ -225,7 +225,7 @@ Tensor relu_autograd(const Tensor& x) {
 
 [[maybe_unused]] const Operator relu_operator =
     Operator("relu(Tensor input) -> Tensor")
-        .dense(relu_forward)
+        .impl_dense(relu_forward)
         .impl(DispatchKey::Autograd, relu_autograd)
         // torch.jit.trace records torch's own relu, which compilers fuse with its neighbours.
         .impl(DispatchKey::Tracer, relu_composite)

@@ -91,7 +91,7 @@ inline std::string namespace_name(Namespace name_space) {
 
 // Defines one operator in both namespaces when the library is loaded:
 //
-//   const auto relu = Operator("relu(Tensor input) -> Tensor").dense(relu_forward);
+//   const auto relu = Operator("relu(Tensor input) -> Tensor").impl_dense(relu_forward);
 //
 // A namespace that has the operator already keeps it, and nothing is registered there. This happens
 // in the stable namespace if another build was loaded before, or if both namespaces are one.
@@ -126,7 +126,7 @@ class Operator {
 
   // Registers the function for dense tensors on a CPU or a GPU, in both namespaces.
   template <typename Function>
-  Operator& dense(Function* function) {
+  Operator& impl_dense(Function* function) {
     return impl(DispatchKey::CPU, function).impl(DispatchKey::CUDA, function);
   }
 
