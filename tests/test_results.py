@@ -35,8 +35,8 @@ def quick(monkeypatch, place, small):
     for kind in (relu.ReluProblem, linear.LinearReluDivideProblem):
         monkeypatch.setattr(kind, "cases", lambda self, seed: ())
         monkeypatch.setattr(kind, "backward_inputs", lambda self: [])
-    monkeypatch.setattr(relu, "SWEEP", {"cpu": range(10, 13)})
-    monkeypatch.setattr(linear, "SWEEP", {"cpu": (1, 4)})
+    monkeypatch.setattr(relu, "SWEEP_EXPONENTS", {"cpu": range(10, 13)})
+    monkeypatch.setattr(linear, "SWEEP_ROWS", {"cpu": (1, 4)})
     monkeypatch.setattr(session, "COPIED", {"cpu": 1 << 20})
 
 

@@ -1,7 +1,6 @@
 """Choose what the forward of Linear -> ReLU -> divide calls: our operator or torch's ops."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from kernels.interception import (
 )
 
 Operands = tuple[Tensor, Tensor | None, float]
+Placements = list  # of a DTensor: one placement for each dimension of the device mesh
 
 
 def operands_unless_intercepted(
@@ -192,21 +192,9 @@ def _reference_forward(module: nn.Module, x: object) -> object:
     return torch.relu(module.linear(x)) / module.divisor
 
 
-class _LocalPlacements(NamedTuple):
-    """How the results of local computations are placed, for each dimension of the device mesh.
-
-    Attributes:
-        grad_x: the placements of the gradient of x.
-        grad_weight: those of the gradients of weight and bias.
-        out: those of the result.
-    """
-
-    grad_x: list
-    grad_weight: list
-    out: list
-
-
-def _local_placements(x: object, weight: object, bias: object | None) -> _LocalPlacements | None:
+def _local_placements(
+    x: object, weight: object, bias: object | None
+) -> tuple[Placements, Placements, Placements] | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
     That is possible in these cases, where M stands for any dimension of x but the last. Each
@@ -223,7 +211,8 @@ def _local_placements(x: object, weight: object, bias: object | None) -> _LocalP
         bias: a DTensor `[N]`, or None.
 
     Returns:
-        The placements; None in all other cases.
+        The placements of the gradient of x, of the gradients of weight and bias, and of the result.
+        None in all other cases.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -232,24 +221,26 @@ def _local_placements(x: object, weight: object, bias: object | None) -> _LocalP
     replicated = Replicate()
     sharded_over_n = Shard(0)  # dimension 0 of weight and of bias
     last_dimension = x.ndim - 1  # dimension K of x, and dimension N of the result
-    placements = _LocalPlacements(grad_x=[], grad_weight=[], out=[])
+    grad_x_placements = []
+    grad_weight_placements = []
+    out_placements = []
     for x_placement, weight_placement in zip(x.placements, weight.placements, strict=True):
         is_sharded_over_m = type(x_placement) is Shard and x_placement.dim < last_dimension
         if x_placement == replicated and weight_placement == replicated:
-            placements.grad_x.append(replicated)
-            placements.grad_weight.append(replicated)
-            placements.out.append(replicated)
+            grad_x_placements.append(replicated)
+            grad_weight_placements.append(replicated)
+            out_placements.append(replicated)
         elif x_placement == replicated and weight_placement == sharded_over_n:
-            placements.grad_x.append(Partial())
-            placements.grad_weight.append(sharded_over_n)
-            placements.out.append(Shard(last_dimension))
+            grad_x_placements.append(Partial())
+            grad_weight_placements.append(sharded_over_n)
+            out_placements.append(Shard(last_dimension))
         elif is_sharded_over_m and weight_placement == replicated:
-            placements.grad_x.append(x_placement)
-            placements.grad_weight.append(Partial())
-            placements.out.append(x_placement)
+            grad_x_placements.append(x_placement)
+            grad_weight_placements.append(Partial())
+            out_placements.append(x_placement)
         else:
             return None
-    return placements
+    return grad_x_placements, grad_weight_placements, out_placements
 
 
 def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own arguments and two more
@@ -257,7 +248,7 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     weight: object,
     bias: object | None,
     divisor: float,
-    placements: _LocalPlacements,
+    placements: tuple[Placements, Placements, Placements],
     operator: Callable,
 ) -> object:
     """Compute the result of DTensors: each process computes its part from its local tensors.
@@ -272,12 +263,13 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     """
     from torch.distributed.tensor import DTensor
 
+    grad_x_placements, grad_weight_placements, out_placements = placements
     local_bias = None
     if bias is not None:
-        local_bias = bias.to_local(grad_placements=placements.grad_weight)
+        local_bias = bias.to_local(grad_placements=grad_weight_placements)
     local_out = operator(
-        x.to_local(grad_placements=placements.grad_x),
-        weight.to_local(grad_placements=placements.grad_weight),
+        x.to_local(grad_placements=grad_x_placements),
+        weight.to_local(grad_placements=grad_weight_placements),
         local_bias,
         divisor,
     )
@@ -286,7 +278,7 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     return DTensor.from_local(
         local_out,
         x.device_mesh,
-        placements.out,
+        out_placements,
         run_check=False,
         shape=torch.Size(shape),
         stride=dense_stride,
