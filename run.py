@@ -4,7 +4,8 @@ The referee has the command (referee/command.py). This file adds the project's p
 solution to it.
 """
 
-from referee import console  # first: the imports that follow take seconds
+# This import is first, so that an interrupt ends the process at once while the others take seconds.
+from referee import console
 
 if __name__ == "__main__":
     console.end_on_interrupt()
@@ -80,8 +81,8 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
 def _sweep_subjects(name: str, dtype: str, device: torch.device) -> list[Subject]:
     """Return the subjects of one problem's sweep: all shapes at the first precision settings."""
     subjects = []
-    for setting in sizes.settings(name, DTYPES[dtype], device)[:SWEEP_SETTINGS]:
-        for shape, elements in sizes.sweep(name, device):
+    for setting in sizes.precision_settings(name, DTYPES[dtype], device)[:SWEEP_SETTINGS]:
+        for shape, elements in sizes.sweep_shapes(name, device):
             subjects.append(Subject(name, dtype, shape, (setting,), elements=elements))
     return subjects
 

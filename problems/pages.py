@@ -116,7 +116,7 @@ def view_table(results: list[dict]) -> str:
 
 
 def view_range(results: list[dict]) -> str:
-    """Show the least and the largest ratio of each column, in a row for each file.
+    """Show the smallest and the largest ratio of each column, in a row for each file.
 
     A cell of a file's table is a ratio, and ours in microseconds in parentheses: `1.318 (9)`.
     """

@@ -17,8 +17,8 @@ from referee.timing import Names, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
-# The elements of a vector so large that kernels compute it in the same way as the timed size. It is
-# odd, so that no vector instruction or block divides it.
+# The elements of a vector so large that kernels compute it in the same way as the timed size. It
+# ends with a part of a block.
 LARGE_VECTOR = (1 << 24) + 3
 BACKWARD_SHAPES = [(129, 65), (4097,), (300_007,)]
 RANDOM_SHAPES = 12  # how many shapes are drawn at random, which no solution can foresee

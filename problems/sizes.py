@@ -97,12 +97,12 @@ def _needs(name: str, dtype: torch.dtype, device: torch.device) -> RowNeeds:
     return RowNeeds(tuple(x.shape[1:]), x.numel() * dtype.itemsize, fixed_bytes=0)
 
 
-def settings(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+def precision_settings(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
     """Return the precision settings of float32 products; one empty setting if there is none."""
     kind = KINDS.get(name)
     return kind.settings_for(dtype, device) if kind else ("",)
 
 
-def sweep(name: str, device: torch.device) -> list[SweepShape]:
+def sweep_shapes(name: str, device: torch.device) -> list[SweepShape]:
     """Return the shapes of x in a sweep."""
     return KINDS[name].sweep(PROBLEMS[name].get_init_inputs(), device)

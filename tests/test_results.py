@@ -183,7 +183,7 @@ def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tm
     def need(subject: object, device: object) -> None:
         raise NoRoomError("relu: needs about 9 GiB of memory")
 
-    monkeypatch.setattr(run, "_make", need)
+    monkeypatch.setattr(run, "_make_problem", need)
     path = tmp_path / "result.json"
     assert run.main(["relu", *OPTIONS, "--sweep", "--json", str(path)]) == 1
     found = check_shape(path.read_text())
