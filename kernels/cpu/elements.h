@@ -68,10 +68,14 @@ struct BFloat16 {
 //     float16      1      5  ( 15)             10
 //     float32      1      8  (127)             23
 //
-// Normal numbers need only another bias: that of float32 is 112 more. Subnormal numbers and
-// rounding are left to the machine: both conversions add the number to `magic`, a power of two that
-// is so large that the last place of the sum, a float32, is the last place of the number as a
+// The bias of float32 is 112 more, which is all that normal numbers need. Rounding and subnormal
+// numbers are left to one floating-point operation with `magic`, a power of two. It is so large
+// that the last place of a float32 of its size has the same value as the number's last place in
 // float16.
+//
+//     narrow   adds magic to the number, which rounds the number to that place
+//     widen    puts the mantissa into the last places of magic, and subtracts magic, which
+//              normalizes the number
 //
 // In the comments below, e is how many powers of two the number is above the least normal float16,
 // 2^-14. It is 0 for subnormal numbers, too. The last place is 2^(e - 24), and magic is 2^(e - 1).
