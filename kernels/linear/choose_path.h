@@ -92,26 +92,41 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const int64_t m = product.m;
   const int64_t n = product.n;
   const int64_t k = product.k;
-  const int64_t tiles = divide_rounding_up(m, 16) * divide_rounding_up(n, 32);
+  constexpr int kTileRows = 16;
+  constexpr int kTileFeatures = 32;
+  constexpr int kVeryFewRows = 8;          // rows of x
+  constexpr int kLongK = 512;              // elements of K
+  constexpr int kMediumK = 256;            // elements of K
+  constexpr int kManyTiles = 4;            // tiles for each multiprocessor
+  constexpr int kMediumTiles = 2;          // tiles for each multiprocessor
+  constexpr int kFewTiles = 1;             // tiles for each multiprocessor
+  constexpr int kLeastFeatures = 8;        // features, if x has more than kTileRows rows
+  constexpr int kSmallProduct = 1 << 27;   // multiplications
+  constexpr int kMediumProduct = 1 << 28;  // multiplications
+
+  const int64_t tiles = divide_rounding_up(m, kTileRows) * divide_rounding_up(n, kTileFeatures);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
 
-  // Up to 8 rows, at either precision, torch's product wins only with many tiles and a short K.
-  if (m <= 8) return tiles_per_multiprocessor <= 4 || k >= 512;
+  // With very few rows, at either precision, torch's product wins only with many tiles and a short
+  // K.
+  if (m <= kVeryFewRows) return tiles_per_multiprocessor <= kManyTiles || k >= kLongK;
 
   // With more rows at `high`, a single tensor-core product is faster.
   if (product.precision != Precision::kHighest) return false;
 
-  if (m <= 16) return k >= 512 || (k >= 256 && tiles_per_multiprocessor <= 2);
+  if (m <= kTileRows) {
+    return k >= kLongK || (k >= kMediumK && tiles_per_multiprocessor <= kMediumTiles);
+  }
 
-  // With more than 16 rows, only small products win: at most two tiles for each multiprocessor, and
-  // at most 2^27 multiplications, or 2^28 where the tiles are few or narrow. Unless tiles are few,
-  // K has to be 256 or more. A tile of fewer than 32 features takes as long as one of 32.
-  if (n < 8 || tiles_per_multiprocessor > 2) return false;
-  const bool has_few_tiles = tiles_per_multiprocessor <= 1;
-  const bool has_few_or_narrow_tiles = has_few_tiles || n < 32;
-  const int64_t most_multiplications = has_few_or_narrow_tiles ? 1 << 28 : 1 << 27;
-  const int64_t least_k = has_few_tiles ? kLeastKAtHighest : 256;
-  const int64_t multiplications = m * std::max<int64_t>(n, 32) * k;
+  // With more rows than a tile, only small products win. They may be larger where the tiles are few
+  // or narrow. Unless tiles are few, K must not be short. A tile of fewer than 32 features takes as
+  // long as one of 32.
+  if (n < kLeastFeatures || tiles_per_multiprocessor > kMediumTiles) return false;
+  const bool has_few_tiles = tiles_per_multiprocessor <= kFewTiles;
+  const bool has_few_or_narrow_tiles = has_few_tiles || n < kTileFeatures;
+  const int64_t most_multiplications = has_few_or_narrow_tiles ? kMediumProduct : kSmallProduct;
+  const int64_t least_k = has_few_tiles ? kLeastKAtHighest : kMediumK;
+  const int64_t multiplications = m * std::max<int64_t>(n, kTileFeatures) * k;
   return k >= least_k && multiplications <= most_multiplications;
 }
 
@@ -230,7 +245,8 @@ inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
 // Returns whether sm90's gemm_single computes a product of half types in less time than cuBLAS. Its
 // tiles of 256 x 256 win only where they nearly fill their waves.
 inline bool single_half_wins(const Product& product, const Gpu& gpu) {
-  return wave_utilization(product, gpu) >= 0.9;
+  constexpr double kLeastUtilization = 0.9;  // of the waves, from 0 to 1
+  return wave_utilization(product, gpu) >= kLeastUtilization;
 }
 
 // Returns the path to try. The caller still asks the kernel whether it supports the operands.
@@ -247,13 +263,16 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
   if (is_float32 && product.precision == Precision::kHighest) {
     if (is_hopper && fp16x3_wins(product)) return Path::kSm90;
     // By the arithmetic rates of compute capability 8.0, not measured.
-    const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= 1024;
+    constexpr int kLeastKOnSm80 = 1024;  // elements of K
+    const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= kLeastKOnSm80;
     return sm80_wins ? Path::kSm80 : Path::kTorch;
   }
 
   // gemm_single. Gradients in half types win from a shorter K on.
+  constexpr int kLeastK = 1024;               // elements of K
+  constexpr int kLeastKOfHalfGradient = 256;  // elements of K
   const bool is_half_gradient = !is_float32 && !product.has_relu;
-  const int64_t least_k = is_half_gradient ? 256 : 1024;
+  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastK;
   if (!is_hopper || !has_large_result || product.k < least_k) return Path::kTorch;
   const bool single_wins =
       is_float32 ? single_float32_wins(product, gpu) : single_half_wins(product, gpu);

@@ -162,17 +162,18 @@ struct Flags {
   }
 };
 
-// to[i] = flags[i] != 0 ? from[i] : 0 for a block. select_block does the same by a mask's bits.
+// selected[i] = flags[i] != 0 ? values[i] : 0 for a block. select_block does the same by a mask's
+// bits.
 template <typename Bits>
-void select_block_by_flags(const Bits* __restrict__ from, const uint8_t* __restrict__ flags,
-                           Bits* __restrict__ to) {
-  for (int64_t i = 0; i < kBlock; ++i) to[i] = from[i] & ones_if<Bits>(flags[i] != 0);
+void select_block_by_flags(const Bits* __restrict__ values, const uint8_t* __restrict__ flags,
+                           Bits* __restrict__ selected) {
+  for (int64_t i = 0; i < kBlock; ++i) selected[i] = values[i] & ones_if<Bits>(flags[i] != 0);
 }
 
 // ------------------------------------------------------------------------------------- forward
 
-// out = relu(out) / divisor, in place, for a strip of `count` elements. Writes their bits to
-// `packed` unless it is null.
+// out = relu(out) / divisor, in place, for a strip of `count` elements. Writes the mask's bits of
+// these elements to `packed` unless it is null.
 template <typename E>
 void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute divisor,
                      PackedMask* packed) {
@@ -259,10 +260,10 @@ void add_four_strips(const typename E::Bits* strips, int64_t stride, double* __r
     for (int64_t strip = 0; strip < 4; ++strip) {
       widen_block<E>(strips + strip * stride + i, values[strip]);
     }
-    for (int64_t k = 0; k < kBlock; ++k) {
-      const double first_two = double{values[0][k]} + double{values[1][k]};
-      const double last_two = double{values[2][k]} + double{values[3][k]};
-      sums[i + k] += first_two + last_two;
+    for (int64_t j = 0; j < kBlock; ++j) {
+      const double first_two = double{values[0][j]} + double{values[1][j]};
+      const double last_two = double{values[2][j]} + double{values[3][j]};
+      sums[i + j] += first_two + last_two;
     }
   }
   for (; i < count; ++i) {
@@ -278,7 +279,7 @@ void add_strip(const typename E::Bits* strip, double* __restrict__ sums, int64_t
   for (; i + kBlock <= count; i += kBlock) {
     typename E::Compute values[kBlock];
     widen_block<E>(strip + i, values);
-    for (int64_t k = 0; k < kBlock; ++k) sums[i + k] += double{values[k]};
+    for (int64_t j = 0; j < kBlock; ++j) sums[i + j] += double{values[j]};
   }
   for (; i < count; ++i) sums[i] += double{E::widen(strip[i])};
 }
@@ -291,9 +292,9 @@ void add_strip(const typename E::Bits* strip, double* __restrict__ sums, int64_t
 void sum_rows(double* sums, int64_t rows, int64_t columns) {
   while (rows > 1) {
     const int64_t kept_rows = (rows + 1) / 2;
-    double* const added = sums + kept_rows * columns;
+    double* const second_half = sums + kept_rows * columns;
     const int64_t count = (rows - kept_rows) * columns;
-    for (int64_t i = 0; i < count; ++i) sums[i] += added[i];
+    for (int64_t i = 0; i < count; ++i) sums[i] += second_half[i];
     rows = kept_rows;
   }
 }
@@ -489,8 +490,8 @@ void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, 
   sum_rows(sums, runs, n);
   for_floating(dtype, [=](auto element) {
     using E = decltype(element);
-    auto* const to = static_cast<typename E::Bits*>(grad_bias);
-    for (int64_t j = 0; j < n; ++j) to[j] = element_nearest_to<E>(runs == 0 ? 0 : sums[j]);
+    auto* const elements = static_cast<typename E::Bits*>(grad_bias);
+    for (int64_t j = 0; j < n; ++j) elements[j] = element_nearest_to<E>(runs == 0 ? 0 : sums[j]);
   });
 }
 

@@ -41,28 +41,33 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
   return result;
 }
 
-// Returns true if a kernel can read the matrix in place, line by line. If along = 1 and across = 0,
-// the lines are the rows, which run along dimension 1; if along = 0 and across = 1, the columns.
-//
-// The elements of a line have to be adjacent. Lines must not overlap, and each has to begin at a
-// multiple of `alignment` bytes.
-inline bool has_readable_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
-  const int64_t line_stride = matrix.stride(across);
-  const bool is_adjacent = matrix.stride(along) == 1;
-  const bool overlaps = line_stride < matrix.size(along);
+// The lines of a matrix: its rows, or its columns.
+struct Lines {
+  int64_t length;          // elements of a line
+  int64_t element_stride;  // from one element of a line to the next
+  int64_t line_stride;     // from one line to the next
+};
+
+// Returns true if a kernel can read the matrix in place, line by line: the elements of a line are
+// adjacent, lines do not overlap, and each begins at a multiple of `alignment` bytes.
+inline bool has_readable_lines(const Tensor& matrix, const Lines& lines, int64_t alignment) {
+  const bool is_adjacent = lines.element_stride == 1;
+  const bool overlaps = lines.line_stride < lines.length;
   const bool is_aligned_everywhere =
-      is_aligned(matrix, alignment) && line_stride * matrix.element_size() % alignment == 0;
+      is_aligned(matrix, alignment) && lines.line_stride * matrix.element_size() % alignment == 0;
   return is_adjacent && !overlaps && is_aligned_everywhere;
 }
 
 // Returns true if the matrix is row-major with aligned rows, so that a kernel can read it in place.
 inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
-  return has_readable_lines(matrix, alignment, /*along=*/1, /*across=*/0);
+  const Lines rows{matrix.size(1), matrix.stride(1), matrix.stride(0)};
+  return has_readable_lines(matrix, rows, alignment);
 }
 
 // Returns the same for the transpose: column-major with aligned columns.
 inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
-  return has_readable_lines(matrix, alignment, /*along=*/0, /*across=*/1);
+  const Lines columns{matrix.size(0), matrix.stride(0), matrix.stride(1)};
+  return has_readable_lines(matrix, columns, alignment);
 }
 
 }  // namespace kernels

@@ -37,8 +37,8 @@ class LargeAllocator final : public c10::Allocator {
     return {data, context, release, at::kCPU};
   }
 
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
+  void copy_data(void* destination, const void* source, size_t bytes) const override {
+    default_copy_data(destination, source, bytes);
   }
 
  private:

@@ -1,6 +1,6 @@
 // Helpers for torch's tensors, which every operator uses: dtypes, devices, allocation, streams.
 //
-// The functions avoid trips through torch's dispatcher, which would show in the time of calls on
+// The functions do not call torch's dispatcher, because that would show in the time of calls on
 // small tensors.
 
 #pragma once
