@@ -30,6 +30,7 @@ OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
 # The dtypes of a sweep if the user asks for no other. A CPU has no time for more than one.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
+QUICK_SETTINGS = 2  # the same of a quick check
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,8 +75,22 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
             if args.sweep:
                 subjects += _sweep_subjects(name, dtype, device)
             else:
-                subjects.append(Subject(name, dtype, shape, note=note))
+                settings: tuple[str, ...] = ()
+                if command.is_quick_check(args):
+                    settings, note = _quick_settings(name, dtype, device, note)
+                subjects.append(Subject(name, dtype, shape, settings, note))
     return subjects
+
+
+def _quick_settings(
+    name: str, dtype: str, device: torch.device, note: str
+) -> tuple[tuple[str, ...], str]:
+    """Return the precision settings of a quick check, and the note with those that are left out."""
+    settings = sizes.precision_settings(name, DTYPES[dtype], device)
+    quick, left = settings[:QUICK_SETTINGS], settings[QUICK_SETTINGS:]
+    if left:
+        note = "; ".join(filter(None, [note, f"--full also measures {', '.join(left)}"]))
+    return quick, note
 
 
 def _sweep_subjects(name: str, dtype: str, device: torch.device) -> list[Subject]:

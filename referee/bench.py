@@ -13,7 +13,7 @@ import torch
 
 from referee import processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
-from referee.memory import SECONDS_TO_CLEAR
+from referee.memory import SECONDS_TO_CLEAR, free_bytes
 from referee.problem import SEEDS, Problem
 from referee.shared import Pool, Region
 from referee.state import State, StateError
@@ -98,6 +98,7 @@ class Bench:
         self.copies = False
         self.plans: dict[str, object] = {}
         self._prepared: tuple | None = None
+        self._emptied: set[int] = set()  # ids of processes that gave their memory back
 
     def start_eager(self) -> None:
         """Start eager's processes, unless they are there."""
@@ -155,18 +156,36 @@ class Bench:
     def release(self, process: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.
 
-        After a large request all its unused memory goes back to the GPU, for others to take.
+        After a large request all its unused memory goes back to the GPU, for the referee to take.
         """
         if self.problem.is_large and self.inputs[0].size > SMALL_BYTES:
             self.give_back(process)
         else:
             process.ask("release")
 
+    def release_in_turn(self, process: Contestant) -> None:
+        """Have a process free its results at the end of its turn in a round.
+
+        It keeps its unused memory for its next turn, unless the others need that.
+        """
+        process.ask("release")
+        if self.problem.is_large and free_bytes(self.problem.device) < self.problem.all_bytes:
+            self.give_back(process)
+            sleep(SECONDS_TO_CLEAR)
+
     def give_back(self, process: Contestant) -> None:
         """Have a process free its results, and give all unused memory back to the GPU."""
         process.reader.forget()
         process.ask("release", empty_cache=True)
-        sleep(SECONDS_TO_CLEAR)
+        self._emptied.add(process.pid)
+
+    def has_given_back(self, process: Contestant) -> bool:
+        """Return whether a process has to allocate anew what its last request needed."""
+        return process.pid in self._emptied
+
+    def has_taken(self, process: Contestant) -> None:
+        """Take note that a process has its memory again."""
+        self._emptied.discard(process.pid)
 
     def close_eager(self) -> None:
         """End eager's processes."""

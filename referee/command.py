@@ -223,13 +223,18 @@ def _subjects(
     return [subject], lambda subject, device: problem
 
 
+def is_quick_check(args: argparse.Namespace) -> bool:
+    """Return whether the options ask for no more than a newcomer's first run."""
+    return not (args.solution or args.full or args.sweep or args.trials)
+
+
 def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> Options:
     """Return the conditions of every grading."""
     seconds = FULL_CPU_SECONDS if args.full else CPU_SECONDS
     if args.solution:  # several files share the time, so that many do not take for ever
         seconds /= min(len(args.solution), MOST_SHARES)
     trials = args.trials
-    is_quick = is_ours and not (args.full or args.sweep or args.trials)
+    is_quick = is_quick_check(args)
     largest_gradients = math.inf
     if is_quick and device.type == "cuda":
         trials = QUICK

@@ -87,6 +87,8 @@ class Grading:
         quantities: results and gradients of a training step; empty where it is forward only.
         relies_on_inputs: the solution may differ from the reference for inputs that `get_inputs`
             does not draw.
+        is_forward_only: the solution has no gradients, or not all.
+        is_whole: the modules have the problem's own arguments, not those of a small case.
         run: the times under the setting at hand, None before they are taken.
     """
 
@@ -123,8 +125,9 @@ class Grading:
         self.budgets: list = []
         self.quantities: list[Quantity] = []
         self.relies_on_inputs = False
+        self.is_forward_only = False
+        self.is_whole = False
         self.run: Run | None = None
-        self._is_whole = False  # the modules at hand are of the problem's own arguments
         self._base: dict[str, torch.Tensor] = {}
         self._changing: list[str] = []
 
@@ -161,7 +164,7 @@ class Grading:
             args: of the constructors; None for the problem's own.
             compare: the values that the constructors drew must be the same.
         """
-        self._is_whole = args is None
+        self.is_whole = args is None
         args = self.problem.args if args is None else args
         seed = random.randrange(SEEDS)
         self.stale = None
@@ -173,11 +176,6 @@ class Grading:
         there = self.module.state_dict()
         self._changing = changing_state(self.module)
         self._base = {name: without_repeats(there[name]).clone() for name in self._changing}
-
-    def construct_whole(self) -> None:
-        """Construct modules of the problem's own arguments, unless such are there."""
-        if not self._is_whole:
-            self.construct()
 
     def set_state(self, values: list[torch.Tensor]) -> None:
         """Give both modules these parameters and buffers."""

@@ -256,7 +256,7 @@ class Problem:
         if self.device.type == "cpu":
             return False
         _, memory = torch.cuda.mem_get_info(self.device)
-        return self._all_bytes > LARGE_PART * memory
+        return self.all_bytes > LARGE_PART * memory
 
     @property
     def work(self) -> int:
@@ -430,14 +430,15 @@ class Problem:
         return ""
 
     @property
-    def _all_bytes(self) -> int:
+    def all_bytes(self) -> int:
+        """Bytes of inputs, outputs and parameters together."""
         return self.input_bytes + self.output_bytes + self.parameter_bytes
 
     def _check_room(self) -> None:
         """Raise BadReferenceError where the grading does not fit into the device's memory."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        needed = MEMORY_PARTS * self._all_bytes
+        needed = MEMORY_PARTS * self.all_bytes
         free = LARGEST_SHARE * free_bytes(self.device)
         if needed > free:
             raise self.file.bad(

@@ -5,7 +5,7 @@ something, compares, and raises `FoundError` with the verdict as soon as somethi
 add a check, write such a function and name it in one of these lists.
 """
 
-from referee.steps.gradients import check_gradients
+from referee.steps.gradients import check_gradients, check_own_gradients
 from referee.steps.import_file import import_file
 from referee.steps.other_inputs import check_other_inputs
 from referee.steps.own_cases import check_own_cases
@@ -16,13 +16,14 @@ from referee.steps.values import check_values
 STEPS_ONCE = (
     import_file,  # the file is executed, and its class is there
     check_own_cases,  # small inputs that the problem knows: shapes, layouts, special values
+    check_own_gradients,  # for other small inputs that it knows
 )
 # For each precision setting of the problem; most have one.
 STEPS_PER_SETTING = (
     check_values,  # whole results at the timed size, for several inputs and parameters
     check_other_inputs,  # inputs that get_inputs would not draw
-    check_gradients,  # of inputs and parameters, at small sizes and at the timed one
     time_forwards,  # beside eager, new inputs and parameters in every call, all results compared
+    check_gradients,  # of inputs and parameters
     time_training_steps,  # the same for a forward and backward, where the gradients were right
 )
 # The steps of a sweep, at each size.

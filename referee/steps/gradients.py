@@ -15,6 +15,7 @@ from referee.gradients import Quantity, draw_gradients, names_of, reference_grad
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference_file import LONGEST_LINE, NoRoomError
+from referee.steps.times import compiled_alone
 from referee.steps.values import note_errors
 from referee.verdict import WRONG, FoundError, of_exception
 
@@ -25,20 +26,31 @@ OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
 NO_ROOM = "no memory to compare gradients"
 
 
+def check_own_gradients(grading: Grading) -> None:
+    """Compare gradients for the problem's own small inputs, under each precision setting."""
+    problem = grading.problem
+    if not problem.backward_inputs():
+        return
+    grading.construct(problem.backward_arguments())
+    for setting in problem.settings:
+        grading.set_precision(setting)
+        for group in problem.backward_inputs():
+            if not _compare(grading, iter(group)):
+                grading.is_forward_only = True
+                return
+
+
 def check_gradients(grading: Grading) -> None:
-    """Compare gradients; set `grading.quantities` where the file has them and they are right."""
+    """Compare gradients at the timed size; set `grading.quantities` where they are right."""
     problem = grading.problem
     grading.quantities = []
-    groups = problem.backward_inputs()
-    if groups:
-        grading.construct(problem.backward_arguments())
-        if not all(_compare(grading, iter(group)) for group in groups):
-            return
-        if problem.parameter_bytes > grading.options.largest_gradients:
-            grading.verdict.notes.append(LEFT_TO_FULL)
-            return
-    grading.construct_whole()
-    draws = OWN_DRAWS if groups else DRAWS
+    if grading.is_forward_only:
+        return
+    if problem.parameter_bytes > grading.options.largest_gradients:
+        grading.verdict.notes.append(LEFT_TO_FULL)
+        return
+    _make_room(grading)
+    draws = OWN_DRAWS if problem.file.any_values else DRAWS
     try:
         quantities = _compare(grading, (grading.draw() for _ in range(draws)))
     except (NoRoomError, torch.OutOfMemoryError):
@@ -54,6 +66,17 @@ def check_gradients(grading: Grading) -> None:
         if problem.needs_float64 and problem.file.any_values and is_gradient and quantity.found:
             name = ", ".join(filter(None, [problem.setting, quantity.what]))
             note_errors(grading, name, quantity.found, quantity.want.errors)
+
+
+def _make_room(grading: Grading) -> None:
+    """Leave to training steps the memory that forwards needed."""
+    bench = grading.bench
+    grading.forget_round()
+    bench.prepare(tuple(compiled_alone(bench.yardsticks)))
+    for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
+        bench.give_back(process)
+    if grading.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _compare(grading: Grading, draws: Iterator[list]) -> list[Quantity]:

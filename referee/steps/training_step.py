@@ -59,7 +59,6 @@ def _time(grading: Grading) -> None:
     names = problem.names
     about = problem.device.type, names, problem.rate
     step = grading.run.step = Step(Timings(*about, 0), Timings(*about, 0))
-    _make_room(grading)
     calls = -(-plan(bench).calls // FORWARDS)  # a request of steps lasts as long as one of forwards
     entrants = entrants_of(grading, compiled_alone(bench.yardsticks))
     for timings in (step.forward, step.backward):
@@ -75,7 +74,7 @@ def _time(grading: Grading) -> None:
         drawn, wants = _new_round(grading, calls)
         samples = {}
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
-            if problem.is_large:
+            if problem.is_large and bench.has_given_back(entrant.process):
                 _take_memory(grading, entrant, calls)
                 grading.write_inputs(drawn)
             write_what_is_small(grading)
@@ -84,7 +83,7 @@ def _time(grading: Grading) -> None:
             samples[entrant.name] = sample, reply["seconds"]
             if entrant.process is grading.solution:
                 _compare(grading, quantities, reply["calls"], wants, look)
-            bench.release(entrant.process)
+            bench.release_in_turn(entrant.process)
         empties.append(samples.pop("nothing")[0])
         return samples
 
@@ -104,17 +103,6 @@ def _time(grading: Grading) -> None:
             raise FoundError(WRONG, f"in timed steps, {found}")
 
 
-def _make_room(grading: Grading) -> None:
-    """Leave to training steps the memory that forwards needed."""
-    bench = grading.bench
-    grading.forget_round()
-    bench.prepare(tuple(compiled_alone(bench.yardsticks)))
-    for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
-        bench.give_back(process)
-    if grading.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def _take_memory(grading: Grading, entrant: Entrant, calls: int) -> None:
     """Have a contestant take the memory again that it gave back: untimed, and with other inputs."""
     grading.write_inputs([grading.problem.draw() for _ in range(calls)])
@@ -122,6 +110,7 @@ def _take_memory(grading: Grading, entrant: Entrant, calls: int) -> None:
         region.forget()
     _request(grading, entrant, calls)
     entrant.process.ask("release")
+    grading.bench.has_taken(entrant.process)
 
 
 def _new_round(grading: Grading, calls: int) -> tuple[list[list], list[list]]:
