@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 from processes import copy_project, printed
@@ -122,8 +124,20 @@ FAULTS = {
 
 def environment(folder):
     """Return variables with which copies share builds, and build as users do."""
-    flags = os.environ.get("NVCC_APPEND_FLAGS", "").replace("-DKERNELS_ALL_PATHS", "")
+    # Where the variable is not set, it stays unset: an empty one would give builds another key.
+    flags = os.environ.get("NVCC_APPEND_FLAGS")
+    if flags is not None:
+        flags = flags.replace("-DKERNELS_ALL_PATHS", "")
     return {"TORCH_EXTENSIONS_DIR": str(folder.parent / "built"), "NVCC_APPEND_FLAGS": flags}
+
+
+def copy_finished_builds(target):
+    """Copy the project's finished builds, so that a copy builds only the problem with a fault."""
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        return
+    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    for build in folder.glob("kernels-*/kernels_*-0"):
+        shutil.copytree(build, target / build.relative_to(folder))
 
 
 def plant(root, name):
@@ -149,6 +163,7 @@ def planted(request, tmp_path_factory):
     items = [item for item in request.session.items if item.module is request.module]
     names = [item.callspec.params["name"] for item in items]
     root = tmp_path_factory.mktemp("all")
+    copy_finished_builds(root / "built")
     with ThreadPoolExecutor() as pool:
         return dict(zip(names, pool.map(partial(plant, root), names), strict=True))
 
