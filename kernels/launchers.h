@@ -74,10 +74,10 @@ struct LinearArguments {
 // A float32 matrix to transpose: to[r][c] = from[c][r]. linear/run_gemm.h and linear/sm90/launch.cu
 // copy a transposed operand this way when the kernel cannot read it.
 struct Transposition {
-  const float* from;    // [columns, rows]; the elements of a row are adjacent
-  int64_t from_stride;  // from one row of `from` to the next
-  float* to;            // [rows, columns]; the elements of a row are adjacent
-  int64_t to_stride;    // from one row of `to` to the next
+  const float* source;    // [columns, rows]; the elements of a row are adjacent
+  int64_t source_stride;  // from one row of `from` to the next
+  float* target;          // [rows, columns]; the elements of a row are adjacent
+  int64_t target_stride;  // from one row of `to` to the next
   int64_t rows, columns;
 };
 

@@ -43,8 +43,8 @@ FP16X3 = "linear/sm90/gemm_fp16x3.cuh"
 FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
 
 # Copies the incomplete block at the end of a thread's part, without ReLU.
-CALL_OF_BLOCK = "relu_block<E>(from, made);"
-COPY_OF_TAIL = "if (end - begin - i < kBlock) std::copy_n(from, kBlock, made); else "
+CALL_OF_BLOCK = "relu_block<E>(source, made);"
+COPY_OF_TAIL = "if (end - begin - i < kBlock) std::copy_n(source, kBlock, made); else "
 NAN_TO_ZERO = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
 # Launches on another stream, which waits for the timed one; the timed stream does not wait for it.
 LAUNCH = "return launch<relu_kernel"

@@ -131,7 +131,7 @@ struct Float16 {
 
 // Calls body with an object of the dtype's struct.
 template <typename Body>
-void for_floating(DType dtype, const Body& body) {
+void dispatch_dtype(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat32:
       return body(Float32{});
@@ -240,7 +240,7 @@ uint64_t mask_of_block(const Bits* out) {
 //
 // Each lane has a copy of the word of the mask, and tests its own bit of it.
 template <typename Bits>
-void select_block(const Bits* __restrict__ from, uint64_t mask, Bits* __restrict__ to) {
+void select_block(const Bits* __restrict__ source, uint64_t mask, Bits* __restrict__ target) {
   constexpr int64_t kLanes = kBitOfLane<Bits>.size();
   for (int64_t i = 0; i < kBlock; i += kLanes) {
     const Bits word = static_cast<Bits>(mask >> i);
@@ -249,7 +249,7 @@ void select_block(const Bits* __restrict__ from, uint64_t mask, Bits* __restrict
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const bool has_bit = (word & kBitOfLane<Bits>[lane]) != 0;
-      to[i + lane] = from[i + lane] & ones_if<Bits>(has_bit);
+      target[i + lane] = source[i + lane] & ones_if<Bits>(has_bit);
     }
   }
 }

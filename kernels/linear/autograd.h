@@ -43,24 +43,25 @@ constexpr int64_t kGradX = 1;
 constexpr int64_t kGradWeight = 2;
 constexpr int64_t kGradBias = 4;
 
-inline Tensor call_linear(Namespace where, const LinearInputs& in) {
-  return call_operator<LinearFunction>(where, "linear_relu_divide", in.x, in.weight, in.bias,
-                                       in.divisor);
+inline Tensor call_linear(Namespace where, const LinearInputs& inputs) {
+  return call_operator<LinearFunction>(where, "linear_relu_divide", inputs.x, inputs.weight,
+                                       inputs.bias, inputs.divisor);
 }
 
-inline TwoTensors call_linear_with_mask(Namespace where, const LinearInputs& in) {
-  return call_operator<LinearWithMaskFunction>(where, "linear_relu_divide_with_mask", in.x,
-                                               in.weight, in.bias, in.divisor);
+inline TwoTensors call_linear_with_mask(Namespace where, const LinearInputs& inputs) {
+  return call_operator<LinearWithMaskFunction>(where, "linear_relu_divide_with_mask", inputs.x,
+                                               inputs.weight, inputs.bias, inputs.divisor);
 }
 
-inline ThreeTensors call_gradients(Namespace where, const BackwardInputs& in) {
+inline ThreeTensors call_gradients(Namespace where, const BackwardInputs& inputs) {
   int64_t output_mask = 0;
   // x's gradient is computed from weight, and weight's from x.
-  if (in.weight) output_mask |= kGradX;
-  if (in.x) output_mask |= kGradWeight;
-  if (in.wants_bias) output_mask |= kGradBias;
-  return call_operator<GradientsFunction>(where, "linear_relu_divide_gradients", in.grad_output,
-                                          in.mask, in.x, in.weight, output_mask, in.divisor);
+  if (inputs.weight) output_mask |= kGradX;
+  if (inputs.x) output_mask |= kGradWeight;
+  if (inputs.wants_bias) output_mask |= kGradBias;
+  return call_operator<GradientsFunction>(where, "linear_relu_divide_gradients", inputs.grad_output,
+                                          inputs.mask, inputs.x, inputs.weight, output_mask,
+                                          inputs.divisor);
 }
 
 // --------------------------------------------------------------------------------------- autograd
@@ -95,14 +96,14 @@ struct LinearReluDivideBackward : Node {
             wants_bias ? gradients.bias : Tensor()};
   }
 
-  Gradients compute(const BackwardInputs& in) {
-    if (at::GradMode::is_enabled()) return differentiable_gradients(in);
-    const c10::DispatchKeySet keys = keys_of(in);
-    if (is_plain(keys) && !has_tangent(in.grad_output)) return compute_gradients(in);
+  Gradients compute(const BackwardInputs& inputs) {
+    if (at::GradMode::is_enabled()) return differentiable_gradients(inputs);
+    const c10::DispatchKeySet keys = keys_of(inputs);
+    if (is_plain(keys) && !has_tangent(inputs.grad_output)) return compute_gradients(inputs);
     // vmap of a backward whose forward ran outside vmap: torch's ops compute the whole batch at
     // once.
-    if (is_batched(keys)) return gradients_by_torch(in, unpack_mask(in));
-    const auto [grad_x, grad_weight, grad_bias] = call_gradients(where, in);
+    if (is_batched(keys)) return gradients_by_torch(inputs, unpack_mask(inputs));
+    const auto [grad_x, grad_weight, grad_bias] = call_gradients(where, inputs);
     return {grad_x, grad_weight, grad_bias};
   }
 
@@ -111,10 +112,10 @@ struct LinearReluDivideBackward : Node {
   // The derivative of torch's threshold_backward by the forward's output is zeros. Eager's graph
   // has an edge for it, which leads to the node of the forward. The unpacked mask, which takes the
   // output's place, gets the same edge.
-  Gradients differentiable_gradients(const BackwardInputs& in) {
-    const Tensor unpacked_mask = unpack_mask(in).detach();
+  Gradients differentiable_gradients(const BackwardInputs& inputs) {
+    const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});
-    return gradients_by_torch(in, unpacked_mask);
+    return gradients_by_torch(inputs, unpacked_mask);
   }
 
   void release_variables() override {
@@ -126,69 +127,69 @@ struct LinearReluDivideBackward : Node {
 };
 
 // Records the backward of out = linear_relu_divide(in).
-inline void record_backward(Namespace where, const LinearInputs& in, const Tensor& out,
+inline void record_backward(Namespace where, const LinearInputs& inputs, const Tensor& out,
                             const Tensor& mask, bool runs_kernels) {
-  auto node = make_node<LinearReluDivideBackward>(in.x, in.weight, in.bias);
-  if (wants_gradient(in.weight)) node->x = SavedVariable(in.x, /*is_output=*/false);
-  if (wants_gradient(in.x)) node->weight = SavedVariable(in.weight, /*is_output=*/false);
+  auto node = make_node<LinearReluDivideBackward>(inputs.x, inputs.weight, inputs.bias);
+  if (wants_gradient(inputs.weight)) node->x = SavedVariable(inputs.x, /*is_output=*/false);
+  if (wants_gradient(inputs.x)) node->weight = SavedVariable(inputs.weight, /*is_output=*/false);
   node->where = where;
   node->mask = SavedVariable(mask, /*is_output=*/false);
-  node->divisor = in.divisor;
+  node->divisor = inputs.divisor;
   // The layouts are looked at only if kernels run: a trace's tensors have no memory.
   node->transposes_grad_x =
-      runs_kernels && in.x.dim() == 2 && is_column_major(in.x, /*alignment=*/1);
-  node->transposes_grad_weight = runs_kernels && !in.weight.is_contiguous();
+      runs_kernels && inputs.x.dim() == 2 && is_column_major(inputs.x, /*alignment=*/1);
+  node->transposes_grad_weight = runs_kernels && !inputs.weight.is_contiguous();
   torch::autograd::set_history(out, std::move(node));
 }
 
 // linear_relu_divide for an ordinary call: computes the forward, and records the backward if a
 // gradient is wanted.
 template <Namespace where>
-Tensor linear_autograd(const LinearInputs& in) {
-  const Route route = route_of(in);
-  if (route == Route::kReference) return linear_composite(in);
+Tensor linear_autograd(const LinearInputs& inputs) {
+  const Route route = route_of(inputs);
+  if (route == Route::kReference) return linear_composite(inputs);
   const bool runs_kernels = route == Route::kKernels;
 
-  if (runs_kernels && in.x.dim() > 2 && !in.x.is_contiguous()) {
+  if (runs_kernels && inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
     // As in eager, the backward keeps the matrix that as_matrix returns. If that is a copy, x may
     // be changed in place before the backward. as_matrix and _unsafe_view record their own
     // backwards.
-    const Tensor matrix = as_matrix(in.x);
-    const Tensor out = linear_autograd<where>({matrix, in.weight, in.bias, in.divisor});
-    return at::_unsafe_view(out, with_last(in.x.sizes(), in.weight.size(0)));
+    const Tensor matrix = as_matrix(inputs.x);
+    const Tensor out = linear_autograd<where>({matrix, inputs.weight, inputs.bias, inputs.divisor});
+    return at::_unsafe_view(out, replace_last(inputs.x.sizes(), inputs.weight.size(0)));
   }
 
-  if (!any_operand(in, wants_gradient)) {
-    if (runs_kernels) return compute_linear(in, /*mask=*/Tensor());
+  if (!any_operand(inputs, wants_gradient)) {
+    if (runs_kernels) return compute_linear(inputs, /*mask=*/Tensor());
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear(where, in);
+    return call_linear(where, inputs);
   }
 
   TwoTensors out_and_mask;
   if (runs_kernels) {
-    out_and_mask = linear_with_mask_forward(in);
+    out_and_mask = linear_with_mask_forward(inputs);
   } else {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    out_and_mask = call_linear_with_mask(where, in);
+    out_and_mask = call_linear_with_mask(where, inputs);
   }
   const auto& [out, mask] = out_and_mask;
-  record_backward(where, in, out, mask, runs_kernels);
+  record_backward(where, inputs, out, mask, runs_kernels);
   return out;
 }
 
 // linear_relu_divide_gradients for an ordinary call: by torch's ops if its results are
 // differentiated, otherwise by the kernels.
 template <Namespace where>
-ThreeTensors linear_gradients_autograd(const BackwardInputs& in) {
+ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
   const auto is_differentiated = [](const Tensor& t) {
     return wants_gradient(t) || has_tangent(t);
   };
-  if (is_differentiated(in.grad_output) || (in.x && is_differentiated(*in.x)) ||
-      (in.weight && is_differentiated(*in.weight))) {
-    return linear_gradients_composite(in);
+  if (is_differentiated(inputs.grad_output) || (inputs.x && is_differentiated(*inputs.x)) ||
+      (inputs.weight && is_differentiated(*inputs.weight))) {
+    return linear_gradients_composite(inputs);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_gradients(where, in);
+  return call_gradients(where, inputs);
 }
 
 // --------------------------------------------------------------------------- autocast and tracing
@@ -196,35 +197,35 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& in) {
 // linear_relu_divide under autocast. As autocast does for nn.Linear, all operands are cast to its
 // dtype, except those of float64.
 template <Namespace where>
-Tensor linear_autocast(const LinearInputs& in) {
+Tensor linear_autocast(const LinearInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const at::DeviceType device = in.x.device().type();
+  const at::DeviceType device = inputs.x.device().type();
   const at::ScalarType type = at::autocast::get_autocast_dtype(device);
   const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, device); };
-  const Tensor x = cast(in.x);
-  const Tensor weight = cast(in.weight);
+  const Tensor x = cast(inputs.x);
+  const Tensor weight = cast(inputs.weight);
   std::optional<Tensor> bias;
-  if (in.bias) bias = cast(*in.bias);
-  return call_linear(where, {x, weight, bias, in.divisor});
+  if (inputs.bias) bias = cast(*inputs.bias);
+  return call_linear(where, {x, weight, bias, inputs.divisor});
 }
 
 // linear_relu_divide of the own namespace under torch.jit.trace. The trace gets the stable name,
 // because a saved program has to run with other builds too.
-inline Tensor linear_tracer(const LinearInputs& in) {
+inline Tensor linear_tracer(const LinearInputs& inputs) {
   namespace tracer = torch::jit::tracer;
   const std::shared_ptr<tracer::TracingState> state = tracer::getTracingState();
   const std::string name = namespace_name(Namespace::kStable) + "::linear_relu_divide";
   torch::jit::Node* const node =
       state->createNode(c10::Symbol::fromQualString(name), /*num_outputs=*/0);
   tracer::recordSourceLocation(node);
-  tracer::addInputs(node, "input", in.x);
-  tracer::addInputs(node, "weight", in.weight);
-  tracer::addInputs(node, "bias", in.bias);
-  tracer::addInputs(node, "divisor", in.divisor);
+  tracer::addInputs(node, "input", inputs.x);
+  tracer::addInputs(node, "weight", inputs.weight);
+  tracer::addInputs(node, "bias", inputs.bias);
+  tracer::addInputs(node, "divisor", inputs.divisor);
   state->insertNode(node);
 
   const std::function<void()> resume_tracing = tracer::pauseTracing();
-  const Tensor out = call_linear(Namespace::kOwn, in);
+  const Tensor out = call_linear(Namespace::kOwn, inputs);
   resume_tracing();
   tracer::addOutput(node, out);
   return out;

@@ -57,47 +57,47 @@ struct GradZAndBias {
 };
 
 // Returns the dispatch keys of all tensors together.
-inline c10::DispatchKeySet keys_of(const BackwardInputs& in) {
-  c10::DispatchKeySet keys = in.grad_output.key_set() | in.mask.key_set();
-  if (in.x) keys = keys | in.x->key_set();
-  if (in.weight) keys = keys | in.weight->key_set();
+inline c10::DispatchKeySet keys_of(const BackwardInputs& inputs) {
+  c10::DispatchKeySet keys = inputs.grad_output.key_set() | inputs.mask.key_set();
+  if (inputs.x) keys = keys | inputs.x->key_set();
+  if (inputs.weight) keys = keys | inputs.weight->key_set();
   return keys;
 }
 
 // Computes grad_z and grad_bias by the fused pass.
-inline GradZAndBias run_fused_pass_backward(const BackwardInputs& in) {
-  const Tensor grad_output = in.grad_output.contiguous();
+inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
+  const Tensor grad_output = inputs.grad_output.contiguous();
   const at::ScalarType type = grad_output.scalar_type();
   const DType dtype = *kernel_dtype(type);
   const int64_t m = rows_of(grad_output);
   const int64_t n = grad_output.size(-1);
   const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
-  const Tensor grad_bias = in.wants_bias ? allocate(grad_output, {n}, type) : Tensor();
+  const Tensor grad_bias = inputs.wants_bias ? allocate(grad_output, {n}, type) : Tensor();
 
-  const void* const from = grad_output.const_data_ptr();
-  const uint8_t* const bits = in.mask.const_data_ptr<uint8_t>();
-  void* const to = grad_z.mutable_data_ptr();
-  void* const bias = in.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  const void* const source = grad_output.const_data_ptr();
+  const uint8_t* const bits = inputs.mask.const_data_ptr<uint8_t>();
+  void* const target = grad_z.mutable_data_ptr();
+  void* const bias = inputs.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
 
   const auto run_on_gpu = [&](auto stream) {
     int64_t bytes = 0;
-    if (in.wants_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
+    if (inputs.wants_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
-    return cuda::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, bias,
+    return cuda::linear_fused_pass_backward(dtype, source, bits, inputs.divisor, target, bias,
                                             workspace.mutable_data_ptr(), m, n, stream);
   };
   const auto run_on_cpu = [&] {
     const int64_t runs = cpu::linear_fused_pass_backward_runs(m, n);
     const int64_t units = runs * cpu::linear_fused_pass_backward_units_of_run(n);
-    const Tensor sums = allocate(grad_output, {in.wants_bias ? runs * n : 0}, at::kDouble);
-    double* const run_sums = in.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
+    const Tensor sums = allocate(grad_output, {inputs.wants_bias ? runs * n : 0}, at::kDouble);
+    double* const run_sums = inputs.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
     // The number of units that have about kGrain elements in all.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
     at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
-      cpu::linear_fused_pass_backward(dtype, from, bits, in.divisor, to, run_sums, m, n, begin,
-                                      end);
+      cpu::linear_fused_pass_backward(dtype, source, bits, inputs.divisor, target, run_sums, m, n,
+                                      begin, end);
     });
-    if (in.wants_bias) cpu::linear_fused_pass_backward_sum(dtype, run_sums, bias, m, n);
+    if (inputs.wants_bias) cpu::linear_fused_pass_backward_sum(dtype, run_sums, bias, m, n);
   };
   run_on_device(grad_output, run_on_gpu, run_on_cpu);
   return {grad_z, grad_bias};
@@ -138,18 +138,19 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
 
 // Computes the gradients of x and weight that are wanted. Weight's comes first: it reads grad_z
 // while the L2 cache still has it.
-inline Gradients multiply_gradients(const BackwardInputs& in, const GradZAndBias& grad) {
+inline Gradients multiply_gradients(const BackwardInputs& inputs, const GradZAndBias& grad) {
   const Tensor grad_z = as_matrix(grad.z);
   Gradients gradients;
   gradients.bias = grad.bias;
-  if (in.x) {
-    gradients.weight = multiply_matrices(grad_z.t(), as_matrix(*in.x), in.transposes_grad_weight);
+  if (inputs.x) {
+    gradients.weight =
+        multiply_matrices(grad_z.t(), as_matrix(*inputs.x), inputs.transposes_grad_weight);
   }
-  if (in.weight) {
-    gradients.x = multiply_matrices(grad_z, *in.weight, in.transposes_grad_x);
+  if (inputs.weight) {
+    gradients.x = multiply_matrices(grad_z, *inputs.weight, inputs.transposes_grad_x);
     if (grad.z.dim() != 2) {
       const c10::SymInt k = gradients.x.sym_size(-1);
-      gradients.x = gradients.x.view_symint(with_last(grad.z.sym_sizes(), k));
+      gradients.x = gradients.x.view_symint(replace_last(grad.z.sym_sizes(), k));
     }
   }
   return gradients;
@@ -157,37 +158,40 @@ inline Gradients multiply_gradients(const BackwardInputs& in, const GradZAndBias
 
 // Returns a tensor like the forward's output that is 1 where the mask has a 1, and 0 elsewhere. It
 // takes the output's place in torch's own gradient of ReLU, which asks where the output is above 0.
-inline Tensor unpack_mask(const BackwardInputs& in) {
-  const Tensor bits_of_bytes =
-      in.mask.unsqueeze(-1).bitwise_right_shift(at::arange(8, in.mask.options())).bitwise_and(1);
+inline Tensor unpack_mask(const BackwardInputs& inputs) {
+  const Tensor bits_of_bytes = inputs.mask.unsqueeze(-1)
+                                   .bitwise_right_shift(at::arange(8, inputs.mask.options()))
+                                   .bitwise_and(1);
   return bits_of_bytes.flatten(-2)
-      .narrow_symint(-1, 0, in.grad_output.sym_size(-1))
-      .reshape_symint(in.grad_output.sym_sizes())
-      .to(in.grad_output.scalar_type());
+      .narrow_symint(-1, 0, inputs.grad_output.sym_size(-1))
+      .reshape_symint(inputs.grad_output.sym_sizes())
+      .to(inputs.grad_output.scalar_type());
 }
 
 // Computes the gradients by torch's own ops, from the result of unpack_mask.
-inline Gradients gradients_by_torch(const BackwardInputs& in, const Tensor& unpacked_mask) {
+inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& unpacked_mask) {
   GradZAndBias grad;
-  grad.z = at::threshold_backward(in.grad_output.div(in.divisor), unpacked_mask, /*threshold=*/0);
-  if (in.wants_bias) grad.bias = as_matrix(grad.z).sum(0);
-  return multiply_gradients(in, grad);
+  grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
+                                  /*threshold=*/0);
+  if (inputs.wants_bias) grad.bias = as_matrix(grad.z).sum(0);
+  return multiply_gradients(inputs, grad);
 }
 
 // Raises an error unless the operands fit together. Any traced graph may call the operator, and a
 // hook for saved tensors may have returned any tensor.
-inline void check_backward_inputs(const BackwardInputs& in) {
-  const Tensor& grad = in.grad_output;
-  const Tensor& mask = in.mask;
+inline void check_backward_inputs(const BackwardInputs& inputs) {
+  const Tensor& grad = inputs.grad_output;
+  const Tensor& mask = inputs.mask;
   const auto is_like_grad = [&](const Tensor& t) {
     return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
   };
   bool fits = kernel_dtype(grad.scalar_type()).has_value() && grad.dim() > 0;
-  if (fits && in.x) {
-    fits = is_like_grad(*in.x) && in.x->dim() > 0 && rows_of(*in.x) == rows_of(grad);
+  if (fits && inputs.x) {
+    fits = is_like_grad(*inputs.x) && inputs.x->dim() > 0 && rows_of(*inputs.x) == rows_of(grad);
   }
-  if (fits && in.weight) {
-    fits = is_like_grad(*in.weight) && in.weight->dim() == 2 && in.weight->size(0) == grad.size(-1);
+  if (fits && inputs.weight) {
+    fits = is_like_grad(*inputs.weight) && inputs.weight->dim() == 2 &&
+           inputs.weight->size(0) == grad.size(-1);
   }
   if (!fits) {
     fail("linear_relu_divide_gradients: expected floating tensors that fit together");
@@ -204,12 +208,12 @@ inline void check_backward_inputs(const BackwardInputs& in) {
 }
 
 // Computes the gradients of plain tensors: the fused pass, then the products.
-inline Gradients compute_gradients(const BackwardInputs& in) {
-  check_backward_inputs(in);
-  if (in.grad_output.numel() == 0) return gradients_by_torch(in, unpack_mask(in));
-  const DeviceGuard guard(in.grad_output);
+inline Gradients compute_gradients(const BackwardInputs& inputs) {
+  check_backward_inputs(inputs);
+  if (inputs.grad_output.numel() == 0) return gradients_by_torch(inputs, unpack_mask(inputs));
+  const DeviceGuard guard(inputs.grad_output);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return multiply_gradients(in, run_fused_pass_backward(in));
+  return multiply_gradients(inputs, run_fused_pass_backward(inputs));
 }
 
 // Returns the gradients as an operator does: empty tensors in place of undefined ones, which
@@ -224,17 +228,17 @@ inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
 
 // linear_relu_divide_gradients on a CPU or a GPU. Autocast and gradients may be on when a traced
 // graph runs, though they were off when it was traced. So both are switched off here.
-inline ThreeTensors linear_gradients_forward(const BackwardInputs& in) {
+inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
-  return as_results(compute_gradients(in), in.grad_output);
+  return as_results(compute_gradients(inputs), inputs.grad_output);
 }
 
 // The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
 // gradients are wanted.
-inline ThreeTensors linear_gradients_composite(const BackwardInputs& in) {
+inline ThreeTensors linear_gradients_composite(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return as_results(gradients_by_torch(in, unpack_mask(in)), in.grad_output);
+  return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);
 }
 
 }  // namespace kernels

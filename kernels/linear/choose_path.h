@@ -129,7 +129,7 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   // feature, and one for the call. The call's cost is kCallCost / (K - kFreeK), so it weighs more
   // where K is short. Example: 2^29 / (1024 - 40) is about 546,000 elements.
   constexpr int kRowCost = 150;       // elements of out per row of x
-  constexpr int kFeatureCost = 100;   // elements of out per feature
+  constexpr int kColumnCost = 100;    // elements of out per feature
   constexpr int kCallCost = 1 << 29;  // multiplications: elements of out times elements of K
   constexpr int kFreeK = 40;          // elements of K; below kLeastK, so K - kFreeK is positive
 
@@ -137,7 +137,7 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   const double n = product.n;
   const double k = product.k;
   if (k < kLeastK || n * k < kLeastWeight) return false;
-  return m * n >= kRowCost * m + kFeatureCost * n + kCallCost / (k - kFreeK);
+  return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kFreeK);
 }
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
@@ -155,44 +155,43 @@ inline bool fp16x3_forward_wins(const Product& product) {
   constexpr int kMostRowsOfOthers = 16;  // rows of x
   // With up to 64 features, or up to 128 and a long K, torch's product is faster, because most of a
   // tile is padding.
-  constexpr int kMostFeaturesOfTorch = 64;           // features
-  constexpr int kMostFeaturesOfTorchForLongK = 128;  // features
-  constexpr int kLongK = 1 << 15;                    // elements of K
+  constexpr int kMostColumnsOfTorch = 64;           // features
+  constexpr int kMostColumnsOfTorchForLongK = 128;  // features
+  constexpr int kLongK = 1 << 15;                   // elements of K
   const bool has_enough_rows = m > kMostRowsOfOthers;
-  const int most_features_of_torch =
-      k < kLongK ? kMostFeaturesOfTorch : kMostFeaturesOfTorchForLongK;
-  if (!has_enough_rows || n <= most_features_of_torch) return false;
+  const int most_columns_of_torch = k < kLongK ? kMostColumnsOfTorch : kMostColumnsOfTorchForLongK;
+  if (!has_enough_rows || n <= most_columns_of_torch) return false;
 
   // Our kernel wins where two measures are large enough. Their forms are fitted, not derived:
   //
-  //   features_squared_k = N^2 K
+  //   columns_squared_k = N^2 K
   //   work = (M N + kFreeElements) K    multiplications, as if out had 2^17 elements more. With
   //                                     K >= 2^11 this reaches 2^28 for every M and N.
   constexpr int kFreeElements = 1 << 17;  // elements of out
-  const double features_squared_k = n * n * k;
+  const double columns_squared_k = n * n * k;
   const double work = (m * n + kFreeElements) * k;
 
   // Storing rows of out that are not aligned to 16 bytes takes as long as computing short sums.
-  constexpr int kLongSum = 64;                                // elements of K
-  constexpr int kLeastFeaturesSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
+  constexpr int kLongSum = 64;                               // elements of K
+  constexpr int kLeastColumnsSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;
   const bool stores_dominate = k < kLongSum && has_unaligned_output_rows &&
-                               features_squared_k < kLeastFeaturesSquaredKIfUnaligned;
+                               columns_squared_k < kLeastColumnsSquaredKIfUnaligned;
   if (stores_dominate) return false;
 
   if (product.weight_has_vector_rows) {
-    constexpr int kLeastFeaturesSquaredK = 1 << 24;  // features^2 times elements of K
-    constexpr int kLeastWork = 1 << 28;              // multiplications
-    return features_squared_k >= kLeastFeaturesSquaredK && work >= kLeastWork;
+    constexpr int kLeastColumnsSquaredK = 1 << 24;  // features^2 times elements of K
+    constexpr int kLeastWork = 1 << 28;             // multiplications
+    return columns_squared_k >= kLeastColumnsSquaredK && work >= kLeastWork;
   }
   // The weight is copied first. That pays only with four times the work, more rows and a larger
   // out.
-  constexpr int kMostRowsWithoutCopy = 64;                // rows of x
-  constexpr int kLeastResultForCopy = 1 << 16;            // elements of out, M * N
-  constexpr int kLeastFeaturesSquaredKForCopy = 1 << 26;  // features^2 times elements of K
-  constexpr int kLeastWorkForCopy = 1 << 30;              // multiplications
+  constexpr int kMostRowsWithoutCopy = 64;               // rows of x
+  constexpr int kLeastResultForCopy = 1 << 16;           // elements of out, M * N
+  constexpr int kLeastColumnsSquaredKForCopy = 1 << 26;  // features^2 times elements of K
+  constexpr int kLeastWorkForCopy = 1 << 30;             // multiplications
   const bool has_rows_for_copy = m > kMostRowsWithoutCopy && m * n >= kLeastResultForCopy;
-  return has_rows_for_copy && features_squared_k >= kLeastFeaturesSquaredKForCopy &&
+  return has_rows_for_copy && columns_squared_k >= kLeastColumnsSquaredKForCopy &&
          work >= kLeastWorkForCopy;
 }
 
@@ -214,7 +213,7 @@ inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   constexpr int kConversionCost = 768;   // features whose product takes as long as the conversion
   constexpr int64_t kLeastForwardWork = int64_t{5} << 30;    // multiplications
   constexpr int64_t kLeastGradientWork = int64_t{10} << 30;  // multiplications
-  constexpr int kLeastFeaturesForCopy = 2048;                // features
+  constexpr int kLeastColumnsForCopy = 2048;                 // features
   constexpr double kLeastUtilization = 0.6;                  // of the waves, from 0 to 1
 
   const bool has_enough_rows = product.m > kMostRowsOfTorch;
@@ -222,7 +221,7 @@ inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   const bool pays_for_conversion =
       (product.n - kConversionCost) * product.m >= least_work / product.k;
   // A transposed x is copied first, and few features do not pay for the copy.
-  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastFeaturesForCopy;
+  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastColumnsForCopy;
   const bool fills_waves = wave_utilization(product, gpu) >= kLeastUtilization;
   return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
 }

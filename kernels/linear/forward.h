@@ -26,8 +26,8 @@ using TwoTensors = std::tuple<Tensor, Tensor>;
 inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
 
 // Computes the forward by the reference's own ops.
-inline Tensor linear_composite(const LinearInputs& in) {
-  return at::linear(in.x, in.weight, in.bias).relu().div(in.divisor);
+inline Tensor linear_composite(const LinearInputs& inputs) {
+  return at::linear(inputs.x, inputs.weight, inputs.bias).relu().div(inputs.divisor);
 }
 
 // In place: out = relu(out) / divisor. Writes the mask [..., (N + 7) / 8] unless it is undefined.
@@ -58,47 +58,47 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
 
 // Returns the output, and writes the mask unless it is undefined. The inputs have supported kinds
 // and matching sizes (gate.h), and may be empty.
-inline Tensor compute_linear(const LinearInputs& in, const Tensor& mask) {
-  const DeviceGuard guard(in.x);
+inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
+  const DeviceGuard guard(inputs.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Tensor x = as_matrix(in.x);
+  const Tensor x = as_matrix(inputs.x);
   Tensor out;
-  if (!is_empty(in)) {
-    out = run_gemm({x, in.weight, in.bias, in.divisor}, /*has_relu=*/true, mask);
+  if (!is_empty(inputs)) {
+    out = run_gemm({x, inputs.weight, inputs.bias, inputs.divisor}, /*has_relu=*/true, mask);
   }
   if (!out.defined()) {
-    out = at::linear(in.x, in.weight, in.bias).contiguous();
-    if (out.numel() > 0) run_fused_pass(out, in.divisor, mask);
+    out = at::linear(inputs.x, inputs.weight, inputs.bias).contiguous();
+    if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);
   }
-  if (in.x.dim() == 2) return out;
-  return out.view(with_last(in.x.sizes(), in.weight.size(0)));
+  if (inputs.x.dim() == 2) return out;
+  return out.view(replace_last(inputs.x.sizes(), inputs.weight.size(0)));
 }
 
 // linear_relu_divide for a call that skips autograd.
-inline Tensor linear_forward(const LinearInputs& in) {
-  if (route_of(in) != Route::kKernels) return linear_composite(in);
-  return compute_linear(in, /*mask=*/Tensor());
+inline Tensor linear_forward(const LinearInputs& inputs) {
+  if (route_of(inputs) != Route::kKernels) return linear_composite(inputs);
+  return compute_linear(inputs, /*mask=*/Tensor());
 }
 
 // linear_relu_divide_with_mask: returns the output, and the mask [..., (N + 7) / 8].
-inline TwoTensors linear_with_mask_forward(const LinearInputs& in) {
-  if (!has_supported_kinds(in) || !has_matching_sizes(in)) {
+inline TwoTensors linear_with_mask_forward(const LinearInputs& inputs) {
+  if (!has_supported_kinds(inputs) || !has_matching_sizes(inputs)) {
     fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
   }
-  const DeviceGuard guard(in.x);
-  const int64_t row_bytes = mask_row_bytes(in.weight.size(0));
-  const Tensor mask = allocate(in.x, with_last(in.x.sizes(), row_bytes), at::kByte);
-  const Tensor out = compute_linear(in, mask);
+  const DeviceGuard guard(inputs.x);
+  const int64_t row_bytes = mask_row_bytes(inputs.weight.size(0));
+  const Tensor mask = allocate(inputs.x, replace_last(inputs.x.sizes(), row_bytes), at::kByte);
+  const Tensor out = compute_linear(inputs, mask);
   return {out, mask};
 }
 
 // linear_relu_divide_with_mask for tensors without memory: returns such tensors, with the right
 // sizes and dtypes. Sizes may be symbols.
-inline TwoTensors linear_with_mask_meta(const LinearInputs& in) {
-  const Tensor out = linear_composite(in);
-  const c10::SymInt row_bytes = (in.weight.sym_size(0) + 7) / 8;
+inline TwoTensors linear_with_mask_meta(const LinearInputs& inputs) {
+  const Tensor out = linear_composite(inputs);
+  const c10::SymInt row_bytes = (inputs.weight.sym_size(0) + 7) / 8;
   const at::TensorOptions options = out.options().dtype(at::kByte);
-  const Tensor mask = at::empty_symint(with_last(in.x.sym_sizes(), row_bytes), options);
+  const Tensor mask = at::empty_symint(replace_last(inputs.x.sym_sizes(), row_bytes), options);
   return {out, mask};
 }
 

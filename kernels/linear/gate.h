@@ -22,14 +22,15 @@ enum class Route {
 };
 
 template <typename Predicate>
-bool any_operand(const LinearInputs& in, const Predicate& predicate) {
-  return predicate(in.x) || predicate(in.weight) || (in.bias && predicate(*in.bias));
+bool any_operand(const LinearInputs& inputs, const Predicate& predicate) {
+  return predicate(inputs.x) || predicate(inputs.weight) ||
+         (inputs.bias && predicate(*inputs.bias));
 }
 
 // Returns the dispatch keys of all operands together.
-inline c10::DispatchKeySet keys_of(const LinearInputs& in) {
-  c10::DispatchKeySet keys = in.x.key_set() | in.weight.key_set();
-  if (in.bias) keys = keys | in.bias->key_set();
+inline c10::DispatchKeySet keys_of(const LinearInputs& inputs) {
+  c10::DispatchKeySet keys = inputs.x.key_set() | inputs.weight.key_set();
+  if (inputs.bias) keys = keys | inputs.bias->key_set();
   return keys;
 }
 
@@ -47,33 +48,36 @@ inline bool has_normal_reciprocal(double divisor) {
 
 // Returns true if our kernels support everything but the sizes. It reads no sizes because they may
 // be symbols in a trace.
-inline bool has_supported_kinds(const LinearInputs& in) {
+inline bool has_supported_kinds(const LinearInputs& inputs) {
   const auto is_unsupported = [&](const Tensor& t) {
     const bool is_dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized();
-    const bool is_like_x = t.scalar_type() == in.x.scalar_type() && t.device() == in.x.device();
+    const bool is_like_x =
+        t.scalar_type() == inputs.x.scalar_type() && t.device() == inputs.x.device();
     return !is_dense || !is_like_x || has_tangent(t);
   };
-  if (any_operand(in, is_unsupported)) return false;
-  if (!kernel_dtype(in.x.scalar_type()).has_value()) return false;
+  if (any_operand(inputs, is_unsupported)) return false;
+  if (!kernel_dtype(inputs.x.scalar_type()).has_value()) return false;
   const bool has_right_dimensions =
-      in.x.dim() > 0 && in.weight.dim() == 2 && (!in.bias || in.bias->dim() == 1);
-  return has_right_dimensions && has_normal_reciprocal(in.divisor);
+      inputs.x.dim() > 0 && inputs.weight.dim() == 2 && (!inputs.bias || inputs.bias->dim() == 1);
+  return has_right_dimensions && has_normal_reciprocal(inputs.divisor);
 }
 
 // Returns true if K of x and weight, and N of weight and bias, are equal.
-inline bool has_matching_sizes(const LinearInputs& in) {
-  const bool matches_bias = !in.bias || in.bias->size(0) == in.weight.size(0);
-  return in.x.size(-1) == in.weight.size(1) && matches_bias;
+inline bool has_matching_sizes(const LinearInputs& inputs) {
+  const bool matches_bias = !inputs.bias || inputs.bias->size(0) == inputs.weight.size(0);
+  return inputs.x.size(-1) == inputs.weight.size(1) && matches_bias;
 }
 
-inline bool is_empty(const LinearInputs& in) { return in.x.numel() == 0 || in.weight.numel() == 0; }
+inline bool is_empty(const LinearInputs& inputs) {
+  return inputs.x.numel() == 0 || inputs.weight.numel() == 0;
+}
 
 // Decides who computes a call.
-inline Route route_of(const LinearInputs& in) {
-  if (!has_supported_kinds(in)) return Route::kReference;
-  const c10::DispatchKeySet keys = keys_of(in);
+inline Route route_of(const LinearInputs& inputs) {
+  if (!has_supported_kinds(inputs)) return Route::kReference;
+  const c10::DispatchKeySet keys = keys_of(inputs);
   if (is_plain(keys)) {
-    const bool is_supported = has_matching_sizes(in) && !is_empty(in);
+    const bool is_supported = has_matching_sizes(inputs) && !is_empty(inputs);
     return is_supported ? Route::kKernels : Route::kReference;
   }
   const c10::DispatchKeySet modes = c10::impl::tls_local_dispatch_key_set().included_;

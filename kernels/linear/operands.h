@@ -34,7 +34,7 @@ inline Tensor as_matrix(const Tensor& x) {
 
 // Returns the sizes with the last one replaced by `last`.
 template <typename Size>
-c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
+c10::SmallVector<Size, 5> replace_last(c10::ArrayRef<Size> sizes, const Size& last) {
   if (sizes.empty()) fail("expected a tensor of at least one dimension");
   c10::SmallVector<Size, 5> result(sizes.begin(), sizes.end());
   result.back() = last;
@@ -46,10 +46,11 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
 //
 // The elements of a line have to be adjacent. Lines must not overlap, and each has to begin at a
 // multiple of `alignment` bytes.
-inline bool has_readable_lines(const Tensor& matrix, int64_t alignment, int along, int across) {
-  const int64_t line_stride = matrix.stride(across);
-  const bool is_adjacent = matrix.stride(along) == 1;
-  const bool overlaps = line_stride < matrix.size(along);
+inline bool has_readable_lines(const Tensor& matrix, int64_t alignment, int line_dimension,
+                               int other_dimension) {
+  const int64_t line_stride = matrix.stride(other_dimension);
+  const bool is_adjacent = matrix.stride(line_dimension) == 1;
+  const bool overlaps = line_stride < matrix.size(line_dimension);
   const bool is_aligned_everywhere =
       is_aligned(matrix, alignment) && line_stride * matrix.element_size() % alignment == 0;
   return is_adjacent && !overlaps && is_aligned_everywhere;

@@ -44,10 +44,10 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
   }
   // Our kernel transposes an [8192, 8192] in 163 us on an H200. torch's copy_ takes 466 us.
   Transposition transposition{};
-  transposition.from = matrix.const_data_ptr<float>();
-  transposition.from_stride = matrix.stride(1);
-  transposition.to = copy.mutable_data_ptr<float>();
-  transposition.to_stride = stride;
+  transposition.source = matrix.const_data_ptr<float>();
+  transposition.source_stride = matrix.stride(1);
+  transposition.target = copy.mutable_data_ptr<float>();
+  transposition.target_stride = stride;
   transposition.rows = rows;
   transposition.columns = columns;
   run_on_gpu_only(matrix, [&](CUstream_st* stream) {
@@ -144,18 +144,18 @@ inline int launch_gemm(Path path, const LinearArguments& linear, CUstream_st* st
 }
 
 // Describes the product for choose_path.
-inline Product product_of(const LinearInputs& in, bool has_relu) {
+inline Product product_of(const LinearInputs& inputs, bool has_relu) {
   Product product{};
-  product.dtype = *kernel_dtype(in.x.scalar_type());
+  product.dtype = *kernel_dtype(inputs.x.scalar_type());
   const bool is_float32 = product.dtype == DType::kFloat32;
   product.precision = is_float32 ? float32_precision() : Precision::kHigh;
   product.has_relu = has_relu;
-  product.m = in.x.size(0);
-  product.n = in.weight.size(0);
-  product.k = in.weight.size(1);
+  product.m = inputs.x.size(0);
+  product.n = inputs.weight.size(0);
+  product.k = inputs.weight.size(1);
   product.x_is_transposed =
-      !is_row_major(in.x, /*alignment=*/1) && is_column_major(in.x, /*alignment=*/1);
-  product.weight_has_vector_rows = is_row_major(in.weight, /*alignment=*/16);
+      !is_row_major(inputs.x, /*alignment=*/1) && is_column_major(inputs.x, /*alignment=*/1);
+  product.weight_has_vector_rows = is_row_major(inputs.weight, /*alignment=*/16);
   return product;
 }
 
@@ -165,18 +165,18 @@ inline Product product_of(const LinearInputs& in, bool has_relu) {
 // x [M, K] and weight [N, K] are matrices of any strides, on the current device. has_relu is false
 // for a gradient, which is the product alone. mask [M, (N + 7) / 8] is written unless it is
 // undefined.
-inline Tensor run_gemm(const LinearInputs& in, bool has_relu, const Tensor& mask) {
-  if (!in.x.is_cuda()) return {};
-  const Product product = product_of(in, has_relu);
-  const Gpu gpu = gpu_of(in.x);
+inline Tensor run_gemm(const LinearInputs& inputs, bool has_relu, const Tensor& mask) {
+  if (!inputs.x.is_cuda()) return {};
+  const Product product = product_of(inputs, has_relu);
+  const Gpu gpu = gpu_of(inputs.x);
   const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  const OperandRules rules = rules_of(path, product, in.x.element_size());
-  const MatrixView x = make_readable(in.x, rules.x_alignment, rules.takes_transposed_x);
+  const OperandRules rules = rules_of(path, product, inputs.x.element_size());
+  const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
   const MatrixView weight =
-      make_readable(in.weight, rules.weight_alignment, rules.takes_transposed_weight);
-  const Tensor bias = in.bias ? in.bias->contiguous() : Tensor();
+      make_readable(inputs.weight, rules.weight_alignment, rules.takes_transposed_weight);
+  const Tensor bias = inputs.bias ? inputs.bias->contiguous() : Tensor();
 
   LinearArguments linear{};
   linear.dtype = product.dtype;
@@ -191,7 +191,7 @@ inline Tensor run_gemm(const LinearInputs& in, bool has_relu, const Tensor& mask
   linear.weight_stride = weight.stride;
   linear.weight_is_transposed = weight.is_transposed;
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
-  linear.divisor = static_cast<float>(in.divisor);
+  linear.divisor = static_cast<float>(inputs.divisor);
   linear.relu = has_relu;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   if (!supports(path, gpu, linear)) {
@@ -199,12 +199,12 @@ inline Tensor run_gemm(const LinearInputs& in, bool has_relu, const Tensor& mask
     return {};
   }
 
-  const Tensor out = allocate(in.x, {linear.m, linear.n}, in.x.scalar_type());
+  const Tensor out = allocate(inputs.x, {linear.m, linear.n}, inputs.x.scalar_type());
   linear.out = out.mutable_data_ptr();
   const int64_t bytes = static_cast<int64_t>(workspace_bytes(path, linear));
-  const Tensor workspace = allocate(in.x, {bytes}, at::kByte);
+  const Tensor workspace = allocate(inputs.x, {bytes}, at::kByte);
   linear.workspace = workspace.mutable_data_ptr();
-  run_on_gpu_only(in.x, [&](CUstream_st* stream) { return launch_gemm(path, linear, stream); });
+  run_on_gpu_only(inputs.x, [&](CUstream_st* stream) { return launch_gemm(path, linear, stream); });
   return out;
 }
 

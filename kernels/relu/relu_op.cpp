@@ -38,13 +38,15 @@ Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   const Tensor out = allocate_like(x);
   const DType dtype = *kernel_dtype(x.scalar_type());
   const int64_t n = x.numel();
-  void* const to = out.mutable_data_ptr();
-  const void* const from = x.const_data_ptr();
+  void* const target = out.mutable_data_ptr();
+  const void* const source = x.const_data_ptr();
   uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  const auto run_on_gpu = [=](auto stream) { return cuda::relu(dtype, from, to, bits, n, stream); };
+  const auto run_on_gpu = [=](auto stream) {
+    return cuda::relu(dtype, source, target, bits, n, stream);
+  };
   const auto run_on_cpu = [&] {
-    for_elements(out, [=](int64_t begin, int64_t end, bool bypasses_caches) {
-      cpu::relu(dtype, from, to, bits, begin, end, bypasses_caches);
+    for_each_range(out, [=](int64_t begin, int64_t end, bool bypasses_caches) {
+      cpu::relu(dtype, source, target, bits, begin, end, bypasses_caches);
     });
   };
   run_on_device(x, run_on_gpu, run_on_cpu);
@@ -112,14 +114,14 @@ void select_by_mask(const Tensor& mask, const void* grad_output, const GradientL
                     const Tensor& out) {
   const DType dtype = *kernel_dtype(out.scalar_type());
   const int64_t n = out.numel();
-  void* const to = out.mutable_data_ptr();
+  void* const target = out.mutable_data_ptr();
   const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
   const auto run_on_gpu = [&](auto stream) {
-    return cuda::relu_backward(dtype, grad_output, layout, bits, to, n, stream);
+    return cuda::relu_backward(dtype, grad_output, layout, bits, target, n, stream);
   };
   const auto run_on_cpu = [&] {
-    for_elements(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
-      cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, to, begin, end,
+    for_each_range(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
+      cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, target, begin, end,
                          bypasses_caches);
     });
   };

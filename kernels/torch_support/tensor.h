@@ -124,20 +124,20 @@ void run_on_gpu_only(const Tensor& x, const Launch& launch) {
 }
 #endif
 
-// Calls on_gpu(stream) if x is on a GPU, as run_on_gpu_only does, and on_cpu() otherwise.
+// Calls gpu_body(stream) if x is on a GPU, as run_on_gpu_only does, and cpu_body() otherwise.
 //
-// on_gpu has to be a generic lambda, [](auto stream) { ... }. A build without CUDA never
+// gpu_body has to be a generic lambda, [](auto stream) { ... }. A build without CUDA never
 // instantiates it, so the build links although it has no functions of kernels::cuda.
-template <typename OnGpu, typename OnCpu>
-void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const OnGpu& on_gpu,
-                   const OnCpu& on_cpu) {
+template <typename GpuBody, typename CpuBody>
+void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const GpuBody& gpu_body,
+                   const CpuBody& cpu_body) {
 #ifdef KERNELS_WITH_CUDA
   if (x.is_cuda()) {
-    run_on_gpu_only(x, on_gpu);
+    run_on_gpu_only(x, gpu_body);
     return;
   }
 #endif
-  on_cpu();
+  cpu_body();
 }
 
 }  // namespace kernels

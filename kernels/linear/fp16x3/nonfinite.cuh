@@ -49,7 +49,7 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
 
 // Loads element i of a row as a double. A row past the matrix's last is read as the last.
 __device__ __forceinline__ double load(const fp16x3::SplitMatrix& matrix, int64_t row, int64_t i) {
-  return double{matrix.from[min(row, matrix.rows - 1) * matrix.row_stride + i]};
+  return double{matrix.source[min(row, matrix.rows - 1) * matrix.row_stride + i]};
 }
 
 // Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x, ...
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   using Config = NonfiniteConfig;
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
-  __shared__ double of_warp[Config::kWarps][32];  // each warp's share of the tile's 32 sums
-  __shared__ bool has_work[Config::kThreads];     // a flag for each of the block's next tiles
+  __shared__ double warp_sums[Config::kWarps][32];  // each warp's share of the tile's 32 sums
+  __shared__ bool has_work[Config::kThreads];       // a flag for each of the block's next tiles
   const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
   const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     // weight, is stored by lane j.
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
-      const double of_lane = sums[j / Config::kWeightRows][j % Config::kWeightRows];
-      const double sum = fp16x3::reduce_warp(of_lane, [](double a, double b) { return a + b; });
-      if (lane == j) of_warp[threadIdx.x / 32][j] = sum;
+      const double lane_sum = sums[j / Config::kWeightRows][j % Config::kWeightRows];
+      const double sum = fp16x3::reduce_warp(lane_sum, [](double a, double b) { return a + b; });
+      if (lane == j) warp_sums[threadIdx.x / 32][j] = sum;
     }
     __syncthreads();
     // Epilogue: the first warp finishes the results of kNonfinite rows, one a lane.
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
       const bool is_own = row < epilogue.m && column < epilogue.n &&
                           (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
       double sum = is_own && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
-      for (const auto& sums_of_warp : of_warp) sum += sums_of_warp[lane];
+      for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
       const float z = static_cast<float>(sum);
 
       // The eight lanes of a row share a byte of the mask. The first of them writes it, and keeps
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
         *byte = static_cast<uint8_t>((*byte & ~own_bits) | bits);
       }
     }
-    __syncthreads();  // of_warp has been read before the next tile's sums are written
+    __syncthreads();  // warp_sums has been read before the next tile's sums are written
   }
 }
 

@@ -84,10 +84,10 @@ struct Workspace {
   }
 
  private:
-  static fp16x3::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* from, int64_t rows,
+  static fp16x3::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* source, int64_t rows,
                                         int64_t stride, int64_t k) {
     fp16x3::SplitMatrix matrix{};
-    matrix.from = static_cast<const float*>(from);
+    matrix.source = static_cast<const float*>(source);
     matrix.rows = rows;
     matrix.row_stride = stride;
     matrix.hi = slices->add<__half>(rows * fp16x3::padded(k));
@@ -170,12 +170,12 @@ size_t linear_sm80_workspace(const LinearArguments& linear) {
 
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream) {
   return status_of([&] {
-    for_chunks(linear, sm80::rows_of_chunk(linear),
-               [&](const LinearArguments& chunk, bool is_first) {
-                 if constexpr (sm80::is_built()) {
-                   sm80::launch_chunk<fp16x3::SplitMatrix>(chunk, is_first, stream);
-                 }
-               });
+    for_each_chunk(linear, sm80::rows_of_chunk(linear),
+                   [&](const LinearArguments& chunk, bool is_first) {
+                     if constexpr (sm80::is_built()) {
+                       sm80::launch_chunk<fp16x3::SplitMatrix>(chunk, is_first, stream);
+                     }
+                   });
   });
 }
 

@@ -29,8 +29,8 @@ struct GemmFp16x3Config {
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
   // of the block's features, and all of the tile's rows of x.
-  static constexpr int kWarpWeightRows = 16;
-  static constexpr int kWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
+  static constexpr int kWarpColumns = 16;
+  static constexpr int kBlockColumns = 64 * BlockConfig::kConsumerWarpgroups;
 
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and as many sums in registers.
@@ -63,7 +63,7 @@ struct GemmFp16x3Config {
   static constexpr int kK16PerTile = kKTile / 16;
 
   // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
-  static constexpr int kWeightBytes = kWeightRows * kRowBytes;
+  static constexpr int kWeightBytes = kBlockColumns * kRowBytes;
   static constexpr int kXBytes = kWideRows * kRowBytes;
   // Five stages are 190 KiB. Six do not fit into the 227 KiB that a block may have.
   static constexpr int kStages = 5;
@@ -92,8 +92,8 @@ struct GemmFp16x3Config {
                 "setmaxnreg only moves registers within the block");
 
   // ----- The subtile that the general epilogue takes at a time: 2 column blocks of 8 rows of x.
-  static constexpr int kSubtileBlocks = 2;
-  static constexpr int kSubtileRows = 8 * kSubtileBlocks;
+  static constexpr int kSubtileRowBlocks = 2;
+  static constexpr int kSubtileRows = 8 * kSubtileRowBlocks;
   static constexpr int kSubtiles = kWideRows / kSubtileRows;
   static_assert(kWideRows % kSubtileRows == 0 && kNarrowRows % kSubtileRows == 0 &&
                     kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
@@ -205,21 +205,21 @@ struct GemmArguments {
 };
 
 // The first feature of a tile that a block computes. `rank` is the block's number in its cluster.
-__device__ inline int first_feature(const Tile& tile, int rank) {
-  return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kWeightRows;
+__device__ inline int first_block_column(const Tile& tile, int rank) {
+  return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kBlockColumns;
 }
 
 // Returns whether this run computes the tiles of a weight tile. The first run computes all; the
 // second run those in which a row of the weight is not kExact. All lanes of a warp call it
 // together. All warps of all clusters get the same answer, whenever they ask: in the second run,
 // the state of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
-__device__ inline bool is_computed(const GemmArguments& p, int weight_tile) {
-  if (!p.is_second_run) return true;
-  constexpr int kFeatures = BlockConfig::kClusterSize * GemmFp16x3Config::kWeightRows;
+__device__ inline bool is_computed(const GemmArguments& args, int weight_tile) {
+  if (!args.is_second_run) return true;
+  constexpr int kTileColumns = BlockConfig::kClusterSize * GemmFp16x3Config::kBlockColumns;
   bool is_found = false;
-  for (int i = threadIdx.x % 32; i < kFeatures; i += 32) {
-    const int feature = weight_tile * kFeatures + i;
-    is_found |= feature < p.epilogue.n && __ldcg(p.weight.state + feature) != fp16x3::kExact;
+  for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
+    const int column = weight_tile * kTileColumns + i;
+    is_found |= column < args.epilogue.n && __ldcg(args.weight.state + column) != fp16x3::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
 }
@@ -227,12 +227,12 @@ __device__ inline bool is_computed(const GemmArguments& p, int weight_tile) {
 // Calls body(work, tile) for each work tile of this cluster that this run computes, in the order of
 // the schedule. All lanes of a warp call it together.
 template <typename Body>
-__device__ __forceinline__ void for_each_work_tile(const GemmArguments& p, const Body& body) {
+__device__ __forceinline__ void for_each_work_tile(const GemmArguments& args, const Body& body) {
   for (int i = 0;; ++i) {
-    const WorkTile work = p.schedule.work_tile(i);
+    const WorkTile work = args.schedule.work_tile(i);
     if (!work.exists()) break;
-    const Tile tile = p.tiles.find(work.tile);
-    if (is_computed(p, tile.weight)) body(work, tile);
+    const Tile tile = args.tiles.find(work.tile);
+    if (is_computed(args, tile.weight)) body(work, tile);
   }
 }
 

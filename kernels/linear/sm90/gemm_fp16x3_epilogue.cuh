@@ -19,7 +19,7 @@
 //   feature of row g            sums[4 * j]                 sums[4 * j + 1]
 //   feature of row g + 8        sums[4 * j + 2]             sums[4 * j + 3]
 //
-// "Row g" is a row of wgmma's operand A. feature_of_row_of_a puts the warp's features into these
+// "Row g" is a row of wgmma's operand A. column_of_a_row puts the warp's features into these
 // rows in such an order that a thread's two features are neighbours:
 //
 //   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
@@ -61,7 +61,7 @@ namespace kernels::sm90 {
 // to 3 (or 4 to 7) of two rows, whose values of g differ in g0. TMA's swizzle puts vector v of row
 // n at place v ^ (n % 8). Because the two rows differ in bit 2 of n, the vectors of one are in the
 // first half of the banks, and those of the other in the second half.
-__device__ inline int feature_of_row_of_a(int g, int r) {
+__device__ inline int column_of_a_row(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
@@ -69,7 +69,7 @@ __device__ inline int feature_of_row_of_a(int g, int r) {
 
 // Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
 // tile. The consumer warps call it.
-__device__ inline void store_partial_sums(const GemmArguments& p, int rows,
+__device__ inline void store_partial_sums(const GemmArguments& args, int rows,
                                           const float (&sums)[GemmFp16x3Config::kSums]) {
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
   const int rank = ptx::cluster_ctarank();
@@ -77,12 +77,12 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
   for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
     if (8 * j == rows) break;
     const float* const sum = sums + 4 * j;
-    p.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    args.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
   // After this, lane 0's release covers the stores of all lanes.
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
-    ptx::add_release(&p.partials.are_stored[cluster][rank][threadIdx.x / 32], 1);
+    ptx::add_release(&args.partials.are_stored[cluster][rank][threadIdx.x / 32], 1);
   }
 }
 
@@ -110,14 +110,14 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
 // streams at the same time, or in a stream that is confined to fewer multiprocessors than
 // count_clusters counted (a green context). In another order of blocks, clusters that wait could
 // then occupy all multiprocessors.
-__device__ inline void add_partial_sums(const GemmArguments& p, int tile, int rows,
+__device__ inline void add_partial_sums(const GemmArguments& args, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
-  for (int c = own_cluster; p.schedule.begins_inside(c, tile); --c) {
+  for (int c = own_cluster; args.schedule.begins_inside(c, tile); --c) {
     const int other = c - 1;
-    const unsigned* const is_stored = &p.partials.are_stored[other][rank][threadIdx.x / 32];
+    const unsigned* const is_stored = &args.partials.are_stored[other][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
     // the lanes of the warp converge again before each wgmma, which takes 3% of an H200's time.
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
@@ -125,7 +125,7 @@ __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int ro
 #pragma unroll
     for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
       if (8 * j == rows) break;
-      const float4 partial = __ldcg(&p.partials.sums[other][rank][j][threadIdx.x]);
+      const float4 partial = __ldcg(&args.partials.sums[other][rank][j][threadIdx.x]);
       float* const sum = sums + 4 * j;
       sum[0] += partial.x;
       sum[1] += partial.y;
@@ -141,10 +141,10 @@ __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int ro
 // multiply the tile.
 struct EpilogueInputs {
   int x_exponent[GemmFp16x3Config::kWideRows];
-  struct alignas(8) Feature {
+  struct alignas(8) Column {
     int exponent;
     float bias;
-  } features[GemmFp16x3Config::kWeightRows];
+  } columns[GemmFp16x3Config::kBlockColumns];
   int first_row;     // of the tile
   int end_row;       // one past the tile's last row that exists
   int first_column;  // of the block
@@ -180,34 +180,35 @@ __device__ inline void sync_with_consumers() {
 
 // The loader warp: loads the inputs of one work tile after the other, into two buffers in turn. It
 // also reports whether a row of x holds infinity or NaN.
-__device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInputs (&buffers)[2]) {
+__device__ inline void load_epilogue_inputs(const GemmArguments& args,
+                                            EpilogueInputs (&buffers)[2]) {
   using Config = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
   int work_tiles = 0;
-  for_each_work_tile(p, [&](const WorkTile&, const Tile& tile) {
+  for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
     EpilogueInputs& inputs = buffers[work_tiles++ % 2];
-    const GemmTiles::RowRange rows = p.tiles.rows_of(tile);
-    const int end_row = min(rows.begin + rows.size, p.epilogue.m);
-    const int first_column = first_feature(tile, ptx::cluster_ctarank());
-    bool is_fast = p.epilogue.is_fast;
+    const GemmTiles::RowRange rows = args.tiles.rows_of(tile);
+    const int end_row = min(rows.begin + rows.size, args.epilogue.m);
+    const int first_column = first_block_column(tile, ptx::cluster_ctarank());
+    bool is_fast = args.epilogue.is_fast;
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
-      const int exponent = row < end_row ? __ldg(p.x.exponent + row) : 0;
-      has_nonfinite |= row < end_row && __ldg(p.x.state + row) == fp16x3::kNonfinite;
+      const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
+      has_nonfinite |= row < end_row && __ldg(args.x.state + row) == fp16x3::kNonfinite;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
-    for (int i = lane; i < Config::kWeightRows; i += 32) {
+    for (int i = lane; i < Config::kBlockColumns; i += 32) {
       const int column = first_column + i;
       // Not __ldg: the second run has written some exponents of the weight in this kernel.
-      const int exponent = column < p.epilogue.n ? __ldcg(p.weight.exponent + column) : 0;
+      const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
-      const bool has_bias = column < p.epilogue.n && p.epilogue.bias != nullptr;
-      inputs.features[i] = {exponent, has_bias ? __ldg(p.epilogue.bias + column) : 0.0f};
+      const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
+      inputs.columns[i] = {exponent, has_bias ? __ldg(args.epilogue.bias + column) : 0.0f};
     }
     is_fast = __all_sync(0xffffffff, is_fast);
-    if (has_nonfinite) *p.has_nonfinite = 1;
+    if (has_nonfinite) *args.has_nonfinite = 1;
     if (lane == 0) {
       inputs.first_row = rows.begin;
       inputs.end_row = end_row;
@@ -225,10 +226,10 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInpu
 // Marks a column of out in which a sum is not finite, so that the second run computes it again. The
 // column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
-__device__ inline void mark_overflow(const GemmArguments& p, int column) {
-  if (p.is_second_run || column >= p.epilogue.n) return;
-  p.weight.state[column] = fp16x3::kOverflowed;
-  *p.has_overflowed = 1;
+__device__ inline void mark_overflow(const GemmArguments& args, int column) {
+  if (args.is_second_run || column >= args.epilogue.n) return;
+  args.weight.state[column] = fp16x3::kOverflowed;
+  *args.has_overflowed = 1;
 }
 
 // The fast epilogue. The thread stores two columns, those of `feature` and the next one, of all its
@@ -248,24 +249,24 @@ __device__ inline void mark_overflow(const GemmArguments& p, int column) {
 //   all have then        76543210    76543210      76543210      76543210
 //   stored by lane       c           c + 4         c + 8         c + 12
 template <bool kMask, int kSums>
-__device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs, int feature,
-                           const float (&sums)[kSums]) {
-  const Epilogue<float>& epilogue = p.epilogue;
-  const int column = inputs.first_column + feature;
+__device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inputs,
+                           int block_column, const float (&sums)[kSums]) {
+  const Epilogue<float>& epilogue = args.epilogue;
+  const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
   // With a mask, lanes without features stay, for the exchange.
   if (!kMask && !exists) return;
-  const EpilogueInputs::Feature features[2] = {inputs.features[feature],
-                                               inputs.features[feature + 1]};
-  const float scale[2] = {fp16x3::power_of_two(-features[0].exponent),
-                          fp16x3::power_of_two(-features[1].exponent)};
+  const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
+                                             inputs.columns[block_column + 1]};
+  const float scale[2] = {fp16x3::power_of_two(-columns[0].exponent),
+                          fp16x3::power_of_two(-columns[1].exponent)};
   float largest[2] = {};                  // the largest magnitude of each feature's sums, or NaN
   const int first = threadIdx.x % 4 * 2;  // 2 * c
   int row = inputs.first_row + first;     // in the loop, row 8 * j + 2 * c of the tile
-  float* to = epilogue.out_at(row, column);
+  float* target = epilogue.out_at(row, column);
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
-  for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(epilogue.n)) {
+  for (int j = 0; j < kSums / 4; ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
     // The loop ends only after the second of two column blocks, which stores the bits of both.
     const bool is_first_of_two = j % 2 == 0;
     if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
@@ -278,16 +279,16 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
         const float sum = sums[4 * j + 2 * r + i];
         largest[r] = ptx::max_nan(largest[r], fabsf(sum));
         // The general epilogue gets the same bits: multiplication by a power of two is exact.
-        const float z = fmaf(sum, x_scale * scale[r], features[r].bias);
+        const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
           const bool bit = exists && mask_bit(z);
           const int byte = j % 2 * 2 + i;
-          bits |= static_cast<uint32_t>(bit) << (byte * 8 + feature % 8 + r);
+          bits |= static_cast<uint32_t>(bit) << (byte * 8 + block_column % 8 + r);
         }
         out[r] = epilogue.finish_fast(z);
       }
       if (exists && row + i < inputs.end_row) {
-        *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(epilogue.n)) =
+        *reinterpret_cast<float2*>(target + i * static_cast<int64_t>(epilogue.n)) =
             make_float2(out[0], out[1]);
       }
     }
@@ -306,7 +307,7 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool is_finite = largest[r] < INFINITY;  // false for NaN, too
-    if (!is_finite) mark_overflow(p, column + r);
+    if (!is_finite) mark_overflow(args, column + r);
   }
 }
 
@@ -322,34 +323,34 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
-__device__ inline void store_results(const GemmArguments& p, const EpilogueInputs& inputs,
-                                     float4 (&staging)[GemmFp16x3Config::kSubtileBlocks][128],
+__device__ inline void store_results(const GemmArguments& args, const EpilogueInputs& inputs,
+                                     float4 (&staging)[GemmFp16x3Config::kSubtileRowBlocks][128],
                                      const float (&sums)[GemmFp16x3Config::kSums]) {
   using Config = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
-  const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
+  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   if (inputs.is_fast) {
-    const int feature = first_of_warp + feature_of_row_of_a(g, 0);
-    if (p.epilogue.mask == nullptr) {
-      store_fast<false>(p, inputs, feature, sums);
+    const int block_column = warp_column + column_of_a_row(g, 0);
+    if (args.epilogue.mask == nullptr) {
+      store_fast<false>(args, inputs, block_column, sums);
     } else {
-      store_fast<true>(p, inputs, feature, sums);
+      store_fast<true>(args, inputs, block_column, sums);
     }
     return;
   }
 
   // The first of the pair's four features. Bit 3 of the lane is bit 1 of g.
-  const int feature = first_of_warp + feature_of_row_of_a(g & ~2, 0);
+  const int block_column = warp_column + column_of_a_row(g & ~2, 0);
   const bool has_second_row = lane & 8;
   float4* const slot = &staging[0][threadIdx.x % 128];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     const int first_row = subtile * Config::kSubtileRows;  // of the tile's rows
     if (inputs.first_row + first_row >= inputs.end_row) break;
-    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileBlocks, 128>(slot, sums, subtile);
+    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks, 128>(slot, sums, subtile);
 #pragma unroll
-    for (int j = 0; j < Config::kSubtileBlocks; ++j) {
+    for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
       // x and y are the thread's first feature of rows 2c and 2c + 1, z and w its second feature.
       const float4 own = slot[j * 128];
       const float kept[2] = {has_second_row ? own.y : own.x, has_second_row ? own.w : own.z};
@@ -361,20 +362,20 @@ __device__ inline void store_results(const GemmArguments& p, const EpilogueInput
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const EpilogueInputs::Feature of_feature = inputs.features[feature + i];
+        const EpilogueInputs::Column inputs_of_column = inputs.columns[block_column + i];
         // Features 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
         const bool was_in_first_lane = i < 2;
         const bool is_received = was_in_first_lane == has_second_row;
         const float sum = is_received ? received[i % 2] : kept[i % 2];
-        if (!isfinite(sum)) mark_overflow(p, inputs.first_column + feature + i);
-        const int exponent = inputs.x_exponent[row_of_tile] + of_feature.exponent;
-        z[i] = fp16x3::unscale(sum, exponent) + of_feature.bias;
+        if (!isfinite(sum)) mark_overflow(args, inputs.first_column + block_column + i);
+        const int exponent = inputs.x_exponent[row_of_tile] + inputs_of_column.exponent;
+        z[i] = fp16x3::unscale(sum, exponent) + inputs_of_column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
       // The next four features, or those before, are in the lanes with the other g0: bit 2.
       constexpr int kLaneBit = 4;
-      finish_four<kLaneBit>(p.epilogue, row < inputs.end_row, row, inputs.first_column + feature,
-                            z);
+      finish_four<kLaneBit>(args.epilogue, row < inputs.end_row, row,
+                            inputs.first_column + block_column, z);
     }
   }
 }

@@ -16,21 +16,21 @@ struct Config {
   // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it. A row of the
   // weight is also called a feature, as it makes a column of out. Operand B is x, which both
   // warpgroups share.
-  static constexpr int kWarpgroupFeatures = 64;
-  static constexpr int kWarpFeatures = kWarpgroupFeatures / 4;  // wgmma gives each warp 16
-  static constexpr int kWeightRows = kWarpgroupFeatures * BlockConfig::kConsumerWarpgroups;
+  static constexpr int kWarpgroupColumns = 64;
+  static constexpr int kWarpColumns = kWarpgroupColumns / 4;  // wgmma gives each warp 16
+  static constexpr int kBlockColumns = kWarpgroupColumns * BlockConfig::kConsumerWarpgroups;
   static constexpr int kXRows = 256;
   // The blocks of a cluster multiply the same rows of x. Each loads its share, for all blocks.
   static constexpr int kXRowsPerBlock = kXRows / BlockConfig::kClusterSize;
   // Float32 accumulators of a thread: a warpgroup's 64 x 256 sums over its 128 threads.
-  static constexpr int kAccumulators = kWarpgroupFeatures * kXRows / 128;
+  static constexpr int kAccumulators = kWarpgroupColumns * kXRows / 128;
 
   // The k-tile, in bytes of a row: the widest swizzle of TMA and wgmma. These are 64 elements of a
   // 16-bit type, or 32 of float32.
   static constexpr int kKTileBytes = 128;
   // Bytes of x and of the weight in one stage of shared memory.
   static constexpr int kXBytes = kXRows * kKTileBytes;
-  static constexpr int kWeightBytes = kWeightRows * kKTileBytes;
+  static constexpr int kWeightBytes = kBlockColumns * kKTileBytes;
   static constexpr int kStages = 4;  // as many as shared memory holds
 
   // TMA copies an operand in the caller's layout in boxes of 64 lines of 128 bytes:
@@ -55,11 +55,11 @@ struct Config {
   // The epilogue subtile of StagedSums, in column blocks: 8 rows of x are a column block of wgmma's
   // accumulators. For each column block, a warp has a float4 a lane, and one more as padding (see
   // StagedSumsReader).
-  static constexpr int kColumnBlocks = kXRows / 8;
-  static constexpr int kSubtileColumnBlocks = 2;
-  static constexpr int kSubtiles = kColumnBlocks / kSubtileColumnBlocks;
+  static constexpr int kRowBlocks = kXRows / 8;
+  static constexpr int kSubtileRowBlocks = 2;
+  static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
   static constexpr int kStagedLanes = 32 + 1;
-  static constexpr int kColumnBlockPitch = 4 * kStagedLanes;  // in float4: 4 warps
+  static constexpr int kRowBlockPitch = 4 * kStagedLanes;  // in float4: 4 warps
   // The epilogue subtile of half types in the fast epilogue, in rows of x.
   static constexpr int kHalfSubtileRows = 64;
   // The epilogue subtile of gradients: a box of one warp's 16 features x 64 rows of x, which TMA
@@ -71,14 +71,13 @@ struct Config {
                 "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
   static_assert(kBoxRows == kKTileBytes / sizeof(__half),
                 "the box of a transposed 16-bit operand is square, so all boxes have one size");
-  static_assert(kWarpgroupFeatures == kBoxRows,
-                "a consumer warpgroup multiplies one box of weight");
+  static_assert(kWarpgroupColumns == kBoxRows, "a consumer warpgroup multiplies one box of weight");
   static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
   static_assert(BlockConfig::fits(kWorkerRegisters, kConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
   static_assert(BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
-  static_assert(kColumnBlocks % kSubtileColumnBlocks == 0, "a tile has whole epilogue subtiles");
+  static_assert(kRowBlocks % kSubtileRowBlocks == 0, "a tile has whole epilogue subtiles");
   static_assert(kXRows % kHalfSubtileRows == 0, "a tile has whole epilogue subtiles");
   static_assert(kXRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
 };

@@ -55,14 +55,14 @@
 namespace kernels::sm90::gemm_single {
 
 // The index of a thread's accumulator for row 2 c of a column block. That of row 2 c + 1 follows.
-// `feature_half` is 0 for feature g and 1 for feature g + 8.
-__host__ __device__ constexpr int accumulator_index(int column_block, int feature_half) {
-  return 4 * column_block + 2 * feature_half;
+// `column_half` is 0 for feature g and 1 for feature g + 8.
+__host__ __device__ constexpr int accumulator_index(int row_block, int column_half) {
+  return 4 * row_block + 2 * column_half;
 }
 
 // An epilogue subtile of accumulators in shared memory: [column block][warp][lane], each lane with
 // its four results of the column block. The 33rd float4 is padding: see StagedSumsReader.
-using StagedSums = float4[Config::kSubtileColumnBlocks][4][Config::kStagedLanes];
+using StagedSums = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
 
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
@@ -70,12 +70,12 @@ union alignas(1024) Staging {
   StagedSums sums;  // store_general
   // PackedGradient: [warp][box][feature][bytes of 64 rows of x]. TMA's swizzle requires that boxes
   // are aligned to 1024 bytes.
-  uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpFeatures]
+  uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpColumns]
                         [Config::kGradientBoxRows * sizeof(T)];
   // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
-    uint8_t rows[Config::kHalfSubtileRows][Config::kWarpgroupFeatures * sizeof(T)];
-    uint16_t mask[Config::kHalfSubtileRows][Config::kWarpgroupFeatures / 16];
+    uint8_t rows[Config::kHalfSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
+    uint16_t mask[Config::kHalfSubtileRows][Config::kWarpgroupColumns / 16];
   } subtiles[2];
 };
 
@@ -90,9 +90,9 @@ union alignas(16) Staging<float> {
 template <typename T>
 struct alignas(16) Scales {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
-  float bias[Config::kWarpgroupFeatures];
-  float x_scale[kIsScaled ? Config::kXRows : 1];                       // 2^-x_exponent
-  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupFeatures : 1];  // of the scaled weight
+  float bias[Config::kWarpgroupColumns];
+  float x_scale[kIsScaled ? Config::kXRows : 1];                      // 2^-x_exponent
+  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
 };
 
 // Where this thread writes its four results of the epilogue subtile's first column block.
@@ -129,35 +129,35 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
 //     is the same bank. So odd threads swap neighbouring features: while even threads read features
 //     0 and 2 of their four, odd threads read 1 and 3, 16 floats further, in the other 16 banks.
 struct StagedSumsReader {
-  int feature;          // the first of this thread's four, in the warpgroup's 64
+  int column;           // the first of this thread's four, in the warpgroup's 64
   int row;              // in each column block
   bool swaps;           // whether this thread reads feature 1 before 0, and 3 before 2
   const float* first;   // points to feature 0, or to feature 1 if the thread swaps
   const float* second;  // points to the other one
   // From a feature to the next, in floats: four lanes of four floats.
-  static constexpr int kNextFeature = 16;
+  static constexpr int kNextColumn = 16;
 
   __device__ explicit StagedSumsReader(const StagedSums& sums) {
-    feature = threadIdx.x % 16 * 4;
+    column = threadIdx.x % 16 * 4;
     row = threadIdx.x % 128 / 16;
     swaps = threadIdx.x % 2 != 0;
-    const int warp = feature / 16;
-    const int lane = feature % 8 * 4 + row / 2;
+    const int warp = column / 16;
+    const int lane = column % 8 * 4 + row / 2;
     // A lane has four floats: two for each feature half, and of these one for each of two rows.
-    const float* const from = &sums[0][warp][lane].x + feature / 8 % 2 * 2 + row % 2;
+    const float* const source = &sums[0][warp][lane].x + column / 8 % 2 * 2 + row % 2;
     const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
-    first = from + first_read * kNextFeature;
-    second = from + second_read * kNextFeature;
+    first = source + first_read * kNextColumn;
+    second = source + second_read * kNextColumn;
   }
 
   // Reads the thread's four features of its row in a column block of the epilogue subtile.
-  __device__ void read(float (&v)[4], int column_block) const {
-    constexpr int kPitch = 4 * Config::kColumnBlockPitch;  // in floats
+  __device__ void read(float (&v)[4], int row_block) const {
+    constexpr int kPitch = 4 * Config::kRowBlockPitch;  // in floats
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float read_first = first[column_block * kPitch + i * kNextFeature];
-      const float read_second = second[column_block * kPitch + i * kNextFeature];
+      const float read_first = first[row_block * kPitch + i * kNextColumn];
+      const float read_second = second[row_block * kPitch + i * kNextColumn];
       v[i] = swaps ? read_second : read_first;
       v[i + 1] = swaps ? read_first : read_second;
     }
@@ -167,20 +167,20 @@ struct StagedSumsReader {
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile after the other.
 // All threads of the warpgroup meet at `barrier`.
 template <typename T, int kSums>
-__device__ void store_general(const Epilogue<T>& p, int first_row, int first_feature,
+__device__ void store_general(const Epilogue<T>& epilogue, int first_row, int first_column,
                               const float (&sums)[kSums], const Scales<T>& scales,
                               StagedSums& staging, int barrier) {
   constexpr int kSubtiles = Config::kSubtiles;
-  constexpr int kSubtileColumnBlocks = Config::kSubtileColumnBlocks;
+  constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedSumsReader reader(staging);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    copy_any_subtile<0, kSubtiles, kSubtileColumnBlocks, Config::kColumnBlockPitch>(
-        staging_slot(staging), sums, subtile);
+    copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging),
+                                                                              sums, subtile);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
-    for (int j = 0; j < kSubtileColumnBlocks; ++j) {
-      const int row_in_tile = (subtile * kSubtileColumnBlocks + j) * 8 + reader.row;
+    for (int j = 0; j < kSubtileRowBlocks; ++j) {
+      const int row_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
       const int row = first_row + row_in_tile;
       float z[4];
       reader.read(z, j);
@@ -189,14 +189,14 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
         if constexpr (Scales<T>::kIsScaled) {
           const float x_scale = scales.x_scale[row_in_tile];
           const float weight_scale =
-              fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
+              fp16x3::power_of_two(-scales.weight_exponent[reader.column + i]);
           // The product of both scales may overflow or underflow. If the smaller one comes first,
           // a multiplication overflows only if the result does.
           z[i] = z[i] * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
         }
-        z[i] += scales.bias[reader.feature + i];
+        z[i] += scales.bias[reader.column + i];
       }
-      finish_four<1>(p, row < p.m, row, first_feature + reader.feature, z);
+      finish_four<1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
     }
     ptx::barrier_sync(barrier, 128);  // before the next subtile overwrites what others still read
   }
@@ -206,58 +206,58 @@ __device__ void store_general(const Epilogue<T>& p, int first_row, int first_fea
 // tile is beyond FastEpilogueConfig::kMaxExponent, so that the product of the scales of x and
 // weight is a normal float.
 template <bool kMask, int kSums>
-__device__ void store_fast(const Epilogue<float>& p, int first_row, int first_feature,
+__device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int first_column,
                            const float (&sums)[kSums], const Scales<float>& scales,
                            Staging<float>& staging, int barrier) {
-  constexpr int kSubtileColumnBlocks = Config::kSubtileColumnBlocks;
+  constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedSumsReader reader(staging.sums);
-  const int feature = first_feature + reader.feature;
+  const int column = first_column + reader.column;
   float weight_scale[4];
   float bias[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    bias[i] = scales.bias[reader.feature + i];
-    weight_scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.feature + i]);
+    bias[i] = scales.bias[reader.column + i];
+    weight_scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.column + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
   // Rows of out from this thread's current row to the end. None if its features do not exist.
-  int rows_left = feature < p.n ? p.m - first_row - reader.row : 0;
-  const int64_t first = static_cast<int64_t>(first_row + reader.row) * p.n + feature;
-  float* to = p.out + first;
+  int rows_left = column < epilogue.n ? epilogue.m - first_row - reader.row : 0;
+  const int64_t first = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
+  float* target = epilogue.out + first;
   uint8_t* mask = nullptr;
   // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size, launch.cu).
-  if constexpr (kMask) mask = p.mask + first / 8;
+  if constexpr (kMask) mask = epilogue.mask + first / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
-    copy_subtile<kSubtileColumnBlocks, Config::kColumnBlockPitch>(staging_slot(staging.sums), sums,
-                                                                  subtile);
+    copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging.sums), sums,
+                                                            subtile);
     ptx::barrier_sync(barrier, 128);
-    float v[kSubtileColumnBlocks][4];
+    float v[kSubtileRowBlocks][4];
 #pragma unroll
-    for (int j = 0; j < kSubtileColumnBlocks; ++j) reader.read(v[j], j);
+    for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
-    for (int j = 0; j < kSubtileColumnBlocks; ++j) {
-      const float own_x_scale = x_scale[(subtile * kSubtileColumnBlocks + j) * 8];
+    for (int j = 0; j < kSubtileRowBlocks; ++j) {
+      const float own_x_scale = x_scale[(subtile * kSubtileRowBlocks + j) * 8];
       float (&out)[4] = v[j];  // sums at first, then results
       uint32_t bits = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float z = fmaf(out[i], own_x_scale * weight_scale[i], bias[i]);
-        out[i] = p.finish_fast(z);
+        out[i] = epilogue.finish_fast(z);
         if constexpr (kMask) bits |= mask_bit(z) << i;
       }
       // The store is non-temporal, as L2 is for x and the weight. That saves 3% of an H200's time.
       if (rows_left > 0) {
-        __stcs(reinterpret_cast<float4*>(to), make_float4(out[0], out[1], out[2], out[3]));
+        __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));
       }
       if constexpr (kMask) {
         // A byte of the mask has 8 features: this even thread's four and its odd neighbour's.
         bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
-        if (rows_left > 0 && feature % 8 == 0) *mask = static_cast<uint8_t>(bits);
-        mask += p.n;  // eight rows of n / 8 bytes
+        if (rows_left > 0 && column % 8 == 0) *mask = static_cast<uint8_t>(bits);
+        mask += epilogue.n;  // eight rows of n / 8 bytes
       }
-      to += 8 * static_cast<int64_t>(p.n);
+      target += 8 * static_cast<int64_t>(epilogue.n);
       rows_left -= 8;
     }
   }
@@ -307,18 +307,18 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
 // So the eight vectors of one matrix, which have the same v in eight rows, are in different banks,
 // and so are the eight vectors of a row.
 template <bool kMask, typename T, int kSums>
-__device__ void store_fast(const Epilogue<T>& p, int first_row, int first_feature,
+__device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
                            const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
                            int barrier) {
   constexpr int kSubtileRows = Config::kHalfSubtileRows;
-  constexpr int kRowBytes = Config::kWarpgroupFeatures * sizeof(T);
+  constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
   const int thread = threadIdx.x % 128;
   const int warp = thread / 32;
   const int lane = thread % 32;
   const int g = lane / 4;
   const int c = lane % 4;
-  const float scale = p.divisor.scale;
+  const float scale = epilogue.divisor.scale;
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
 
   // Where stmatrix writes: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0 and 1
@@ -330,9 +330,9 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
   // Thread t reads and stores vector t % 8 (eight features) of rows t / 8 + 16 i.
   const int vector_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t read_address = base + thread / 8 * kRowBytes + vector_place * 16;
-  const int feature = first_feature + thread % 8 * 8;
+  const int column = first_column + thread % 8 * 8;
   int row = first_row + thread / 8;
-  T* to = p.out + static_cast<int64_t>(row) * p.n + feature;
+  T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
 
 #pragma unroll
   for (int subtile = 0; subtile < Config::kXRows / kSubtileRows; ++subtile) {
@@ -344,15 +344,15 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
       uint32_t mask[2] = {};  // of each column block of the pair: see collect_mask_words
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int of_pair = i % 2;
-        const int feature_half = i / 2;
-        const int column_block = subtile * kSubtileRows / 8 + pair * 2 + of_pair;
-        const float* const sum = sums + accumulator_index(column_block, feature_half);
-        const float z[2] = {fmaf(sum[0], scale, bias[feature_half]),
-                            fmaf(sum[1], scale, bias[feature_half])};
+        const int block_of_pair = i % 2;
+        const int column_half = i / 2;
+        const int row_block = subtile * kSubtileRows / 8 + pair * 2 + block_of_pair;
+        const float* const sum = sums + accumulator_index(row_block, column_half);
+        const float z[2] = {fmaf(sum[0], scale, bias[column_half]),
+                            fmaf(sum[1], scale, bias[column_half])};
         words[i] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
         if constexpr (kMask) {
-          mask[of_pair] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (feature_half * 8);
+          mask[block_of_pair] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (column_half * 8);
         }
       }
       ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
@@ -372,20 +372,20 @@ __device__ void store_fast(const Epilogue<T>& p, int first_row, int first_featur
     ptx::barrier_sync(barrier, 128);
     if constexpr (kMask) {
       const int mask_row = first_row + subtile * kSubtileRows + thread;
-      if (thread < kSubtileRows && mask_row < p.m && first_feature < p.n) {
+      if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
         // 64 features are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
         // (launch_half, launch.cu).
-        const int64_t byte = (static_cast<int64_t>(mask_row) * p.n + first_feature) / 8;
-        *reinterpret_cast<uint2*>(p.mask + byte) =
+        const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
+        *reinterpret_cast<uint2*>(epilogue.mask + byte) =
             *reinterpret_cast<const uint2*>(staged.mask[thread]);
       }
     }
 #pragma unroll
     for (int i = 0; i < kSubtileRows / 16; ++i) {
       const float4 v = ptx::load_shared_four(read_address + buffer_offset + i * 16 * kRowBytes);
-      if (row < p.m && feature < p.n) __stcs(reinterpret_cast<float4*>(to), v);
+      if (row < epilogue.m && column < epilogue.n) __stcs(reinterpret_cast<float4*>(target), v);
       row += 16;
-      to += 16 * static_cast<int64_t>(p.n);
+      target += 16 * static_cast<int64_t>(epilogue.n);
     }
   }
 }
@@ -416,9 +416,9 @@ struct PackedGradient {
       for (int pair = 0; pair < kPairsPerBox; ++pair) {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
-          const int column_block = (box * kPairsPerBox + pair) * 2 + word % 2;
-          const int feature_half = word / 2;
-          const float* const two_rows = sums + accumulator_index(column_block, feature_half);
+          const int row_block = (box * kPairsPerBox + pair) * 2 + word % 2;
+          const int column_half = word / 2;
+          const float* const two_rows = sums + accumulator_index(row_block, column_half);
           words[box][pair][word] = ptx::pack<T>(two_rows[0], two_rows[1]);
         }
       }
@@ -427,20 +427,20 @@ struct PackedGradient {
 
   // Stores the next box of the tile at (row, feature). Registers cannot be indexed at run time, so
   // there is one copy of `store` for each box.
-  __device__ void store_next(const CUtensorMap& map, int row, int feature, Staging<T>& staging) {
+  __device__ void store_next(const CUtensorMap& map, int row, int column, Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");
     const int box = stored;
     ++stored;
-    if (box == 0) return store<0>(map, row, feature, staging);
-    if (box == 1) return store<1>(map, row, feature, staging);
-    if (box == 2) return store<2>(map, row, feature, staging);
-    if (box == 3) return store<3>(map, row, feature, staging);
+    if (box == 0) return store<0>(map, row, column, staging);
+    if (box == 1) return store<1>(map, row, column, staging);
+    if (box == 2) return store<2>(map, row, column, staging);
+    if (box == 3) return store<3>(map, row, column, staging);
   }
 
   // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. `row` and
   // `feature` are the first ones of the warpgroup. All lanes of a warp call it.
   template <int kBox>
-  __device__ void store(const CUtensorMap& map, int row, int feature, Staging<T>& staging) const {
+  __device__ void store(const CUtensorMap& map, int row, int column, Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
     constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
     static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
@@ -451,20 +451,21 @@ struct PackedGradient {
     // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
     // lines of feature half h, and column block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
-    const int of_pair = lane / 8 % 2;
+    const int block_of_pair = lane / 8 % 2;
     // Waits until TMA has read the box that was in this buffer before.
     if (lane == 0) ptx::wait_stores_read<Config::kGradientBoxes - 1>();
     __syncwarp();
 #pragma unroll
     for (int pair = 0; pair < kPairsPerBox; ++pair) {
-      const int vector = (pair * 2 + of_pair) ^ lane % 8;  // the swizzle: line % 8 is lane % 8
+      const int vector =
+          (pair * 2 + block_of_pair) ^ lane % 8;  // the swizzle: line % 8 is lane % 8
       ptx::store_matrices(box + line * kLineBytes + vector * 16, words[kBox][pair]);
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) {
       ptx::store_tensor(&map, row + kBox * Config::kGradientBoxRows,
-                        feature + warp * Config::kWarpFeatures, box);
+                        column + warp * Config::kWarpColumns, box);
       ptx::commit_stores();
     }
   }

@@ -138,8 +138,8 @@ struct FastEpilogueConfig {
 //
 // The products are computed with the weight as wgmma's A and x as its B, so a row of x is a column
 // of wgmma's accumulators. Eight rows of x are a column block. A thread has four sums of each
-// column block, and the epilogue takes kColumnBlocks of them at a time, a subtile. For
-// kColumnBlocks = 2:
+// column block, and the epilogue takes kRowBlocks of them at a time, a subtile. For
+// kRowBlocks = 2:
 //
 //   sums             0 1 2 3    4 5 6 7    8 9 10 11    12 13 14 15    ...
 //   column block        0          1           2             3
@@ -147,11 +147,11 @@ struct FastEpilogueConfig {
 //
 // Column block j of the subtile goes to slot[j * kPitch]. `subtile` must be a constant for the
 // compiler, for example the counter of an unrolled loop: registers cannot be indexed at run time.
-template <int kColumnBlocks, int kPitch, int kSums>
+template <int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
 #pragma unroll
-  for (int j = 0; j < kColumnBlocks; ++j) {
-    const float* const sum = sums + 4 * (subtile * kColumnBlocks + j);
+  for (int j = 0; j < kRowBlocks; ++j) {
+    const float* const sum = sums + 4 * (subtile * kRowBlocks + j);
     slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
 }
@@ -160,17 +160,17 @@ __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subti
 // halves the range until one subtile is left, which is then a constant. So the caller's loop over
 // subtiles need not be unrolled. Unrolled, its body would be so much code that instructions arrive
 // late from memory whenever L2 has evicted them.
-template <int kFirst, int kEnd, int kColumnBlocks, int kPitch, int kSums>
+template <int kFirst, int kEnd, int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_any_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
   if constexpr (kEnd - kFirst > 1) {
     constexpr int kMiddle = (kFirst + kEnd) / 2;
     if (subtile < kMiddle) {
-      copy_any_subtile<kFirst, kMiddle, kColumnBlocks, kPitch>(slot, sums, subtile);
+      copy_any_subtile<kFirst, kMiddle, kRowBlocks, kPitch>(slot, sums, subtile);
     } else {
-      copy_any_subtile<kMiddle, kEnd, kColumnBlocks, kPitch>(slot, sums, subtile);
+      copy_any_subtile<kMiddle, kEnd, kRowBlocks, kPitch>(slot, sums, subtile);
     }
   } else {
-    copy_subtile<kColumnBlocks, kPitch>(slot, sums, kFirst);
+    copy_subtile<kRowBlocks, kPitch>(slot, sums, kFirst);
   }
 }
 

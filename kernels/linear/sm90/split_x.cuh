@@ -66,9 +66,9 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
   uint32_t largest = 0;  // the bits of a magnitude, which have the order of the floats
   const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
   const int64_t lane = threadIdx.x % 32;
-  const int64_t in_vectors = stride == 1 ? k / 4 * 4 : 0;  // elements that are read by fours
+  const int64_t vector_elements = stride == 1 ? k / 4 * 4 : 0;  // elements that are read by fours
 #pragma unroll 8
-  for (int64_t i = lane * 4; i < in_vectors; i += 32 * 4) {
+  for (int64_t i = lane * 4; i < vector_elements; i += 32 * 4) {
     const float4 v = *reinterpret_cast<const float4*>(row + i);
     compare(v.x);
     compare(v.y);
@@ -76,7 +76,7 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
     compare(v.w);
   }
 #pragma unroll 8
-  for (int64_t i = in_vectors + lane; i < k; i += 32) compare(row[i * stride]);
+  for (int64_t i = vector_elements + lane; i < k; i += 32) compare(row[i * stride]);
   largest = fp16x3::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
   constexpr uint32_t kInfinityBits = 0x7f800000;  // bits of NaN are larger
   return __uint_as_float(min(largest, kInfinityBits));
@@ -116,7 +116,7 @@ __device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_tr
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (first_line + i >= lines) break;
-    load_floats(v[i], weight.from + (first_line + i) * weight.row_stride, column, columns,
+    load_floats(v[i], weight.source + (first_line + i) * weight.row_stride, column, columns,
                 /*is_aligned=*/true);
   }
 #pragma unroll
@@ -148,7 +148,7 @@ struct SampledRows {
   __device__ float largest_of_whole_row(int i) const {
     const int64_t row = first_row + i;
     const int64_t stride = weight.row_stride;
-    return largest_of_row(weight.from + (is_transposed ? row : row * stride), k,
+    return largest_of_row(weight.source + (is_transposed ? row : row * stride), k,
                           is_transposed ? stride : 1);
   }
 };
@@ -205,19 +205,19 @@ __device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
 //
 //   blocks 0 .. sampling_blocks - 1    sample the weight: a warp for each kRows rows
 //   the blocks after them              split x: a warp or a block for each row
-//   all blocks                         first clear the GEMM's counters and flags: to_clear, of
-//                                      clear_size unsigned numbers
+//   all blocks                         first clear the GEMM's counters and flags: cleared, of
+//                                      cleared_size unsigned numbers
 __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
     split_x_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                    const __grid_constant__ fp16x3::SplitMatrix weight, bool weight_is_transposed,
-                   int64_t k, int sampling_blocks, fp16x3::Splitter splitter, unsigned* to_clear,
-                   int64_t clear_size) {
+                   int64_t k, int sampling_blocks, fp16x3::Splitter splitter, unsigned* cleared,
+                   int64_t cleared_size) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
   wait_for_previous_kernel();
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < clear_size;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < cleared_size;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    to_clear[i] = 0;
+    cleared[i] = 0;
   }
   const bool has_lo = x.lo != nullptr;
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
