@@ -235,8 +235,8 @@ uint64_t mask_of_block(const Bits* out) {
   return mask;
 }
 
-// to[i] = bit i of mask ? from[i] : 0. A selection and not a product, because a gradient may be NaN
-// or infinite where its bit is 0.
+// target[i] = bit i of mask ? source[i] : 0. A selection and not a product, because a gradient may
+// be NaN or infinite where its bit is 0.
 //
 // Each lane has a copy of the word of the mask, and tests its own bit of it.
 template <typename Bits>

@@ -35,10 +35,12 @@ using LinearWithMaskFunction = TwoTensors(const Tensor& x, const Tensor& weight,
                                           const std::optional<Tensor>& bias, double divisor);
 using GradientsFunction = ThreeTensors(const Tensor& grad_output, const Tensor& mask,
                                        const std::optional<Tensor>& x,
-                                       const std::optional<Tensor>& weight, int64_t output_mask,
-                                       double divisor);
+                                       const std::optional<Tensor>& weight,
+                                       int64_t wanted_gradients, double divisor);
 
-// The bits of output_mask, which says what linear_relu_divide_gradients is to compute.
+// The bits of wanted_gradients, which says what linear_relu_divide_gradients is to compute. The
+// operator's schema calls it output_mask, as torch's own backward operators do. It has nothing to
+// do with the ReLU's mask.
 constexpr int64_t kGradX = 1;
 constexpr int64_t kGradWeight = 2;
 constexpr int64_t kGradBias = 4;
@@ -54,13 +56,13 @@ inline TwoTensors call_linear_with_mask(Namespace where, const LinearInputs& inp
 }
 
 inline ThreeTensors call_gradients(Namespace where, const BackwardInputs& inputs) {
-  int64_t output_mask = 0;
+  int64_t wanted_gradients = 0;
   // x's gradient is computed from weight, and weight's from x.
-  if (inputs.weight) output_mask |= kGradX;
-  if (inputs.x) output_mask |= kGradWeight;
-  if (inputs.wants_bias) output_mask |= kGradBias;
+  if (inputs.weight) wanted_gradients |= kGradX;
+  if (inputs.x) wanted_gradients |= kGradWeight;
+  if (inputs.wants_bias) wanted_gradients |= kGradBias;
   return call_operator<GradientsFunction>(where, "linear_relu_divide_gradients", inputs.grad_output,
-                                          inputs.mask, inputs.x, inputs.weight, output_mask,
+                                          inputs.mask, inputs.x, inputs.weight, wanted_gradients,
                                           inputs.divisor);
 }
 

@@ -122,12 +122,16 @@ struct Epilogue {
         mask(linear.mask),
         m(static_cast<int>(linear.m)),
         n(static_cast<int>(linear.n)),
-        floor(linear.relu ? 0.0f : -INFINITY),
+        floor(linear.has_relu ? 0.0f : -INFINITY),
         divisor(linear.divisor),
         is_fast(linear.n % vector_size == 0 && divisor.is_power_of_two && divisor.scale <= 1 &&
                 divisor.scale >= 0x1p-32f) {}
 
-  // The result for z, in the general and in the fast epilogue. Both pass NaN on.
+  // The result for z, in the general and in the fast epilogue. Both keep NaN.
+  //
+  // They may differ in the sign of a zero: with ReLU, a z of -0.0 becomes +0.0 in the fast
+  // epilogue, whose maximum of -0.0 and 0.0 is 0.0. The general one keeps -0.0 if the divisor is a
+  // power of two. The sign of such a zero is not promised: the referee takes +0 and -0 for equal.
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
   __device__ float finish_fast(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
 
@@ -142,8 +146,8 @@ struct Epilogue {
 
 // ------------------------------------------------------------------ stores of the general epilogue
 
-// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `to` is aligned
-// to their size, so one instruction stores them. Otherwise only those at to[i] with i < count
+// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `target` is
+// aligned to their size, so one instruction stores them. Otherwise only target[i] with i < count
 // exist, and they are stored one by one.
 template <typename T>
 __device__ void store_four(T* target, const float (&v)[4], int64_t count, bool is_aligned) {

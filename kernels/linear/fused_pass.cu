@@ -55,7 +55,7 @@ struct RowVector {
         count(static_cast<int>(min(max(n - first, int64_t{0}), int64_t{kSize}))),
         is_vector(is_aligned && count == kSize) {}
 
-  // Loads the elements; `from` is the address of the first. Those past the end of the row are 0.
+  // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* source) const {
     // The policy of ordinary loads, because nvcc would split an ordinary load.
     if (is_vector) return load_vector(source, evict_normal_policy());
@@ -65,7 +65,7 @@ struct RowVector {
     return v;
   }
 
-  // Stores the elements that exist; `to` is the address of the first.
+  // Stores the elements that exist; `target` is the address of the first.
   __device__ void store(T* target, const Vector<T>& v) const {
     if (is_vector) {
       uint4 bits;

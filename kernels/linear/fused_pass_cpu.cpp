@@ -162,7 +162,8 @@ struct Flags {
   }
 };
 
-// to[i] = flags[i] != 0 ? from[i] : 0 for a block. select_block does the same by a mask's bits.
+// target[i] = flags[i] != 0 ? source[i] : 0 for a block. select_block does the same by a mask's
+// bits.
 template <typename Bits>
 void select_block_by_flags(const Bits* __restrict__ source, const uint8_t* __restrict__ flags,
                            Bits* __restrict__ target) {

@@ -9,7 +9,8 @@
 //   linear_relu_divide_gradients(grad_output, mask, x, weight, output_mask, divisor)
 //       Its backward, in traces: the gradients of x, weight and bias, if bits 0, 1 and 2 of
 //       output_mask are set, and empty tensors for bits that are not. weight has to be passed
-//       with bit 0, and x with bit 1; otherwise they are None.
+//       with bit 0, and x with bit 1; otherwise they are None. (output_mask is torch's name for
+//       such bits; `mask` is the ReLU's.)
 //   set_linear_path(name), float32_precision()
 //       For tests.
 //
@@ -48,15 +49,16 @@ auto pack_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tens
 template <auto function>
 ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,
-                                  const std::optional<Tensor>& weight, int64_t output_mask,
+                                  const std::optional<Tensor>& weight, int64_t wanted_gradients,
                                   double divisor) {
-  const bool wants_x = (output_mask & kGradX) != 0;
-  const bool wants_weight = (output_mask & kGradWeight) != 0;
-  const bool wants_bias = (output_mask & kGradBias) != 0;
-  const bool is_in_range = output_mask >= 0 && output_mask <= (kGradX | kGradWeight | kGradBias);
+  const bool wants_x = (wanted_gradients & kGradX) != 0;
+  const bool wants_weight = (wanted_gradients & kGradWeight) != 0;
+  const bool wants_bias = (wanted_gradients & kGradBias) != 0;
+  const bool is_in_range =
+      wanted_gradients >= 0 && wanted_gradients <= (kGradX | kGradWeight | kGradBias);
   if (!is_in_range || weight.has_value() != wants_x || x.has_value() != wants_weight) {
     fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got " +
-         std::to_string(output_mask));
+         std::to_string(wanted_gradients));
   }
   return function({grad_output, mask, x, weight, wants_bias, divisor});
 }

@@ -41,8 +41,9 @@ c10::SmallVector<Size, 5> replace_last(c10::ArrayRef<Size> sizes, const Size& la
   return result;
 }
 
-// Returns true if a kernel can read the matrix in place, line by line. If along = 1 and across = 0,
-// the lines are the rows, which run along dimension 1; if along = 0 and across = 1, the columns.
+// Returns true if a kernel can read the matrix in place, line by line. A line runs along dimension
+// line_dimension: lines are the rows if that is 1 and other_dimension 0, and the columns if that is
+// 0 and other_dimension 1.
 //
 // The elements of a line have to be adjacent. Lines must not overlap, and each has to begin at a
 // multiple of `alignment` bytes.
@@ -58,12 +59,12 @@ inline bool has_readable_lines(const Tensor& matrix, int64_t alignment, int line
 
 // Returns true if the matrix is row-major with aligned rows, so that a kernel can read it in place.
 inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
-  return has_readable_lines(matrix, alignment, /*along=*/1, /*across=*/0);
+  return has_readable_lines(matrix, alignment, /*line_dimension=*/1, /*other_dimension=*/0);
 }
 
 // Returns the same for the transpose: column-major with aligned columns.
 inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
-  return has_readable_lines(matrix, alignment, /*along=*/0, /*across=*/1);
+  return has_readable_lines(matrix, alignment, /*line_dimension=*/0, /*other_dimension=*/1);
 }
 
 }  // namespace kernels

@@ -192,7 +192,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool has_relu, const Tensor& 
   linear.weight_is_transposed = weight.is_transposed;
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(inputs.divisor);
-  linear.relu = has_relu;
+  linear.has_relu = has_relu;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   if (!supports(path, gpu, linear)) {
     if (demanded_path) fail("the path that set_linear_path chose does not support this problem");

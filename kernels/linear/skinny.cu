@@ -10,24 +10,24 @@
 // float32 units need half of the time in which the weight arrives. The kernel keeps reads of the
 // weight in flight all the time.
 //
-// A feature is a row of the weight and a column of out. A cluster of up to 8 blocks computes a tile
-// of kM rows of x (16 at most) and 32 features, and then goes on to further tiles of features. Its
-// blocks divide K: each has its own range of K, and keeps that range of x in shared memory for all
-// its tiles. For a cluster of 4 blocks:
+// Row n of the weight makes column n of out, and is called column n here. A cluster of up to 8
+// blocks computes a tile of kM rows of x (16 at most) and 32 columns, and then goes on to further
+// tiles of columns. Its blocks divide K: each has its own range of K, and keeps that range of x in
+// shared memory for all its tiles. For a cluster of 4 blocks:
 //
 //                                  K
 //              | block 0  | block 1  | block 2  | block 3  |
 //      x       |    kM rows; each block has its range in shared memory
-//      weight  |  32 features of the tile, streamed through registers
+//      weight  |  32 columns of the tile, streamed through registers
 //
-// Within a block, warp w multiplies features 4 w to 4 w + 3 of the tile with all rows. In a "step",
+// Within a block, warp w multiplies columns 4 w to 4 w + 3 of the tile with all rows. In a "step",
 // the warp handles 128 elements of K, and each of its lanes 4 of them:
 //
 //      K of the step      0..3     4..7    ...   124..127
-//      feature 4 w       lane 0   lane 1   ...   lane 31
-//      feature 4 w + 1   lane 0   lane 1   ...   lane 31
-//      feature 4 w + 2   lane 0   lane 1   ...   lane 31
-//      feature 4 w + 3   lane 0   lane 1   ...   lane 31
+//      column 4 w        lane 0   lane 1   ...   lane 31
+//      column 4 w + 1    lane 0   lane 1   ...   lane 31
+//      column 4 w + 2    lane 0   lane 1   ...   lane 31
+//      column 4 w + 3    lane 0   lane 1   ...   lane 31
 //
 // A "bundle" is two steps, so 256 elements of K. While a warp multiplies one bundle, it loads the
 // weights of the next into registers. At the end of a tile, these are the weights of the next tile.
@@ -64,8 +64,8 @@ namespace kernels::skinny {
 struct Config {
   static constexpr int kWarps = 8;  // of a block
   static constexpr int kThreads = 32 * kWarps;
-  // Features of a warp, and of a tile. With 4 warps of 8 features each, 16 rows of [8192, 8192]
-  // take 15% longer.
+  // Columns of a warp, and of a tile. With 4 warps of 8 columns each, 16 rows of [8192, 8192] take
+  // 15% longer.
   static constexpr int kWarpColumns = 4;
   static constexpr int kTileColumns = kWarps * kWarpColumns;
   // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a bundle, which is
@@ -103,7 +103,7 @@ struct Problem {
   Epilogue<float> epilogue;
   int k;
   int x_tiles;       // of kM rows
-  int weight_tiles;  // of kTileColumns features
+  int weight_tiles;  // of kTileColumns columns
   int bundles;       // of K, in each block of a cluster
 
   // K without the elements after the last whole float4.
@@ -186,20 +186,20 @@ __device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int fi
 
 // ---------------------------------------------------------------------------- weights and products
 
-// The weights that this lane multiplies next: v[step][feature] has 4 elements of K of a feature of
+// The weights that this lane multiplies next: v[step][column] has 4 elements of K of a column of
 // the warp. As soon as a step has been multiplied, its weights are replaced by those of the next
 // bundle. `tile` and `bundle` tell which weights are loaded next.
 struct PrefetchedWeights {
   const Problem& problem;
-  int tile;                       // of features
+  int tile;                       // of columns
   const int first_k;              // this lane's K in the block's first step
   int bundle = 0;                 // of the block's range of K
-  const float* source = nullptr;  // the weight of the warp's first feature, at first_k
-  int columns_after = 0;          // how many features exist after the warp's first
+  const float* source = nullptr;  // the weight of the warp's first column, at first_k
+  int columns_after = 0;          // how many columns exist after the warp's first
   float4 v[Config::kStepsPerBundle][Config::kWarpColumns]{};
 
-  // Finds this warp's features in the tile. Past the last feature, the last one is loaded instead,
-  // so that all addresses are valid; the results are not stored.
+  // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
+  // that all addresses are valid; the results are not stored.
   __device__ void find_columns() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int first_column = tile * Config::kTileColumns + warp * Config::kWarpColumns;
@@ -214,7 +214,7 @@ struct PrefetchedWeights {
     const bool exists = first_k + k < problem.whole_k() && tile < problem.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
-      // Past the last feature this is the last one again.
+      // Past the last column this is the last one again.
       const float* const address = source + min(i, columns_after) * problem.weight_stride + k;
       v[step][i] = ptx::load_global_four_if(exists, address);
     }
@@ -329,7 +329,7 @@ __device__ float add_blocks(const Problem& problem, const double* block_sum, int
 //
 // A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
 // handles 4 bytes at once. A tile [kM][32] has 4 bytes a row: byte b is in row b / 4, and its
-// features begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
+// columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
 // blocks:
 //
 //   byte    0     1     2     3     4     5     6     7     8     9    ...
@@ -373,9 +373,9 @@ __device__ void store_results(const Problem& problem, const double* sums, int fi
 
 // ------------------------------------------------------------------------------------------ kernel
 
-// Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of features
-// is c / x_tiles, and from one to the next it goes on by clusters / x_tiles. Example: 6 clusters
-// and 2 tiles of x. Cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of features.
+// Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of columns is
+// c / x_tiles, and from one to the next it goes on by clusters / x_tiles. Example: 6 clusters and 2
+// tiles of x. Cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of columns.
 //
 // The sums of a tile are added up over the cluster while the next tile is multiplied, so that
 // blocks hardly ever wait for each other. That takes two buffers for sums:
@@ -491,7 +491,7 @@ struct Division {
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
 // fewer clusters run at once. The time is counted in bundles:
 //
-//   time = waves * tiles of features of a cluster * (bundles of a block + kTileEndBundles)
+//   time = waves * tiles of columns of a cluster * (bundles of a block + kTileEndBundles)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 template <int kM>
@@ -514,7 +514,7 @@ Division divide(int k, int x_tiles, int weight_tiles) {
     least_time = time;
     best.cluster_size = 1 << log_size;
     best.bundles = bundles;
-    // As few clusters as are needed if each computes tiles_each tiles of features.
+    // As few clusters as are needed if each computes tiles_each tiles of columns.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
   }
   return best;

@@ -1,6 +1,6 @@
 // A transposed copy of a float32 matrix:
 //
-//   to [rows, columns] = from [columns, rows]^T
+//   target [rows, columns] = source [columns, rows]^T
 //
 // Both matrices have adjacent elements in a row. Their rows may be further apart than they are
 // long, and may begin anywhere.
@@ -10,11 +10,11 @@
 // 163 us on an H200, where torch's copy takes 466 us.
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
-// neighbouring elements. A thread that reads along a row of `from` would have to write down a
-// column of `to`. So the matrix passes through shared memory in square tiles. Both matrices are
+// neighbouring elements. A thread that reads along a row of `source` would have to write down a
+// column of `target`. So the matrix passes through shared memory in square tiles. Both matrices are
 // accessed along their rows, four floats a thread, and only shared memory is read down its columns:
 //
-//     from                     shared memory                    to
+//     source                   shared memory                    target
 //
 //     a b c d                  a b c d                          a e i m
 //     e f g h    along rows    e f g h    down the columns      b f j n
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t first_row = index % row_tiles * kTile;
     const int64_t first_column = index / row_tiles * kTile;
-    // Read along the rows of `from`, which are the columns of `to`.
+    // Read along the rows of `source`, which are the columns of `target`.
 #pragma unroll
     for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
       const int64_t column = first_column + i;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int j = 0; j < kVector; ++j) tile[i][thread_column + j] = v[j];
     }
     __syncthreads();
-    // Write along the rows of `to`, which are the columns of the tile.
+    // Write along the rows of `target`, which are the columns of the tile.
 #pragma unroll
     for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
       const int64_t row = first_row + i;

@@ -3,7 +3,7 @@
 //
 // A thread reads its elements once, in blocks of 64, and writes results and mask in the same pass:
 // the memory's bandwidth is the limit. In both functions, make_block computes a block: the results
-// `made` from the elements `from`.
+// `made` from the elements `source`.
 
 #include <algorithm>
 #include <cstdint>

@@ -114,7 +114,7 @@ __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t
 // ----------------------------------------- asynchronous copies from global memory to shared memory
 
 // cp.async.cg: starts a copy of 16 bytes, past L1. If `valid` is false, 16 zeros are written
-// instead, and `from` is not read. This thread sees the bytes after wait_copies.
+// instead, and `source` is not read. This thread sees the bytes after wait_copies.
 __device__ inline void copy_async(uint32_t target, const void* source, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target),
                "l"(__cvta_generic_to_global(source)), "r"(valid ? 16 : 0)

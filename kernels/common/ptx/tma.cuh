@@ -23,9 +23,9 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 
 // A box comes from a matrix (2d), or from matrix number `matrix` of a tensor of several (3d). It
 // begins at element [row, column] of the matrix; the instructions take the column first. The box
-// goes to address `to` in shared memory. The mbarrier at address `barrier` counts the bytes as they
-// arrive. Multicast copies go to the same address in each block of the cluster whose bit is set in
-// `blocks`, and each of these blocks has its own mbarrier.
+// goes to address `target` in shared memory. The mbarrier at address `barrier` counts the bytes as
+// they arrive. Multicast copies go to the same address in each block of the cluster whose bit is
+// set in `blocks`, and each of these blocks has its own mbarrier.
 
 // cp.async.bulk.tensor.2d with multicast: a box to several blocks.
 __device__ inline void copy_tensor_multicast(uint32_t target, const CUtensorMap* map, int column,
@@ -70,8 +70,8 @@ __device__ inline void copy_tensor(uint32_t target, const CUtensorMap* map, int 
 
 // ------------------------------------------------------------- from shared memory to global memory
 
-// cp.async.bulk.tensor.2d to global memory: a box from address `from` in this block's shared memory
-// to element [row, column] of a matrix.
+// cp.async.bulk.tensor.2d to global memory: a box from address `source` in this block's shared
+// memory to element [row, column] of a matrix.
 __device__ inline void store_tensor(const CUtensorMap* map, int column, int row, uint32_t source) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),

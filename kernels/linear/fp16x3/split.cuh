@@ -100,7 +100,7 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 struct SplitMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;
-  int64_t row_stride;  // elements between the beginnings of two rows of `from`
+  int64_t row_stride;  // elements between the beginnings of two rows of `source`
   __half* hi;          // null for the weight of sm90's fp16x3 GEMM, which splits it in registers
   __half* lo;          // null where hi is null, and where hi alone is made
 
@@ -204,11 +204,11 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
   return value;
 }
 
-// Loads kCount groups of a row of k elements into v. Group g begins at element first + g * apart.
+// Loads kCount groups of a row of k elements into v. Group g begins at element first + g * stride.
 // Elements past k are 0. All loads are issued before the first one is waited for.
 template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, int64_t first,
-                            int64_t place_step, int64_t k) {
+                            int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
   // Loads of four elements, which give zeros where their condition is false. No branch separates
   // them, so all are issued at once. If the row is not aligned, all conditions are false, and the
@@ -217,7 +217,7 @@ __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, in
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kGroupSize; j += 4) {
-      const int64_t i = first + g * place_step + j;
+      const int64_t i = first + g * stride + j;
       const float4 four = ptx::load_global_four_if(is_aligned && i < k, row + i);
       v[g][j] = four.x;
       v[g][j + 1] = four.y;
@@ -230,7 +230,7 @@ __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, in
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kGroupSize; ++j) {
-      const int64_t i = first + g * place_step + j;
+      const int64_t i = first + g * stride + j;
       v[g][j] = i < k ? row[i] : 0.0f;
     }
   }

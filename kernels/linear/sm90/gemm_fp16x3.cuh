@@ -23,9 +23,9 @@
 //
 // ----- The pipeline
 //
-// A cluster of two blocks computes a tile: 256 features (rows of the weight), 128 in each block,
-// and up to 176 rows of x, which both blocks need. K goes through shared memory in k-tiles of 32.
-// There are five stages, each for one k-tile.
+// A cluster of two blocks computes a tile: 256 columns (rows of the weight), 128 in each block, and
+// up to 176 rows of x, which both blocks need. K goes through shared memory in k-tiles of 32. There
+// are five stages, each for one k-tile.
 //
 //   global memory               a stage (shared memory)      a consumer warpgroup
 //
@@ -407,7 +407,7 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t
     const Tile tile = args.tiles.find(work.tile);
     if (!is_computed(args, tile.weight)) continue;
 
-    // The scales of the lane's two features. Features past N have that of the last one.
+    // The scales of the lane's two columns. Columns past N have that of the last one.
     const int first = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -467,7 +467,7 @@ __device__ inline void rescale_overflowed_rows(const GemmArguments& args) {
       args.weight.exponent[column] =
           is_finite ? min(14 - ilogbf(largest), SampleConfig::kMaxHiLoExponent) : 0;
       if (is_finite) continue;
-      // nonfinite.cuh's kernel, after this one, computes such features.
+      // nonfinite.cuh's kernel, after this one, computes such columns.
       args.weight.state[column] = fp16x3::kNonfinite;
       *args.has_nonfinite = 1;
     }
@@ -487,8 +487,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   GemmMemory& shared = *reinterpret_cast<GemmMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  // ptx::uniform shows the compiler that all lanes have the same value. This saves 1% of an H200's
-  // time.
+  // ptx::uniform shows the compiler that all lanes have the same value. Calls then take 1% less
+  // time on an H200.
   const int warpgroup = ptx::uniform(threadIdx.x / 128);
   start_next_kernel();
   if (args.is_second_run) {

@@ -2,10 +2,9 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// A row of the weight makes a column of out. This code calls it a feature, too, as PyTorch does
-// (out_features). "Rows" alone are rows of x, which are also the rows of out. As the weight is
-// wgmma's operand A, rows of x are columns of wgmma's accumulators. Eight of them are a column
-// block.
+// Row n of the weight makes column n of out. Where it is multiplied, it is called column n, too.
+// "Rows" alone are those of x and out. As the weight is wgmma's operand A, rows are columns of
+// wgmma's accumulators. Eight of them are a row block.
 //
 // launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
 // epilogue (gemm_fp16x3_epilogue.cuh) use both.
@@ -24,18 +23,18 @@
 namespace kernels::sm90 {
 
 struct GemmFp16x3Config {
-  // ----- The tile of a block: 128 features, and 176, 160, 128 or 64 rows of x.
+  // ----- The tile of a block: 128 columns, and 176, 160, 128 or 64 rows of x.
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
-  // of the block's features, and all of the tile's rows of x.
+  // of the block's columns, and all of the tile's rows of x.
   static constexpr int kWarpColumns = 16;
   static constexpr int kBlockColumns = 64 * BlockConfig::kConsumerWarpgroups;
 
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and as many sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are 4 tiles of
-  //        176 and 2 of 160, which saves 2% of an H200's time. Only for K from kLongK on.
+  //        176 and 2 of 160, which take 2% less time on an H200. Only for K from kLongK on.
   //   128  For all tiles, where there are so few tiles that it takes less time (choose_tiles.h).
   //    64  For all tiles, where there are fewer still.
   static constexpr int kWideRows = 176;
@@ -44,7 +43,7 @@ struct GemmFp16x3Config {
   static constexpr int kSmallRows = 64;
   static_assert(kWideRows % 8 == 0 && kNarrowRows % 8 == 0, "wgmma takes multiples of 8 columns");
 
-  // Accumulators of a thread for the widest tile: 64 features * 176 rows / 128 threads = 88.
+  // Accumulators of a thread for the widest tile: 64 columns * 176 rows / 128 threads = 88.
   static constexpr int kSums = 64 * kWideRows / 128;
 
   // ----- The pipeline.
@@ -91,7 +90,7 @@ struct GemmFp16x3Config {
   static_assert(BlockConfig::fits(kProducerRegisters, kConsumerRegisters),
                 "setmaxnreg only moves registers within the block");
 
-  // ----- The subtile that the general epilogue takes at a time: 2 column blocks of 8 rows of x.
+  // ----- The subtile that the general epilogue takes at a time: 2 row blocks.
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtileRows = 8 * kSubtileRowBlocks;
   static constexpr int kSubtiles = kWideRows / kSubtileRows;
@@ -106,7 +105,7 @@ struct GemmFp16x3Config {
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };
 
-// The tiles of out. A cluster computes a tile: 256 features, 128 in each of its blocks, and rows of
+// The tiles of out. A cluster computes a tile: 256 columns, 128 in each of its blocks, and rows of
 // x that both blocks share. TileOrder numbers the tiles; GemmTiles adds which rows of x each has.
 //
 // Either all tiles have the same number of rows, kMediumRows or kSmallRows. Then wide_x_tiles is 0.
@@ -172,7 +171,7 @@ struct GemmTiles : TileOrder {
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for one tile's, as it stores partial sums of at most one.
 struct PartialSums {
-  // [block of the cluster][column block of 8 rows of x][consumer thread]: four sums
+  // [block of the cluster][row block][consumer thread]: four sums
   using Sums =
       float4[BlockConfig::kClusterSize][GemmFp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
@@ -186,7 +185,7 @@ struct PartialSums {
 //
 // The first run multiplies each row of the weight by a power of two that was chosen from a sample
 // of the row (split_x.cuh). An element that the sample missed may be so large that it overflows
-// fp16. All sums of that feature are then infinite or NaN, so the epilogue marks the row of the
+// fp16. All sums of that column are then infinite or NaN, so the epilogue marks the row of the
 // weight as kOverflowed.
 //
 // The second run scales the marked rows by their largest elements, and computes all tiles with such
@@ -204,7 +203,7 @@ struct GemmArguments {
   PartialSums partials;
 };
 
-// The first feature of a tile that a block computes. `rank` is the block's number in its cluster.
+// The first column of a tile that a block computes. `rank` is the block's number in its cluster.
 __device__ inline int first_block_column(const Tile& tile, int rank) {
   return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kBlockColumns;
 }

@@ -1,37 +1,34 @@
-// The epilogue of the fp16x3 GEMM (gemm_fp16x3.cuh): its sums after the mainloop. If clusters share
-// the tile, partial sums are stored or added. The cluster that finishes the tile then
-// computes the epilogue:
+// The epilogue of the fp16x3 GEMM (gemm_fp16x3.cuh): what happens to its sums after the mainloop.
+// If clusters share the tile, partial sums are stored or added. The cluster that finishes the tile
+// then computes the epilogue:
 //
 //   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
 //   out  = relu(z) / divisor             [M, N]
 //   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
 //
-// `row` and `column` are numbers in out, unless a comment says otherwise. `feature` is the number
-// of a column in the block's 128.
+// `row` and `column` are numbers in out, unless a comment says otherwise. `block_column` is the
+// number of a column in the block's 128.
 //
 // ----- Which thread holds which sums
 //
-// A consumer warp has 16 features of the tile, and all of its rows of x, in column blocks of 8
-// (they are columns of wgmma's accumulators). A thread is lane 4 * g + c of its warp, where g is 0
-// to 7 and c is 0 to 3. It has four sums of each column block j:
+// A consumer warp has 16 columns of the tile (rows of the weight), and all of its rows, in row
+// blocks of 8. A thread is lane 4 * g + c of its warp, where g is 0 to 7 and c is 0 to 3. It has
+// four sums of each row block j:
 //
-//                               row of x 8 * j + 2 * c      row of x 8 * j + 2 * c + 1
-//   feature of row g            sums[4 * j]                 sums[4 * j + 1]
-//   feature of row g + 8        sums[4 * j + 2]             sums[4 * j + 3]
+//                               row 8 * j + 2 * c           row 8 * j + 2 * c + 1
+//   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
+//   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
 //
-// "Row g" is a row of wgmma's operand A. column_of_a_row puts the warp's features into these
-// rows in such an order that a thread's two features are neighbours:
+// A is wgmma's operand, the weight. column_of_a_row puts the warp's columns into these rows in such
+// an order that a thread's two columns are neighbours:
 //
 //   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
 //   g                 0       1       2        3        4        5        6        7
-//   features        0, 1    4, 5    2, 3     6, 7     8, 9    12, 13   10, 11   14, 15
+//   columns         0, 1    4, 5    2, 3     6, 7     8, 9    12, 13   10, 11   14, 15
 //
-// ----- Two epilogues
-//
-// The fast epilogue stores two features at a time straight from registers. It needs an even N, a
-// divisor that is a power of two from 1 to 2^32, and a tile whose exponents are all near 0
-// (FastEpilogueConfig). The general epilogue is for all other tiles. It collects four neighbouring
-// features of a row first.
+// epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig when a tile does.
+// The fast epilogue stores two columns at a time straight from registers. The general one first
+// collects four neighbouring columns of a row.
 
 #pragma once
 
@@ -48,11 +45,11 @@
 
 namespace kernels::sm90 {
 
-// The feature of the warp, 0 .. 15, that is in row g (r = 0) or row g + 8 (r = 1) of operand A.
+// The column of the warp, 0 .. 15, that is in row g (r = 0) or row g + 8 (r = 1) of operand A.
 //
 //   g        0   1   2   3   4   5   6   7
 //   r = 0    0   4   2   6   8  12  10  14     g has the bits g2 g1 g0;
-//   r = 1    1   5   3   7   9  13  11  15     the feature has the bits g2 g0 g1 r
+//   r = 1    1   5   3   7   9  13  11  15     the column has the bits g2 g0 g1 r
 //
 // r is the last bit, so that a thread has two neighbours.
 //
@@ -91,25 +88,22 @@ __device__ inline void store_partial_sums(const GemmArguments& args, int rows,
 // one's. Each warp waits for the warps of its own number there.
 //
 // A finishing cluster spins until clusters with smaller numbers have stored their partial sums.
-// The spinning cannot hang if all clusters of the grid are resident at once, which count_clusters
-// (launch.cu) ensures when nothing else occupies the GPU, or if the hardware starts blocks in the
-// order of their numbers, which CUDA does not guarantee.
+// This cannot hang if either of two conditions holds:
 //
-// The argument. A cluster waits only for smaller numbers, and only after it has stored its own
-// partial sums, if it has any (stream_k.cuh). So the waits form no circle. What remains to be shown
-// is that waiting clusters do not keep one that they wait for off the GPU:
+//   - All clusters of the grid fit on the GPU at once. count_clusters (launch.cu) makes the grid no
+//     larger, and all get a place as soon as kernels that started before have left. The next kernel
+//     in the stream takes no place away: it may start before this one ends (programmatic dependent
+//     launch), but only after all blocks of this one have started.
+//   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
+//     CUDA does not guarantee it. The first cluster that has not ended then waits only for clusters
+//     that have. So it ends, and the next one gets its place.
 //
-//   - If all clusters fit at once, none is kept off. The grid has no more of them than
-//     cudaOccupancyMaxActiveClusters reports, and all get a place as soon as kernels that started
-//     before have left. The next kernel in the stream takes no place away: it may start before this
-//     one ends (programmatic dependent launch), but only after all blocks of this one have started.
-//   - If blocks start in order, as on every GPU and driver seen, the first cluster that has not
-//     ended waits only for clusters that have ended. So it ends, and the next one gets its place.
+// Why these suffice: a cluster waits only for smaller numbers, and only after it has stored its own
+// partial sums, if it has any (stream_k.cuh). So the waits form no circle, and the kernel hangs
+// only if waiting clusters keep one that they wait for off the GPU.
 //
-// Both conditions have to fail for a hang. The first fails, for example, if this kernel runs in two
-// streams at the same time, or in a stream that is confined to fewer multiprocessors than
-// count_clusters counted (a green context). In another order of blocks, clusters that wait could
-// then occupy all multiprocessors.
+// The first condition fails, for example, if this kernel runs in two streams at the same time, or
+// in a stream that is confined to fewer multiprocessors than were counted (a green context).
 __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
@@ -119,7 +113,7 @@ __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int
     const int other = c - 1;
     const unsigned* const is_stored = &args.partials.are_stored[other][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
-    // the lanes of the warp converge again before each wgmma, which takes 3% of an H200's time.
+    // the lanes of the warp converge again before each wgmma, which takes 3% longer on an H200.
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
@@ -232,17 +226,17 @@ __device__ inline void mark_overflow(const GemmArguments& args, int column) {
   *args.has_overflowed = 1;
 }
 
-// The fast epilogue. The thread stores two columns, those of `feature` and the next one, of all its
+// The fast epilogue. The thread stores two columns, those of `column` and the next one, of all its
 // rows of x.
 //
-// Eight neighbouring features of a row share a byte of the mask. They are in four lanes: c, c + 4,
-// c + 8 and c + 12 (or these + 16). In two column blocks, j and j + 1, these lanes have four rows
-// of x, which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two
-// exchanges combine them, and each lane stores one byte:
+// Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: c, c + 4, c
+// + 8 and c + 12 (or these + 16). In two row blocks, j and j + 1, these lanes have four rows of x,
+// which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two exchanges
+// combine them, and each lane stores one byte:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
-//   lane c       has     ......10    ......10      ......10      ......10     (bits: features)
+//   lane c       has     ......10    ......10      ......10      ......10     (bits: columns)
 //   lane c + 8   has     ....32..    ....32..      ....32..      ....32..
 //   lane c + 4   has     ..54....    ..54....      ..54....      ..54....
 //   lane c + 12  has     76......    76......      76......      76......
@@ -254,28 +248,28 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
   const Epilogue<float>& epilogue = args.epilogue;
   const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
-  // With a mask, lanes without features stay, for the exchange.
+  // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !exists) return;
   const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
                                              inputs.columns[block_column + 1]};
   const float scale[2] = {fp16x3::power_of_two(-columns[0].exponent),
                           fp16x3::power_of_two(-columns[1].exponent)};
-  float largest[2] = {};                  // the largest magnitude of each feature's sums, or NaN
+  float largest[2] = {};                  // the largest magnitude of each column's sums, or NaN
   const int first = threadIdx.x % 4 * 2;  // 2 * c
   int row = inputs.first_row + first;     // in the loop, row 8 * j + 2 * c of the tile
   float* target = epilogue.out_at(row, column);
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
-    // The loop ends only after the second of two column blocks, which stores the bits of both.
+    // The loop ends only after the second of two row blocks, which stores the bits of both.
     const bool is_first_of_two = j % 2 == 0;
     if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // the thread's rows of the column block
+    for (int i = 0; i < 2; ++i) {  // the thread's rows of the row block
       const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + first + i]);
       float out[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {  // the thread's features
+      for (int r = 0; r < 2; ++r) {  // the thread's columns
         const float sum = sums[4 * j + 2 * r + i];
         largest[r] = ptx::max_nan(largest[r], fabsf(sum));
         // The general epilogue gets the same bits: multiplication by a power of two is exact.
@@ -296,7 +290,7 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
       bits |= __shfl_xor_sync(0xffffffff, bits, 4);
       bits |= __shfl_xor_sync(0xffffffff, bits, 8);
       const int byte = threadIdx.x / 4 % 4;  // the lane's, in the picture
-      const int row_of_byte_0 = row - 8;     // of the column block before this one
+      const int row_of_byte_0 = row - 8;     // of the row block before this one
       const int byte_row = row_of_byte_0 + byte / 2 * 8 + byte % 2;
       if (byte_row < inputs.end_row && column / 8 * 8 < epilogue.n) {
         *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * byte));
@@ -313,12 +307,12 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
 
 // The epilogue of a tile: the fast one if the tile may take it, or else the general one.
 //
-// In the general epilogue, two lanes that differ in bit 3 have two neighbouring features each, of
-// the same two rows of x. They exchange sums, so that each has four features of one row:
+// In the general epilogue, two lanes that differ in bit 3 have two neighbouring columns each, of
+// the same two rows of x. They exchange sums, so that each has four columns of one row:
 //
 //                         before                                 after
-//   lane, bit 3 clear     features 0, 1 of rows 2c and 2c + 1    features 0 - 3 of row 2c
-//   lane + 8              features 2, 3 of rows 2c and 2c + 1    features 0 - 3 of row 2c + 1
+//   lane, bit 3 clear     columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
+//   lane + 8              columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
 //
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
@@ -340,7 +334,7 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
     return;
   }
 
-  // The first of the pair's four features. Bit 3 of the lane is bit 1 of g.
+  // The first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
   const int block_column = warp_column + column_of_a_row(g & ~2, 0);
   const bool has_second_row = lane & 8;
   float4* const slot = &staging[0][threadIdx.x % 128];
@@ -351,7 +345,7 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
     copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks, 128>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
-      // x and y are the thread's first feature of rows 2c and 2c + 1, z and w its second feature.
+      // x and y are the thread's first column of rows 2c and 2c + 1, z and w its second column.
       const float4 own = slot[j * 128];
       const float kept[2] = {has_second_row ? own.y : own.x, has_second_row ? own.w : own.z};
       const float received[2] = {
@@ -363,7 +357,7 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const EpilogueInputs::Column inputs_of_column = inputs.columns[block_column + i];
-        // Features 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
+        // Columns 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
         const bool was_in_first_lane = i < 2;
         const bool is_received = was_in_first_lane == has_second_row;
         const float sum = is_received ? received[i % 2] : kept[i % 2];
@@ -372,7 +366,7 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
         z[i] = fp16x3::unscale(sum, exponent) + inputs_of_column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
-      // The next four features, or those before, are in the lanes with the other g0: bit 2.
+      // The next four columns, or those before, are in the lanes with the other g0: bit 2.
       constexpr int kLaneBit = 4;
       finish_four<kLaneBit>(args.epilogue, row < inputs.end_row, row,
                             inputs.first_column + block_column, z);

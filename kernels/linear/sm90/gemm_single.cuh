@@ -5,14 +5,15 @@
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
-// launch.cu launches gemm_single_kernel with one of four traits (gemm_single_arguments.cuh):
+// Row n of the weight makes column n of out. Where it is multiplied, it is called column n, too.
 //
-//   HalfTraits       float16 and bfloat16, with the epilogue; x may be [K, M], weight [K, N]
+// launch.cu launches gemm_single_kernel in one of four modes (gemm_single_arguments.cuh), each with
+// its traits:
+//
+//   HalfTraits       float16 and bfloat16, with the epilogue
 //   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
-//   ConvertTraits    float32 in fp16: split_x.cuh has scaled x and rounded it to fp16, and this
-//                    kernel's converter warps do the same to the weight
-//   RedoTraits       float32 in TF32: follows ConvertTraits, and computes those tiles again for
-//                    which fp16 is not accurate enough
+//   ConvertTraits    float32 in fp16, whose range is smaller than TF32's
+//   RedoTraits       float32 in TF32: the tiles for which fp16 is not accurate enough
 //
 // The pipeline. A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight.
 // Each block computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
@@ -40,15 +41,8 @@
 //   warp 8          TMA producer                                               88 (24)
 //   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
 //
-// The ring. Each stage has two mbarriers (pipeline.cuh):
-//
-//   full    The producer arrives and announces how many bytes it loads; TMA counts the bytes that
-//           have come. The consumers wait for it.
-//   empty   Each consumer warp of both blocks arrives when it has read the stage. The producers of
-//           both blocks wait for it, as each of them writes to both blocks.
-//
-// convert_weight.cuh describes how the converters and the producer synchronise: the counters
-// `next`, `ready` and `progress`, and what `subnormals` decides.
+// pipeline.cuh describes the ring of stages. convert_weight.cuh describes how the converters and
+// the producer synchronise.
 //
 // Tiles computed again as TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
 // computed again if one of its rows does not fit into fp16:
@@ -58,9 +52,9 @@
 //                     kernel begins, and gives them the exponent kNeedsTf32. ConvertTraits does not
 //                     compute the tile at all.
 //   A row of weight   It has infinity, NaN, an element that overflows fp16 (its scale is found from
-//                     a sample of the row), or many subnormal elements. In the last case, the
-//                     converters put an infinity into the row. So all sums of the row are infinite
-//                     or NaN in all cases, which the consumers notice after the mainloop.
+//                     a sample of the row), or many subnormal elements, for which the converters
+//                     put an infinity into the row. So all its sums are infinite or NaN, which the
+//                     consumers notice after the mainloop.
 //
 // ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
@@ -189,9 +183,9 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   }
 }
 
-// The part of the warpgroup's Scales that one consumer thread fetches: the bias of a feature and,
-// in float32, the exponents of the feature and of two rows of x. The thread loads them to registers
-// before the mainloop, which hides the latency, and stores them to shared memory after it, for the
+// The part of the warpgroup's Scales that one consumer thread fetches: the bias of a column and, in
+// float32, the exponents of the column and of two rows. The thread loads them to registers before
+// the mainloop, which hides the latency, and stores them to shared memory after it, for the
 // epilogue.
 template <typename Traits>
 struct PrefetchedScales {
@@ -203,7 +197,7 @@ struct PrefetchedScales {
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
   // than rows.
   int x_exponent[kXRowsPerThread + 1] = {};
-  bool is_fast;  // whether the fast epilogue supports this thread's feature and rows
+  bool is_fast;  // whether the fast epilogue supports this thread's column and rows
 
   __device__ PrefetchedScales(const Arguments<Traits>& args, int first_row, int first_column)
       : is_fast(args.epilogue.is_fast) {
@@ -313,7 +307,7 @@ struct ConsumerWarpgroup {
     weight = base + offsetof(SharedMemory<Traits>, weight) + first_weight_row * Config::kKTileBytes;
   }
 
-  // The first row of x, and the first feature, that the warpgroup multiplies.
+  // The first row of x, and the first column, that the warpgroup multiplies.
   __device__ int row(const Tile& tile) const { return tile.x * Config::kXRows; }
   __device__ int column(const Tile& tile) const {
     const int panel = tile.weight * BlockConfig::kClusterSize + rank;
@@ -467,7 +461,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   }
   init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
                                  base + offsetof(SharedMemory<Traits>, barriers.empty));
-  // The next kernel is RedoTraits. Its early start saves 3% of an H200's time.
+  // The next kernel is RedoTraits. With its early start, calls take 3% less time on an H200.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   if constexpr (Traits::kIsHalf) start_next_kernel();

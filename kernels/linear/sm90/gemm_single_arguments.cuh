@@ -1,5 +1,5 @@
-// The four modes of gemm_single_kernel (gemm_single.cuh), each a struct of traits; the kernel's
-// shared memory; and its arguments, which launch.cu fills in.
+// gemm_single_kernel (gemm_single.cuh): its four modes, its shared memory, and its arguments, which
+// launch.cu fills in.
 
 #pragma once
 
@@ -18,58 +18,42 @@
 
 namespace kernels::sm90::gemm_single {
 
-// Computes out = relu(x weight^T + bias) / divisor in T, float16 or bfloat16. Each operand may be
-// transposed: x is [M, K] or [K, M], weight [N, K] or [K, N]. The layouts are chosen at run time: a
-// kernel for each layout would save 0.5% of an H100's time, but take twice as long to compile. Two
-// warpgroups multiply, one warp loads, three warps are idle.
+// What a kernel computes, and from which operands. Two warpgroups multiply and one warp loads; the
+// other three warps are idle, except in kConvert.
+enum class Mode {
+  // out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or [K, M], the
+  // weight [N, K] or [K, N]. These layouts are chosen at run time: on an H100, a kernel for each
+  // would take 0.5% less time, but twice as long to compile.
+  kHalf,
+  // out [N, M] = weight x^T, for gradients of these types and layouts. (launch.cu swaps the
+  // caller's operands and sizes, so this is the caller's [M, N].) There is no bias, ReLU or
+  // division. The consumers store a tile's results by TMA while they multiply the next tile.
+  kGradient,
+  // out = relu(x weight^T + bias) / divisor in float32, from k-tiled fp16 operands whose rows are
+  // scaled by powers of two. split_x.cuh has made that of x. The converter warps make that of the
+  // weight, from float32 [N, K] or [K, N].
+  kConvert,
+  // The tiles that kConvert has listed, from row-major float32 operands, which TMA rounds to TF32.
+  // TF32 has float32's range, so nothing is scaled.
+  kRedo,
+};
+
+// A mode, its types, and the flags by which the code below asks for the mode.
+template <Mode kMode, typename ElementType, typename OutType>
+struct ModeTraits {
+  using Element = ElementType;  // of the operands in shared memory
+  using Out = OutType;          // of bias and out
+  static constexpr bool kIsHalf = kMode == Mode::kHalf || kMode == Mode::kGradient;
+  static constexpr bool kIsGradient = kMode == Mode::kGradient;
+  static constexpr bool kConvertsWeight = kMode == Mode::kConvert;
+  static constexpr bool kIsRedo = kMode == Mode::kRedo;
+};
 template <typename T>
-struct HalfTraits {
-  using Element = T;  // of the operands in shared memory
-  using Out = T;
-  static constexpr bool kIsHalf = true;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes the product alone, without bias, ReLU or division, for gradients in float16 or bfloat16:
-// out [N, M] = weight x^T. (launch.cu swaps the caller's operands and sizes, so this is the
-// caller's [M, N].) The layouts of the operands and the work of the warps are those of HalfTraits,
-// but the consumers store a tile's results by TMA while they multiply the next tile.
+using HalfTraits = ModeTraits<Mode::kHalf, T, T>;
 template <typename T>
-struct GradientTraits {
-  using Element = T;
-  using Out = T;
-  static constexpr bool kIsHalf = true;
-  static constexpr bool kIsGradient = true;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled layout
-// whose rows are scaled by powers of two. split_x.cuh has made the fp16 x. Three converter warps
-// make the fp16 weight, from float32 [N, K] or [K, N], while one warp loads and two warpgroups
-// multiply.
-struct ConvertTraits {
-  using Element = __half;
-  using Out = float;
-  static constexpr bool kIsHalf = false;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = true;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes the tiles that ConvertTraits has listed, from row-major float32 x [M, K] and weight [N,
-// K], which TMA rounds to TF32. TF32 has float32's range, so nothing is scaled. Two warpgroups
-// multiply, one warp loads, three warps are idle.
-struct RedoTraits {
-  using Element = ptx::Tf32;
-  using Out = float;
-  static constexpr bool kIsHalf = false;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = true;
-};
+using GradientTraits = ModeTraits<Mode::kGradient, T, T>;
+using ConvertTraits = ModeTraits<Mode::kConvert, __half, float>;
+using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 template <typename Traits>
 struct SharedMemory {
@@ -119,8 +103,8 @@ struct Arguments {
 
   // The tile with this index. ConvertTraits uses TileOrder (tile_order.cuh), in which neighbouring
   // clusters share a tile of the weight; the converters use the same order. Half types use the
-  // order of the transposed problem, in which neighbouring clusters share a tile of x. That saves
-  // 0.3% of an H200's time.
+  // order of the transposed problem, in which neighbouring clusters share a tile of x, which takes
+  // 0.3% less time on an H200.
   __device__ Tile tile_at(int index) const {
     if constexpr (Traits::kIsRedo) {
       return tiles.find(redo.tiles[index]);

@@ -13,9 +13,8 @@ namespace kernels::sm90::gemm_single {
 
 struct Config {
   // The block tile. wgmma's instruction m64n256 multiplies 64 rows of operand A by 256 rows of
-  // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it. A row of the
-  // weight is also called a feature, as it makes a column of out. Operand B is x, which both
-  // warpgroups share.
+  // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it, which make
+  // 64 columns of out. Operand B is x, which both warpgroups share.
   static constexpr int kWarpgroupColumns = 64;
   static constexpr int kWarpColumns = kWarpgroupColumns / 4;  // wgmma gives each warp 16
   static constexpr int kBlockColumns = kWarpgroupColumns * BlockConfig::kConsumerWarpgroups;
@@ -52,9 +51,9 @@ struct Config {
   static constexpr int kGradientWorkerRegisters = 24;
   static constexpr int kGradientConsumerRegisters = 240;
 
-  // The epilogue subtile of StagedSums, in column blocks: 8 rows of x are a column block of wgmma's
-  // accumulators. For each column block, a warp has a float4 a lane, and one more as padding (see
-  // StagedSumsReader).
+  // The epilogue subtile of StagedSums, in row blocks: 8 rows of x are a row block (and 8 columns
+  // of wgmma's accumulators). For each row block, a warp has a float4 a lane, and one more as
+  // padding (see StagedSumsReader).
   static constexpr int kRowBlocks = kXRows / 8;
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
@@ -62,7 +61,7 @@ struct Config {
   static constexpr int kRowBlockPitch = 4 * kStagedLanes;  // in float4: 4 warps
   // The epilogue subtile of half types in the fast epilogue, in rows of x.
   static constexpr int kHalfSubtileRows = 64;
-  // The epilogue subtile of gradients: a box of one warp's 16 features x 64 rows of x, which TMA
+  // The epilogue subtile of gradients: a box of one warp's 16 columns x 64 rows of x, which TMA
   // stores. A warp has two boxes in shared memory: it writes one while TMA reads the other.
   static constexpr int kGradientBoxRows = 64;
   static constexpr int kGradientBoxes = 2;

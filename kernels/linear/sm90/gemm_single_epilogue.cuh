@@ -1,9 +1,9 @@
 // The epilogue of gemm_single_kernel: a consumer warpgroup scales its accumulators (float32), adds
 // the bias, applies ReLU, divides, makes the mask, and stores.
 //
-//   accumulators  64 features (rows of the weight) x 256 rows of x, float32, in the registers of a
+//   accumulators  64 columns (rows of the weight) x 256 rows (of x), float32, in the registers of a
 //                 warpgroup of 128 threads
-//   out           [M, N]: a row of x is a row of out, a feature is a column of out
+//   out           [M, N]
 //   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
 //                 passes at column n
 //
@@ -14,17 +14,17 @@
 //   store_fast, half types  a call that is_fast, which has ReLU
 //   PackedGradient          half types without an epilogue: out [N, M] is the product transposed
 //
-// Which thread has which result. Eight rows of x are a column block of wgmma's accumulators; a tile
-// has column blocks j = 0 - 31. Thread 32 w + 4 g + c of the warpgroup (warp w = 0 - 3, g = 0 - 7,
-// c = 0 - 3) has four results of each column block:
+// Which thread has which result. Eight rows are a row block (they are eight columns of wgmma's
+// accumulators); a tile has row blocks j = 0 - 31. Thread 32 w + 4 g + c of the warpgroup (warp w =
+// 0 - 3, g = 0 - 7, c = 0 - 3) has four results of each row block:
 //
 //                           row 8 j + 2 c        row 8 j + 2 c + 1
-//   feature 16 w + g        d[4 j]               d[4 j + 1]
-//   feature 16 w + g + 8    d[4 j + 2]           d[4 j + 3]
+//   column 16 w + g         d[4 j]               d[4 j + 1]
+//   column 16 w + g + 8     d[4 j + 2]           d[4 j + 3]
 //
-// The lanes of a warp that have column block j:
+// The lanes of a warp that have row block j:
 //
-//              feature 16 w +  0    1    2    3    4    5    6    7  | 8 ... 15: the same lanes
+//              column 16 w +   0    1    2    3    4    5    6    7  | 8 ... 15: the same lanes
 //   rows 8 j + 0, 8 j + 1      0    4    8   12   16   20   24   28  |
 //   rows 8 j + 2, 8 j + 3      1    5    9   13   17   21   25   29  |
 //   rows 8 j + 4, 8 j + 5      2    6   10   14   18   22   26   30  |
@@ -35,7 +35,7 @@
 // transposition.)
 //
 // Why it is fast: lines of out are written whole, 16 bytes a thread, and are marked as not to be
-// kept in L2, which is for x and the weight. If each warp stores its own 16 features instead of
+// kept in L2, which is for x and the weight. If each warp stores its own 16 columns instead of
 // whole lines, half types take 5% more time and float32 2%.
 
 #pragma once
@@ -54,21 +54,21 @@
 
 namespace kernels::sm90::gemm_single {
 
-// The index of a thread's accumulator for row 2 c of a column block. That of row 2 c + 1 follows.
-// `column_half` is 0 for feature g and 1 for feature g + 8.
+// The index of a thread's accumulator for row 2 c of a row block. That of row 2 c + 1 follows.
+// `column_half` is 0 for column g and 1 for column g + 8.
 __host__ __device__ constexpr int accumulator_index(int row_block, int column_half) {
   return 4 * row_block + 2 * column_half;
 }
 
-// An epilogue subtile of accumulators in shared memory: [column block][warp][lane], each lane with
-// its four results of the column block. The 33rd float4 is padding: see StagedSumsReader.
+// An epilogue subtile of accumulators in shared memory: [row block][warp][lane], each lane with its
+// four results of the row block. The 33rd float4 is padding: see StagedSumsReader.
 using StagedSums = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
 
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
 union alignas(1024) Staging {
   StagedSums sums;  // store_general
-  // PackedGradient: [warp][box][feature][bytes of 64 rows of x]. TMA's swizzle requires that boxes
+  // PackedGradient: [warp][box][column][bytes of 64 rows of x]. TMA's swizzle requires that boxes
   // are aligned to 1024 bytes.
   uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpColumns]
                         [Config::kGradientBoxRows * sizeof(T)];
@@ -85,8 +85,8 @@ union alignas(16) Staging<float> {
 };
 
 // The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
-// accumulator of row m and feature n is 2^(x_exponent[m] + weight_exponent[n]) times too large.
-// Half types are not scaled: their arrays have one element, which is not used.
+// accumulator of row m and column n is 2^(x_exponent[m] + weight_exponent[n]) times too large. Half
+// types are not scaled: their arrays have one element, which is not used.
 template <typename T>
 struct alignas(16) Scales {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
@@ -95,7 +95,7 @@ struct alignas(16) Scales {
   int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
 };
 
-// Where this thread writes its four results of the epilogue subtile's first column block.
+// Where this thread writes its four results of the epilogue subtile's first row block.
 __device__ inline float4* staging_slot(StagedSums& sums) {
   const int warp = threadIdx.x % 128 / 32;
   const int lane = threadIdx.x % 32;
@@ -103,38 +103,38 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
 }
 
 // Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each column
-// block, and features 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64
-// features, so a warp reads two rows at a time.
+// block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 columns,
+// so a warp reads two rows at a time.
 //
-// Example: thread 37 reads features 20 - 23 of row 2. Feature 20 is number 4 of warp 1's sixteen,
-// so g = 4, in the first feature half. Row 2 is the first row of c = 1. So the result is in
-// component 0 of lane 4 g + c = 17 of warp 1. Features 21, 22 and 23 are in lanes 21, 25 and 29, 16
-// floats apart.
+// Example: thread 37 reads columns 20 - 23 of row 2. Column 20 is number 4 of warp 1's sixteen, so
+// g = 4, in the first column half. Row 2 is the first row of c = 1. So the result is in component 0
+// of lane 4 g + c = 17 of warp 1. Columns 21, 22 and 23 are in lanes 21, 25 and 29, 16 floats
+// apart.
 //
-// Bank conflicts. Shared memory has 32 banks, each a float wide. The result of feature f and row r
-// of a column block is, in floats, at the sum of
+// Bank conflicts. Shared memory has 32 banks, each a float wide. The result of column n and row r
+// of a row block is, in floats, at the sum of
 //
-//   132 (f / 16)      the warp: 33 float4
-//   16 (f % 8)        g: four lanes of four floats
+//   132 (n / 16)      the warp: 33 float4
+//   16 (n % 8)        g: four lanes of four floats
 //   4 (r / 2)         c: a lane of four floats
-//   2 (f / 8 % 2)     the feature half
+//   2 (n / 8 % 2)     the column half
 //   r % 2             the row of two
 //
-// The 32 threads of a warp read at once, each the first of its four features:
+// The 32 threads of a warp read at once, each the first of its four columns:
 //
-//   - f / 16 has four values, f / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32, so these are 16
+//   - n / 16 has four values, n / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32, so these are 16
 //     different banks. (Without the 33rd float4 it would be 128, which is 0 modulo 32, and there
 //     would be 4.)
-//   - f % 8 has two values, 0 in even threads and 4 in odd threads. They are 64 floats apart, which
-//     is the same bank. So odd threads swap neighbouring features: while even threads read features
+//   - n % 8 has two values, 0 in even threads and 4 in odd threads. They are 64 floats apart, which
+//     is the same bank. So odd threads swap neighbouring columns: while even threads read columns
 //     0 and 2 of their four, odd threads read 1 and 3, 16 floats further, in the other 16 banks.
 struct StagedSumsReader {
   int column;           // the first of this thread's four, in the warpgroup's 64
-  int row;              // in each column block
-  bool swaps;           // whether this thread reads feature 1 before 0, and 3 before 2
-  const float* first;   // points to feature 0, or to feature 1 if the thread swaps
+  int row;              // in each row block
+  bool swaps;           // whether this thread reads column 1 before 0, and 3 before 2
+  const float* first;   // points to column 0, or to column 1 if the thread swaps
   const float* second;  // points to the other one
-  // From a feature to the next, in floats: four lanes of four floats.
+  // From a column to the next, in floats: four lanes of four floats.
   static constexpr int kNextColumn = 16;
 
   __device__ explicit StagedSumsReader(const StagedSums& sums) {
@@ -143,7 +143,7 @@ struct StagedSumsReader {
     swaps = threadIdx.x % 2 != 0;
     const int warp = column / 16;
     const int lane = column % 8 * 4 + row / 2;
-    // A lane has four floats: two for each feature half, and of these one for each of two rows.
+    // A lane has four floats: two for each column half, and of these one for each of two rows.
     const float* const source = &sums[0][warp][lane].x + column / 8 % 2 * 2 + row % 2;
     const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
@@ -151,7 +151,7 @@ struct StagedSumsReader {
     second = source + second_read * kNextColumn;
   }
 
-  // Reads the thread's four features of its row in a column block of the epilogue subtile.
+  // Reads the thread's four columns of its row in a row block of the epilogue subtile.
   __device__ void read(float (&v)[4], int row_block) const {
     constexpr int kPitch = 4 * Config::kRowBlockPitch;  // in floats
 #pragma unroll
@@ -220,7 +220,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
     weight_scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.column + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
-  // Rows of out from this thread's current row to the end. None if its features do not exist.
+  // Rows of out from this thread's current row to the end. None if its columns do not exist.
   int rows_left = column < epilogue.n ? epilogue.m - first_row - reader.row : 0;
   const int64_t first = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
   float* target = epilogue.out + first;
@@ -247,12 +247,13 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
         out[i] = epilogue.finish_fast(z);
         if constexpr (kMask) bits |= mask_bit(z) << i;
       }
-      // The store is non-temporal, as L2 is for x and the weight. That saves 3% of an H200's time.
+      // The store is non-temporal, as L2 is for x and the weight. Calls take 3% less time on an
+      // H200.
       if (rows_left > 0) {
         __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));
       }
       if constexpr (kMask) {
-        // A byte of the mask has 8 features: this even thread's four and its odd neighbour's.
+        // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's.
         bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
         if (rows_left > 0 && column % 8 == 0) *mask = static_cast<uint8_t>(bits);
         mask += epilogue.n;  // eight rows of n / 8 bytes
@@ -263,18 +264,18 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   }
 }
 
-// Collects a warp's mask bits of two column blocks: 16 rows x 16 features, a 16-bit word a row. All
-// lanes call it. Lane 4 g + c has four bits of each column block, at these places of mask[j]:
+// Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, a 16-bit word a row. All
+// lanes call it. Lane 4 g + c has four bits of each row block, at these places of mask[j]:
 //
 //                        row 2 c    row 2 c + 1
-//   feature g            bit 0      bit 16
-//   feature g + 8        bit 8      bit 24
+//   column g             bit 0      bit 16
+//   column g + 8         bit 8      bit 24
 //
-// It gets two whole words of one column block: row 2 c in bits 0 - 15, and row 2 c + 1 in bits 16 -
-// 31. Bit f of a word is feature f of the warp's 16.
+// It gets two whole words of one row block: row 2 c in bits 0 - 15, and row 2 c + 1 in bits 16 -
+// 31. Bit n of a word is column n of the warp's 16.
 //
 //   1. Each lane shifts its bits by g, to their places in the words.
-//   2. Lanes with g < 4 collect column block 0, lanes with g >= 4 column block 1. Each lane gives
+//   2. Lanes with g < 4 collect row block 0, lanes with g >= 4 row block 1. Each lane gives
 //      the bits that it does not collect to lane g ^ 4 of the same c, and takes that lane's. It
 //      then has the bits of 2 of the 8 values of g.
 //   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
@@ -283,7 +284,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
 // two of them store one word each:
 //
 //   g              0        1        2            3        4        5        6            7
-//   column block   0                 0                     1                 1
+//   row block      0                 0                     1                 1
 //   row            2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
 __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2],
                                                        bool collects_second, int g) {
@@ -300,12 +301,12 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
 // implies ReLU here (launch_half, launch.cu), and has divided the bias in `scales`, so that one fma
 // divides the product and adds the bias. p.divisor.scale is 1 / divisor, a power of two.
 //
-// An epilogue subtile has 64 rows of x in shared memory, each with 64 features, which are 128 bytes
+// An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
 // transposes them: a register that it reads has two neighbours along x, and a vector that it writes
-// has eight neighbours along features. Vectors are swizzled: vector v of row r is at v ^ (r % 8).
-// So the eight vectors of one matrix, which have the same v in eight rows, are in different banks,
-// and so are the eight vectors of a row.
+// has eight neighbours along columns. Vectors are swizzled: vector v of row r is at v ^ (r % 8). So
+// the eight vectors of one matrix, which have the same v in eight rows, are in different banks, and
+// so are the eight vectors of a row.
 template <bool kMask, typename T, int kSums>
 __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
                            const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
@@ -322,12 +323,12 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
 
   // Where stmatrix writes: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0 and 1
-  // are features 0 - 7 of the warp in two column blocks, matrices 2 and 3 features 8 - 15.
+  // are columns 0 - 7 of the warp in two row blocks, matrices 2 and 3 columns 8 - 15.
   const uint32_t base = ptx::shared_address(&staging);
   const int matrix_row = lane % 16;
   const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
   const uint32_t write_address = base + matrix_row * kRowBytes + matrix_vector * 16;
-  // Thread t reads and stores vector t % 8 (eight features) of rows t / 8 + 16 i.
+  // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + 16 i.
   const int vector_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t read_address = base + thread / 8 * kRowBytes + vector_place * 16;
   const int column = first_column + thread % 8 * 8;
@@ -339,9 +340,9 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     auto& staged = staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
-    for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // of column blocks
-      uint32_t words[4];  // of stmatrix: [feature half][column block of the pair], two rows each
-      uint32_t mask[2] = {};  // of each column block of the pair: see collect_mask_words
+    for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // of row blocks
+      uint32_t words[4];      // of stmatrix: [column half][row block of the pair], two rows each
+      uint32_t mask[2] = {};  // of each row block of the pair: see collect_mask_words
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int block_of_pair = i % 2;
@@ -373,7 +374,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     if constexpr (kMask) {
       const int mask_row = first_row + subtile * kSubtileRows + thread;
       if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
-        // 64 features are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
+        // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
         // (launch_half, launch.cu).
         const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
         *reinterpret_cast<uint2*>(epilogue.mask + byte) =
@@ -392,17 +393,17 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
 
 // A thread's results in a tile of a gradient. The caller packs them to T when the tile's
 // accumulators are complete, and stores them a box at a time while the next tile is multiplied.
-// Storing them so late saves 5% of the kernel's time on an H200 where K is 1024.
+// Storing them so late takes 5% less time on an H200 where K is 1024.
 //
-// out is [N, M]: a line of out is a feature, and rows of x are neighbours in it. So two results of
-// a thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box
-// is a warp's 16 features x 64 rows of x. As each warp has its own boxes, the warpgroup needs no
+// out is [N, M]: a line of out is a column, and rows of x are neighbours in it. So two results of a
+// thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box is
+// a warp's 16 columns x 64 rows of x. As each warp has its own boxes, the warpgroup needs no
 // barrier.
 template <typename T>
 struct PackedGradient {
   static constexpr int kBoxes = Config::kXRows / Config::kGradientBoxRows;
-  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of column blocks
-  // [box][pair][word]: word 2 h + b has feature half h, and two rows of column block b of the pair.
+  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
+  // [box][pair][word]: word 2 h + b has column half h, and two rows of row block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];
   int stored = kBoxes;  // how many boxes of the packed tile are stored
 
@@ -425,7 +426,7 @@ struct PackedGradient {
     }
   }
 
-  // Stores the next box of the tile at (row, feature). Registers cannot be indexed at run time, so
+  // Stores the next box of the tile at (row, column). Registers cannot be indexed at run time, so
   // there is one copy of `store` for each box.
   __device__ void store_next(const CUtensorMap& map, int row, int column, Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");
@@ -438,7 +439,7 @@ struct PackedGradient {
   }
 
   // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. `row` and
-  // `feature` are the first ones of the warpgroup. All lanes of a warp call it.
+  // `column` are the first ones of the warpgroup. All lanes of a warp call it.
   template <int kBox>
   __device__ void store(const CUtensorMap& map, int row, int column, Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
@@ -449,7 +450,7 @@ struct PackedGradient {
     const uint32_t box =
         ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBoxes]);
     // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
-    // lines of feature half h, and column block b of the pair.
+    // lines of column half h, and row block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
     const int block_of_pair = lane / 8 % 2;
     // Waits until TMA has read the box that was in this buffer before.

@@ -36,8 +36,8 @@ struct BlockConfig {
   // Registers of a thread at launch: 65536 registers of a multiprocessor / 384 threads, rounded
   // down to a multiple of 8. `setmaxnreg` then moves registers from the producer to the consumers.
   static constexpr int kRegistersAtLaunch = 168;
-  // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's features
-  // (rows of the weight), and both have all of its rows of x.
+  // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's columns
+  // (rows of the weight), and both have all of its rows.
   static constexpr int kClusterSize = 2;
   // The blocks that a multicast copy writes to: one bit a block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
@@ -136,16 +136,15 @@ struct FastEpilogueConfig {
 
 // Copies a part of a thread's sums, a subtile, from registers to shared memory.
 //
-// The products are computed with the weight as wgmma's A and x as its B, so a row of x is a column
-// of wgmma's accumulators. Eight rows of x are a column block. A thread has four sums of each
-// column block, and the epilogue takes kRowBlocks of them at a time, a subtile. For
-// kRowBlocks = 2:
+// Rows of x are columns of wgmma's accumulators, as x is operand B. Eight of them are a row block,
+// of which a thread has four sums. The epilogue takes kRowBlocks row blocks at a time, a subtile.
+// For kRowBlocks = 2:
 //
 //   sums             0 1 2 3    4 5 6 7    8 9 10 11    12 13 14 15    ...
-//   column block        0          1           2             3
+//   row block           0          1           2             3
 //   subtile                  0                        1
 //
-// Column block j of the subtile goes to slot[j * kPitch]. `subtile` must be a constant for the
+// Row block j of the subtile goes to slot[j * kPitch]. `subtile` must be a constant for the
 // compiler, for example the counter of an unrolled loop: registers cannot be indexed at run time.
 template <int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subtile) {

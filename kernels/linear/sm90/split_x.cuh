@@ -42,10 +42,11 @@ struct SampleConfig {
   // they overflow fp16, which ends at 2^16.
   static constexpr int kHiLoTarget = 9;
 
-  // The limits of an exponent for hi and lo. An exponent below the minimum is hardly needed: 2^-111
-  // scales elements below 2^127 to less than 2^16, where fp16 ends. (Floats go up to 2^128. Rows
-  // with elements from 2^127 on are left to the second run.) The maximum is the largest exponent
-  // whose power of two is a float.
+  // The limits of an exponent for hi and lo. A row whose sample is near float32's end, 2^128, needs
+  // no room for elements 64 times as large: 2^-111 already scales elements below 2^127 to less than
+  // 2^16, where fp16 ends. A smaller factor would only take bits of the small elements. (Rows with
+  // elements from 2^127 on may overflow, and are then left to the second run.) The maximum is the
+  // largest exponent whose power of two is a float.
   static constexpr int kMinHiLoExponent = -111;
   static constexpr int kMaxHiLoExponent = 127;
 
