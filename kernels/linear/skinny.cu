@@ -37,7 +37,6 @@
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
 //   2. add_blocks adds the sums of the blocks of a cluster, which read each other's shared memory.
-//      Blocks do this one tile later, so that they hardly ever wait for each other.
 //   3. add_blocks also adds the products of the last k % 4 elements of K, which fill no float4, and
 //      the bias.
 //
@@ -310,15 +309,17 @@ __device__ float add_blocks(const Problem& problem, const double* block_sum, int
   const float* const x = problem.x + row * problem.x_stride;
   const float* const weight = problem.weight + column * problem.weight_stride;
 #pragma unroll 1
-  for (int k = problem.whole_k(); k < problem.k; ++k)
+  for (int k = problem.whole_k(); k < problem.k; ++k) {
     sum = fma(double{x[k]}, double{weight[k]}, sum);
+  }
   // A partial sum in float may have overflowed although the whole sum is finite. Then all products
   // are summed again, in double.
   constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
   if (kMayOverflow && !isfinite(sum)) {
     sum = 0;
-    for (int k = 0; k < problem.k && !isnan(sum); ++k)
+    for (int k = 0; k < problem.k && !isnan(sum); ++k) {
       sum = fma(double{x[k]}, double{weight[k]}, sum);
+    }
   }
   if (problem.epilogue.bias != nullptr) sum += __ldg(problem.epilogue.bias + column);
   return static_cast<float>(sum);

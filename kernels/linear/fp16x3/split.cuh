@@ -264,8 +264,8 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kGroupSize / 2]) {
 __device__ inline void store_group(__half* target, uint32_t (&pairs)[kGroupSize / 2],
                                    bool is_interleaved, bool exists) {
   if (is_interleaved) interleave_pairs(pairs);
-  if (exists)
-    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  if (!exists) return;
+  *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 // Counts the elements of a row that are not zero, and those of them whose hi is subnormal.

@@ -47,10 +47,7 @@
 // The counter `subnormals` decides which rows need TF32. fp16 has 11 significant bits, as TF32 has,
 // but only from 2^-14 on. A smaller element is subnormal and has lost bits. If more than 1 in 32 of
 // a row's nonzero elements are subnormal, fp16 is less accurate than TF32 for the row. A converter
-// warp then puts an infinity into the row. All sums of the row become infinite or NaN, the consumer
-// warps notice, and RedoTraits computes the tile again, as TF32 (gemm_single.cuh). A row that
-// overflows fp16, as its largest elements were not in the sample, or that holds infinity or NaN,
-// has infinite or NaN sums without any counting.
+// warp then puts an infinity into the row, so that its tiles are computed again (gemm_single.cuh).
 
 #pragma once
 
@@ -215,8 +212,9 @@ __device__ __forceinline__ void count_batches(const WeightConversion& conversion
       groups[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileWidth);
     }
 #pragma unroll
-    for (int i = 0; i < C::kGroupsPerBatch; ++i)
+    for (int i = 0; i < C::kGroupsPerBatch; ++i) {
       count_subnormals(conversion, row + 4 * i, groups[i]);
+    }
   }
 }
 
@@ -234,33 +232,34 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
 // are loaded. A batch has 8 rows x 64 of K:
 //
 //   load      Sixteen lanes copy a row, four floats each, so copy i of the warp loads two rows.
-//             slot[i][lane] gets row 2 i + lane / 16, columns 4 (lane % 16) to 4 (lane % 16) + 3.
-//   convert   Eight lanes have a row, eight columns each, so group i of the warp is four rows.
-//             A lane has row 4 i + lane / 8, columns 8 (lane % 8) to 8 (lane % 8) + 7.
+//             slot[i][lane] gets row 2 i + lane / 16, k = 4 (lane % 16) to 4 (lane % 16) + 3.
+//   convert   Eight lanes have a row, eight k each, so group i of the warp is four rows.
+//             A lane has row 4 i + lane / 8, k = 8 (lane % 8) to 8 (lane % 8) + 7.
 //
-// Example: group 1 of lane 27 is row 4 + 3 = 7, columns 24 to 31. Row 7 was loaded by copy 3, lanes
-// 16 to 31. Its columns 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, these are
+// Example: group 1 of lane 27 is row 4 + 3 = 7, k = 24 to 31. Row 7 was loaded by copy 3, lanes
+// 16 to 31. Its k = 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, these are
 // loaded[2 i + half_warp][lane % 16 * 2] = loaded[3][22] and the next one.
 __device__ inline bool convert_row_major_unit(const WeightConversion& conversion, int64_t first_row,
                                               int k_tile, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
   constexpr int kScales = C::kBatchesPerKTile * C::kGroupsPerBatch;  // rows of a lane in a unit
+  const fp16x3::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int half_warp = lane / 16;
-  const int64_t row_stride = conversion.weight.row_stride;
-  const int64_t k_tile_elements = conversion.weight.rows * fp16x3::kKTileWidth;
+  const int64_t row_stride = weight.row_stride;
+  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileWidth;
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
-  __half* const hi_k_tile = conversion.weight.hi + k_tile * k_tile_elements;
+  __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
   __half* target =
       hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kGroupSize;
   const uint64_t policy = ptx::evict_first_policy();
   const float* const source =
-      conversion.weight.source + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
+      weight.source + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
 
   const auto load = [&](int batch) {
-    const int columns = batch / C::kBatchesPerKTile * fp16x3::kKTileWidth;
+    const int batch_k = batch / C::kBatchesPerKTile * fp16x3::kKTileWidth;
     const float* address =
-        source + (columns + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
+        source + (batch_k + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerBatch; ++i) {
       ptx::copy_async(&ring[batch % C::kSlots][i][lane], address, policy);
@@ -272,7 +271,7 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& conversion
 #pragma unroll
   for (int i = 0; i < kScales; ++i) {
     const int64_t row = first_row + (lane / 8 + 4 * i);
-    scale[i] = fp16x3::power_of_two(__ldg(conversion.weight.exponent + row));
+    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
   }
 #pragma unroll
   for (int batch = 0; batch < C::kSlots - 1; ++batch) {
@@ -328,17 +327,18 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& conversio
                                                int64_t first_row, int k_tile, BatchRing& ring,
                                                int barrier) {
   using C = ConvertWeightConfig;
+  const fp16x3::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int half_warp = lane / 16;
-  const int64_t row_stride = conversion.weight.row_stride;  // from one k to the next
-  const int64_t k_tile_elements = conversion.weight.rows * fp16x3::kKTileWidth;
+  const int64_t row_stride = weight.row_stride;  // from one k to the next
+  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileWidth;
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
-  __half* const hi_k_tile = conversion.weight.hi + k_tile * k_tile_elements;
+  __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
   __half* target =
       hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kGroupSize;
   const uint64_t policy = ptx::evict_first_policy();
   const float* const source =
-      conversion.weight.source + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
+      weight.source + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
 
   const auto load = [&](int batch) {
     const float* address = source + batch * C::kTransposedBatchDepth * row_stride;
@@ -355,7 +355,7 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& conversio
 #pragma unroll
   for (int i = 0; i < C::kGroupsPerBatch; ++i) {
     const int64_t row = first_row + (lane % 16 + 16 * i);
-    scale[i] = fp16x3::power_of_two(__ldg(conversion.weight.exponent + row));
+    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
   }
 #pragma unroll
   for (int batch = 0; batch < C::kSlots - 1; ++batch) {
@@ -376,10 +376,10 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& conversio
 #pragma unroll
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float* const first_eight = &loaded[half_warp * (C::kCopiesPerBatch / 2)][0].x;
-        const float* const column = first_eight + (i ^ half_warp) * 16 + lane % 16;
+        const float* const slot_column = first_eight + (i ^ half_warp) * 16 + lane % 16;
         alignas(16) float v[fp16x3::kGroupSize];
 #pragma unroll
-        for (int j = 0; j < fp16x3::kGroupSize; ++j) v[j] = column[j * C::kUnitRows];
+        for (int j = 0; j < fp16x3::kGroupSize; ++j) v[j] = slot_column[j * C::kUnitRows];
         __half* const group = target + i * 16 * fp16x3::kKTileWidth;
         *reinterpret_cast<uint4*>(group + batch_in_k_tile * C::kTransposedBatchDepth) =
             round_group(v, scale[i], &least);
@@ -410,8 +410,8 @@ __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conve
   }
 }
 
-// Converts a unit of either layout at the edge of the weight, where some rows or columns do not
-// exist, without shared memory. Eight lanes have a row, eight columns each. A lane has every fourth
+// Converts a unit of either layout at the edge of the weight, where some rows or some of K do not
+// exist, without shared memory. Eight lanes have a row, eight k each. A lane has every fourth
 // row from lane_row on. Returns whether anything was added to p.subnormals. All lanes of a warp
 // call it.
 template <bool kTransposed>
@@ -419,34 +419,30 @@ __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k,
                                   int k_tile) {
   using C = ConvertWeightConfig;
   constexpr int kRowsPerLane = C::kUnitRows / 4;
+  const fp16x3::SplitMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kUnitKTiles * kRowsPerLane; ++i) {
     const int64_t own_row = lane_row + i % kRowsPerLane * 4;
     const int own_k_tile = k_tile + i / kRowsPerLane;
-    const int64_t column =
+    const int64_t own_k =
         int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kGroupSize;
     uint32_t least = C::kNoSubnormal;
     uint4 group = {};
-    if (own_row < conversion.weight.rows && column < fp16x3::padded(k)) {
+    if (own_row < weight.rows && own_k < fp16x3::padded(k)) {
       float v[fp16x3::kGroupSize];
       if constexpr (kTransposed) {
         for (int j = 0; j < fp16x3::kGroupSize; ++j) {
-          const bool exists = column + j < k;
-          v[j] =
-              exists
-                  ? conversion.weight.source[(column + j) * conversion.weight.row_stride + own_row]
-                  : 0;
+          const bool exists = own_k + j < k;
+          v[j] = exists ? weight.source[(own_k + j) * weight.row_stride + own_row] : 0;
         }
       } else {
-        load_floats(v, conversion.weight.source + own_row * conversion.weight.row_stride, column, k,
+        load_floats(v, weight.source + own_row * weight.row_stride, own_k, k,
                     /*is_aligned=*/true);
       }
-      group =
-          round_group(v, fp16x3::power_of_two(__ldg(conversion.weight.exponent + own_row)), &least);
-      __half* const target = conversion.weight.hi +
-                             (own_k_tile * conversion.weight.rows + own_row) * fp16x3::kKTileWidth;
-      *reinterpret_cast<uint4*>(target + column % fp16x3::kKTileWidth) = group;
+      group = round_group(v, fp16x3::power_of_two(__ldg(weight.exponent + own_row)), &least);
+      __half* const target = weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileWidth;
+      *reinterpret_cast<uint4*>(target + own_k % fp16x3::kKTileWidth) = group;
     }
     if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
       count_subnormals(conversion, own_row, group);
@@ -462,10 +458,10 @@ __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k,
 // old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t row, int k_tile) {
-  if (row < conversion.weight.rows &&
+  const fp16x3::SplitMatrix& weight = conversion.weight;
+  if (row < weight.rows &&
       fp16x3::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
-    conversion.weight.hi[(k_tile * conversion.weight.rows + row) * fp16x3::kKTileWidth] =
-        __float2half(INFINITY);
+    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileWidth] = __float2half(INFINITY);
   }
 }
 

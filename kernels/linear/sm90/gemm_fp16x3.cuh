@@ -212,13 +212,12 @@ struct Consumer {
   //   is in lanes with       c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
   //   and has K              0  1 |  4  5 |  8  9 | 12 13 |  2  3 |  6  7 | 10 11 | 14 15
   //
-  // So A has K in another order. x was stored in the same order (split.cuh), and the order of K
-  // does not matter to a product.
+  // x has K in the same order (split.cuh says why that is enough).
   //
-  // An address depends on s = 0, 1 (which 16 of K) and on r = 0, 1 (which of the thread's rows n
-  // and n + 1). `first` is the address for s = 0, r = 0. TMA's swizzle has put vector 4 s + c of
-  // row n + r at place (4 s + c) ^ ((n + r) % 8). As c < 4 and n is even, s flips bit 2 of the
-  // place and r bit 0. A place is 16 bytes, so these are bits 6 and 4 of the address.
+  // `first` is the address for s = 0 (which 16 of K) and r = 0 (which of the thread's rows n and
+  // n + 1). TMA has put vector 4 s + c of row n + r at place (4 s + c) ^ ((n + r) % 8). As c < 4
+  // and n is even, s flips bit 2 of the place and r bit 0. A place is 16 bytes, so these are bits 6
+  // and 4 of the address.
   __device__ void convert(Fragments& f, const State& position) const {
     ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * position.stage,
                        position.parity);
@@ -493,8 +492,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   start_next_kernel();
   if (args.is_second_run) {
     wait_for_previous_kernel();
-    if (__ldcg(args.has_overflowed) == 0)
-      return;  // all blocks return, so nobody waits for this one
+    // All blocks return, so nobody waits for this one.
+    if (__ldcg(args.has_overflowed) == 0) return;
   }
   const bool is_first_of_producer = threadIdx.x == BlockConfig::kConsumerThreads;
   if (is_first_of_producer) {

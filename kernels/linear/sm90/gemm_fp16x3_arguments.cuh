@@ -181,15 +181,11 @@ struct PartialSums {
   Flags* are_stored;  // [clusters], zeros when the kernel starts
 };
 
-// The kernel's arguments. The kernel is launched twice for each product.
-//
-// The first run multiplies each row of the weight by a power of two that was chosen from a sample
-// of the row (split_x.cuh). An element that the sample missed may be so large that it overflows
-// fp16. All sums of that column are then infinite or NaN, so the epilogue marks the row of the
-// weight as kOverflowed.
-//
-// The second run scales the marked rows by their largest elements, and computes all tiles with such
-// rows again. Usually no row is marked, and it ends at once.
+// The kernel's arguments. The kernel is launched twice for each product. In the first run, rows of
+// the weight may overflow fp16, as their exponents come from samples (split_x.cuh). All sums of
+// such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second run scales
+// the marked rows by their largest elements, and computes all tiles with such rows again. Usually
+// no row is marked, and it ends at once.
 struct GemmArguments {
   Epilogue<float> epilogue;
   fp16x3::SplitMatrix x;       // split into hi and lo

@@ -226,13 +226,13 @@ __device__ inline void mark_overflow(const GemmArguments& args, int column) {
   *args.has_overflowed = 1;
 }
 
-// The fast epilogue. The thread stores two columns, those of `column` and the next one, of all its
-// rows of x.
+// The fast epilogue. The thread stores two columns, those of `block_column` and the next one, of
+// all its rows.
 //
-// Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: c, c + 4, c
-// + 8 and c + 12 (or these + 16). In two row blocks, j and j + 1, these lanes have four rows of x,
-// which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two exchanges
-// combine them, and each lane stores one byte:
+// Eight neighbouring columns of a row share a byte of the mask. They are in four lanes:
+// c, c + 4, c + 8 and c + 12 (or these + 16). In two row blocks, j and j + 1, these lanes have four
+// rows, which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two
+// exchanges combine them, and each lane stores one byte:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9

@@ -10,8 +10,7 @@
 // move it through memory twice more, which takes 0.12 ms for [8192, 8192] on an H200. So only the
 // GEMM reads the weight. But it needs the exponents when it starts, so they come from a sample of
 // 128 elements of each row. If an element that the sample missed overflows fp16, results become
-// infinite or NaN. The GEMMs find these results. The fp16x3 GEMM computes them again in its second
-// run; for the GEMM with one product, another GEMM does so in TF32.
+// infinite or NaN. The GEMMs find these results, and another launch computes them again.
 //
 // Why one launch does both. The two jobs do not depend on each other, and the GEMM needs both. The
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
@@ -104,20 +103,20 @@ __device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_tr
   // In memory the elements are four lines of four neighbours. A line is part of a row of the weight
   // or, if it is transposed, of a row of its transpose: four rows of the weight at one place in K.
   int64_t first_line = first_row;
-  int64_t column = first_k;
+  int64_t line_element = first_k;
   int64_t lines = weight.rows;
-  int64_t columns = k;
+  int64_t line_size = k;
   if (is_transposed) {
     first_line = first_k;
-    column = first_row;
+    line_element = first_row;
     lines = k;
-    columns = weight.rows;
+    line_size = weight.rows;
   }
   float v[4][4] = {};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (first_line + i >= lines) break;
-    load_floats(v[i], weight.source + (first_line + i) * weight.row_stride, column, columns,
+    load_floats(v[i], weight.source + (first_line + i) * weight.row_stride, line_element, line_size,
                 /*is_aligned=*/true);
   }
 #pragma unroll
