@@ -45,23 +45,23 @@ constexpr int64_t kGradX = 1;
 constexpr int64_t kGradWeight = 2;
 constexpr int64_t kGradBias = 4;
 
-inline Tensor call_linear(Namespace where, const LinearInputs& inputs) {
-  return call_operator<LinearFunction>(where, "linear_relu_divide", inputs.x, inputs.weight,
+inline Tensor call_linear(Namespace scope, const LinearInputs& inputs) {
+  return call_operator<LinearFunction>(scope, "linear_relu_divide", inputs.x, inputs.weight,
                                        inputs.bias, inputs.divisor);
 }
 
-inline TwoTensors call_linear_with_mask(Namespace where, const LinearInputs& inputs) {
-  return call_operator<LinearWithMaskFunction>(where, "linear_relu_divide_with_mask", inputs.x,
+inline TwoTensors call_linear_with_mask(Namespace scope, const LinearInputs& inputs) {
+  return call_operator<LinearWithMaskFunction>(scope, "linear_relu_divide_with_mask", inputs.x,
                                                inputs.weight, inputs.bias, inputs.divisor);
 }
 
-inline ThreeTensors call_gradients(Namespace where, const BackwardInputs& inputs) {
+inline ThreeTensors call_gradients(Namespace scope, const BackwardInputs& inputs) {
   int64_t wanted_gradients = 0;
   // x's gradient is computed from weight, and weight's from x.
   if (inputs.weight) wanted_gradients |= kGradX;
   if (inputs.x) wanted_gradients |= kGradWeight;
   if (inputs.wants_bias) wanted_gradients |= kGradBias;
-  return call_operator<GradientsFunction>(where, "linear_relu_divide_gradients", inputs.grad_output,
+  return call_operator<GradientsFunction>(scope, "linear_relu_divide_gradients", inputs.grad_output,
                                           inputs.mask, inputs.x, inputs.weight, wanted_gradients,
                                           inputs.divisor);
 }
@@ -71,7 +71,7 @@ inline ThreeTensors call_gradients(Namespace where, const BackwardInputs& inputs
 // Autograd's record of a forward. It keeps the mask. It keeps x only if weight's gradient is
 // wanted, and weight only if x's is.
 struct LinearReluDivideBackward : Node {
-  Namespace where;  // the namespace of the forward's operator
+  Namespace scope;  // the namespace of the forward's operator
   SavedVariable x, weight, mask;
   double divisor;
   bool transposes_grad_x, transposes_grad_weight;  // as in BackwardInputs
@@ -105,7 +105,7 @@ struct LinearReluDivideBackward : Node {
     // vmap of a backward whose forward ran outside vmap: torch's ops compute the whole batch at
     // once.
     if (is_batched(keys)) return gradients_by_torch(inputs, unpack_mask(inputs));
-    const auto [grad_x, grad_weight, grad_bias] = call_gradients(where, inputs);
+    const auto [grad_x, grad_weight, grad_bias] = call_gradients(scope, inputs);
     return {grad_x, grad_weight, grad_bias};
   }
 
@@ -129,12 +129,12 @@ struct LinearReluDivideBackward : Node {
 };
 
 // Records the backward of out = linear_relu_divide(in).
-inline void record_backward(Namespace where, const LinearInputs& inputs, const Tensor& out,
+inline void record_backward(Namespace scope, const LinearInputs& inputs, const Tensor& out,
                             const Tensor& mask, bool runs_kernels) {
   auto node = make_node<LinearReluDivideBackward>(inputs.x, inputs.weight, inputs.bias);
   if (wants_gradient(inputs.weight)) node->x = SavedVariable(inputs.x, /*is_output=*/false);
   if (wants_gradient(inputs.x)) node->weight = SavedVariable(inputs.weight, /*is_output=*/false);
-  node->where = where;
+  node->scope = scope;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = inputs.divisor;
   // The layouts are looked at only if kernels run: a trace's tensors have no memory.
@@ -146,25 +146,26 @@ inline void record_backward(Namespace where, const LinearInputs& inputs, const T
 
 // linear_relu_divide for an ordinary call: computes the forward, and records the backward if a
 // gradient is wanted.
-template <Namespace where>
+template <Namespace kScope>
 Tensor linear_autograd(const LinearInputs& inputs) {
   const Route route = route_of(inputs);
   if (route == Route::kReference) return linear_composite(inputs);
   const bool runs_kernels = route == Route::kKernels;
 
   if (runs_kernels && inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
-    // As in eager, the backward keeps the matrix that as_matrix returns. If that is a copy, x may
-    // be changed in place before the backward. as_matrix and _unsafe_view record their own
+    // As in eager, the backward keeps the matrix that view_as_matrix returns. If that is a copy, x
+    // may be changed in place before the backward. view_as_matrix and _unsafe_view record their own
     // backwards.
-    const Tensor matrix = as_matrix(inputs.x);
-    const Tensor out = linear_autograd<where>({matrix, inputs.weight, inputs.bias, inputs.divisor});
+    const Tensor matrix = view_as_matrix(inputs.x);
+    const Tensor out =
+        linear_autograd<kScope>({matrix, inputs.weight, inputs.bias, inputs.divisor});
     return at::_unsafe_view(out, replace_last(inputs.x.sizes(), inputs.weight.size(0)));
   }
 
   if (!any_operand(inputs, wants_gradient)) {
     if (runs_kernels) return compute_linear(inputs, /*mask=*/Tensor());
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear(where, inputs);
+    return call_linear(kScope, inputs);
   }
 
   TwoTensors out_and_mask;
@@ -172,16 +173,16 @@ Tensor linear_autograd(const LinearInputs& inputs) {
     out_and_mask = linear_with_mask_forward(inputs);
   } else {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    out_and_mask = call_linear_with_mask(where, inputs);
+    out_and_mask = call_linear_with_mask(kScope, inputs);
   }
   const auto& [out, mask] = out_and_mask;
-  record_backward(where, inputs, out, mask, runs_kernels);
+  record_backward(kScope, inputs, out, mask, runs_kernels);
   return out;
 }
 
 // linear_relu_divide_gradients for an ordinary call: by torch's ops if its results are
 // differentiated, otherwise by the kernels.
-template <Namespace where>
+template <Namespace kScope>
 ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
   const auto is_differentiated = [](const Tensor& t) {
     return wants_gradient(t) || has_tangent(t);
@@ -191,14 +192,14 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
     return linear_gradients_composite(inputs);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_gradients(where, inputs);
+  return call_gradients(kScope, inputs);
 }
 
 // --------------------------------------------------------------------------- autocast and tracing
 
 // linear_relu_divide under autocast. As autocast does for nn.Linear, all operands are cast to its
 // dtype, except those of float64.
-template <Namespace where>
+template <Namespace kScope>
 Tensor linear_autocast(const LinearInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::DeviceType device = inputs.x.device().type();
@@ -208,7 +209,7 @@ Tensor linear_autocast(const LinearInputs& inputs) {
   const Tensor weight = cast(inputs.weight);
   std::optional<Tensor> bias;
   if (inputs.bias) bias = cast(*inputs.bias);
-  return call_linear(where, {x, weight, bias, inputs.divisor});
+  return call_linear(kScope, {x, weight, bias, inputs.divisor});
 }
 
 // linear_relu_divide of the own namespace under torch.jit.trace. The trace gets the stable name,

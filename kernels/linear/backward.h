@@ -139,12 +139,12 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
 // Computes the gradients of x and weight that are wanted. Weight's comes first: it reads grad_z
 // while the L2 cache still has it.
 inline Gradients multiply_gradients(const BackwardInputs& inputs, const GradZAndBias& grad) {
-  const Tensor grad_z = as_matrix(grad.z);
+  const Tensor grad_z = view_as_matrix(grad.z);
   Gradients gradients;
   gradients.bias = grad.bias;
   if (inputs.x) {
     gradients.weight =
-        multiply_matrices(grad_z.t(), as_matrix(*inputs.x), inputs.transposes_grad_weight);
+        multiply_matrices(grad_z.t(), view_as_matrix(*inputs.x), inputs.transposes_grad_weight);
   }
   if (inputs.weight) {
     gradients.x = multiply_matrices(grad_z, *inputs.weight, inputs.transposes_grad_x);
@@ -173,7 +173,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   GradZAndBias grad;
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
                                   /*threshold=*/0);
-  if (inputs.wants_bias) grad.bias = as_matrix(grad.z).sum(0);
+  if (inputs.wants_bias) grad.bias = view_as_matrix(grad.z).sum(0);
   return multiply_gradients(inputs, grad);
 }
 
@@ -218,7 +218,7 @@ inline Gradients compute_gradients(const BackwardInputs& inputs) {
 
 // Returns the gradients as an operator does: empty tensors in place of undefined ones, which
 // operators cannot return.
-inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
+inline ThreeTensors make_results(const Gradients& gradients, const Tensor& like) {
   const auto defined_or_empty = [&](const Tensor& t) {
     return t.defined() ? t : at::empty_symint({0}, like.options());
   };
@@ -231,14 +231,14 @@ inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
 inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
-  return as_results(compute_gradients(inputs), inputs.grad_output);
+  return make_results(compute_gradients(inputs), inputs.grad_output);
 }
 
 // The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
 // gradients are wanted.
 inline ThreeTensors linear_gradients_composite(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);
+  return make_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);
 }
 
 }  // namespace kernels

@@ -61,7 +61,7 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
 inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
   const DeviceGuard guard(inputs.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Tensor x = as_matrix(inputs.x);
+  const Tensor x = view_as_matrix(inputs.x);
   Tensor out;
   if (!is_empty(inputs)) {
     out = run_gemm({x, inputs.weight, inputs.bias, inputs.divisor}, /*has_relu=*/true, mask);

@@ -21,7 +21,7 @@ struct LinearInputs {
 
 // Returns x [..., K] as a matrix [rows, K]: a view, or a copy where no view is possible. The ops
 // that it calls work under autograd, traces and both kinds of vmap.
-inline Tensor as_matrix(const Tensor& x) {
+inline Tensor view_as_matrix(const Tensor& x) {
   if (x.dim() == 2) return x;
   if (x.dim() == 1) return x.unsqueeze(0);
   if (!x.key_set().has(at::DispatchKey::Batched)) return x.flatten(0, -2);

@@ -254,7 +254,7 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpC
 // -------------------------------------------------------------------------------------------- sums
 
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
-// the totals over the lanes: lane l gets the kOwn totals from i = l * kCount / 32 on in `own`.
+// the totals over the lanes: lane l gets kTotals of them, from i = l * kCount / 32 on, in `totals`.
 //
 // Pairs of lanes that are kDistance apart exchange half of their sums. The lower lane keeps the
 // lower half and sends the upper half; the upper lane does the opposite. Both add what they
@@ -265,8 +265,8 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpC
 //   kDistance = 16    lanes 0..15: sums 0, 1                  lanes 16..31: sums 2, 3
 //   kDistance = 8     lanes 0..7: sum 0    8..15: sum 1       16..23: sum 2    24..31: sum 3
 //   4, 2 and 1     the same; both lanes of a pair keep their single sum
-template <int kDistance, typename T, int kCount, int kOwn>
-__device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
+template <int kDistance, typename T, int kCount, int kTotals>
+__device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
   constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
   const bool is_upper = threadIdx.x & kDistance;
   double added[kHalf];
@@ -279,10 +279,10 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
     added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kDistance)};
   }
   if constexpr (kDistance > 1) {
-    add_lanes<kDistance / 2>(added, own);
+    add_lanes<kDistance / 2>(added, totals);
   } else {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) own[i] = added[i];
+    for (int i = 0; i < kTotals; ++i) totals[i] = added[i];
   }
 }
 
@@ -393,8 +393,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
   double* sums = reinterpret_cast<double*>(dynamic_memory);  // [kM][kTileColumns]
-  double* other_sums = sums + kM * Config::kTileColumns;     // of the previous tile
-  uint8_t* const x = reinterpret_cast<uint8_t*>(other_sums + kM * Config::kTileColumns);
+  double* previous_sums = sums + kM * Config::kTileColumns;  // of the previous tile
+  uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kM * Config::kTileColumns);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int k_range = problem.bundles * Config::kBundleK;
@@ -411,12 +411,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   load_x<kM>(problem, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // A lane has kCount sums, [kM][kWarpColumns], and after add_lanes kOwn totals. If there are fewer
-  // than 32 sums, kLanesPerTotal lanes have the same total.
+  // A lane has kCount sums, [kM][kWarpColumns], and after add_lanes kTotals totals. If there are
+  // fewer than 32 sums, kLanesPerTotal lanes have the same total.
   constexpr int kCount = kM * Config::kWarpColumns;
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
-  constexpr int kOwn = kCount * kLanesPerTotal / 32;
-  int previous = -1;  // the tile whose sums are in other_sums, if there is one
+  constexpr int kTotals = kCount * kLanesPerTotal / 32;
+  int previous = -1;  // the tile whose sums are in previous_sums, if there is one
   for (; tile < problem.weight_tiles; tile += ptx::nclusterid() / problem.x_tiles) {
     if (problem.epilogue.bias != nullptr && threadIdx.x == 0) {
       ptx::prefetch_l2(problem.epilogue.bias + tile * Config::kTileColumns);
@@ -432,31 +432,31 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
       }
       weights.advance();
     }
-    double own[kOwn];
-    add_lanes<16>(sum, own);
+    double totals[kTotals];
+    add_lanes<16>(sum, totals);
 
     if (previous >= 0) {
       ptx::cluster_wait();
-      store_results<kM>(problem, other_sums, first_row, previous * Config::kTileColumns);
+      store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
     }
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      for (int i = 0; i < kTotals; ++i) {
         const int index = lane * kCount / 32 + i;  // in sum [kM][kWarpColumns]
         const int row = index / Config::kWarpColumns;
         const int column = warp * Config::kWarpColumns + index % Config::kWarpColumns;
-        sums[row * Config::kTileColumns + column] = own[i];
+        sums[row * Config::kTileColumns + column] = totals[i];
       }
     }
     ptx::cluster_arrive();
     previous = tile;
     double* const swapped = sums;
-    sums = other_sums;
-    other_sums = swapped;
+    sums = previous_sums;
+    previous_sums = swapped;
   }
   if (previous >= 0) {
     ptx::cluster_wait();
-    store_results<kM>(problem, other_sums, first_row, previous * Config::kTileColumns);
+    store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
   }
   ptx::cluster_sync();  // a block must not end while another one still reads its shared memory
 #endif

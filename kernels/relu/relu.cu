@@ -180,21 +180,21 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kVectors = Config::kVectors;
   using Elements = ThreadElements<Config, kSize>;
-  const Elements own;
+  const Elements elements;
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
   Vector<uint32_t> words[kVectors];
 
   // A full block does not test which vectors exist. Its code is short and comes first: if the
   // kernel's code is no longer in L2, it is read from memory, and its first instructions arrive
   // earliest. That saves 4% of the time of 1 MiB.
-  if (own.block_is_full(n)) {
+  if (elements.block_is_full(n)) {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      words[u] = load_words<Config>(x + own.first + u * Elements::kStride, policy);
+      words[u] = load_words<Config>(x + elements.first + u * Elements::kStride, policy);
     }
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      finish_vector<Config, kMask>(words[u], out, mask, own.first, u * Elements::kStride,
+      finish_vector<Config, kMask>(words[u], out, mask, elements.first, u * Elements::kStride,
                                    /*exists=*/true, policy);
     }
     return;
@@ -214,15 +214,15 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    if (own.first + u * Elements::kStride < whole) {
-      words[u] = load_words<Config>(x + own.first + u * Elements::kStride, policy);
+    if (elements.first + u * Elements::kStride < whole) {
+      words[u] = load_words<Config>(x + elements.first + u * Elements::kStride, policy);
     }
   }
   if (rest_index < n) rest_value = x[rest_index];
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const bool exists = own.first + u * Elements::kStride < whole;
-    finish_vector<Config, kMask>(words[u], out, mask, own.first, u * Elements::kStride, exists,
+    const bool exists = elements.first + u * Elements::kStride < whole;
+    finish_vector<Config, kMask>(words[u], out, mask, elements.first, u * Elements::kStride, exists,
                                  policy);
   }
   if (rest_index < n) out[rest_index] = relu_of(rest_value);
@@ -280,21 +280,21 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kSize = Vector<Bits>::kSize;
   constexpr int kVectors = Config::kVectors;
   using Elements = ThreadElements<Config, kSize>;
-  const Elements own;
+  const Elements elements;
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
   Vector<Bits> v[kVectors];
   uint32_t byte[kVectors];
 
-  if (own.block_is_full(n)) {
+  if (elements.block_is_full(n)) {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
       const int offset = u * Elements::kStride;
-      load_gradient<Config>(v[u], grad_output, is_constant, own.first, offset, policy);
-      byte[u] = load_mask_byte<Config>(mask, own.first + offset, policy);
+      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
     }
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      store_masked(grad_input, own.first, u * Elements::kStride, v[u], byte[u]);
+      store_masked(grad_input, elements.first, u * Elements::kStride, v[u], byte[u]);
     }
     return;
   }
@@ -307,9 +307,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    if (own.first + offset < whole) {
-      load_gradient<Config>(v[u], grad_output, is_constant, own.first, offset, policy);
-      byte[u] = load_mask_byte<Config>(mask, own.first + offset, policy);
+    if (elements.first + offset < whole) {
+      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
     }
   }
   if (rest_index < n) {
@@ -319,8 +319,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    if (own.first + offset < whole) {
-      store_masked(grad_input, own.first, offset, v[u], byte[u]);
+    if (elements.first + offset < whole) {
+      store_masked(grad_input, elements.first, offset, v[u], byte[u]);
     }
   }
   if (rest_index < n) {

@@ -84,8 +84,8 @@ enum class Namespace {
   kStable,  // relu_divide_kernels, the same for all builds
 };
 
-inline std::string namespace_name(Namespace where) {
-  if (where == Namespace::kOwn) return KERNELS_STRINGIFY(KERNELS_NAMESPACE);
+inline std::string namespace_name(Namespace scope) {
+  if (scope == Namespace::kOwn) return KERNELS_STRINGIFY(KERNELS_NAMESPACE);
   return "relu_divide_kernels";
 }
 
@@ -136,20 +136,20 @@ class Operator {
     bool is_new;            // whether this object defined it
   };
 
-  static Definition define(Namespace where, const std::string& signature) {
-    const std::string full_signature = namespace_name(where) + "::" + signature;
+  static Definition define(Namespace scope, const std::string& signature) {
+    const std::string full_signature = namespace_name(scope) + "::" + signature;
     c10::FunctionSchema schema = torch::schema(full_signature.c_str());
     const c10::OperatorName name = schema.operator_name();
     const bool is_new = !c10::Dispatcher::singleton().findSchema(name).has_value();
-    if (is_new) library_of(where).def(std::move(schema));
+    if (is_new) library_of(scope).def(std::move(schema));
     return {name.name, is_new};
   }
 
   template <typename Function>
-  static void register_function(Namespace where, const Definition& definition, DispatchKey key,
+  static void register_function(Namespace scope, const Definition& definition, DispatchKey key,
                                 Function* function) {
     if (!definition.is_new) return;
-    library_of(where).impl(definition.full_name.c_str(), torch::dispatch(key, function));
+    library_of(scope).impl(definition.full_name.c_str(), torch::dispatch(key, function));
   }
 
   // Returns the object that holds a namespace's registrations until the process ends.
@@ -157,15 +157,15 @@ class Operator {
   // Builds are compiled with -fvisibility=hidden, so that two builds in one process do not share
   // these static variables. If exported, they would be STB_GNU_UNIQUE symbols, of which the loader
   // keeps one for the whole process.
-  static torch::Library& library_of(Namespace where) {
+  static torch::Library& library_of(Namespace scope) {
     static torch::Library own = fragment(Namespace::kOwn);
     static torch::Library stable = fragment(Namespace::kStable);
-    return where == Namespace::kOwn ? own : stable;
+    return scope == Namespace::kOwn ? own : stable;
   }
 
   // Several libraries may each define a fragment of one namespace.
-  static torch::Library fragment(Namespace where) {
-    return torch::Library(torch::Library::FRAGMENT, namespace_name(where),
+  static torch::Library fragment(Namespace scope) {
+    return torch::Library(torch::Library::FRAGMENT, namespace_name(scope),
                           /*k=*/std::nullopt, __FILE__, __LINE__);
   }
 
@@ -176,8 +176,8 @@ class Operator {
 // Calls an operator through the dispatcher, as Python would. Function is the operator's type in
 // C++, such as Tensor(const Tensor&).
 template <typename Function, typename... Arguments>
-auto call_operator(Namespace where, const std::string& name, const Arguments&... arguments) {
-  const std::string full_name = namespace_name(where) + "::" + name;
+auto call_operator(Namespace scope, const std::string& name, const Arguments&... arguments) {
+  const std::string full_name = namespace_name(scope) + "::" + name;
   const c10::OperatorHandle found =
       c10::Dispatcher::singleton().findSchemaOrThrow(full_name.c_str(), /*overload_name=*/"");
   return found.typed<Function>().call(arguments...);

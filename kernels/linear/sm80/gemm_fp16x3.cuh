@@ -107,7 +107,7 @@ struct Copies {
   static constexpr int kRowsOfThread = Config::kBlockM / kRowStep;  // of each operand
 
   int64_t stride;  // elements between rows of a split matrix: the padded k
-  int64_t x_lo;    // where lo is, in elements after hi
+  int64_t x_lo;    // elements from x's hi to its lo
   int64_t weight_lo;
   int x_rows_left;  // rows of x from the thread's first one on; it may be negative
   int weight_rows_left;

@@ -338,7 +338,7 @@ template <typename Traits>
 __device__ __forceinline__ void consume(const Arguments<Traits>& args, uint32_t base,
                                         SharedMemory<Traits>& shared, int warpgroup) {
   const int tile_count = args.tile_count();
-  const int barrier = 1 + warpgroup;  // a named barrier for 128 threads; 0 is __syncthreads
+  const int barrier = Config::kFirstEpilogueBarrier + warpgroup;
   Scales<typename Traits::Out>& scales = shared.scales[warpgroup];
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
   ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
@@ -421,8 +421,7 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
 template <bool kTransposed, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {
-  // The warp's own named barrier. They follow those of the consumer warpgroups (see `consume`).
-  const int barrier = 1 + BlockConfig::kConsumerWarpgroups + converter;
+  const int barrier = Config::kFirstConverterBarrier + converter;
   convert_weight<kTransposed>(args.conversion, args.k, args.tiles.weight_tiles,
                               gridDim.x / BlockConfig::kClusterSize, shared.converters[converter],
                               barrier, &shared.progress,

@@ -42,6 +42,11 @@ struct Config {
   static constexpr int kBoxRows = 64;
   static constexpr int kBoxBytes = kBoxRows * kKTileBytes;
 
+  // Numbers of the named barriers. 0 is that of __syncthreads.
+  static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
+  static constexpr int kFirstConverterBarrier =    // one for each converter warp: 3, 4 and 5
+      kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
+
   // Registers of a thread after setmaxnreg. The workers are the warpgroup of the TMA producer and
   // the converters. Consumers of GradientTraits keep the packed results of a tile beside the
   // accumulators of the next one. The registers for these come from the workers, which convert

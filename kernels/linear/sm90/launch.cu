@@ -547,10 +547,10 @@ Tiling chunk_tiling(const LinearArguments& linear) {
 // neither does that of a transposed weight.
 int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
-  LinearArguments without_copy = linear;
-  without_copy.weight_is_transposed = false;
+  LinearArguments uncopied = linear;
+  uncopied.weight_is_transposed = false;
   return kernels::rows_of_chunk(linear.m, chunk_tiling(linear),
-                                [&](int64_t rows) { return workspace_bytes(without_copy, rows); });
+                                [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
 }
 
 }  // namespace kernels::sm90
