@@ -42,16 +42,15 @@ struct BlockConfig {
   // The blocks that a multicast copy writes to: one bit a block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
-  // Returns whether the block's registers suffice for these numbers of registers per thread: one in
-  // the producer's warpgroup, the other in the consumer warpgroups.
+  // Returns whether the block has enough registers, if each thread of the producer's warpgroup has
+  // `producer_registers` and each thread of a consumer warpgroup has `consumer_registers`.
   static constexpr bool fits(int producer_registers, int consumer_registers) {
     return producer_registers + kConsumerWarpgroups * consumer_registers <=
            kRegistersAtLaunch * (kConsumerWarpgroups + 1);
   }
 };
 
-// GPUs before Hopper have no clusters, and code for them cannot name any. The kernels are empty
-// there.
+// Code for GPUs before Hopper may not contain __cluster_dims__. The kernels are empty there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define KERNELS_CLUSTER
 #else
@@ -65,11 +64,15 @@ struct BlockConfig {
 template <int kStages>
 struct PipelineState {
   int stage = 0;
-  // The phases of an mbarrier have parity 0, 1, 0, 1 and so on. In turn t around the ring, `parity`
-  // is t % 2. The consumer waits for phase t of `full`, whose parity this is. The producer waits
-  // for phase t - 1 of `empty` (the consumers have read what it loaded a turn ago), which has the
-  // other parity. In turn 0 it does not wait: an mbarrier counts as past a phase of parity 1 from
-  // the beginning.
+  // The parity of the turn around the ring: turn % 2. mbarrier_wait takes the parity of a phase:
+  //
+  //   turn around the ring                              0      1      2      3
+  //   consumers wait for this phase of `full`           0      1      2      3    parity
+  //   the producer waits for this phase of `empty`      none   0      1      2    parity ^ 1
+  //
+  // The producer waits until the consumers have read what it loaded one turn before. In turn 0
+  // there is nothing to wait for, and it does not wait: a wait for parity 1 returns at once if no
+  // phase of the mbarrier is complete yet.
   uint32_t parity = 0;
 
   __device__ void advance() {
@@ -129,16 +132,16 @@ __device__ inline void release_stage(uint32_t empty) {
 struct FastEpilogueConfig {
   // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
   // scales a sum by 2^-exponent of its row of x, by 2^-exponent of its row of weight, and by
-  // 1 / divisor, which is at least 2^-32. The product of the three is then from 2^-112 to 2^80, a
+  // 1 / divisor, which is from 2^-32 to 1. The product of the three is then from 2^-112 to 2^80, a
   // normal float32, and so exact.
   static constexpr int kMaxExponent = 40;
 };
 
-// Copies a part of a thread's sums, a subtile, from registers to shared memory.
+// Copies a thread's sums of one subtile from registers to shared memory.
 //
-// Rows of x are columns of wgmma's accumulators, as x is operand B. Eight of them are a row block,
-// of which a thread has four sums. The epilogue takes kRowBlocks row blocks at a time, a subtile.
-// For kRowBlocks = 2:
+// Eight rows of x are a row block, of which a thread has four sums. (x is wgmma's operand B, so
+// rows of x are columns of the accumulators.) kRowBlocks row blocks are a subtile. Example with
+// kRowBlocks = 2:
 //
 //   sums             0 1 2 3    4 5 6 7    8 9 10 11    12 13 14 15    ...
 //   row block           0          1           2             3
