@@ -5,8 +5,8 @@
 // computes one tile, with all its k-groups: cluster c has tile c in the first wave, tile
 // c + clusters in the second, and so on. (tile_order.cuh numbers the tiles.) The last wave has the
 // remaining tiles, which are fewer than the clusters, or none. They are put end to end along K, and
-// the line of all their k-groups is cut into one range for each cluster. A range often ends one
-// tile and begins the next.
+// the line of all their k-groups is cut into one range for each cluster. A range often has
+// the end of one tile and the beginning of the next.
 //
 // A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
 // the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
@@ -140,12 +140,12 @@ struct Schedule {
     const int range_begin = begin[cluster];
     const int range_end = begin[cluster + 1];
     if (range_begin == range_end) return {};
-    // `tile` counts the tiles of the last wave from 0. It begins with the last tile of the range
-    // and falls. When it has passed the first one, the tile ends before the range begins: the
-    // returned `begin` is k_groups or more, so that the work tile does not exist.
-    const int tile = (range_end - 1) / k_groups - (index - whole_waves);
-    const int tile_begin = tile * k_groups;
-    return {whole_waves * clusters + tile, max(range_begin - tile_begin, 0),
+    // The tiles of the range, from its last one to its first. After the first one comes a tile that
+    // ends before the range begins: the returned `begin` is then k_groups or more, so that the work
+    // tile does not exist.
+    const int tile_of_last_wave = (range_end - 1) / k_groups - (index - whole_waves);
+    const int tile_begin = tile_of_last_wave * k_groups;  // in the line of k-groups
+    return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
             min(range_end - tile_begin, k_groups)};
   }
 
@@ -173,10 +173,12 @@ struct Schedule {
   // Loads of clusters. The load of a work tile is its rows of x times its k-groups. (This leaves
   // out kGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
   struct Loads {
-    int64_t whole_wave_loads[StreamKConfig::kMaxClusters] =
-        {};                    // of each cluster, without the last wave
-    int64_t busiest_load = 0;  // of the busiest cluster, if the tiles of the last wave are not cut
-    int64_t total = 0;         // of all clusters
+    // Of each cluster, without the last wave.
+    int64_t whole_wave_loads[StreamKConfig::kMaxClusters] = {};
+    // Of the busiest cluster, if the tiles of the last wave are not cut.
+    int64_t busiest_load = 0;
+    // Of all clusters together, with the last wave.
+    int64_t total = 0;
   };
 
   template <typename RowCount>
