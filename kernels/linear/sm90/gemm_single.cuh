@@ -5,15 +5,15 @@
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
-// Row n of the weight makes column n of out. Where it is multiplied, it is called column n, too.
+// Row n of the weight makes column n of out, so the consumers and the epilogue call it column n.
 //
 // launch.cu launches gemm_single_kernel in one of four modes (gemm_single_arguments.cuh), each with
 // its traits:
 //
 //   HalfTraits       float16 and bfloat16, with the epilogue
 //   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
-//   ConvertTraits    float32 in fp16, whose range is smaller than TF32's
-//   RedoTraits       float32 in TF32: the tiles for which fp16 is not accurate enough
+//   ConvertTraits    float32, rounded to fp16, which has TF32's precision but a smaller range
+//   RedoTraits       float32, rounded to TF32: computes again the tiles that do not fit into fp16
 //
 // The pipeline. A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight.
 // Each block computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
@@ -34,7 +34,7 @@
 //       weight, float32 --- converter warps ---> weight, fp16, k-tiled --- TMA ---> shared memory
 //       (global memory)                          (global memory, in L2)
 //
-// The warps of a block, and their registers a thread (in GradientTraits):
+// The warps of a block, and the registers of a thread (in parentheses: in GradientTraits):
 //
 //   warps 0 - 3     consumer warpgroup 0: wgmma, epilogue                     208 (240)
 //   warps 4 - 7     consumer warpgroup 1: wgmma, epilogue                     208 (240)
@@ -44,17 +44,17 @@
 // pipeline.cuh describes the ring of stages. convert_weight.cuh describes how the converters and
 // the producer synchronise.
 //
-// Tiles computed again as TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
+// Tiles computed again in TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
 // computed again if one of its rows does not fit into fp16:
 //
 //   A row of x        It has infinity or NaN, its largest element is below about 2^-112, or many of
 //                     its scaled elements are subnormal. split_x.cuh finds these rows before this
 //                     kernel begins, and gives them the exponent kNeedsTf32. ConvertTraits does not
 //                     compute the tile at all.
-//   A row of weight   It has infinity, NaN, an element that overflows fp16 (its scale is found from
-//                     a sample of the row), or many subnormal elements, for which the converters
-//                     put an infinity into the row. So all its sums are infinite or NaN, which the
-//                     consumers notice after the mainloop.
+//   A row of weight   It has infinity, NaN, an element that overflows fp16 (the row's scale is
+//                     found from a sample of the row), or many subnormal elements. In the last
+//                     case the converters put an infinity into the row. So in all cases the sums of
+//                     the row are infinite or NaN, which the consumers notice after the mainloop.
 //
 // ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
@@ -99,27 +99,53 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
   return __all_sync(0xffffffff, fits_fp16);
 }
 
+// The panel of the weight whose 128 rows (Config::kBlockColumns) the block of this rank multiplies.
+__device__ inline int weight_panel(const Tile& tile, int rank) {
+  return tile.weight * BlockConfig::kClusterSize + rank;
+}
+
+// Where the TMA loads of this block write a k-tile: shared-memory addresses in one stage.
+struct LoadTarget {
+  uint32_t x;       // this block's half of the rows of x
+  uint32_t weight;  // the panel of the weight
+  uint32_t full;    // the barrier that counts the bytes
+};
+
 // Issues the TMA loads of a k-tile of operands that are not k-tiled, each of which may be
-// transposed. One thread calls it. `x_target` and `weight_target` are where this block's share of x
-// and its rows of the weight begin in the stage: one box of 64 rows after the other
-// (Config::kBoxRows). TMA takes a box's coordinates with the contiguous dimension first: (k, row),
-// or (row, k) if the operand is transposed. It fills what is outside of a matrix with zeros.
+// transposed. In the stage, an operand is one box of 64 rows (Config::kBoxRows) after the other.
+// TMA takes a box's coordinates with the contiguous dimension first: (k, row), or (row, k) if the
+// operand is transposed. It fills what is outside of a matrix with zeros.
 template <typename Traits>
 __device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                                           const Arguments<Traits>& args, uint32_t x_target,
-                                           uint32_t weight_target, int x_row, int weight_row, int k,
-                                           uint32_t full) {
+                                           const Arguments<Traits>& args, const LoadTarget& target,
+                                           int x_row, int weight_row, int k) {
   for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
     const int row = x_row + i * Config::kBoxRows;
-    ptx::copy_tensor_multicast(x_target + i * Config::kBoxBytes, &x_map,
-                               args.x_is_transposed ? row : k, args.x_is_transposed ? k : row, full,
-                               BlockConfig::kBothBlocks);
+    ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &x_map,
+                               args.x_is_transposed ? row : k, args.x_is_transposed ? k : row,
+                               target.full, BlockConfig::kBothBlocks);
   }
   for (int i = 0; i < Config::kBlockColumns / Config::kBoxRows; ++i) {
     const int row = weight_row + i * Config::kBoxRows;
-    ptx::copy_tensor(weight_target + i * Config::kBoxBytes, &weight_map,
+    ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &weight_map,
                      args.weight_is_transposed ? row : k, args.weight_is_transposed ? k : row,
-                     full);
+                     target.full);
+  }
+}
+
+// Issues the TMA loads of a k-tile. `x_row` is the first row of this block's half of x, and
+// `weight_row` the first row of its panel. One thread calls it.
+template <typename Traits>
+__device__ __forceinline__ void load_k_tile(const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                                            const Arguments<Traits>& args, const LoadTarget& target,
+                                            int x_row, int weight_row, int k_tile) {
+  ptx::mbarrier_arrive_expect_tx(target.full, Config::kXBytes + Config::kWeightBytes);
+  if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
+    ptx::copy_tensor_multicast(target.x, &x_map, 0, x_row, k_tile, target.full,
+                               BlockConfig::kBothBlocks);
+    ptx::copy_tensor(target.weight, &weight_map, 0, weight_row, k_tile, target.full);
+  } else {
+    load_boxes(x_map, weight_map, args, target, x_row, weight_row, k_tile * args.kKTile);
   }
 }
 
@@ -143,7 +169,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
        index += gridDim.x / BlockConfig::kClusterSize) {
     const Tile tile = args.tile_at(index);
     const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
-    const int panel = tile.weight * BlockConfig::kClusterSize + rank;
+    const int panel = weight_panel(tile, rank);
     const int weight_row = panel * Config::kBlockColumns;
     if (!computes_x_tile(args, tile.x)) {
       if (is_loader && rank == 0) args.redo.add(index);
@@ -160,18 +186,9 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
         }
       }
       if (!is_loader) continue;
-      const uint32_t stage_full = full + 8 * ring.stage;
-      const uint32_t x_target = x + ring.stage * Config::kXBytes;
-      const uint32_t weight_target = weight + ring.stage * Config::kWeightBytes;
-      ptx::mbarrier_arrive_expect_tx(stage_full, Config::kXBytes + Config::kWeightBytes);
-      if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
-        ptx::copy_tensor_multicast(x_target, &x_map, 0, x_row, k_tile, stage_full,
-                                   BlockConfig::kBothBlocks);
-        ptx::copy_tensor(weight_target, &weight_map, 0, weight_row, k_tile, stage_full);
-      } else {
-        load_boxes(x_map, weight_map, args, x_target, weight_target, x_row, weight_row,
-                   k_tile * args.kK, stage_full);
-      }
+      const LoadTarget target{x + ring.stage * Config::kXBytes,
+                              weight + ring.stage * Config::kWeightBytes, full + 8 * ring.stage};
+      load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
     }
     k_tiles_before += k_tiles;
   }
@@ -266,7 +283,8 @@ __device__ __forceinline__ void multiply_k_tile(float (&d)[Config::kAccumulators
   ptx::wgmma_commit_group();
 }
 
-// The same for layouts that are known at run time. Only half types have transposed operands here.
+// The same for layouts that are known at run time. Only half types have transposed operands here:
+// of a transposed float32 weight, the converters make a k-tiled one that is not transposed.
 template <typename Traits>
 __device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
                                                 float (&d)[Config::kAccumulators], uint32_t x,
@@ -310,8 +328,7 @@ struct ConsumerWarpgroup {
   // The first row of x, and the first column, that the warpgroup multiplies.
   __device__ int row(const Tile& tile) const { return tile.x * Config::kXRows; }
   __device__ int column(const Tile& tile) const {
-    const int panel = tile.weight * BlockConfig::kClusterSize + rank;
-    return panel * Config::kBlockColumns + warpgroup * Config::kWarpgroupColumns;
+    return weight_panel(tile, rank) * Config::kBlockColumns + warpgroup * Config::kWarpgroupColumns;
   }
 
   // Issues the products of a tile's next k-tile, when its stage is full. Then waits for the
@@ -399,6 +416,7 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& args,
   for (; index < tile_count; index += clusters) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply(d, k_tile);
+      // Until the stored part of the boxes is the multiplied part of the k-tiles or more.
       while (packed.stored * k_tiles < packed.kBoxes * (k_tile + 1)) store_next_box();
     }
     consumer.complete();

@@ -18,27 +18,27 @@
 
 namespace kernels::sm90::gemm_single {
 
-// What a kernel computes, and from which operands. Two warpgroups multiply and one warp loads; the
-// other three warps are idle, except in kConvert.
+// What a kernel computes, and from which operands. In all modes two warpgroups multiply and one
+// warp loads. The other three warps convert the weight in kConvert, and are idle in other modes.
 enum class Mode {
-  // out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or [K, M], the
-  // weight [N, K] or [K, N]. These layouts are chosen at run time: on an H100, a kernel for each
-  // would take 0.5% less time, but twice as long to compile.
+  // Computes out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or
+  // [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: on an H100, a kernel
+  // for each would take 0.5% less time, but twice as long to compile.
   kHalf,
-  // out [N, M] = weight x^T, for gradients of these types and layouts. (launch.cu swaps the
-  // caller's operands and sizes, so this is the caller's [M, N].) There is no bias, ReLU or
-  // division. The consumers store a tile's results by TMA while they multiply the next tile.
+  // Computes gradients, in the types and layouts of kHalf: out [N, M] = weight x^T, without bias,
+  // ReLU or division. (launch.cu swaps the caller's operands and sizes, so this is the caller's
+  // [M, N].) The consumers store a tile's results by TMA while they multiply the next tile.
   kGradient,
-  // out = relu(x weight^T + bias) / divisor in float32, from k-tiled fp16 operands whose rows are
-  // scaled by powers of two. split_x.cuh has made that of x. The converter warps make that of the
-  // weight, from float32 [N, K] or [K, N].
+  // Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled
+  // layout whose rows are scaled by powers of two. split_x.cuh has made the fp16 x. The converter
+  // warps make the fp16 weight, from float32 [N, K] or [K, N].
   kConvert,
-  // The tiles that kConvert has listed, from row-major float32 operands, which TMA rounds to TF32.
-  // TF32 has float32's range, so nothing is scaled.
+  // Computes the tiles that kConvert has listed, from row-major float32 operands, which TMA rounds
+  // to TF32. TF32 has float32's range, so nothing is scaled.
   kRedo,
 };
 
-// A mode, its types, and the flags by which the code below asks for the mode.
+// A mode with its types, and flags that tell the mode.
 template <Mode kMode, typename ElementType, typename OutType>
 struct ModeTraits {
   using Element = ElementType;  // of the operands in shared memory
@@ -66,7 +66,7 @@ struct SharedMemory {
   int progress;  // the producer's latest k-tile; see convert_weight.cuh
 };
 
-// The tiles to be computed again, by their numbers in TileOrder. ConvertTraits writes the list, and
+// The tiles to compute again, by their numbers in TileOrder. ConvertTraits writes the list, and
 // RedoTraits, the next kernel, reads it.
 struct RedoList {
   unsigned* count;      // 0 at first
@@ -83,7 +83,7 @@ struct RedoList {
 template <typename Traits>
 struct Arguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
-  static constexpr int kK = Config::kKTileBytes / sizeof(typename Traits::Element);
+  static constexpr int kKTile = Config::kKTileBytes / sizeof(typename Traits::Element);
 
   Epilogue<typename Traits::Out> epilogue;
   int k;
@@ -94,9 +94,10 @@ struct Arguments {
   WeightConversion conversion;  // ConvertTraits
   const int* x_exponent;        // ConvertTraits: [M], rows of x were scaled by 2^x_exponent
 
-  __device__ int k_tiles() const { return (k + kK - 1) / kK; }
+  __device__ int k_tiles() const { return (k + kKTile - 1) / kKTile; }
 
-  // How many tiles the kernel computes. Cluster c of C takes the indices c, c + C, c + 2 C, ...
+  // How many tiles the kernel computes. With C clusters, cluster c computes the tiles with the
+  // indices c, c + C, c + 2 C and so on.
   __device__ int tile_count() const {
     return Traits::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }

@@ -1,5 +1,5 @@
-// The constants of gemm_single_kernel, which its files use: gemm_single_arguments.cuh (traits and
-// arguments), gemm_single.cuh (mainloop), convert_weight.cuh (converter warps) and
+// The constants of gemm_single_kernel. They are shared by gemm_single.cuh (mainloop),
+// gemm_single_arguments.cuh (modes and arguments), convert_weight.cuh (converter warps) and
 // gemm_single_epilogue.cuh (epilogue).
 
 #pragma once
@@ -56,8 +56,8 @@ struct Config {
   static constexpr int kGradientWorkerRegisters = 24;
   static constexpr int kGradientConsumerRegisters = 240;
 
-  // The epilogue subtile of StagedSums, in row blocks: 8 rows of x are a row block (and 8 columns
-  // of wgmma's accumulators). For each row block, a warp has a float4 a lane, and one more as
+  // The epilogue subtile of StagedSums, in row blocks. 8 rows of x are a row block (and 8 columns
+  // of wgmma's accumulators). A warp stages a row block as one float4 a lane. One more float4 is
   // padding (see StagedSumsReader).
   static constexpr int kRowBlocks = kXRows / 8;
   static constexpr int kSubtileRowBlocks = 2;
