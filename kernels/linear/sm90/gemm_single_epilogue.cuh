@@ -202,8 +202,8 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
   }
 }
 
-// The fast epilogue of float32. The caller has checked that p.is_fast, and that no exponent of the
-// tile is beyond FastEpilogueConfig::kMaxExponent, so that the product of the scales of x and
+// The fast epilogue of float32. The caller has checked that epilogue.is_fast, and that no exponent
+// of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of x and
 // weight is a normal float.
 template <bool kMask, int kSums>
 __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int first_column,
@@ -297,9 +297,10 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
   return words;
 }
 
-// The fast epilogue of half types, which applies ReLU. The caller has checked p.is_fast, which
-// implies ReLU here (launch_half, launch.cu), and has divided the bias in `scales`, so that one fma
-// divides the product and adds the bias. p.divisor.scale is 1 / divisor, a power of two.
+// The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
+// which implies ReLU here (launch_half, launch.cu). The caller has also divided the bias in
+// `scales`, so that one fma divides the product and adds the bias. epilogue.divisor.scale is
+// 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
@@ -393,7 +394,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
 
 // A thread's results in a tile of a gradient. The caller packs them to T when the tile's
 // accumulators are complete, and stores them a box at a time while the next tile is multiplied.
-// Storing them so late takes 5% less time on an H200 where K is 1024.
+// For K = 1024, the kernel takes 5% less time on an H200 than if it stores them at once.
 //
 // out is [N, M]: a line of out is a column, and rows of x are neighbours in it. So two results of a
 // thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box is
@@ -405,7 +406,8 @@ struct PackedGradient {
   static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
   // [box][pair][word]: word 2 h + b has column half h, and two rows of row block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];
-  int stored = kBoxes;  // how many boxes of the packed tile are stored
+  // How many boxes of the packed tile are stored. At first no tile is packed, so no box is left.
+  int stored = kBoxes;
 
   // Rounds the accumulators of a complete tile to T, in pairs.
   template <int kSums>
@@ -458,8 +460,8 @@ struct PackedGradient {
     __syncwarp();
 #pragma unroll
     for (int pair = 0; pair < kPairsPerBox; ++pair) {
-      const int vector =
-          (pair * 2 + block_of_pair) ^ lane % 8;  // the swizzle: line % 8 is lane % 8
+      // TMA's swizzle: vector v of a line is at v ^ (line % 8), and line % 8 is lane % 8.
+      const int vector = (pair * 2 + block_of_pair) ^ lane % 8;
       ptx::store_matrices(box + line * kLineBytes + vector * 16, words[kBox][pair]);
     }
     ptx::fence_proxy_async_shared();
