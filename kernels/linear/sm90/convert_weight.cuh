@@ -1,13 +1,13 @@
 // The converter warps of gemm_single_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel.
 //
-//   from       [N, K] float32, row-major, or its transpose [K, N]
+//   source     [N, K] float32, row-major, or its transpose [K, N]
 //   exponent   [N] int, of each row of the weight
 //   hi         [k-tile][N][64] fp16
 //
-// (These are members of WeightConversion::weight.) Element (n, k) of hi is weight[n][k] *
+// (These are members of WeightConversion::weight.) Element (n, k) of hi is source[n][k] *
 // 2^exponent[n], rounded to nearest, and 0 for k >= K. Its index is ((k / 64) * N + n) * 64 + k %
-// 64. The kernel before, split_x_kernel, has found the exponents from a sample of each row.
+// 64. The previous kernel, split_x_kernel, has found the exponents from a sample of each row.
 //
 // In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
 // wait_converted before it loads a k-tile.
@@ -226,7 +226,8 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
 }
 
 // Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on. Returns whether
-// anything was added to p.subnormals. All lanes of a warp call it, and meet at `barrier`.
+// anything was added to the counters of subnormals. All lanes of a warp call it, and meet at
+// `barrier`.
 //
 // A warp keeps a ring of four batches in shared memory. It converts one batch while the next three
 // are loaded. A batch has 8 rows x 64 of K:
@@ -412,8 +413,8 @@ __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conve
 
 // Converts a unit of either layout at the edge of the weight, where some rows or some of K do not
 // exist, without shared memory. Eight lanes have a row, eight k each. A lane has every fourth
-// row from lane_row on. Returns whether anything was added to p.subnormals. All lanes of a warp
-// call it.
+// row from lane_row on. Returns whether anything was added to the counters of subnormals. All lanes
+// of a warp call it.
 template <bool kTransposed>
 __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k, int64_t lane_row,
                                   int k_tile) {
@@ -471,17 +472,17 @@ __device__ __forceinline__ unsigned take_unit(const WeightConversion& conversion
   return threadIdx.x % 32 == 0 ? atomicAdd(conversion.next, 1u) : 0;
 }
 
-// Converts units until none is left: each converter warp calls this. The warps of all blocks take
-// units from one counter, so a warp mostly converts what other blocks multiply.
-//
-// `weight_tiles` is the number of tiles of the whole weight, and `clusters` that of the grid. The
-// warp's lanes meet at `barrier`. `progress` is that of this block's producer. `is_needed` returns
-// whether any tile reads hi at all; the answer is the same in all blocks.
-//
-// The units are in the order in which the clusters need them. Each cluster multiplies one tile at a
-// time, so at any time weight_tiles_at_once tiles of the weight are multiplied: a wave. All units
-// of a wave's first four k-tiles come first, then those of its next four, and so on; then comes the
-// next wave.
+// A unit of work: 32 rows x 4 k-tiles of the weight.
+struct Unit {
+  int64_t row;    // the first one
+  int k_tile;     // the first one
+  int first_use;  // a cluster multiplies at least this many k-tiles before it needs the unit
+};
+
+// The order of the units is that in which the clusters need them. Each cluster multiplies one tile
+// at a time, so at any time weight_tiles_at_once tiles of the weight are multiplied: a wave. All
+// units of a wave's first four k-tiles come first, then those of its next four, and so on; then
+// comes the next wave.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
@@ -496,68 +497,113 @@ __device__ __forceinline__ unsigned take_unit(const WeightConversion& conversion
 //   When is unit 5000 used?
 //     17 * 4 = 68 tiles of out come before wave 1. A cluster has multiplied 68 / 66 = 1 of them,
 //     which is 128 k-tiles. (The division rounds down, so that no conversion is late.) A cluster
-//     first needs the unit at its k-tile 128 + 20 = 148. A warp begins the conversion when its own
-//     block's producer has begun k-tile 148 - 24 = 124.
+//     first needs the unit at its k-tile 128 + 20 = 148, which is first_use.
+struct UnitOrder {
+  int units_along_k;
+  int unit_rows;  // of the whole weight; a unit row is 32 of its rows
+  int unit_rows_of_wave;
+  int clusters;
+
+  // For `weight_tiles` tiles of the whole weight, and `clusters` clusters of the grid.
+  __device__ UnitOrder(const WeightConversion& conversion, int weight_tiles, int clusters)
+      : clusters(clusters) {
+    using C = ConvertWeightConfig;
+    constexpr int kUnitRowsOfTile = BlockConfig::kClusterSize * C::kUnitsPerPanel;
+    units_along_k = (conversion.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
+    unit_rows = weight_tiles * kUnitRowsOfTile;
+    unit_rows_of_wave = conversion.weight_tiles_at_once * kUnitRowsOfTile;
+  }
+
+  __device__ unsigned count() const { return static_cast<unsigned>(unit_rows) * units_along_k; }
+
+  // The unit of this number, 0 <= number < count().
+  __device__ __forceinline__ Unit find(const WeightConversion& conversion, int number) const {
+    using C = ConvertWeightConfig;
+    const int wave = number / (unit_rows_of_wave * units_along_k);
+    const int number_in_wave = number - wave * unit_rows_of_wave * units_along_k;
+    const int first_unit_row = wave * unit_rows_of_wave;
+    // The last wave may have fewer unit rows than the others.
+    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);
+    const int unit_k = number_in_wave / own_unit_rows;
+    const int k_tile = unit_k * C::kUnitKTiles;
+    const int64_t row = (first_unit_row + number_in_wave - unit_k * own_unit_rows) * C::kUnitRows;
+    const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
+    const int tiles_of_cluster = tiles_before / clusters;
+    return {row, k_tile, tiles_of_cluster * conversion.k_tiles + k_tile};
+  }
+};
+
+// Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
+// unit's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// These waits cannot form a circle with the producers' waits for `ready`: units are taken in the
-// order of their use, and a warp waits only for k-tiles that come before its unit is used.
+// This wait and the producers' waits for `ready` cannot form a circle: units are taken in the order
+// of their use, and a warp waits only for k-tiles that come before its unit is used.
+__device__ __forceinline__ void wait_for_turn(const Unit& unit, int* progress) {
+  if (threadIdx.x % 32 == 0) {
+    while (atomicAdd(progress, 0) + ConvertWeightConfig::kLead < unit.first_use) __nanosleep(200);
+  }
+  __syncwarp();
+}
+
+// Converts a unit, and marks its rows that have too many subnormals. `k` is K. All lanes of a warp
+// call it, and meet at `barrier`.
+template <bool kTransposed>
+__device__ __forceinline__ void convert_unit(const WeightConversion& conversion, int64_t k,
+                                             const Unit& unit, BatchRing& ring, int barrier) {
+  using C = ConvertWeightConfig;
+  const int lane = threadIdx.x % 32;
+  const bool is_whole = unit.row + C::kUnitRows <= conversion.weight.rows &&
+                        int64_t{unit.k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
+  bool any_counted;  // whether anything was added to subnormals
+  if (is_whole) {
+    any_counted = convert_whole_unit<kTransposed>(conversion, unit.row, unit.k_tile, ring, barrier);
+  } else {
+    any_counted = convert_edge_unit<kTransposed>(conversion, k, unit.row + lane / 8, unit.k_tile);
+  }
+  if (any_counted) {
+    __syncwarp();  // all lanes have added their counts
+    mark_row_for_tf32(conversion, k, unit.row + lane, unit.k_tile);
+  }
+}
+
+// Tells the producers that a unit is converted: see "Memory ordering" at the top. All lanes of a
+// warp call it.
+__device__ __forceinline__ void publish(const WeightConversion& conversion, const Unit& unit) {
+  const int lane = threadIdx.x % 32;
+  ptx::fence_proxy_async_global();
+  __syncwarp();
+  if (lane < ConvertWeightConfig::kUnitKTiles && unit.k_tile + lane < conversion.k_tiles) {
+    const int64_t panel = unit.row / Config::kBlockColumns;
+    ptx::add_release(conversion.ready + panel * conversion.k_tiles + unit.k_tile + lane, 1);
+  }
+}
+
+// Converts units until none is left: each converter warp calls this. The warps of all blocks take
+// units from one counter, so a warp mostly converts what other blocks multiply.
+//
+// `weight_tiles` is the number of tiles of the whole weight, and `clusters` that of the grid. The
+// warp's lanes meet at `barrier`. `progress` is that of this block's producer. `is_needed` returns
+// whether any tile reads hi at all; the answer is the same in all blocks.
 template <bool kTransposed, typename IsNeeded>
 __device__ void convert_weight(const WeightConversion& conversion, int64_t k, int weight_tiles,
                                int clusters, BatchRing& ring, int barrier, int* progress,
                                const IsNeeded& is_needed) {
-  using C = ConvertWeightConfig;
-  const int lane = threadIdx.x % 32;
-  const int units_along_k = (conversion.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
-  const int unit_rows = weight_tiles * BlockConfig::kClusterSize * C::kUnitsPerPanel;
-  const int unit_rows_of_wave =
-      conversion.weight_tiles_at_once * BlockConfig::kClusterSize * C::kUnitsPerPanel;
-  const unsigned units = static_cast<unsigned>(unit_rows) * units_along_k;
+  const UnitOrder order(conversion, weight_tiles, clusters);
+  const unsigned units = order.count();
   const unsigned first = take_unit(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time.
   // Converting the first unit, for which the producers wait, before is_needed is called makes the
   // kernel slower, not faster: on an H200, x [1024, 8192] and weight [8192, 8192] take 249 us
   // instead of 239.
   if (!is_needed()) return;
-  unsigned index = __shfl_sync(0xffffffff, first, 0);
-  while (index < units) {
-    const unsigned prefetched = take_unit(conversion);
-    // Which unit it is: see the example above.
-    const int wave = static_cast<int>(index) / (unit_rows_of_wave * units_along_k);
-    const int index_in_wave = static_cast<int>(index) - wave * unit_rows_of_wave * units_along_k;
-    const int first_unit_row = wave * unit_rows_of_wave;
-    // The last wave may have fewer unit rows than the others.
-    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);
-    const int unit_k = index_in_wave / own_unit_rows;
-    const int k_tile = unit_k * C::kUnitKTiles;
-    const int64_t row = (first_unit_row + index_in_wave - unit_k * own_unit_rows) * C::kUnitRows;
-    if (lane == 0) {
-      const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
-      const int first_use = tiles_before / clusters * conversion.k_tiles + k_tile;
-      while (atomicAdd(progress, 0) + C::kLead < first_use) __nanosleep(200);
-    }
-    __syncwarp();
-
-    const bool is_whole = row + C::kUnitRows <= conversion.weight.rows &&
-                          int64_t{k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
-    bool any_counted;  // whether anything was added to subnormals
-    if (is_whole) {
-      any_counted = convert_whole_unit<kTransposed>(conversion, row, k_tile, ring, barrier);
-    } else {
-      any_counted = convert_edge_unit<kTransposed>(conversion, k, row + lane / 8, k_tile);
-    }
-    if (any_counted) {
-      __syncwarp();  // all lanes have added their counts
-      mark_row_for_tf32(conversion, k, row + lane, k_tile);
-    }
-
-    // Publishes the unit: see "Memory ordering" at the top.
-    ptx::fence_proxy_async_global();
-    __syncwarp();
-    if (lane < C::kUnitKTiles && k_tile + lane < conversion.k_tiles) {
-      const int64_t panel = row / Config::kBlockColumns;
-      ptx::add_release(conversion.ready + panel * conversion.k_tiles + k_tile + lane, 1);
-    }
-    index = __shfl_sync(0xffffffff, prefetched, 0);
+  unsigned number = __shfl_sync(0xffffffff, first, 0);
+  while (number < units) {
+    const unsigned next_number = take_unit(conversion);  // arrives during the conversion
+    const Unit unit = order.find(conversion, static_cast<int>(number));
+    wait_for_turn(unit, progress);
+    convert_unit<kTransposed>(conversion, k, unit, ring, barrier);
+    publish(conversion, unit);
+    number = __shfl_sync(0xffffffff, next_number, 0);
   }
 }
 
