@@ -20,9 +20,9 @@
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
 //
-// A row that holds infinity or NaN is split as if it were zero. Another kernel computes its results
-// after the GEMM. After the fp16x3 GEMM it is that of nonfinite.cuh. After the GEMM with one
-// product it is a GEMM in TF32 (see kNeedsTf32).
+// A row that holds infinity or NaN is split as if it were zero. A later kernel computes its
+// results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one product a GEMM in
+// TF32 (see kNeedsTf32).
 //
 // split_x_kernel (sm90/split_x.cuh) splits x with split_row; split_rows_kernel (sm80/launch.cu)
 // splits x and the weight. The sm90 GEMMs treat the weight themselves: the fp16x3 GEMM splits it
@@ -82,8 +82,8 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 //   k-tiled, hi and lo  [k-tile][row][32 hi, 32 lo]     a k-tile is 32 of K, and lo = hi + 32
 //
 // Why k-tiled. For a pipeline stage, a thread block loads the same k-tile of many rows. In the
-// k-tiled layout these rows are consecutive in memory, so the loads use all of L2 for every K. In a
-// row-major matrix they are K elements apart, and for some K they share a few slices of L2.
+// k-tiled layout these rows are consecutive in memory, so the loads use all slices of L2 for every
+// K. In a row-major matrix they are K elements apart, and for some K they use only a few slices.
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K. The eight pairs
 // of neighbours (pair p is elements 2p and 2p + 1) are stored in the order 0 2 4 6 1 3 5 7:
@@ -432,7 +432,7 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(matrix, part, scale, has_lo, kept);
 
-  // 4. Decide whether hi, or hi and lo, represent the row, and write it down.
+  // 4. Decide whether hi, or hi and lo, represent the row, and store the answer.
   bool is_represented = scale.can_split;
   if (!has_lo) {
     // Sum both counts of all threads at once, in the halves of a 64-bit number.

@@ -41,11 +41,10 @@ struct SampleConfig {
   // they overflow fp16, which ends at 2^16.
   static constexpr int kHiLoTarget = 9;
 
-  // The limits of an exponent for hi and lo. A row whose sample is near float32's end, 2^128, needs
-  // no room for elements 64 times as large: 2^-111 already scales elements below 2^127 to less than
-  // 2^16, where fp16 ends. A smaller factor would only take bits of the small elements. (Rows with
-  // elements from 2^127 on may overflow, and are then left to the second run.) The maximum is the
-  // largest exponent whose power of two is a float.
+  // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
+  // less than 2^16, where fp16 ends. A smaller factor would only cost small elements their bits.
+  // (Elements from 2^127 on may overflow, and their rows are then left to the second run.) The
+  // maximum is the largest exponent whose power of two is a float.
   static constexpr int kMinHiLoExponent = -111;
   static constexpr int kMaxHiLoExponent = 127;
 
@@ -205,8 +204,8 @@ __device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
 //
 //   blocks 0 .. sampling_blocks - 1    sample the weight: a warp for each kRows rows
 //   the blocks after them              split x: a warp or a block for each row
-//   all blocks                         first clear the GEMM's counters and flags: cleared, of
-//                                      cleared_size unsigned numbers
+//   all blocks                         first set the cleared_size numbers at `cleared` to 0: the
+//                                      GEMM's counters and flags
 __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
     split_x_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                    const __grid_constant__ fp16x3::SplitMatrix weight, bool weight_is_transposed,
@@ -221,9 +220,10 @@ __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
   }
   const bool has_lo = x.lo != nullptr;
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
+  const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-  if (x_block >= 0) {  // this block splits x
+  if (splits_x) {
     const bool is_warp = splitter == fp16x3::Splitter::kWarp;
     const int64_t row = is_warp ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
     if (row < x.rows) fp16x3::split_row(x, row, k, splitter, has_lo);
