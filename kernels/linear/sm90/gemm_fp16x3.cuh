@@ -214,10 +214,10 @@ struct Consumer {
   //
   // x has K in the same order (split.cuh says why that is enough).
   //
-  // `first` is the address for s = 0 (which 16 of K) and r = 0 (which of the thread's rows n and
-  // n + 1). TMA has put vector 4 s + c of row n + r at place (4 s + c) ^ ((n + r) % 8). As c < 4
-  // and n is even, s flips bit 2 of the place and r bit 0. A place is 16 bytes, so these are bits 6
-  // and 4 of the address.
+  // Addresses. The thread has rows n and n + 1 of the stage, n even. In row n + r, it loads vector
+  // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
+  // of the row. Compared with s = 0 and r = 0, s flips bit 2 of the place, as c < 4, and r flips
+  // bit 0, as n is even. A place is 16 bytes, so these are bits 6 and 4 of the address.
   __device__ void convert(Fragments& f, const State& position) const {
     ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * position.stage,
                        position.parity);
@@ -395,11 +395,11 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int first_of_lane = warp_column + column_of_a_row(g, 0);
-  Consumer<kPromotionInterval> consumer(base, lane, first_of_lane);
+  const int weight_row = warp_column + column_of_a_row(g, 0);
+  Consumer<kPromotionInterval> consumer(base, lane, weight_row);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;
-  // for_each_work_tile, but with uniform work tiles.
+  // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
   for (int i = 0;; ++i) {
     const WorkTile work = args.schedule.uniform_work_tile(i);
     if (!work.exists()) break;
@@ -407,10 +407,10 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t
     if (!is_computed(args, tile.weight)) continue;
 
     // The scales of the lane's two columns. Columns past N have that of the last one.
-    const int first = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
+    const int first_column = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int column = min(first + column_of_a_row(g, r), args.epilogue.n - 1);
+      const int column = min(first_column + column_of_a_row(g, r), args.epilogue.n - 1);
       consumer.scale[r] = fp16x3::power_of_two(__ldcg(args.weight.exponent + column));
     }
 
@@ -453,9 +453,9 @@ __device__ inline void rescale_overflowed_rows(const GemmArguments& args) {
   using Config = GemmFp16x3Config;
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    const int first = first_block_column(tile, ptx::cluster_ctarank());
+    const int first_column = first_block_column(tile, ptx::cluster_ctarank());
     for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
-      const int column = first + i;
+      const int column = first_column + i;
       if (column >= args.epilogue.n) continue;
       if (__ldcg(args.weight.state + column) != fp16x3::kOverflowed) continue;
       const float* const row = args.weight.source + column * args.weight.row_stride;

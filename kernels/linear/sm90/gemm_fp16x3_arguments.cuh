@@ -2,9 +2,9 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// Row n of the weight makes column n of out. Where it is multiplied, it is called column n, too.
-// "Rows" alone are those of x and out. As the weight is wgmma's operand A, rows are columns of
-// wgmma's accumulators. Eight of them are a row block.
+// Row n of the weight makes column n of out, so the kernel and the epilogue call it column n.
+// "Rows" alone are those of x and out. Eight of them are a row block. (As the weight is wgmma's
+// operand A, rows are columns of wgmma's accumulators.)
 //
 // launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
 // epilogue (gemm_fp16x3_epilogue.cuh) use both.
@@ -32,7 +32,7 @@ struct GemmFp16x3Config {
   static constexpr int kBlockColumns = 64 * BlockConfig::kConsumerWarpgroups;
 
   // Rows of x in a tile.
-  //   176  The most that fit: a thread has rows / 2 accumulators and as many sums in registers.
+  //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are 4 tiles of
   //        176 and 2 of 160, which take 2% less time on an H200. Only for K from kLongK on.
   //   128  For all tiles, where there are so few tiles that it takes less time (choose_tiles.h).
@@ -211,12 +211,12 @@ __device__ inline int first_block_column(const Tile& tile, int rank) {
 __device__ inline bool is_computed(const GemmArguments& args, int weight_tile) {
   if (!args.is_second_run) return true;
   constexpr int kTileColumns = BlockConfig::kClusterSize * GemmFp16x3Config::kBlockColumns;
-  bool is_found = false;
+  bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
     const int column = weight_tile * kTileColumns + i;
-    is_found |= column < args.epilogue.n && __ldcg(args.weight.state + column) != fp16x3::kExact;
+    has_inexact |= column < args.epilogue.n && __ldcg(args.weight.state + column) != fp16x3::kExact;
   }
-  return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
+  return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }
 
 // Calls body(work, tile) for each work tile of this cluster that this run computes, in the order of

@@ -255,9 +255,9 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
                                              inputs.columns[block_column + 1]};
   const float scale[2] = {fp16x3::power_of_two(-columns[0].exponent),
                           fp16x3::power_of_two(-columns[1].exponent)};
-  float largest[2] = {};                  // the largest magnitude of each column's sums, or NaN
-  const int first = threadIdx.x % 4 * 2;  // 2 * c
-  int row = inputs.first_row + first;     // in the loop, row 8 * j + 2 * c of the tile
+  float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
+  const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
+  int row = inputs.first_row + lane_row;     // in the loop, row 8 * j + 2 * c of the tile
   float* target = epilogue.out_at(row, column);
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
@@ -267,7 +267,7 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
     if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // the thread's rows of the row block
-      const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + first + i]);
+      const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + lane_row + i]);
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's columns
@@ -306,7 +306,8 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
   }
 }
 
-// The epilogue of a tile: the fast one if the tile may take it, or else the general one.
+// The epilogue of a tile: the fast one (store_fast) if the tile may take it, or else the general
+// one, which begins after the first `if`.
 //
 // In the general epilogue, two lanes that differ in bit 3 have two neighbouring columns each, of
 // the same two rows of x. They exchange sums, so that each has four columns of one row:
@@ -337,7 +338,7 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
 
   // The first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
   const int block_column = warp_column + column_of_a_row(g & ~2, 0);
-  const bool has_second_row = lane & 8;
+  const bool has_second_row = (lane & 8) != 0;
   float4* const slot = &staging[0][threadIdx.x % 128];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
@@ -358,14 +359,14 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const EpilogueInputs::Column inputs_of_column = inputs.columns[block_column + i];
+        const EpilogueInputs::Column column = inputs.columns[block_column + i];
         // Columns 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
         const bool was_in_first_lane = i < 2;
         const bool is_received = was_in_first_lane == has_second_row;
         const float sum = is_received ? received[i % 2] : kept[i % 2];
         if (!isfinite(sum)) mark_overflow(args, inputs.first_column + block_column + i);
-        const int exponent = inputs.x_exponent[row_of_tile] + inputs_of_column.exponent;
-        z[i] = fp16x3::unscale(sum, exponent) + inputs_of_column.bias;
+        const int exponent = inputs.x_exponent[row_of_tile] + column.exponent;
+        z[i] = fp16x3::unscale(sum, exponent) + column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
       // The next four columns, or those before, are in the lanes with the other g0: bit 2.
