@@ -299,12 +299,12 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 //   weight.exponent         int        [n]                       split_x, Convert  no
 //   weight.hi               half       [k-tiles, n, 64]          Convert           no
 //   redo.tiles              int        [tiles]                   Convert, Redo     no
-//   weight_copy.to          float      [n, padded k]             transpose, Redo   no
+//   weight_copy.target      float      [n, padded k]             transpose, Redo   no
 //
 // "Convert" and "Redo" are gemm_single with ConvertTraits and RedoTraits. A panel is a block's 128
 // rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
-// weight_copy.to exists only for a transposed weight. split_x clears the slices that must be zero
-// before the GEMM; they are the first ones.
+// weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
+// zero before the GEMM; they are the first ones.
 struct SingleWorkspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
