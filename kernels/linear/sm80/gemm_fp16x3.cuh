@@ -138,13 +138,14 @@ struct Copies {
     constexpr int kRowsOfBoth = 2 * kRowsOfThread;  // those of x, then those of the weight
 #pragma unroll
     for (int i = 0; i < kRowsOfBoth; ++i) {
-      if (i * 4 / kRowsOfBoth != quarter) continue;
+      const int quarter_of_row = i * 4 / kRowsOfBoth;
+      if (quarter_of_row != quarter) continue;
       const bool is_x = i < kRowsOfThread;
       const int row = (is_x ? i : i - kRowsOfThread) * kRowStep;
       const __half* const source = (is_x ? x : weight) + stride * row;
       const bool exists = k_left > 0 && row < (is_x ? x_rows_left : weight_rows_left);
-      const uint32_t operand = is_x ? 0 : 2 * Config::kTileBytes;
-      const uint32_t address = target + stage + operand + row * Config::kRowBytes;
+      const uint32_t operand_offset = is_x ? 0 : 2 * Config::kTileBytes;
+      const uint32_t address = target + stage + operand_offset + row * Config::kRowBytes;
       ptx::copy_async(address, source, exists);
       ptx::copy_async(address + Config::kTileBytes, source + (is_x ? x_lo : weight_lo), exists);
     }
@@ -224,12 +225,10 @@ struct Accumulators {
     }
   }
 
-  // Removes lo's factor of 2^11, which is exact.
-  __device__ static void remove_lo_scale(float (&fragments)[Config::kFragmentsN][4]) {
+  // Removes lo's factor of 2^11, which is exact, from the sums or totals of a fragment along M.
+  __device__ static void remove_lo_scale(float (&values)[Config::kFragmentsN][4]) {
 #pragma unroll
-    for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
-      fragments[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
-    }
+    for (int j = 0; j < Config::kFragmentsN * 4; ++j) values[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
   }
 
   // Adds the products of one half of a fragment of x and one half of all fragments of the weight.
@@ -314,14 +313,15 @@ __device__ __forceinline__ void store_results(
     exponent_of_weight[i] = exists ? weight_exponent[column + i] : 0;
   }
 #pragma unroll
-  for (int first = 0; first < Config::kFragmentsM; first += Config::kSubtileFragments) {
+  for (int first_fragment = 0; first_fragment < Config::kFragmentsM;
+       first_fragment += Config::kSubtileFragments) {
     // Stage the subtile. i counts fragments along M, halves of their rows, fragments along N.
 #pragma unroll
     for (int i = 0; i < Config::kSubtileFragments * 2 * Config::kFragmentsN; ++i) {
       const int fragment = i / (2 * Config::kFragmentsN);
       const int row_half = i / Config::kFragmentsN % 2;
       const int j = i % Config::kFragmentsN;
-      const float* const sum = &total[first + fragment][j][row_half * 2];
+      const float* const sum = &total[first_fragment + fragment][j][row_half * 2];
       const int row = fragment * 16 + row_half * 8 + lane / 4;
       *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + j * 8 + lane % 4 * 2) =
           make_float2(sum[0], sum[1]);
@@ -330,7 +330,7 @@ __device__ __forceinline__ void store_results(
     // Finish and store it.
 #pragma unroll 1
     for (int row = lane / kLanesOfRow; row < kSubtileRows; row += 32 / kLanesOfRow) {
-      const int out_row = first_m + first * 16 + row;
+      const int out_row = first_m + first_fragment * 16 + row;
       const float* const sums = staged + row * Config::kSubtilePitch + staged_column;
       const int exponent_of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
       float z[4];

@@ -25,9 +25,9 @@
 
 namespace kernels::sm80 {
 
-// Returns whether this build contains the kernels below. They take nvcc 1 s of 9, and choose_path
-// chooses them only on GPUs of capability 8.0, so other builds omit them. Tests run them on every
-// GPU, and define KERNELS_ALL_PATHS.
+// Returns whether this build contains the kernels below. nvcc spends 1 of its 9 s on them, and
+// choose_path chooses them only on GPUs of capability 8.0, so other builds omit them. Tests run
+// them on every GPU, and define KERNELS_ALL_PATHS.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -125,7 +125,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
 
   // Split.
   Matrix weight_to_split = weight;
-  if (!is_first) weight_to_split.rows = 0;
+  if (!is_first) weight_to_split.rows = 0;  // the first chunk has split it
   const int64_t rows = x.rows + weight_to_split.rows;
   const int split_blocks = static_cast<int>(std::min(rows, SplitRowsConfig::kMaxBlocks));
   launch_grid({split_blocks, SplitRowsConfig::kThreads, 0, stream, /*has_pdl=*/false},
