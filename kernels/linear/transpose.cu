@@ -113,8 +113,8 @@ int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* st
   using transpose_tiles::Config;
   const int64_t tiles = divide_up(t.rows, Config::kTile) * divide_up(t.columns, Config::kTile);
   const bool is_conditional = is_needed != nullptr;
-  const int64_t most_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
-  const int blocks = static_cast<int>(std::min(tiles, most_blocks));
+  const int64_t max_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
+  const int blocks = static_cast<int>(std::min(tiles, max_blocks));
   // With PDL, the start of a copy that may not be needed overlaps the kernel that decides.
   const Grid grid{blocks, Config::kThreads, /*bytes=*/0, stream, /*has_pdl=*/is_conditional};
   return status_of([&] { launch_grid(grid, transpose_tiles::transpose_kernel, t, is_needed); });
