@@ -190,12 +190,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   if (elements.block_is_full(n)) {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      words[u] = load_words<Config>(x + elements.first + u * Elements::kStride, policy);
+      const int offset = u * Elements::kStride;
+      words[u] = load_words<Config>(x + elements.first + offset, policy);
     }
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      finish_vector<Config, kMask>(words[u], out, mask, elements.first, u * Elements::kStride,
-                                   /*exists=*/true, policy);
+      const int offset = u * Elements::kStride;
+      finish_vector<Config, kMask>(words[u], out, mask, elements.first, offset, /*exists=*/true,
+                                   policy);
     }
     return;
   }
@@ -214,16 +216,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    if (elements.first + u * Elements::kStride < whole) {
-      words[u] = load_words<Config>(x + elements.first + u * Elements::kStride, policy);
+    const int offset = u * Elements::kStride;
+    if (elements.first + offset < whole) {
+      words[u] = load_words<Config>(x + elements.first + offset, policy);
     }
   }
   if (rest_index < n) rest_value = x[rest_index];
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const bool exists = elements.first + u * Elements::kStride < whole;
-    finish_vector<Config, kMask>(words[u], out, mask, elements.first, u * Elements::kStride, exists,
-                                 policy);
+    const int offset = u * Elements::kStride;
+    const bool exists = elements.first + offset < whole;
+    finish_vector<Config, kMask>(words[u], out, mask, elements.first, offset, exists, policy);
   }
   if (rest_index < n) out[rest_index] = relu_of(rest_value);
   if constexpr (kMask) {
@@ -365,7 +368,7 @@ __device__ inline bool gradient_passes(const uint8_t* mask, uint32_t i) {
   return mask[i / 8] >> i % 8 & 1;
 }
 
-// Handles element i. Reads the gradient only where it passes: a typical mask saves half of the
+// Computes grad_input[i]. Reads the gradient only where it passes: a typical mask saves half of the
 // scattered reads.
 template <typename Bits>
 __device__ void select_one(const Bits* grad_output, const GradientLayout& layout,
@@ -374,9 +377,9 @@ __device__ void select_one(const Bits* grad_output, const GradientLayout& layout
   grad_input[i] = gradient_passes(mask, i) ? grad_output[strided_offset(layout, i)] : Bits{0};
 }
 
-// Handles kElements elements, of which element `first` is the first. All are loaded before any is
-// stored, so that the loads overlap. Past the end, the last element is loaded again, and nothing is
-// stored.
+// Computes kElements elements of grad_input, kThreads apart, from `first` on. All are loaded before
+// any is stored, so that the loads overlap. Past the end, the last element is loaded again, and
+// nothing is stored.
 template <typename Bits>
 __device__ void select_several(const Bits* grad_output, const GradientLayout& layout,
                                const uint8_t* mask, Bits* grad_input, uint32_t n, uint32_t first) {
@@ -396,7 +399,7 @@ __device__ void select_several(const Bits* grad_output, const GradientLayout& la
   }
 }
 
-// Handles the elements of a thread, 1 or kElements, as unsigned integers of their size.
+// Computes the elements of a thread, 1 or kElements, as unsigned integers of their size.
 template <typename Bits>
 __device__ void select_elements(const void* grad_output, const GradientLayout& layout,
                                 const uint8_t* mask, void* grad_input, uint32_t n,
