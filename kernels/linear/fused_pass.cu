@@ -57,7 +57,7 @@ struct RowVector {
 
   // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* source) const {
-    // The policy of ordinary loads, because nvcc would split an ordinary load.
+    // nvcc would split a load without a policy. This policy is that of ordinary loads.
     if (is_vector) return load_vector(source, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
@@ -213,8 +213,8 @@ struct BlockGrid {
     const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
-    const int64_t most_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
-    const int64_t steps = divide_up(divide_up(m, most_blocks_of_strip), rows_at_once);
+    const int64_t max_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
+    const int64_t steps = divide_up(divide_up(m, max_blocks_of_strip), rows_at_once);
     rows_of_block = std::max<int64_t>(steps, 1) * rows_at_once;
     blocks_of_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
   }
@@ -250,12 +250,12 @@ __device__ void store_column_sums(Compute<T> (&total)[Vector<T>::kSize], Compute
 #pragma unroll
   for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = total[j];
   __syncthreads();
-  const int j = threadIdx.x / 32;
-  if (threadIdx.x % 32 >= lanes || j >= elements.count) return;
+  const int element = threadIdx.x / 32;  // of the vectors: the one that this warp adds up
+  if (threadIdx.x % 32 >= lanes || element >= elements.count) return;
   Compute<T> sum{0};
 #pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][j][lane];
-  sums[blockIdx.y * n + elements.first + j] = sum;
+  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][element][lane];
+  sums[blockIdx.y * n + elements.first + element] = sum;
 }
 
 // grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
