@@ -134,15 +134,17 @@ struct XStep {
   static constexpr int kLineBytes = 32 * kLaneBytes;
 };
 
-// Stores this lane's four elements of a row, as floats or as doubles. The 128 elements of the row
-// begin at `row`. Only the type of the last argument is used: it chooses between the two.
-__device__ inline void store_step(uint8_t* row, float4 v, float) {
-  *reinterpret_cast<float4*>(row + threadIdx.x % 32 * XStep::kLaneBytes) = v;
-}
-__device__ inline void store_step(uint8_t* row, float4 v, double) {
+// Stores this lane's four elements of a row, as T, float or double. The 128 elements of the row
+// begin at `row`.
+template <typename T>
+__device__ void store_step(uint8_t* row, float4 v) {
   uint8_t* const target = row + threadIdx.x % 32 * XStep::kLaneBytes;
-  *reinterpret_cast<double2*>(target) = {v.x, v.y};
-  *reinterpret_cast<double2*>(target + XStep::kLineBytes) = {v.z, v.w};
+  if constexpr (std::is_same_v<T, float>) {
+    *reinterpret_cast<float4*>(target) = v;
+  } else {
+    *reinterpret_cast<double2*>(target) = {v.x, v.y};
+    *reinterpret_cast<double2*>(target + XStep::kLineBytes) = {v.z, v.w};
+  }
 }
 
 // Loads this lane's four elements of a row, as store_step stored them. `address` is the address of
@@ -179,7 +181,7 @@ __device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int fi
     const bool exists = row < problem.epilogue.m && k < problem.whole_k();
     const float4* const source =
         reinterpret_cast<const float4*>(problem.x + row * problem.x_stride + k);
-    store_step(x + i * kRowBytes, exists ? __ldg(source) : float4{}, Sum<kM>{});
+    store_step<Sum<kM>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
   }
 }
 
