@@ -205,9 +205,9 @@ __device__ inline int first_block_column(const Tile& tile, int rank) {
 }
 
 // Returns whether this run computes the tiles of a weight tile. The first run computes all; the
-// second run those in which a row of the weight is not kExact. All lanes of a warp call it
-// together. All warps of all clusters get the same answer, whenever they ask: in the second run,
-// the state of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
+// second run those in which a row of the weight is not kExact. All lanes of a warp call it. All
+// warps of all clusters get the same answer, whenever they ask: in the second run, the state of a
+// row may change from kOverflowed to kNonfinite, but not to or from kExact.
 __device__ inline bool is_computed(const GemmArguments& args, int weight_tile) {
   if (!args.is_second_run) return true;
   constexpr int kTileColumns = BlockConfig::kClusterSize * GemmFp16x3Config::kBlockColumns;
@@ -220,7 +220,7 @@ __device__ inline bool is_computed(const GemmArguments& args, int weight_tile) {
 }
 
 // Calls body(work, tile) for each work tile of this cluster that this run computes, in the order of
-// the schedule. All lanes of a warp call it together.
+// the schedule. All lanes of a warp call it.
 template <typename Body>
 __device__ __forceinline__ void for_each_work_tile(const GemmArguments& args, const Body& body) {
   for (int i = 0;; ++i) {
