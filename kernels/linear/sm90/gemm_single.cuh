@@ -85,8 +85,8 @@
 namespace kernels::sm90::gemm_single {
 
 // Returns whether this kernel computes tiles with this tile of x. ConvertTraits leaves out those
-// with a row of x that is not accurate in fp16. All lanes of a warp call it together, and all warps
-// of all blocks get the same answer.
+// with a row of x that is not accurate in fp16. All lanes of a warp call it, and all warps of all
+// blocks get the same answer.
 template <typename Traits>
 __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
   if (!Traits::kConvertsWeight) return true;
@@ -202,8 +202,8 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
 
 // The part of the warpgroup's Scales that one consumer thread fetches: the bias of a column and, in
 // float32, the exponents of the column and of two rows. The thread loads them to registers before
-// the mainloop, which hides the latency, and stores them to shared memory after it, for the
-// epilogue.
+// the mainloop, which hides the latency. After the mainloop, it stores them to shared memory for
+// the epilogue.
 template <typename Traits>
 struct PrefetchedScales {
   using Out = typename Traits::Out;
@@ -427,7 +427,7 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& args,
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }
 
-// Returns whether any tile is computed from the fp16 weight. All lanes of a warp call it together.
+// Returns whether any tile is computed from the fp16 weight. All lanes of a warp call it.
 template <typename Traits>
 __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& args) {
   int x_tile = 0;
