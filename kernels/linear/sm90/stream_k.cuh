@@ -149,8 +149,7 @@ struct Schedule {
             min(range_end - tile_begin, k_groups)};
   }
 
-  // The same. All lanes of a warp call it together, and the compiler sees that the result is
-  // uniform.
+  // The same, but the compiler sees that the result is uniform. All lanes of a warp call it.
   __device__ WorkTile uniform_work_tile(int index) const {
     const WorkTile work = work_tile(index);
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
@@ -173,11 +172,11 @@ struct Schedule {
   // Loads of clusters. The load of a work tile is its rows of x times its k-groups. (This leaves
   // out kGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
   struct Loads {
-    // Of each cluster, without the last wave.
+    // The load of each cluster, without the last wave.
     int64_t whole_wave_loads[StreamKConfig::kMaxClusters] = {};
-    // Of the busiest cluster, if the tiles of the last wave are not cut.
+    // The load of the busiest cluster, if the tiles of the last wave are not cut.
     int64_t busiest_load = 0;
-    // Of all clusters together, with the last wave.
+    // The sum of all loads, with the last wave.
     int64_t total = 0;
   };
 
